@@ -1,0 +1,55 @@
+"""What every allocator is: bytes in, blocks out. No allocator sees a tensor, an operator or a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """A block of a segment, as a snapshot shows it. ``state`` is ``allocated``, ``pending`` (freed, waiting for a
+    stream) or ``free``; ``requested_bytes`` is 0 for free blocks."""
+
+    address: int
+    size: int
+    requested_bytes: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """One range obtained from the driver; ``blocks`` tile it in address order. ``kind`` is the allocator's own word
+    (``small``, ``large``, ``region``, ``reserved``); ``stream`` is the stream index it serves."""
+
+    address: int
+    total_size: int
+    stream: int
+    kind: str
+    is_expandable: bool
+    blocks: tuple[BlockView, ...]
+
+
+class Allocator(Protocol):
+    """The interface the replay drives. All figures are bytes; streams are small indices, 0 being the default one.
+
+    ``malloc`` returns an opaque handle for ``free`` and ``record_stream`` and raises
+    :class:`graphmem.errors.DeviceOutOfMemory` when the limit is reached. A request of 0 bytes returns a handle that
+    occupies nothing.
+    """
+
+    name: str
+    allocated_bytes: int
+    reserved_bytes: int
+
+    def malloc(self, size: int, stream: int = 0) -> Any: ...
+
+    def free(self, handle: Any) -> None: ...
+
+    def record_stream(self, handle: Any, stream: int) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def segments(self) -> tuple[SegmentView, ...]: ...

@@ -1,0 +1,182 @@
+"""The Estimate: graphmem's answer, as plain values. Every figure is in bytes and says which of the four levels it is.
+
+The levels, always in this order: *requested* (what tensors asked for) <= *allocated* (blocks handed out) <=
+*reserved* (segments held from the driver) <= *device* (what ``nvidia-smi`` shows: reserved plus the context).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from graphmem.trace import Trace
+
+SCHEMA = "graphmem.estimate/1"
+
+#: Categories that are gaps between two levels, after the storage categories of ``graphmem.trace.Category``.
+GAPS = ("ROUNDING", "FRAGMENTATION", "CONTEXT")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The four levels. In ``Estimate.peak`` each is its own maximum over the whole run."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The four levels' maxima while a phase ran (what stood at its beginning included)."""
+
+    iteration: int
+    name: str
+    peak: Peak
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When the peak happens: index of the event, and the operator that made it."""
+
+    event: int
+    phase: str
+    operator: str
+    module: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStorage:
+    """A storage alive at the peak."""
+
+    bytes: int
+    category: str
+    label: str
+    operator: str
+    module: str
+    source: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether the run fits a card. ``margin_bytes`` is capacity minus device bytes (negative: missing).
+
+    ``needs_cache_flush`` is true when it fits only because the allocator gives cached segments back and retries.
+    """
+
+    gpu: str
+    capacity_bytes: int
+    device_bytes: int
+    margin_bytes: int
+    fits: bool
+    needs_cache_flush: bool = False
+    failed_at: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """Something the reader must know. ``kind``: ``unknown`` (counted, not modelled), ``warning`` or ``note``."""
+
+    kind: str
+    message: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Three levels after every device event (int64 arrays of one length); event ``i`` belongs to ``operators[i]``."""
+
+    requested_bytes: npt.NDArray[np.int64]
+    allocated_bytes: npt.NDArray[np.int64]
+    reserved_bytes: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``."""
+
+    model: str
+    runtime: str
+    allocator: str
+    step: str
+    gpu: str
+    peak: Peak
+    ideal_bytes: int
+    phases: tuple[PhasePeak, ...]
+    moment: Moment
+    breakdown: Mapping[str, int]
+    top: tuple[LiveStorage, ...]
+    fit: Fit | None
+    host_bytes: int = 0
+    pinned_bytes: int = 0
+    assumptions: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    trace: Trace | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def requested(self) -> int:
+        """Peak requested bytes."""
+        return self.peak.requested_bytes
+
+    @property
+    def allocated(self) -> int:
+        """Peak allocated bytes (``torch.cuda.max_memory_allocated``)."""
+        return self.peak.allocated_bytes
+
+    @property
+    def reserved(self) -> int:
+        """Peak reserved bytes (``torch.cuda.max_memory_reserved``)."""
+        return self.peak.reserved_bytes
+
+    @property
+    def device(self) -> int:
+        """Peak device bytes (what ``nvidia-smi`` shows for the process)."""
+        return self.peak.device_bytes
+
+    def fits(self, gpu: str) -> bool:
+        """Whether the peak fits the named card with that card's own context (see ``graphmem gpus``).
+
+        The run was simulated for one kind of card; its kernels may take other workspaces on another. Analyse again
+        with ``device=`` for a figure made for that card. Raises :class:`graphmem.errors.UsageError` for an unknown name.
+        """
+        from graphmem.devices import device_named
+
+        card = device_named(gpu)
+        return self.peak.reserved_bytes + card.context_bytes <= card.capacity_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document as Python values (schema ``graphmem.estimate/1``; all sizes in bytes)."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "runtime": self.runtime,
+            "allocator": self.allocator,
+            "step": self.step,
+            "gpu": self.gpu,
+            "peak": asdict(self.peak),
+            "ideal_bytes": self.ideal_bytes,
+            "phases": [{"iteration": p.iteration, "name": p.name, **asdict(p.peak)} for p in self.phases],
+            "moment": asdict(self.moment),
+            "breakdown": dict(self.breakdown),
+            "fits": asdict(self.fit) if self.fit else None,
+            "host": {"host_bytes": self.host_bytes, "pinned_bytes": self.pinned_bytes},
+            "assumptions": list(self.assumptions),
+            "diagnostics": [asdict(d) for d in self.diagnostics],
+            "details": dict(self.details),
+            "top": [asdict(storage) for storage in self.top],
+        }
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as indented JSON text."""
+        return json.dumps(self.to_dict(), indent=2)

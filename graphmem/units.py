@@ -1,0 +1,37 @@
+"""Byte units, used only where text is rendered or user text is read. Everywhere else bytes are plain ``int``."""
+
+from __future__ import annotations
+
+import re
+
+from graphmem.errors import UsageError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "kb": 1000,
+    "m": MIB, "mib": MIB, "mb": 1000**2,
+    "g": GIB, "gib": GIB, "gb": 1000**3,
+    "t": TIB, "tib": TIB, "tb": 1000**4,
+}  # fmt: skip
+
+
+def format_bytes(count: int) -> str:
+    """Render ``count`` bytes with a binary unit: ``1.50 GiB``, ``512 B``. Negative counts keep their sign."""
+    magnitude = abs(count)
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if magnitude >= factor:
+            return f"{count / factor:,.2f} {unit}"
+    return f"{count} B"
+
+
+def parse_bytes(text: str) -> int:
+    """Read ``"80GiB"``, ``"24G"`` or ``"1073741824"`` as bytes. ``K M G T`` are binary; ``KB MB GB TB`` decimal."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match.group(2).lower() not in _FACTORS:
+        raise UsageError(f"cannot read {text!r} as a memory size; write for example 24GiB, 80G or 1073741824")
+    return int(float(match.group(1)) * _FACTORS[match.group(2).lower()])
