@@ -1,0 +1,166 @@
+"""What a step is: frozen values whose fields are the options of the command line. No framework is imported here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from graphmem.errors import UsageError
+from graphmem.training.optimizers import (
+    OPTIMIZERS,
+    OptionValue,
+    check_optimizer,
+    check_option,
+    freeze,
+    parse_optimizer_arg,
+    parse_value,
+)
+
+__all__ = [
+    "AMP_DTYPES",
+    "DTYPES",
+    "OPTIMIZERS",
+    "Inference",
+    "OptionValue",
+    "Training",
+    "amp_named",
+    "check_optimizer",
+    "dtype_named",
+    "parse_optimizer_arg",
+    "parse_value",
+]
+
+#: Accepted precisions of weights, and the spellings read as them.
+DTYPES: Mapping[str, tuple[str, ...]] = {
+    "fp32": ("float32", "float", "f32"),
+    "bf16": ("bfloat16",),
+    "fp16": ("float16", "half", "f16"),
+    "fp64": ("float64", "double", "f64"),
+}
+
+#: Accepted precisions of autocast.
+AMP_DTYPES = ("bf16", "fp16")
+
+#: How gradients are cleared: dropped (PyTorch's default), or filled with zeros and kept.
+ZERO_GRAD = ("set_to_none", "zeros")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training step: forward, loss, backward, optimizer.
+
+    Args:
+        optimizer: a ``torch.optim`` name in any case; see :data:`OPTIMIZERS`.
+        optimizer_args: the optimizer's options as ``(name, value)`` pairs or a mapping, ``{"momentum": 0.9}``.
+        dtype: precision of the weights, one of :data:`DTYPES`.
+        amp: precision of autocast, one of :data:`AMP_DTYPES`, or None for no autocast.
+        checkpoint_activations: recompute activations in the backward pass, block by block.
+        grad_accum: number of forward and backward passes (micro-batches) per optimizer step.
+        clip_grad_norm: maximum norm of the gradients, or None for no clipping.
+        zero_grad: ``set_to_none`` or ``zeros``.
+
+    Raises:
+        UsageError: a field is not accepted; the message lists what is.
+    """
+
+    optimizer: str = "adamw"
+    optimizer_args: tuple[tuple[str, OptionValue], ...] = ()
+    dtype: str = "fp32"
+    amp: str | None = None
+    checkpoint_activations: bool = False
+    grad_accum: int = 1
+    clip_grad_norm: float | None = None
+    zero_grad: str = "set_to_none"
+
+    def __post_init__(self) -> None:
+        optimizer = check_optimizer(self.optimizer)
+        object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "optimizer_args", _checked_args(optimizer, self.optimizer_args))
+        object.__setattr__(self, "dtype", dtype_named(self.dtype))
+        object.__setattr__(self, "amp", amp_named(self.amp))
+        if type(self.grad_accum) is not int or self.grad_accum < 1:
+            raise UsageError(f"grad_accum is a whole number of at least 1, not {self.grad_accum!r}")
+        clip = self.clip_grad_norm
+        if clip is not None and not (_is_number(clip) and clip > 0):
+            raise UsageError(f"clip_grad_norm is a number above 0 or None, not {clip!r}")
+        if self.zero_grad not in ZERO_GRAD:
+            raise UsageError(f"unknown zero_grad {self.zero_grad!r}; accepted: {', '.join(ZERO_GRAD)}")
+
+    @property
+    def optimizer_class(self) -> str:
+        """The name of the class in ``torch.optim``: ``AdamW``."""
+        return OPTIMIZERS[self.optimizer][0]
+
+    def describe(self) -> str:
+        """The step in words: ``training, adamw(foreach=False), fp32 weights, bf16 autocast, 4 micro-batches``."""
+        options = ", ".join(f"{name}={value!r}" for name, value in self.optimizer_args)
+        words = ["training", f"{self.optimizer}({options})" if options else self.optimizer, *_precision(self)]
+        if self.checkpoint_activations:
+            words.append("activation checkpointing")
+        if self.grad_accum > 1:
+            words.append(f"{self.grad_accum} micro-batches per step")
+        if self.clip_grad_norm is not None:
+            words.append(f"gradient norm clipped to {self.clip_grad_norm:g}")
+        if self.zero_grad != "set_to_none":
+            words.append("gradients zeroed in place")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """One forward pass without gradients. ``dtype`` and ``amp`` as in :class:`Training`; raises :class:`UsageError`."""
+
+    dtype: str = "fp32"
+    amp: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", dtype_named(self.dtype))
+        object.__setattr__(self, "amp", amp_named(self.amp))
+
+    def describe(self) -> str:
+        """The step in words: ``inference, fp32 weights, bf16 autocast``."""
+        return ", ".join(["inference", *_precision(self)])
+
+
+def dtype_named(name: str) -> str:
+    """The canonical precision (``fp32``, ``bf16``, ``fp16``, ``fp64``). Raises :class:`UsageError`."""
+    key = str(name).strip().lower().removeprefix("torch.")
+    for canonical, spellings in DTYPES.items():
+        if key == canonical or key in spellings:
+            return canonical
+    raise UsageError(f"unknown dtype {name!r}; accepted: {', '.join(DTYPES)}")
+
+
+def amp_named(name: str | None) -> str | None:
+    """The canonical autocast precision, None for ``None`` and ``"off"``. Raises :class:`UsageError`."""
+    if name is None or str(name).strip().lower() in ("off", "none", "no"):
+        return None
+    key = str(name).strip().lower().removeprefix("torch.")
+    for canonical in AMP_DTYPES:
+        if key == canonical or key in DTYPES[canonical]:
+            return canonical
+    raise UsageError(f"unknown amp precision {name!r}; accepted: {', '.join(AMP_DTYPES)}, off")
+
+
+def _precision(step: Training | Inference) -> list[str]:
+    return [f"{step.dtype} weights"] + ([f"{step.amp} autocast"] if step.amp else [])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _checked_args(optimizer: str, given: object) -> tuple[tuple[str, OptionValue], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    checked: dict[str, OptionValue] = {}
+    try:
+        for name, value in pairs:  # type: ignore[attr-defined]
+            checked[str(name)] = freeze(value)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"optimizer_args are (name, value) pairs of numbers, text, booleans or tuples, not {given!r}"
+        ) from None
+    for name in checked:
+        check_option(optimizer, name)
+    return tuple(checked.items())

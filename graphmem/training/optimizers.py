@@ -1,0 +1,93 @@
+"""The optimizers a step may use, by their ``torch.optim`` names in lower case, and the options each accepts.
+
+The names of options are those of torch 2.13 (``torch/optim/*.py``); an older torch may lack one and says so when the
+step is built. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+
+from graphmem.errors import UsageError
+
+#: An option of an optimizer as the command line or a caller gives it.
+OptionValue = bool | int | float | str | None | tuple["OptionValue", ...]
+
+_COMMON = ("lr", "weight_decay", "foreach", "maximize", "differentiable")
+_BETAS = ("betas", "eps", *_COMMON, "capturable")
+
+#: lower-case name -> (class name in ``torch.optim``, accepted option names)
+OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sgd": ("SGD", (*_COMMON, "momentum", "dampening", "nesterov", "fused")),
+    "adam": ("Adam", (*_BETAS, "amsgrad", "fused", "decoupled_weight_decay")),
+    "adamw": ("AdamW", (*_BETAS, "amsgrad", "fused")),
+    "adagrad": ("Adagrad", (*_COMMON, "lr_decay", "initial_accumulator_value", "eps", "fused")),
+    "adadelta": ("Adadelta", (*_COMMON, "rho", "eps", "capturable")),
+    "adamax": ("Adamax", _BETAS),
+    "asgd": ("ASGD", (*_COMMON, "lambd", "alpha", "t0", "capturable")),
+    "nadam": ("NAdam", (*_BETAS, "momentum_decay", "decoupled_weight_decay")),
+    "radam": ("RAdam", (*_BETAS, "decoupled_weight_decay")),
+    "rmsprop": ("RMSprop", (*_COMMON, "alpha", "eps", "momentum", "centered", "capturable")),
+    "rprop": ("Rprop", ("lr", "etas", "step_sizes", "foreach", "maximize", "differentiable", "capturable")),
+    "adafactor": ("Adafactor", ("lr", "beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")),
+    "lbfgs": (
+        "LBFGS",
+        ("lr", "max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn"),
+    ),
+    "muon": (
+        "Muon",
+        ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+    ),
+    "sparseadam": ("SparseAdam", ("lr", "betas", "eps", "maximize")),
+}
+
+
+def check_optimizer(name: str) -> str:
+    """The canonical (lower-case) name. Raises :class:`UsageError` listing the accepted ones."""
+    key = str(name).strip().lower().replace("_", "").replace("-", "")
+    if key in OPTIMIZERS:
+        return key
+    close = difflib.get_close_matches(key, OPTIMIZERS, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise UsageError(f"unknown optimizer {name!r}{hint}; accepted: {', '.join(OPTIMIZERS)}")
+
+
+def check_option(optimizer: str, option: str) -> None:
+    """Raise :class:`UsageError` when the optimizer has no such option."""
+    accepted = OPTIMIZERS[optimizer][1]
+    if option not in accepted:
+        raise UsageError(f"optimizer {optimizer} has no option {option!r}; accepted: {', '.join(accepted)}")
+
+
+def parse_optimizer_arg(text: str) -> tuple[str, OptionValue]:
+    """Read ``name=value``: ``("momentum", 0.9)``, ``("foreach", False)``, ``("betas", (0.9, 0.95))``.
+
+    Values are Python literals; ``true``, ``false`` and ``none`` in any case are the constants, ``a,b`` is a tuple, and
+    anything else is text. Raises :class:`UsageError` when there is no ``=`` or no name.
+    """
+    name, separator, value = text.partition("=")
+    name = name.strip()
+    if not separator or not name.isidentifier():
+        raise UsageError(f"cannot read optimizer argument {text!r}; write name=value, for example momentum=0.9")
+    return name, parse_value(value.strip())
+
+
+def parse_value(text: str) -> OptionValue:
+    """A Python literal (numbers, text, tuples, ``true``/``false``/``none`` in any case), or else the text itself."""
+    constants: dict[str, OptionValue] = {"true": True, "false": False, "none": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
+    try:
+        return freeze(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def freeze(value: object) -> OptionValue:
+    """Turn lists into tuples, so that a step stays a hashable value. Raises :class:`TypeError` for other containers."""
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__name__} is not an option value")
