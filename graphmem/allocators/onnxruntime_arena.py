@@ -1,0 +1,369 @@
+"""ONNX Runtime's BFC arena, byte for byte.
+
+Source: ``onnxruntime/core/framework/bfc_arena.{h,cc}``, read up to 1.25; measured on 1.31.1 through its C API.
+A *region* is one device allocation; it is cut into *chunks*, which are split when handed out and merged when freed.
+All chunk and region sizes are multiples of 256 bytes; a *reserved* block is a device allocation of exactly its size
+that never becomes part of a region. Routine names follow upstream.
+
+Not modelled: the stream tags of the CUDA arena (``StreamAwareBFCArena``), which keep a chunk freed on one stream from
+merging with the never-used rest of its region until the run ends. ``stream`` arguments are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.errors import DeviceOutOfMemory, UsageError
+
+MIN_ALLOCATION_BYTES = 256  # kMinAllocationSize, bfc_arena.h
+NUM_BINS = 21  # kNumBins, bfc_arena.h: bin b holds free chunks of [256 << b, 512 << b) bytes, the last is open ended
+BACKPEDAL_FACTOR = np.float32(0.9)  # kBackpedalFactor, BFCArena::Extend
+BACKPEDAL_FLOOR_BYTES = 8 * 1024  # BFCArena::Extend gives up below this
+SIZE_MAX = 2**64 - 1  # a limit of 0 means this one (OrtArenaCfg::max_mem)
+DRIVER_ALIGNMENT_BYTES = 512  # a guess; cudaMalloc promises 256 or more, and only the order of addresses matters here
+
+
+class ExtendStrategy(IntEnum):
+    """``arena_extend_strategy``: how much a new region holds (``ArenaExtendStrategy``, arena_extend_strategy.h)."""
+
+    kNextPowerOfTwo = 0  # noqa: N815 - the native names are what users type
+    kSameAsRequested = 1  # noqa: N815
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaConfig:
+    """``OrtArenaCfg`` under its native names, all sizes in bytes; the defaults are 1.31.1's own (its creation log)."""
+
+    max_mem: int = 0
+    arena_extend_strategy: ExtendStrategy = ExtendStrategy.kNextPowerOfTwo
+    initial_chunk_size_bytes: int = 1 << 20
+    max_dead_bytes_per_chunk: int = 128 << 20
+    initial_growth_chunk_size_bytes: int = 2 << 20
+    max_power_of_two_extend_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        """Refuse what upstream would never return from: a growth size of 0 doubles for ever."""
+        for key in ("initial_chunk_size_bytes", "initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes"):
+            if getattr(self, key) < 1:
+                raise UsageError(f"{key} is {getattr(self, key)}; accepted: 1 or more bytes")
+        for key in ("max_mem", "max_dead_bytes_per_chunk"):
+            if getattr(self, key) < 0:
+                raise UsageError(f"{key} is {getattr(self, key)}; accepted: 0 or more bytes")
+
+
+class BumpDriver:
+    """A device allocator with ever-growing addresses and an optional ``capacity`` in bytes.
+
+    Only the order of addresses matters (equal chunks are handed out lowest address first); a real driver's is unknown.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self._next = 1 << 40
+        self._sizes: dict[int, int] = {}
+        self._held = 0
+
+    def alloc(self, size: int) -> int | None:
+        """Address of a new range of ``size`` bytes, or ``None`` when the device is full."""
+        if self.capacity is not None and self._held + size > self.capacity:
+            return None
+        address = self._next
+        self._next += -(-size // DRIVER_ALIGNMENT_BYTES) * DRIVER_ALIGNMENT_BYTES
+        self._sizes[address] = size
+        self._held += size
+        return address
+
+    def free(self, address: int) -> None:
+        """Give a range back."""
+        self._held -= self._sizes.pop(address)
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    address: int
+    size: int
+    requested: int = 0
+    in_use: bool = False
+    previous: _Chunk | None = None
+    next: _Chunk | None = None
+
+    def key(self) -> tuple[int, int]:
+        return (self.size, self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    identifier: int  # num_arena_extensions when it was made; Shrink spares number 0
+    first: _Chunk
+    size: int
+
+
+def rounded_bytes(size: int) -> int:
+    """``size`` rounded up to a multiple of 256 bytes (``BFCArena::RoundedBytes``)."""
+    return -(-size // MIN_ALLOCATION_BYTES) * MIN_ALLOCATION_BYTES
+
+
+def bin_number(size: int) -> int:
+    """The bin of a chunk of ``size`` bytes (``BFCArena::BinNumForSize``)."""
+    return min(NUM_BINS - 1, (max(size, MIN_ALLOCATION_BYTES) >> 8).bit_length() - 1)
+
+
+class BFCArena:
+    """One arena. A handle is the block's address (``None`` for a request of 0 bytes)."""
+
+    name = "onnxruntime-arena"
+
+    def __init__(
+        self,
+        config: ArenaConfig | None = None,
+        *,
+        driver_alloc: Callable[[int], int | None] | None = None,
+        driver_free: Callable[[int], None] | None = None,
+    ) -> None:
+        """``driver_alloc`` takes bytes and returns an address or ``None``; without it a :class:`BumpDriver` serves."""
+        self.config = config or ArenaConfig()
+        if driver_alloc is None:
+            driver = BumpDriver()
+            driver_alloc, driver_free = driver.alloc, driver.free
+        self._driver_alloc = driver_alloc
+        self._driver_free = driver_free or (lambda address: None)
+        self._limit = self.config.max_mem or SIZE_MAX
+        self._curr_region_bytes = rounded_bytes(min(self._limit, self.config.initial_chunk_size_bytes))
+        self._free_keys: list[list[tuple[int, int]]] = [[] for _ in range(NUM_BINS)]  # (size, address) ascending
+        self._chunks: dict[int, _Chunk] = {}
+        self._regions: dict[int, _Region] = {}  # by address
+        self._reserved: dict[int, int] = {}
+        self.allocated_bytes = 0  # InUse
+        self.reserved_bytes = 0  # TotalAllocated
+        self.max_reserved_bytes = 0  # upstream keeps no maximum of TotalAllocated; this one is ours
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+
+    # -- the allocator protocol ---------------------------------------------------------------------------------------
+
+    def malloc(self, size: int, stream: int = 0) -> int | None:
+        """``BFCArena::Alloc``: a chunk of at least ``size`` bytes, or ``None`` for 0.
+
+        Raises :class:`graphmem.errors.DeviceOutOfMemory` with ONNX Runtime's own words.
+        """
+        if size == 0:
+            return None
+        rounded = rounded_bytes(size)
+        chunk = self._find_chunk(rounded)
+        if chunk is None:
+            self._extend(rounded)
+            chunk = self._find_chunk(rounded)
+        if chunk is None:  # only a device allocation smaller than asked could bring us here; Extend never keeps one
+            message = f"Failed to find a free memory block despite calling Extend. rounded_bytes={rounded}"
+            raise DeviceOutOfMemory(message, requested_bytes=size, free_bytes=self._available())
+        if chunk.size >= rounded * 2 or chunk.size - rounded >= self.config.max_dead_bytes_per_chunk:
+            self._split(chunk, rounded)
+        chunk.in_use, chunk.requested = True, size
+        self._count_allocation(chunk.size, size)
+        return chunk.address
+
+    def free(self, handle: int | None) -> None:
+        """``BFCArena::Free``: a reserved block goes back to the device at once, a chunk stays in its region."""
+        if handle is None:
+            return
+        if handle in self._reserved:
+            size = self._reserved.pop(handle)
+            self._driver_free(handle)
+            self.allocated_bytes -= size
+            self.reserved_bytes -= size
+            self._counts["RequestedInUse"] -= size
+            return
+        chunk = self._chunks.get(handle)
+        if chunk is None or not chunk.in_use:
+            raise ValueError(f"address {handle} is not allocated")
+        self.allocated_bytes -= chunk.size
+        self._counts["RequestedInUse"] -= chunk.requested
+        chunk.in_use, chunk.requested = False, 0
+        self._insert_free(self._coalesce(chunk))
+
+    def reserve(self, size: int) -> int | None:
+        """``BFCArena::Reserve``: a device allocation of exactly ``size`` bytes, outside every region.
+
+        As upstream it does not look at ``max_mem``; past the limit, the unsigned subtraction in Extend wraps around and
+        the limit is gone. Raises :class:`graphmem.errors.DeviceOutOfMemory` when the device itself is full.
+        """
+        if size == 0:
+            return None
+        address = self._driver_alloc(size)
+        if address is None:
+            message = f"Failed to allocate memory for requested buffer of size {size}"
+            raise DeviceOutOfMemory(message, requested_bytes=size, free_bytes=self._available())
+        self._reserved[address] = size
+        self._counts["NumReserves"] += 1
+        self._add_reserved_bytes(size)
+        self._count_allocation(size, size)
+        return address
+
+    def shrink(self) -> None:
+        """``BFCArena::Shrink``: give back every region without a chunk in use.
+
+        Under kNextPowerOfTwo the first region ever made stays whatever its state.
+        """
+        for address, region in list(self._regions.items()):
+            spared = region.identifier == 0 and self.config.arena_extend_strategy == ExtendStrategy.kNextPowerOfTwo
+            chunks = list(_chunks_of(region))
+            if spared or any(chunk.in_use for chunk in chunks):
+                continue
+            for chunk in chunks:
+                self._remove_free(chunk)
+                del self._chunks[chunk.address]
+            del self._regions[address]
+            self._driver_free(address)
+            self.reserved_bytes -= region.size
+            self._counts["NumArenaShrinkages"] += 1
+            self._counts["NumArenaExtensions"] -= 1  # as 1.31.1 reports it
+        self._curr_region_bytes = self.config.initial_growth_chunk_size_bytes
+
+    def record_stream(self, handle: int | None, stream: int) -> None:
+        """Nothing: stream tags are not modelled."""
+
+    def synchronize(self) -> None:
+        """Nothing: a freed chunk is free at once."""
+
+    def empty_cache(self) -> None:
+        """:meth:`shrink`, the arena's only way to give memory back (``memory.enable_memory_arena_shrinkage``)."""
+        self.shrink()
+
+    def segments(self) -> tuple[SegmentView, ...]:
+        """Regions and reserved blocks, by address."""
+        views = [
+            SegmentView(address, region.size, 0, "region", False, tuple(_view(c) for c in _chunks_of(region)))
+            for address, region in self._regions.items()
+        ]
+        for address, size in self._reserved.items():
+            block = BlockView(address, size, size, "allocated")
+            views.append(SegmentView(address, size, 0, "reserved", False, (block,)))
+        return tuple(sorted(views, key=lambda view: view.address))
+
+    def stats(self) -> dict[str, int]:
+        """``GetStats`` under upstream's keys. ``Limit`` is the unsigned limit upstream prints as int64 (-1: none)."""
+        limit = self._limit if self._limit < 2**63 else self._limit - 2**64
+        return {"Limit": limit, "InUse": self.allocated_bytes, "TotalAllocated": self.reserved_bytes, **self._counts}
+
+    # -- finding, growing, splitting, merging -------------------------------------------------------------------------
+
+    def _find_chunk(self, rounded: int) -> _Chunk | None:
+        """``FindChunkPtr``: the smallest free chunk that fits, the lowest address among equals; leaves its bin."""
+        for number in range(bin_number(rounded), NUM_BINS):
+            keys = self._free_keys[number]
+            position = bisect_left(keys, (rounded, 0))
+            if position < len(keys):
+                return self._chunks[keys.pop(position)[1]]
+        return None
+
+    def _available(self) -> int:
+        # size_t arithmetic: reserves beyond the limit make it wrap, as upstream
+        return ((self._limit - self.reserved_bytes) % 2**64) & ~(MIN_ALLOCATION_BYTES - 1)
+
+    def _extend(self, rounded: int) -> None:
+        """``Extend``: one more region that can hold ``rounded`` bytes."""
+        available = self._available()
+        if rounded > available:
+            message = f"Available memory of {available} is smaller than requested bytes of {rounded}"
+            raise DeviceOutOfMemory(message, requested_bytes=rounded, free_bytes=available)
+        size = self._extend_bytes(rounded, available)
+        address = self._driver_alloc(size)
+        while address is None:
+            size = rounded_bytes(math.floor(np.float32(size) * BACKPEDAL_FACTOR))
+            if size < rounded or size < BACKPEDAL_FLOOR_BYTES:
+                message = f"Failed to allocate memory for requested buffer of size {rounded}"
+                raise DeviceOutOfMemory(message, requested_bytes=rounded, free_bytes=available)
+            address = self._driver_alloc(size)
+        self._add_reserved_bytes(size)
+        chunk = _Chunk(address, size)
+        self._regions[address] = _Region(self._counts["NumArenaExtensions"], chunk, size)
+        self._counts["NumArenaExtensions"] += 1
+        self._chunks[address] = chunk
+        self._insert_free(chunk)
+
+    def _extend_bytes(self, rounded: int, available: int) -> int:
+        """``get_extend_bytes``: the size to ask of the device; advances the growth state even if that then fails."""
+        if self.config.arena_extend_strategy == ExtendStrategy.kSameAsRequested:
+            return rounded
+        increased = False
+        while rounded > self._curr_region_bytes:
+            self._curr_region_bytes *= 2
+            increased = True
+        size = min(self._curr_region_bytes, available)
+        if not increased:  # the cap holds for this doubling only, not for the loop above
+            self._curr_region_bytes = min(self._curr_region_bytes * 2, self.config.max_power_of_two_extend_bytes)
+        return size
+
+    def _split(self, chunk: _Chunk, size: int) -> None:
+        """``SplitChunk``: ``chunk`` keeps ``size`` bytes, the rest becomes a free chunk after it."""
+        rest = _Chunk(chunk.address + size, chunk.size - size, previous=chunk, next=chunk.next)
+        if chunk.next is not None:
+            chunk.next.previous = rest
+        chunk.next, chunk.size = rest, size
+        self._chunks[rest.address] = rest
+        self._insert_free(rest)
+
+    def _coalesce(self, chunk: _Chunk) -> _Chunk:
+        """``Coalesce``: merge with the free neighbours of the same region; returns the chunk that remains."""
+        if chunk.next is not None and not chunk.next.in_use:
+            self._remove_free(chunk.next)
+            self._merge(chunk, chunk.next)
+        if chunk.previous is not None and not chunk.previous.in_use:
+            self._remove_free(chunk.previous)
+            chunk = chunk.previous
+            assert chunk.next is not None
+            self._merge(chunk, chunk.next)
+        return chunk
+
+    def _merge(self, left: _Chunk, right: _Chunk) -> None:
+        left.size += right.size
+        left.next = right.next
+        if right.next is not None:
+            right.next.previous = left
+        del self._chunks[right.address]
+
+    def _insert_free(self, chunk: _Chunk) -> None:
+        insort(self._free_keys[bin_number(chunk.size)], chunk.key())
+
+    def _remove_free(self, chunk: _Chunk) -> None:
+        keys = self._free_keys[bin_number(chunk.size)]
+        del keys[bisect_left(keys, chunk.key())]
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def _add_reserved_bytes(self, size: int) -> None:
+        self.reserved_bytes += size
+        self.max_reserved_bytes = max(self.max_reserved_bytes, self.reserved_bytes)
+
+    def _count_allocation(self, size: int, requested: int) -> None:
+        counts = self._counts
+        self.allocated_bytes += size
+        counts["NumAllocs"] += 1
+        counts["RequestedInUse"] += requested
+        counts["MaxInUse"] = max(counts["MaxInUse"], self.allocated_bytes)
+        counts["MaxAllocSize"] = max(counts["MaxAllocSize"], size)
+
+
+_COUNTERS = (
+    "RequestedInUse", "MaxInUse", "MaxAllocSize", "NumAllocs", "NumReserves",
+    "NumArenaExtensions", "NumArenaShrinkages",
+)  # fmt: skip
+
+
+def _chunks_of(region: _Region) -> list[_Chunk]:
+    chunks = []
+    chunk: _Chunk | None = region.first
+    while chunk is not None:
+        chunks.append(chunk)
+        chunk = chunk.next
+    return chunks
+
+
+def _view(chunk: _Chunk) -> BlockView:
+    return BlockView(chunk.address, chunk.size, chunk.requested, "allocated" if chunk.in_use else "free")
