@@ -1,0 +1,162 @@
+"""The table of cards: how much memory the driver reports, and what a process holds outside its allocator.
+
+Every figure carries its source; a source that begins with ``assumed`` is a guess and is shown as one. Capacities are
+those of Linux drivers (they differ by some tens of MiB between driver versions; Windows reports the nominal size).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from graphmem.errors import UsageError
+from graphmem.units import MIB, format_bytes
+
+__all__ = [
+    "DEFAULT_DEVICE",
+    "Device",
+    "all_devices",
+    "custom_device",
+    "device_named",
+    "estimated_context_bytes",
+]
+
+#: The card assumed when the user names none. It is an assumption, and every report made with it says so.
+DEFAULT_DEVICE = "H100-80GB"
+
+#: Bytes of a CUDA context per thread that can be resident on the card (local memory for the default 1 KiB stack and
+#: the driver's own). Inferred: 2 KiB meets four measured empty contexts: RTX 6000 Ada 142 SMs x 1536 = 426 MiB
+#: (unsloth-zoo#1053: 426), RTX 3090 82 x 1536 = 246 (InvokeAI#9413: 256), Titan V 80 x 2048 = 320 (pytorch#28394:
+#: 319), RTX PRO 6000 188 x 1536 = 564 (llama.cpp#20595: "550").
+CONTEXT_BYTES_PER_THREAD = 2048
+
+#: Kernels loaded lazily during a step and the handles of cuBLAS and cuDNN. Assumed: no public table was found.
+LIBRARY_BYTES = 128 * MIB
+
+_PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct|apple)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A card. ``compute_capability`` is None where CUDA's does not apply; ``sm_count`` and ``max_threads_per_sm`` are 0
+    where unknown.
+
+    ``capacity_bytes`` is what the driver reports (``cudaDeviceProp.totalGlobalMem``), for Apple the recommended working
+    set. ``context_bytes`` is what a PyTorch process holds outside its allocator once a step has run (context, kernels
+    loaded lazily, library handles; no collective library); ``context_measured`` is true when the whole of it was
+    measured on this card.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    vendor: str
+    capacity_bytes: int
+    capacity_source: str
+    compute_capability: tuple[int, int] | None
+    sm_count: int
+    max_threads_per_sm: int
+    context_bytes: int
+    context_source: str
+    context_measured: bool = False
+    unified_memory: bool = False
+
+    @property
+    def capacity_assumed(self) -> bool:
+        """Whether the capacity is a guess."""
+        return self.capacity_source.startswith("assumed")
+
+
+def estimated_context_bytes(sm_count: int, max_threads_per_sm: int) -> int:
+    """Bytes a PyTorch process holds outside its allocator on an NVIDIA card of this size, when nobody measured it."""
+    return sm_count * max_threads_per_sm * CONTEXT_BYTES_PER_THREAD + LIBRARY_BYTES
+
+
+@cache
+def all_devices() -> tuple[Device, ...]:
+    """Every known card, in the order of the table."""
+    text = files("graphmem.devices").joinpath("table.json").read_text(encoding="utf-8")
+    return tuple(_device(row) for row in json.loads(text))
+
+
+def device_named(name: str) -> Device:
+    """The card of this name or alias; case, spaces, dashes and the maker's name do not matter.
+
+    A name that leaves the size open (``A100``) means the smallest card of that name. Raises :class:`UsageError` listing
+    close names and how to give a size instead.
+    """
+    index = _index()
+    key = _key(name)
+    if key in index:
+        return index[key]
+    close = _close_names(key)
+    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+    raise UsageError(
+        f"unknown GPU {name!r}{hint}; 'graphmem gpus' lists all names, and --gpu-memory 24GiB stands for any other card"
+    )
+
+
+def custom_device(capacity_bytes: int, like: str | Device | None = None) -> Device:
+    """A card of ``capacity_bytes``, otherwise as ``like`` (default :data:`DEFAULT_DEVICE`).
+
+    Raises :class:`UsageError` when the capacity is not positive or ``like`` is unknown.
+    """
+    if capacity_bytes <= 0:
+        raise UsageError(f"a GPU has more than 0 bytes of memory, not {capacity_bytes}")
+    model = like if isinstance(like, Device) else device_named(like or DEFAULT_DEVICE)
+    return replace(
+        model,
+        name=f"{format_bytes(capacity_bytes)} card, else like {model.name}",
+        aliases=(),
+        capacity_bytes=capacity_bytes,
+        capacity_source="given by the user",
+    )
+
+
+def _device(row: dict[str, Any]) -> Device:
+    sms, threads = row["sm_count"], row["max_threads_per_sm"]
+    capability = row["compute_capability"]
+    return Device(
+        name=row["name"],
+        aliases=tuple(row["aliases"]),
+        vendor=row["vendor"],
+        capacity_bytes=row["capacity_bytes"],
+        capacity_source=row["capacity_source"],
+        compute_capability=(capability[0], capability[1]) if capability else None,
+        sm_count=sms,
+        max_threads_per_sm=threads,
+        context_bytes=row.get("context_bytes", estimated_context_bytes(sms, threads)),
+        context_source=row.get("context_source", _estimate_source(sms, threads)),
+        context_measured=row.get("context_measured", False),
+        unified_memory=row.get("unified_memory", False),
+    )
+
+
+def _estimate_source(sms: int, threads: int) -> str:
+    return (
+        f"assumed: 2 KiB for each of {sms} x {threads} resident threads (fits four measured empty contexts) "
+        f"plus {LIBRARY_BYTES // MIB} MiB for kernels and library handles"
+    )
+
+
+def _key(name: str) -> str:
+    """Lower case, letters and digits only, without the maker's name."""
+    plain = re.sub(r"[^a-z0-9]", "", str(name).lower())
+    return _PREFIXES.sub("", plain) or plain
+
+
+@cache
+def _index() -> dict[str, Device]:
+    return {_key(name): device for device in all_devices() for name in (device.name, *device.aliases)}
+
+
+def _close_names(key: str) -> list[str]:
+    """At most three names of cards whose key resembles ``key`` or contains it."""
+    index = _index()
+    keys = [known for known in index if key and key in known]
+    keys += difflib.get_close_matches(key, index, n=6, cutoff=0.6)
+    return list(dict.fromkeys(index[known].name for known in keys))[:3]
