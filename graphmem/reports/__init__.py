@@ -1,0 +1,1 @@
+"""Renderers: an Estimate in, text out. They know no framework, no allocator and no file."""

@@ -1,0 +1,270 @@
+"""The estimate as plain text for a terminal: readable in 80 columns and without colour.
+
+Every figure names its unit and its level (requested, allocated, reserved, device). No arithmetic happens here beyond
+sums and shares of figures the estimate already holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from graphmem.estimate import Diagnostic, Estimate, LiveStorage, Moment, PhasePeak
+from graphmem.units import format_bytes
+
+DEFAULT_WIDTH = 80
+MINIMUM_WIDTH = 60
+
+LEVELS = (
+    ("requested", "what the tensors asked for"),
+    ("allocated", "blocks handed out for them (max_memory_allocated)"),
+    ("reserved", "segments held from the driver (max_memory_reserved)"),
+    ("device", "what nvidia-smi shows: reserved plus context"),
+)
+
+#: category -> the words of the breakdown
+WORDS = {
+    "PARAMETER": "parameters",
+    "BUFFER": "buffers",
+    "GRADIENT": "gradients",
+    "OPTIMIZER_STATE": "optimizer state",
+    "ACTIVATION": "activations",
+    "INPUT": "inputs",
+    "TEMPORARY": "temporaries",
+    "WORKSPACE": "library workspaces",
+    "COMMUNICATION": "communication buffers",
+    "UNKNOWN": "not told by the recording",
+    "ROUNDING": "rounding (allocated - requested)",
+    "FRAGMENTATION": "fragmentation (reserved - allocated)",
+    "CONTEXT": "context (device - reserved)",
+}
+
+_DIAGNOSTIC_TITLES = (
+    ("unknown", "Unknown: counted, not modelled"),
+    ("warning", "Warnings"),
+    ("note", "Notes"),
+)
+
+
+def render(estimate: Estimate, details: bool = False, top: int = 5, width: int = DEFAULT_WIDTH) -> str:
+    """The report as text ending in a newline, lines at most ``width`` columns (at least 60).
+
+    ``details`` adds every phase, every storage the estimate kept and its further details; otherwise ``top`` storages
+    are shown.
+    """
+    buffer = StringIO()
+    console = Console(
+        file=buffer,
+        width=max(width, MINIMUM_WIDTH),
+        color_system=None,
+        force_terminal=False,
+        legacy_windows=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    blocks: list[RenderableType] = []
+    for block in _blocks(estimate, details, top):
+        blocks += [block, Text("")]
+    console.print(Group(*blocks[:-1]))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def clean(text: object) -> str:
+    """Text of users and files made safe for a terminal: everything not printable becomes ``?``."""
+    return "".join(char if char.isprintable() else "?" for char in str(text))
+
+
+def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableType]:
+    yield _title(estimate)
+    yield _verdict(estimate)
+    yield _levels(estimate)
+    yield _breakdown(estimate)
+    yield _moment(estimate, len(estimate.top) if details else top)
+    if estimate.phases:
+        yield _phases(estimate, details)
+    if estimate.host_bytes or estimate.pinned_bytes:
+        yield _host(estimate)
+    yield from _remarks(estimate)
+    if details and estimate.details:
+        yield _details(estimate.details)
+
+
+def _title(estimate: Estimate) -> RenderableType:
+    rows = (
+        ("model", estimate.model),
+        ("step", estimate.step),
+        ("runtime", f"{estimate.runtime}, allocator {estimate.allocator}"),
+        ("gpu", estimate.gpu),
+    )
+    table = _table("", "")
+    for name, value in rows:
+        table.add_row(name, clean(value))
+    return table
+
+
+def _verdict(estimate: Estimate) -> RenderableType:
+    fit = estimate.fit
+    if fit is None:
+        return Text(f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.")
+    need, capacity = format_bytes(fit.device_bytes), format_bytes(fit.capacity_bytes)
+    gpu = clean(fit.gpu)
+    if not fit.fits:
+        missing = format_bytes(-fit.margin_bytes)
+        lines = [f"DOES NOT FIT {gpu}: needs {need} of device memory, the card has {capacity}, {missing} missing."]
+        if fit.failed_at:
+            lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
+        return Text("\n".join(lines))
+    line = f"FITS {gpu}: needs {need} of device memory, the card has {capacity}, {format_bytes(fit.margin_bytes)} spare."
+    if fit.needs_cache_flush:
+        line += " Only because the allocator gives cached segments back to the driver and tries again."
+    return Text(line)
+
+
+def _levels(estimate: Estimate) -> RenderableType:
+    recorded = estimate.details.get("recorded") or {}
+    table = _table("", ">", *([">"] if recorded else []), "")
+    table.add_row("", "predicted", *(["recorded"] if recorded else []), "")
+    for name, meaning in LEVELS:
+        figures = [format_bytes(getattr(estimate, name))]
+        if recorded:
+            value = recorded.get(f"{name}_bytes")
+            figures.append(format_bytes(value) if isinstance(value, int) else "not known")
+        table.add_row(name, *figures, meaning)
+    ideal = [format_bytes(estimate.ideal_bytes), *([""] if recorded else [])]
+    table.add_row("ideal", *ideal, "lower bound: live bytes, no rounding, no gaps")
+    return _section("Peak memory, each level's own maximum over the run", table)
+
+
+def _breakdown(estimate: Estimate) -> RenderableType:
+    total = sum(estimate.breakdown.values())
+    table = _table("", ">", ">", ">")
+    for category, count in estimate.breakdown.items():
+        if count:
+            table.add_row(WORDS.get(category, clean(category)), *_figures(count, total))
+    table.add_row("sum = device bytes at this moment", *_figures(total, total))
+    parts: list[RenderableType] = [table]
+    if total != estimate.device:
+        later = format_bytes(estimate.device)
+        parts.append(Text(f"The device level's own maximum, {later}, is reached at another moment of the run."))
+    return _section("What it is made of at the peak (device level)", *parts)
+
+
+def _moment(estimate: Estimate, top: int) -> RenderableType:
+    parts: list[RenderableType] = [Text(_where(estimate.moment))]
+    shown = estimate.top[:top]
+    if shown:
+        parts.append(Text(f"largest of the storages alive then (requested bytes, {len(shown)} shown):"))
+        parts.append(_storages(shown))
+    return _section("When the peak happens", *parts)
+
+
+def _storages(storages: Iterable[LiveStorage]) -> Table:
+    table = _table(">", "", "")
+    for storage in storages:
+        made = " ".join(clean(part) for part in (storage.operator, _inside(storage.module), storage.source) if part)
+        text = clean(storage.label) or made or "-"
+        if storage.label and made:
+            text = f"{text} ({made})"
+        table.add_row(format_bytes(storage.bytes), WORDS.get(storage.category, clean(storage.category)), text)
+    return table
+
+
+def _phases(estimate: Estimate, details: bool) -> RenderableType:
+    shown = estimate.phases if details else _telling(estimate.phases, estimate.moment.phase)
+    table = _table("", ">", ">", ">", ">")
+    table.add_row("", *(name for name, _ in LEVELS))
+    for phase in shown:
+        peak = phase.peak
+        figures = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
+        name = _phase_name(phase)
+        mark = " *" if name == estimate.moment.phase else ""
+        table.add_row(clean(name) + mark, *(format_bytes(count) for count in figures))
+    hidden = len(estimate.phases) - len(shown)
+    parts: list[RenderableType] = [table]
+    if hidden:
+        parts.append(Text(f"{hidden} more with --details"))
+    return _section("Peak by phase (* holds the peak)", *parts)
+
+
+def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
+    """What happens before the iterations, the first one, the last one (the steady state), and where the peak is."""
+    last = max(phase.iteration for phase in phases)
+    return [p for p in phases if p.iteration in (0, 1, last) or _phase_name(p) == peak_phase]
+
+
+def _host(estimate: Estimate) -> RenderableType:
+    text = f"{format_bytes(estimate.host_bytes)} pageable, {format_bytes(estimate.pinned_bytes)} pinned"
+    return _section("Host memory of the step (not on the GPU)", Text(text))
+
+
+def _remarks(estimate: Estimate) -> Iterator[RenderableType]:
+    if estimate.assumptions:
+        yield _section("Assumed", *_bullets(estimate.assumptions))
+    for kind, title in _DIAGNOSTIC_TITLES:
+        found = [_diagnostic(d) for d in estimate.diagnostics if d.kind == kind]
+        if found:
+            yield _section(title, *_bullets(found))
+
+
+def _diagnostic(diagnostic: Diagnostic) -> str:
+    return diagnostic.message + (f" ({diagnostic.count} times)" if diagnostic.count > 1 else "")
+
+
+def _details(details: Mapping[str, Any]) -> RenderableType:
+    table = _table("", "")
+    for name, value in details.items():
+        if name.endswith("_bytes") and isinstance(value, int):
+            value = format_bytes(value)
+        elif isinstance(value, Mapping):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = ", ".join(str(item) for item in value)
+        table.add_row(clean(name), clean(value))
+    return _section("Details", table)
+
+
+def _where(moment: Moment) -> str:
+    """``iteration 2 backward: aten.mm in layers.3 at model.py:33``."""
+    parts = (moment.operator, _inside(moment.module), f"at {moment.source}" if moment.source else "")
+    what = " ".join(clean(part) for part in parts if part)
+    return f"{clean(moment.phase)}: {what}" if what else clean(moment.phase)
+
+
+def _inside(module: str) -> str:
+    return f"in {module}" if module else ""
+
+
+def _phase_name(phase: PhasePeak) -> str:
+    return phase.name if phase.iteration == 0 else f"iteration {phase.iteration} {phase.name}"
+
+
+def _figures(count: int, total: int) -> tuple[str, str, str]:
+    share = f"{100 * count / total:.1f} %" if total else "-"
+    return format_bytes(count), f"{count:,} B", share
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; ``>`` makes a column of figures, which is never wrapped."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in columns:
+        figures = column == ">"
+        table.add_column(justify="right" if figures else "left", no_wrap=figures, overflow="fold")
+    return table
+
+
+def _bullets(lines: Iterable[str]) -> list[RenderableType]:
+    table = _table("", "")
+    for line in lines:
+        table.add_row("-", clean(line))
+    return [table]
+
+
+def _section(title: str, *parts: RenderableType) -> RenderableType:
+    return Group(Text(title), *(Padding(part, (0, 0, 0, 2)) for part in parts))
