@@ -1,0 +1,203 @@
+"""What stands below PyTorch's caching allocator: physical memory, the addresses of it, and the progress of events.
+
+A real driver's address order cannot be predicted; up to torch 2.11 it decides best-fit ties. So the policy is a
+parameter, and a recorded run can feed the very addresses its driver returned. All figures are bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from graphmem.units import MIB
+
+#: Granularity of cudaMalloc and of cuMemCreate (``cuMemGetAllocationGranularity``) on every NVIDIA card since Pascal.
+PAGE_BYTES = 2 * MIB
+#: Where the model starts handing out addresses: arbitrary, kept under 2**53 so that JavaScript viewers read it exactly.
+MALLOC_BASE = 0x2000_0000_0000
+VIRTUAL_BASE = 0x3000_0000_0000
+#: Address space behind one base; far above any card.
+SPAN_BYTES = 8 << 40
+
+
+class AddressPolicy(Protocol):
+    """Which addresses ``cudaMalloc`` returns."""
+
+    def take(self, size: int) -> int:
+        """Address of a range of ``size`` bytes."""
+
+    def give(self, address: int, size: int) -> None:
+        """Take the range back."""
+
+
+class _Holes:
+    """Free ranges in address order, neighbours joined."""
+
+    def __init__(self, base: int, span: int) -> None:
+        self._starts = [base]
+        self._sizes = [span]
+
+    def give(self, address: int, size: int) -> None:
+        """Take the range back."""
+        position = bisect_left(self._starts, address)
+        if position < len(self._starts) and address + size == self._starts[position]:
+            size += self._sizes[position]
+            del self._starts[position], self._sizes[position]
+        if position and self._starts[position - 1] + self._sizes[position - 1] == address:
+            self._sizes[position - 1] += size
+            return
+        self._starts.insert(position, address)
+        self._sizes.insert(position, size)
+
+    def _cut(self, position: int, size: int, *, from_end: bool) -> int:
+        start, room = self._starts[position], self._sizes[position]
+        if room == size:
+            del self._starts[position], self._sizes[position]
+            return start
+        self._sizes[position] = room - size
+        if from_end:
+            return start + room - size
+        self._starts[position] = start + size
+        return start
+
+
+class LowestHole(_Holes):
+    """The lowest free range that fits: the model's default, and what its recordings were made with."""
+
+    def __init__(self, base: int = MALLOC_BASE, span: int = SPAN_BYTES) -> None:
+        super().__init__(base, span)
+
+    def take(self, size: int) -> int:
+        """Lowest address where ``size`` bytes fit."""
+        for position, room in enumerate(self._sizes):
+            if room >= size:
+                return self._cut(position, size, from_end=False)
+        raise OverflowError("address space exhausted")
+
+
+class HighestHole(_Holes):
+    """The highest free range that fits, so that later segments lie lower."""
+
+    def __init__(self, base: int = MALLOC_BASE, span: int = SPAN_BYTES) -> None:
+        super().__init__(base, span)
+
+    def take(self, size: int) -> int:
+        """Highest address where ``size`` bytes fit."""
+        for position in range(len(self._sizes) - 1, -1, -1):
+            if self._sizes[position] >= size:
+                return self._cut(position, size, from_end=True)
+        raise OverflowError("address space exhausted")
+
+
+class NeverReused:
+    """Strictly increasing addresses: a freed range stays unused."""
+
+    def __init__(self, base: int = MALLOC_BASE) -> None:
+        self._next = base
+
+    def take(self, size: int) -> int:
+        """The next address."""
+        address = self._next
+        self._next += size
+        return address
+
+    def give(self, address: int, size: int) -> None:
+        """Freed ranges are never used again."""
+
+
+class RecordedAddresses:
+    """Exactly the addresses that a real driver returned, in order (for replaying a recording)."""
+
+    def __init__(self, addresses: Iterable[int]) -> None:
+        self._addresses: Iterator[int] = iter(addresses)
+
+    def take(self, size: int) -> int:
+        """The next recorded address. Raises :class:`LookupError` when the recording has no further one."""
+        for address in self._addresses:
+            return address
+        raise LookupError(f"the recording has no further segment (one of {size} bytes was asked for)")
+
+    def give(self, address: int, size: int) -> None:
+        """Nothing to do: the recording decides."""
+
+
+class CudaDriver:
+    """One card's memory as a process sees it.
+
+    ``capacity_bytes`` is the card's total memory (``None``: unlimited); ``other_bytes`` is what the context, libraries
+    and other processes hold of it. ``event_lag`` is how many queries an event answers with "not ready": 0 makes a
+    deferred free complete at the next allocation, ``None`` only at a synchronisation (the upper bound of what
+    ``record_stream`` can cost). ``synchronize_completes_events=False`` lets events lag behind a device synchronisation
+    too, which only the stub driver that made our recordings does.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        *,
+        other_bytes: int = 0,
+        addresses: AddressPolicy | None = None,
+        virtual_base: int = VIRTUAL_BASE,
+        event_lag: int | None = 0,
+        synchronize_completes_events: bool = True,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.other_bytes = other_bytes
+        self.event_lag = event_lag
+        self.synchronize_completes_events = synchronize_completes_events
+        self.used_bytes = 0
+        self.peak_used_bytes = 0
+        self._addresses: AddressPolicy = addresses if addresses is not None else LowestHole()
+        self._sizes: dict[int, int] = {}
+        self._next_virtual = virtual_base
+
+    def free_bytes(self) -> int:
+        """What ``cudaMemGetInfo`` calls free; a practically endless figure when there is no capacity."""
+        if self.capacity_bytes is None:
+            return SPAN_BYTES - self.used_bytes
+        return max(0, self.capacity_bytes - self.used_bytes - self.other_bytes)
+
+    def malloc(self, size: int) -> int | None:
+        """``cudaMalloc``: the address, or ``None`` when memory is exhausted. Takes whole pages."""
+        pages = -(-size // PAGE_BYTES) * PAGE_BYTES
+        if not self._take(pages):
+            return None
+        address = self._addresses.take(pages)
+        self._sizes[address] = pages
+        return address
+
+    def free(self, address: int) -> None:
+        """``cudaFree``."""
+        pages = self._sizes.pop(address)
+        self.used_bytes -= pages
+        self._addresses.give(address, pages)
+
+    def reserve_address(self, size: int) -> int:
+        """``cuMemAddressReserve``: a virtual range of ``size`` bytes, never reused."""
+        address = self._next_virtual
+        self._next_virtual += -(-size // PAGE_BYTES) * PAGE_BYTES
+        return address
+
+    def create(self, count: int, chunk_bytes: int) -> bool:
+        """``cuMemCreate`` of ``count`` chunks, one after the other; all of them, or none is kept."""
+        if self.capacity_bytes is not None:
+            room = max(0, self.capacity_bytes - self.other_bytes - self.used_bytes) // chunk_bytes
+            if room < count:
+                # The chunks that could be created are given back, but for a moment they were taken.
+                self.peak_used_bytes = max(self.peak_used_bytes, self.used_bytes + room * chunk_bytes)
+                return False
+        return self._take(count * chunk_bytes)
+
+    def release(self, size: int) -> None:
+        """``cuMemUnmap`` and ``cuMemRelease`` of ``size`` bytes of chunks."""
+        self.used_bytes -= size
+
+    def _take(self, size: int) -> bool:
+        used = self.used_bytes + size
+        if self.capacity_bytes is not None and used + self.other_bytes > self.capacity_bytes:
+            return False
+        self.used_bytes = used
+        if used > self.peak_used_bytes:
+            self.peak_used_bytes = used
+        return True

@@ -1,0 +1,496 @@
+"""PyTorch's CUDA caching allocator without CUDA: the same decisions, on addresses that nobody backs with memory.
+
+The methods carry the names of ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (read: main between
+torch 2.10 and 2.11; checked against recordings of 2.11 and 2.13). Modelled: both pools, streams, splitting and merging,
+``record_stream``, retries, garbage collection, memory fraction, expandable segments and every setting that changes
+device memory. Not modelled: private pools (CUDA graphs, MemPool) and ``backend:cudaMallocAsync``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import floor
+
+from graphmem.allocators.alloc_conf import AllocConf
+from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.allocators.cuda_driver import CudaDriver
+from graphmem.allocators.pytorch_caching.blocks import (
+    ADDRESS_BITS,
+    ALLOCATED,
+    FREE,
+    GONE,
+    ORDER_BITS,
+    PENDING,
+    UNMAPPED,
+    Block,
+    FreeSet,
+    Pool,
+)
+from graphmem.allocators.pytorch_caching.events import EventQueues
+from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, try_allocate_expandable_block, unmap_block
+from graphmem.allocators.pytorch_caching.sizes import (
+    MIN_BLOCK_BYTES,
+    ONE_EXBIBYTE,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    format_size,
+    get_allocation_size,
+    round_size,
+)
+from graphmem.allocators.pytorch_caching.stats import DeviceStats
+from graphmem.errors import DeviceOutOfMemory, UsageError
+
+#: From this version equal free blocks are taken from the oldest segment first (pytorch#183591), before from the lowest
+#: address. The change is in 2.13 and not in 2.11; 2.12 was not looked at and is assumed to do as 2.11.
+SEGMENT_ORDER_SINCE = (2, 13)
+#: From this version the memory cap is rounded to the nearest byte, before it was cut (pytorch#179444).
+ROUNDED_FRACTION_SINCE = (2, 13)
+
+_STATE_NAMES = {FREE: "free", ALLOCATED: "allocated", PENDING: "pending"}
+
+
+class PyTorchCachingAllocator:
+    """The allocator of one device.
+
+    ``capacity_bytes`` is the card's total memory (``None``: unlimited, nothing is ever out of memory); give a
+    ``driver`` instead to choose addresses, event lag or the bytes that others use. ``track_stats`` keeps all counters
+    of ``torch.cuda.memory_stats`` (slower). A handle is the block itself; ``None`` is the handle of a 0-byte request.
+
+    Raises :class:`graphmem.errors.UsageError` for settings that are not modelled.
+    """
+
+    name = "pytorch_caching"
+
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        conf: AllocConf | None = None,
+        torch_version: tuple[int, int] = (2, 13),
+        *,
+        driver: CudaDriver | None = None,
+        track_stats: bool = False,
+    ) -> None:
+        conf = AllocConf() if conf is None else conf
+        if conf.backend != "native":
+            raise UsageError(
+                f"allocator backend {conf.backend!r} is not modelled: CUDA's own pool decides there, which is closed "
+                "source; accepted: native"
+            )
+        if driver is not None and capacity_bytes is not None:
+            raise UsageError("give capacity_bytes or a driver (which has its own capacity), not both")
+        self.conf = conf
+        self.torch_version = torch_version
+        self.driver = CudaDriver(capacity_bytes) if driver is None else driver
+        self.stats = DeviceStats(conf.max_split_size_bytes, conf.expandable_segments) if track_stats else None
+
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0  # total_allocated_memory upstream
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
+        self.num_alloc_retries = 0
+        self.num_ooms = 0
+        self.num_oom_rejections = 0
+        self.num_sync_all_streams = 0
+        self.num_device_alloc = 0
+        self.num_device_free = 0
+
+        self._small = Pool(is_small=True)
+        self._large = Pool(is_small=False)
+        self._expandable = conf.expandable_segments
+        self._max_split = conf.max_split_size_bytes
+        self._limits_reuse = self._expandable or self._max_split <= ONE_EXBIBYTE
+        self._divisions = conf.roundup_power2_divisions if any(conf.roundup_power2_divisions) else None
+        self._keeps_segment_order = torch_version >= SEGMENT_ORDER_SINCE
+        self._next_serial = 0
+        self._heads: dict[int, Block] = {}  # first block of every cudaMalloc'ed segment
+        self._expandable_segments: list[ExpandableSegment] = []
+        self._stream_uses: dict[Block, set[int]] = {}
+        self._events = EventQueues()
+        self._allowed: int | None = None
+        self._collects = False
+        self.set_memory_fraction(conf.per_process_memory_fraction)
+
+    # ------------------------------------------------------------------ the interface
+
+    def malloc(self, size: int, stream: int = 0) -> Block | None:
+        """Allocate ``size`` bytes for ``stream``. Raises :class:`graphmem.errors.DeviceOutOfMemory`."""
+        if size <= 0:
+            return None
+        if self._events.streams:
+            self.process_events()
+        # round_size without divisions, inlined: this is the hot path.
+        rounded = (size + 511) & -512 if self._divisions is None else round_size(size, self._divisions)
+        pool = self._small if rounded <= SMALL_BYTES else self._large
+        free_set = pool.by_stream.get(stream)
+        if free_set is None:
+            free_set = self._new_free_set(pool, stream)
+        block = self.get_free_block(free_set, rounded)
+        if block is None:
+            block = self._alloc_or_raise(free_set, rounded, size)
+        return self.alloc_found_block(free_set, block, rounded, size)
+
+    def free(self, handle: Block | None) -> None:
+        """Give a block back; it stays reserved, and pending while other streams use it."""
+        if handle is None:
+            return
+        if handle.state != ALLOCATED:
+            raise ValueError("freed a block that is not allocated")
+        self.allocated_bytes -= handle.size
+        if self.stats is not None:
+            self.stats.count_free(handle)
+        if self._stream_uses:
+            uses = self._stream_uses.pop(handle, None)
+            if uses:
+                handle.state = PENDING
+                self._events.insert_events(handle, uses, self.driver.event_lag)
+                return
+        self.free_block(handle)
+
+    def record_stream(self, handle: Block | None, stream: int) -> None:
+        """Note that ``stream`` uses the block too; the block's own stream needs no note."""
+        if handle is None or stream == handle.free_set.stream:
+            return
+        if handle.state != ALLOCATED:
+            raise ValueError("recorded a stream on a block that is not allocated")
+        self._stream_uses.setdefault(handle, set()).add(stream)
+
+    def synchronize(self) -> None:
+        """``torch.cuda.synchronize``: outstanding events complete, and are noticed at the next allocation."""
+        if self.driver.synchronize_completes_events:
+            self._events.complete()
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``: give back every segment in which nothing is allocated."""
+        self.release_cached_blocks()
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """``torch.cuda.set_per_process_memory_fraction``: cap reserved bytes at that part of the card's memory."""
+        if not 0.0 <= fraction <= 1.0:
+            raise UsageError(f"invalid memory fraction {fraction}; accepted: 0 to 1")
+        self._allowed = None
+        if fraction < 1.0:
+            total = self.driver.capacity_bytes
+            if total is None:
+                raise UsageError("a memory fraction needs the card's capacity_bytes")
+            exact = fraction * float(total)
+            # std::llround on positive numbers; a plain cast before.
+            self._allowed = floor(exact + 0.5) if self.torch_version >= ROUNDED_FRACTION_SINCE else int(exact)
+        self._collects = self._allowed is not None and self.conf.garbage_collection_threshold > 0.0
+
+    def segments(self) -> tuple[SegmentView, ...]:
+        """What ``torch.cuda.memory_snapshot`` shows: segments in address order, tiled by their blocks."""
+        views = [self._segment_view(head, is_expandable=False) for head in self._heads.values()]
+        for segment in self._expandable_segments:
+            views += [self._segment_view(first, is_expandable=True) for first in segment.mapped_ranges()]
+        return tuple(sorted(views, key=lambda view: view.address))
+
+    # ------------------------------------------------------------------ allocating
+
+    def get_free_block(self, free_set: FreeSet, rounded: int) -> Block | None:
+        """Take the best-fitting free block out of its set: the smallest, of equals the first in order."""
+        if self._collects:
+            free_set.pool.get_free_blocks_call_count += 1
+        keys = free_set.keys
+        position = bisect_left(keys, rounded << ORDER_BITS)
+        if position == len(keys):
+            return None
+        if self._limits_reuse:
+            chosen = self._limited_choice(free_set, position, rounded)
+            if chosen is None:
+                return None
+            position = chosen
+        del keys[position]
+        return free_set.blocks.pop(position)
+
+    def _limited_choice(self, free_set: FreeSet, position: int, rounded: int) -> int | None:
+        """What expandable segments and ``max_split_size`` make of the best fit; ``None``: it must not be used."""
+        blocks = free_set.blocks
+        if self._expandable:
+            # A block in front of unmapped space counts with the size it can grow to.
+            while position + 1 < len(blocks) and _expandable_size(blocks[position + 1]) < _expandable_size(
+                blocks[position]
+            ):
+                position += 1
+        size = blocks[position].size
+        if rounded < self._max_split:
+            return None if size >= self._max_split else position
+        return None if size >= rounded + self.conf.max_non_split_rounding_bytes else position
+
+    def _alloc_or_raise(self, free_set: FreeSet, rounded: int, size: int) -> Block:
+        """The second half of upstream's ``malloc``: new memory, with everything it tries before giving up."""
+        if size >= ONE_EXBIBYTE:
+            raise DeviceOutOfMemory(
+                "CUDA out of memory. Tried to allocate more than 1EB memory.",
+                requested_bytes=size,
+                free_bytes=self.driver.free_bytes(),
+            )
+        if self._collects:
+            self.garbage_collect_cached_blocks()
+        block = self.alloc_block(free_set, rounded, size)
+        if block is None and self.release_available_cached_blocks(free_set, rounded):
+            block = self.alloc_block(free_set, rounded, size)
+        if block is None:
+            self.release_cached_blocks()
+            self.num_alloc_retries += 1
+            block = self.alloc_block(free_set, rounded, size)
+        if block is None:
+            self.num_ooms += 1
+            raise self._out_of_memory(get_allocation_size(rounded, self.conf.large_segment_size_bytes), size)
+        return block
+
+    def alloc_block(self, free_set: FreeSet, rounded: int, size: int) -> Block | None:
+        """A block of new memory, or ``None`` when the driver or the fraction refuses."""
+        wanted = get_allocation_size(rounded, self.conf.large_segment_size_bytes)
+        if self._allowed is not None and self.reserved_bytes + wanted > self._allowed:
+            if self.conf.throw_on_cudamalloc_oom:
+                # pytorch#179473 (2.12): refused at once, without the attempts that follow otherwise.
+                self.num_oom_rejections += 1
+                raise self._out_of_memory(wanted, size)
+            return None
+        if self._expandable:
+            return try_allocate_expandable_block(self, free_set, rounded)
+        address = self.driver.malloc(wanted)
+        if address is None:
+            return None
+        block = Block(self.order_of_new_segment(address), wanted, free_set, FREE, None, None)
+        self._heads[address] = block
+        self.count_reserved(free_set, wanted)
+        if self.stats is not None:
+            self.stats.count_segment(block, 1)
+        return block
+
+    def alloc_found_block(self, free_set: FreeSet, block: Block, rounded: int, size: int) -> Block:
+        """Hand a block out, after splitting off what is not needed (``should_split``)."""
+        was_split = self.stats is not None and block.is_split
+        splits = block.size - rounded >= free_set.split_from and (rounded < self._max_split or self._expandable)
+        if splits:
+            rest = block.split_off(rounded, FREE)
+            # FreeSet.insert, inlined: this is the hot path.
+            rest.gc_count_base = free_set.pool.get_free_blocks_call_count
+            keys = free_set.keys
+            key = (rest.size << ORDER_BITS) + rest.order
+            position = bisect_left(keys, key)
+            keys.insert(position, key)
+            free_set.blocks.insert(position, rest)
+        block.state = ALLOCATED
+        block.requested_size = size
+        allocated = self.allocated_bytes + block.size
+        self.allocated_bytes = allocated
+        if allocated > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = allocated
+        if self.stats is not None:
+            self.stats.count_alloc(block, was_split, splits)
+        return block
+
+    def order_of_new_segment(self, address: int) -> int:
+        """The ``order`` of the first block of a segment that is created now."""
+        if not self._keeps_segment_order:
+            return address
+        self._next_serial += 1
+        return (self._next_serial << ADDRESS_BITS) | address
+
+    def _new_free_set(self, pool: Pool, stream: int) -> FreeSet:
+        # should_split: a remainder of at least 512 bytes in the small pool and in expandable segments; in the large
+        # pool more than 1 MiB.
+        split_from = MIN_BLOCK_BYTES if pool.is_small or self._expandable else SMALL_BYTES + 1
+        pool.by_stream[stream] = FreeSet(pool, stream, split_from)
+        return pool.by_stream[stream]
+
+    def _out_of_memory(self, wanted: int, size: int) -> DeviceOutOfMemory:
+        free = self.driver.free_bytes()
+        allowed = "" if self._allowed is None else f"{format_size(self._allowed)} allowed; "
+        total = self.driver.capacity_bytes
+        return DeviceOutOfMemory(
+            f"CUDA out of memory. Tried to allocate {format_size(wanted)}. GPU 0 has a total capacity of "
+            f"{'unlimited' if total is None else format_size(total)} of which {format_size(free)} is free. {allowed}"
+            f"Of the allocated memory {format_size(self.allocated_bytes)} is allocated by PyTorch, and "
+            f"{format_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated.",
+            requested_bytes=size,
+            free_bytes=free,
+        )
+
+    # ------------------------------------------------------------------ freeing
+
+    def free_block(self, block: Block) -> None:
+        """Put a block among the free ones, merged with its free neighbours (``try_merge_blocks``)."""
+        if self.stats is not None:
+            self.stats.count_free_completed(block)
+        free_set = block.free_set
+        keys, blocks = free_set.keys, free_set.blocks
+        size = block.size
+        prev = block.prev
+        if prev is not None and prev.state == FREE:
+            position = bisect_left(keys, (prev.size << ORDER_BITS) + prev.order)
+            del keys[position], blocks[position]
+            block.state = GONE
+            size += prev.size
+            after = block.next
+            prev.next = after
+            if after is not None:
+                after.prev = prev
+            block = prev
+        after = block.next
+        if after is not None and after.state == FREE:
+            position = bisect_left(keys, (after.size << ORDER_BITS) + after.order)
+            del keys[position], blocks[position]
+            after.state = GONE
+            size += after.size
+            after = after.next
+            block.next = after
+            if after is not None:
+                after.prev = block
+        block.size = size
+        block.state = FREE
+        block.gc_count_base = free_set.pool.get_free_blocks_call_count
+        key = (size << ORDER_BITS) + block.order
+        position = bisect_left(keys, key)
+        keys.insert(position, key)
+        blocks.insert(position, block)
+
+    def process_events(self) -> None:
+        """Free the blocks whose events have completed."""
+        for block in self._events.poll():
+            self.free_block(block)
+
+    def synchronize_and_free_events(self) -> None:
+        """Wait for every event, and free what waited for them."""
+        self.num_sync_all_streams += 1
+        for block in self._events.wait():
+            self.free_block(block)
+
+    # ------------------------------------------------------------------ giving memory back
+
+    def release_cached_blocks(self) -> None:
+        """Give back every segment without live blocks, and the free pages of expandable segments."""
+        self.synchronize_and_free_events()
+        for pool in (self._large, self._small):
+            for free_set in pool.by_stream.values():
+                self._release_blocks(free_set)
+
+    def _release_blocks(self, free_set: FreeSet) -> None:
+        if self._expandable:
+            for block in list(free_set.blocks):
+                unmap_block(self, block)
+            return
+        for block in [block for block in free_set.blocks if not block.is_split]:
+            self.release_block(block)
+
+    def release_block(self, block: Block) -> None:
+        """Give one segment back to the driver."""
+        free_set = block.free_set
+        self.driver.free(block.address)
+        free_set.remove(block)
+        del self._heads[block.address]
+        block.state = GONE
+        self.count_released(free_set, block.size)
+        if self.stats is not None:
+            self.stats.count_segment(block, -1)
+
+    def release_available_cached_blocks(self, free_set: FreeSet, rounded: int) -> bool:
+        """With ``max_split_size``: give back just enough oversize segments of this stream; whether it was enough."""
+        if self._max_split > ONE_EXBIBYTE or self._expandable:
+            return False
+        target = max(rounded, self._max_split)
+        position = bisect_left(free_set.keys, target << ORDER_BITS)
+        if position < len(free_set.keys):
+            self.release_block(free_set.blocks[position])
+            return True
+        # No single block is large enough: several, beginning with the largest.
+        released = 0
+        while released < target and free_set.blocks and free_set.blocks[-1].size >= self._max_split:
+            released += free_set.blocks[-1].size
+            self.release_block(free_set.blocks[-1])
+        return released >= target
+
+    def garbage_collect_cached_blocks(self) -> None:
+        """Give back whole free segments of the large pool that went unused longest, down to the threshold."""
+        assert self._allowed is not None
+        threshold = int(self.conf.garbage_collection_threshold * float(self._allowed))
+        if self.reserved_bytes <= threshold:
+            return
+        target = self.reserved_bytes - threshold
+        now = self._large.get_free_blocks_call_count
+        free_sets = self._large.by_stream.values()
+        whole = [block for free_set in free_sets for block in free_set.blocks if not block.is_split]
+        total_age = sum(now - block.gc_count_base for block in whole)
+        reclaimed = 0
+        while reclaimed < target and whole:
+            mean_age = total_age / len(whole)
+            old = [] if self._expandable else [block for block in whole if now - block.gc_count_base >= mean_age]
+            if not old:
+                return
+            for block in old:
+                reclaimed += block.size
+                total_age -= now - block.gc_count_base
+                self.release_block(block)
+            whole = [block for block in whole if block.state == FREE]
+
+    # ------------------------------------------------------------------ counting
+
+    def count_reserved(self, free_set: FreeSet, size: int) -> None:
+        """Memory was obtained from the driver."""
+        self.reserved_bytes += size
+        self.num_device_alloc += 1
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+        if self.stats is not None:
+            self.stats.change("reserved_bytes", free_set.is_small, size)
+
+    def count_released(self, free_set: FreeSet, size: int) -> None:
+        """Memory went back to the driver."""
+        self.reserved_bytes -= size
+        self.num_device_free += 1
+        if self.stats is not None:
+            self.stats.change("reserved_bytes", free_set.is_small, -size)
+
+    def memory_stats(self) -> dict[str, int]:
+        """``torch.cuda.memory_stats()``. Raises :class:`UsageError` unless ``track_stats`` was set."""
+        if self.stats is None:
+            raise UsageError("memory_stats needs an allocator made with track_stats=True")
+        counters = {
+            name: getattr(self, name)
+            for name in (
+                "num_alloc_retries",
+                "num_ooms",
+                "num_oom_rejections",
+                "num_sync_all_streams",
+                "num_device_alloc",
+                "num_device_free",
+            )
+        }
+        split = self._max_split if self._max_split < 2**63 else -1
+        return self.stats.as_dict() | counters | {"max_split_size": split}
+
+    # ------------------------------------------------------------------ looking
+
+    def add_expandable_segment(self, free_set: FreeSet) -> ExpandableSegment:
+        """Reserve the address range of a new expandable segment for this stream and pool."""
+        page = SMALL_SEGMENT_BYTES if free_set.is_small else self.conf.large_segment_size_bytes
+        segment = ExpandableSegment(self, free_set, page)
+        self._expandable_segments.append(segment)
+        return segment
+
+    def expandable_segment_of(self, block: Block) -> ExpandableSegment:
+        """The expandable segment a block lies in."""
+        return next(segment for segment in self._expandable_segments if segment.contains(block))
+
+    def drop_expandable_segment(self, segment: ExpandableSegment) -> None:
+        """``release_expandable_segment``: nothing of the range is mapped any more."""
+        self._expandable_segments.remove(segment)
+
+    def _segment_view(self, first: Block, *, is_expandable: bool) -> SegmentView:
+        blocks: list[BlockView] = []
+        block: Block | None = first
+        total = 0
+        while block is not None and block.state != UNMAPPED:
+            requested = 0 if block.state == FREE else block.requested_size
+            blocks.append(BlockView(block.address, block.size, requested, _STATE_NAMES[block.state]))
+            total += block.size
+            block = block.next
+        kind = "small" if first.free_set.is_small else "large"
+        return SegmentView(first.address, total, first.free_set.stream, kind, is_expandable, tuple(blocks))
+
+
+def _expandable_size(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

@@ -1,0 +1,126 @@
+"""Blocks and the sets of free ones (``struct Block`` and ``struct BlockPool`` of ``CUDACachingAllocator.cpp``)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+# The states of a block. Upstream spreads them over `allocated`, `event_count`, `stream_uses` and `mapped`.
+FREE = 0
+ALLOCATED = 1
+PENDING = 2  # freed by the program, still waiting for events of other streams
+UNMAPPED = 3  # address space of an expandable segment with no memory behind it
+GONE = 4  # merged into a neighbour; only a stale handle can still point here
+
+#: Bits of a block's ``order`` that hold its address.
+ADDRESS_BITS = 56
+ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
+#: Bits of ``order``: the address, and above it the serial number of the segment (torch 2.13 on; else 0).
+ORDER_BITS = ADDRESS_BITS + 32
+
+
+class Block:
+    """A piece of a segment. Also the handle that ``malloc`` returns.
+
+    The first block of a segment stays the same object as long as the segment lives: splitting leaves the front in
+    place, merging keeps the lower neighbour. ``order`` decides between free blocks of one size, smaller first.
+    """
+
+    __slots__ = ("free_set", "gc_count_base", "next", "order", "prev", "requested_size", "size", "state")
+
+    def __init__(
+        self, order: int, size: int, free_set: FreeSet, state: int, prev: Block | None, next_: Block | None
+    ) -> None:
+        self.order = order
+        self.size = size
+        self.free_set = free_set
+        self.state = state
+        self.prev = prev
+        self.next = next_
+        self.requested_size = 0
+        self.gc_count_base = 0
+
+    @property
+    def address(self) -> int:
+        """Device address of the first byte."""
+        return self.order & ADDRESS_MASK
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the segment holds other blocks too (``Block::is_split``)."""
+        return self.prev is not None or self.next is not None
+
+    def absorb_next(self) -> None:
+        """Merge the following block into this one."""
+        absorbed = self.next
+        assert absorbed is not None
+        self.size += absorbed.size
+        self.next = absorbed.next
+        if self.next is not None:
+            self.next.prev = self
+        absorbed.state = GONE
+
+    def split_off(self, size: int, state: int) -> Block:
+        """Keep the first ``size`` bytes; the rest becomes a new block of ``state`` behind this one."""
+        rest = Block(self.order + size, self.size - size, self.free_set, state, self, self.next)
+        if self.next is not None:
+            self.next.prev = rest
+        self.next = rest
+        self.size = size
+        return rest
+
+
+class Pool:
+    """The small or the large pool: one set of free blocks per stream, and the clock of the garbage collector."""
+
+    __slots__ = ("by_stream", "get_free_blocks_call_count", "is_small")
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.by_stream: dict[int, FreeSet] = {}
+        self.get_free_blocks_call_count = 0
+
+
+class FreeSet:
+    """Free blocks of one stream in one pool, ordered by (size, order): ``BlockComparatorSize`` without the stream.
+
+    ``keys`` holds ``size << ORDER_BITS | order`` of each block, so that a search compares plain integers.
+    ``unmapped`` holds the unmapped blocks of expandable segments in address order. ``split_from`` is the smallest
+    remainder, in bytes, that is worth splitting off.
+    """
+
+    __slots__ = ("blocks", "is_small", "keys", "pool", "split_from", "stream", "unmapped")
+
+    def __init__(self, pool: Pool, stream: int, split_from: int) -> None:
+        self.pool = pool
+        self.is_small = pool.is_small
+        self.stream = stream
+        self.split_from = split_from
+        self.keys: list[int] = []
+        self.blocks: list[Block] = []
+        self.unmapped: list[Block] = []
+
+    def insert(self, block: Block) -> None:
+        """``BlockPool::insert_into_blocks``."""
+        block.gc_count_base = self.pool.get_free_blocks_call_count
+        key = (block.size << ORDER_BITS) + block.order
+        position = bisect_left(self.keys, key)
+        self.keys.insert(position, key)
+        self.blocks.insert(position, block)
+
+    def remove(self, block: Block) -> None:
+        """Take a block out, before its size or address changes."""
+        position = bisect_left(self.keys, (block.size << ORDER_BITS) + block.order)
+        del self.keys[position]
+        del self.blocks[position]
+
+    def insert_unmapped(self, block: Block) -> None:
+        """Add address space without memory."""
+        self.unmapped.insert(bisect_left(self.unmapped, block.address, key=_address), block)
+
+    def remove_unmapped(self, block: Block) -> None:
+        """Take such address space out, before its address changes."""
+        del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
+
+
+def _address(block: Block) -> int:
+    return block.address
