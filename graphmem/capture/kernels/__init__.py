@@ -1,0 +1,1 @@
+"""CUDA kernels: what they allocate beyond what a fake operator shows."""
