@@ -1,0 +1,156 @@
+"""Feed a trace to an allocator and keep what it holds after every event.
+
+    Trace + Allocator -> Replay
+
+Only storages on the device reach the allocator; those in host and pinned memory are summed beside it. All figures are
+bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graphmem.allocators.base import Allocator, SegmentView
+from graphmem.errors import DeviceOutOfMemory
+from graphmem.trace import EventKind, Place, Trace
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The first allocation that the allocator refused: index of the event, and the allocator's error."""
+
+    event: int
+    error: DeviceOutOfMemory
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What an allocator held while a trace ran: three levels after every event of the trace (int64, same length).
+
+    After an out-of-memory that stopped the replay, the arrays go on with the values it stopped at. The peaks are the
+    allocator's own maxima: a retry gives segments back before it takes new ones, which no after-event value shows.
+    """
+
+    requested_bytes: npt.NDArray[np.int64]
+    allocated_bytes: npt.NDArray[np.int64]
+    reserved_bytes: npt.NDArray[np.int64]
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    host_peak_bytes: int
+    pinned_peak_bytes: int
+    out_of_memory: OutOfMemory | None
+    retries: int
+    segments: tuple[SegmentView, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.requested_bytes)
+
+
+def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> Replay:
+    """Run the whole trace through ``allocator``, which should be new.
+
+    With ``stop_at_oom=False`` a refused storage is treated as never allocated and the trace goes on.
+    """
+    places = np.array([storage.place for storage in trace.storages], dtype=np.int64)
+    sizes = [storage.bytes for storage in trace.storages]
+    own_streams = [storage.stream for storage in trace.storages]
+    handles: list[Any] = [None] * len(trace.storages)
+    refused: set[int] = set()
+    out_of_memory: OutOfMemory | None = None
+
+    allocated: list[int] = []
+    reserved: list[int] = []
+    note_allocated, note_reserved = allocated.append, reserved.append
+    malloc, free = allocator.malloc, allocator.free
+    kinds, subjects, streams = _device_kinds(trace, places), trace.subjects.tolist(), trace.event_streams.tolist()
+    for kind, subject, stream in zip(kinds, subjects, streams, strict=True):
+        if kind == _ALLOC:
+            try:
+                handles[subject] = malloc(sizes[subject], own_streams[subject])
+            except DeviceOutOfMemory as error:
+                refused.add(subject)
+                if out_of_memory is None:
+                    out_of_memory = OutOfMemory(len(allocated), error)
+                if stop_at_oom:
+                    break
+        elif kind == _FREE:
+            handle = handles[subject]
+            if handle is not None:  # nothing was allocated: 0 bytes, or refused
+                free(handle)
+                handles[subject] = None
+        elif kind == _RECORD_STREAM:
+            if handles[subject] is not None:
+                allocator.record_stream(handles[subject], stream)
+        elif kind == _SYNCHRONIZE:
+            allocator.synchronize()
+        elif kind == _EMPTY_CACHE:
+            allocator.empty_cache()
+        note_allocated(allocator.allocated_bytes)
+        note_reserved(allocator.reserved_bytes)
+
+    done = len(allocated)
+    rest = len(trace) - done
+    allocated += [allocator.allocated_bytes] * rest
+    reserved += [allocator.reserved_bytes] * rest
+    requested, host, pinned = _live_bytes(trace, places, refused, done)
+    allocated_array = np.array(allocated, dtype=np.int64)
+    reserved_array = np.array(reserved, dtype=np.int64)
+    return Replay(
+        requested_bytes=requested,
+        allocated_bytes=allocated_array,
+        reserved_bytes=reserved_array,
+        peak_requested_bytes=_peak(requested),
+        peak_allocated_bytes=max(getattr(allocator, "peak_allocated_bytes", 0), _peak(allocated_array)),
+        peak_reserved_bytes=max(getattr(allocator, "peak_reserved_bytes", 0), _peak(reserved_array)),
+        host_peak_bytes=_peak(host),
+        pinned_peak_bytes=_peak(pinned),
+        out_of_memory=out_of_memory,
+        retries=getattr(allocator, "num_alloc_retries", 0),
+        segments=allocator.segments(),
+    )
+
+
+# Plain integers: comparing with members of an IntEnum in the loop above costs more than allocating.
+_ALLOC = int(EventKind.ALLOC)
+_FREE = int(EventKind.FREE)
+_RECORD_STREAM = int(EventKind.RECORD_STREAM)
+_SYNCHRONIZE = int(EventKind.SYNCHRONIZE)
+_EMPTY_CACHE = int(EventKind.EMPTY_CACHE)
+_ELSEWHERE = -1
+
+
+def _device_kinds(trace: Trace, places: npt.NDArray[np.int64]) -> list[int]:
+    """The kind of every event, or ``_ELSEWHERE`` where it concerns a storage that is not on the device."""
+    has_subject = np.isin(trace.kinds, (_ALLOC, _FREE, _RECORD_STREAM))
+    elsewhere = np.zeros(len(trace), dtype=bool)
+    elsewhere[has_subject] = places[trace.subjects[has_subject]] != Place.DEVICE
+    kinds: list[int] = np.where(elsewhere, _ELSEWHERE, trace.kinds).tolist()
+    return kinds
+
+
+def _live_bytes(
+    trace: Trace, places: npt.NDArray[np.int64], refused: set[int], done: int
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """Bytes of live storages after every event, for each place; events from ``done`` on did not happen."""
+    sizes = np.array([storage.bytes for storage in trace.storages], dtype=np.int64)
+    if refused:
+        sizes[list(refused)] = 0
+    signs = np.zeros(len(trace), dtype=np.int64)
+    signs[trace.kinds == EventKind.ALLOC] = 1
+    signs[trace.kinds == EventKind.FREE] = -1
+    signs[done:] = 0
+    # Events without a storage may carry any subject, such as -1; their sign is 0.
+    subjects = np.where(signs == 0, 0, trace.subjects)
+    if not len(sizes):
+        return tuple(np.zeros(len(trace), dtype=np.int64) for _ in Place)
+    changes = signs * sizes[subjects]
+    return tuple(np.cumsum(np.where(places[subjects] == place, changes, 0)) for place in Place)
+
+
+def _peak(values: npt.NDArray[np.int64]) -> int:
+    return max(0, int(values.max())) if len(values) else 0
