@@ -121,7 +121,8 @@ def _verdict(estimate: Estimate) -> RenderableType:
         if fit.failed_at:
             lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
         return Text("\n".join(lines))
-    line = f"FITS {gpu}: needs {need} of device memory, the card has {capacity}, {format_bytes(fit.margin_bytes)} spare."
+    spare = format_bytes(fit.margin_bytes)
+    line = f"FITS {gpu}: needs {need} of device memory, the card has {capacity}, {spare} spare."
     if fit.needs_cache_flush:
         line += " Only because the allocator gives cached segments back to the driver and tries again."
     return Text(line)

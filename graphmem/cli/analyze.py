@@ -1,0 +1,42 @@
+"""``graphmem analyze``: how much memory a model needs, and whether it fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from graphmem.cli.options import model_options, output_of, output_options, request_of, target_options
+from graphmem.cli.output import check_output, show, working
+
+#: Storages kept in the estimate for --details and JSON.
+KEPT = 25
+
+
+@click.command("analyze")
+@model_options
+@target_options
+@output_options
+def analyze_command(**options: Any) -> None:
+    """How much GPU memory MODEL needs for one step, what it is made of, and whether it fits.
+
+    \b
+    MODEL is one of:
+      model.onnx             an ONNX file
+      model.pt2              a saved torch.export program
+      train.py:build         a function returning (model, example inputs)
+      package.module:build   the same in an importable module
+      hf:config.json         a Hugging Face configuration, or hf:gpt2
+      timm:resnet50          a timm model
+      torchvision:resnet50   a torchvision model
+
+    Exit codes: 0 done, 1 error, 2 wrong options, 3 does not fit (with --fail-on-oom).
+    """
+    output = output_of(options)
+    check_output(output.output)
+    request = request_of(options)
+    with working() as progress:
+        from graphmem.analyze import analyze
+
+        estimate = analyze(options["model"], **request, top=max(output.top, KEPT), progress=progress)
+    show(estimate, output)

@@ -1,0 +1,202 @@
+"""Options that several commands share, and their translation into the values of the library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from graphmem.devices import Device, custom_device, device_named
+from graphmem.errors import UsageError
+from graphmem.training import AMP_DTYPES, DTYPES, OPTIMIZERS, Inference, Training, parse_optimizer_arg
+from graphmem.units import parse_bytes
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+POSITIVE = click.IntRange(min=1)
+
+#: Options that make no sense for inference: parameter name -> how it is written.
+_TRAINING_ONLY = {
+    "optimizer": "--optimizer",
+    "optimizer_arg": "--optimizer-arg",
+    "checkpoint_activations": "--checkpoint-activations",
+    "grad_accum": "--grad-accum",
+    "clip_grad_norm": "--clip-grad-norm",
+    "zero_grad": "--zero-grad",
+}
+
+_STEP_OPTIONS = (
+    click.option("--training/--inference", default=None, help="The step. Default: inference for .onnx, else training."),
+    click.option("--optimizer", metavar="NAME", help=f"Default adamw. One of: {', '.join(OPTIMIZERS)}."),
+    click.option(
+        "--optimizer-arg",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of the optimizer, e.g. momentum=0.9, foreach=false, betas=0.9,0.95. Repeatable.",
+    ),
+    click.option("--dtype", default="fp32", metavar="TYPE", help=f"Precision of weights: {', '.join(DTYPES)}."),
+    click.option("--amp", default="off", metavar="TYPE", help=f"Autocast: {', '.join(AMP_DTYPES)} or off."),
+    click.option("--checkpoint-activations", is_flag=True, help="Recompute activations in the backward pass."),
+    click.option("--grad-accum", type=POSITIVE, metavar="N", help="Micro-batches per optimizer step. Default 1."),
+    click.option("--clip-grad-norm", type=float, metavar="NORM", help="Clip the gradients to this norm."),
+    click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
+)
+
+_INPUT_OPTIONS = (
+    click.option("-b", "--batch", type=POSITIVE, metavar="N", help="Batch size (of a micro-batch)."),
+    click.option("--seq-len", type=POSITIVE, metavar="N", help="Sequence length of language models."),
+    click.option("--dim", multiple=True, metavar="NAME=VALUE", help="Bind a symbolic dimension. Repeatable."),
+    click.option(
+        "--input-shape",
+        multiple=True,
+        metavar="NAME:1x3x224x224",
+        help="Shape of an input (NAME:scalar for none). Repeatable.",
+    ),
+    click.option("--iterations", type=POSITIVE, metavar="N", help="Steps to simulate."),
+    click.option(
+        "--build-on", type=click.Choice(["host", "device"]), default="host", help="Where the model is first created."
+    ),
+)
+
+_TARGET_OPTIONS = (
+    click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
+    click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
+    click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, e.g. expandable_segments:True."),
+    click.option("--runtime", metavar="NAME", help="pytorch or onnxruntime. Default: natural for the model."),
+    click.option("--torch-version", metavar="X.Y", help="Version of PyTorch to predict. Default: the installed one."),
+)
+
+_OUTPUT_OPTIONS = (
+    click.option("--top", type=click.IntRange(min=0), default=5, metavar="N", help="Storages to list. Default 5."),
+    click.option("--details", is_flag=True, help="Show all phases, storages and further details."),
+    click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table."),
+    click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
+    click.option("--fail-on-oom", is_flag=True, help="Exit with 3 when it does not fit the card."),
+)
+
+
+def model_options(command: Command) -> Command:
+    """MODEL and everything that says what its step is."""
+    decorated = command
+    for option in reversed((*_INPUT_OPTIONS, *_STEP_OPTIONS)):
+        decorated = option(decorated)
+    return click.argument("model")(decorated)
+
+
+def target_options(command: Command) -> Command:
+    """The card, the runtime and its allocator."""
+    decorated = command
+    for option in reversed(_TARGET_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def output_options(command: Command) -> Command:
+    """What is shown and where it goes."""
+    decorated = command
+    for option in reversed(_OUTPUT_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The values of the output options."""
+
+    top: int
+    details: bool
+    form: str
+    output: str | None
+    fail_on_oom: bool
+
+
+def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
+    """The step the options describe. Raises :class:`UsageError` for a value or a combination that is not accepted."""
+    chosen = [written for name, written in _TRAINING_ONLY.items() if _is_given(given[name])]
+    training = given["training"]
+    if training is None:
+        training = bool(chosen) or Path(model).suffix.lower() != ".onnx"
+    if not training:
+        if chosen:
+            raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
+        return Inference(dtype=given["dtype"], amp=given["amp"])
+    return Training(
+        optimizer=given["optimizer"] or "adamw",
+        optimizer_args=tuple(parse_optimizer_arg(text) for text in given["optimizer_arg"]),
+        dtype=given["dtype"],
+        amp=given["amp"],
+        checkpoint_activations=given["checkpoint_activations"],
+        grad_accum=given["grad_accum"] or 1,
+        clip_grad_norm=given["clip_grad_norm"],
+        zero_grad=given["zero_grad"] or "set_to_none",
+    )
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False and value != ()
+
+
+def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
+    """The card asked for, None when the user named none. Raises :class:`UsageError`."""
+    if gpu_memory is None:
+        return None if gpu is None else device_named(gpu)
+    try:
+        capacity = parse_bytes(gpu_memory)
+    except OverflowError:
+        raise UsageError(f"no GPU has {gpu_memory} of memory") from None
+    return custom_device(capacity, like=gpu)
+
+
+def dims_of(texts: tuple[str, ...]) -> dict[str, int]:
+    """Read ``NAME=VALUE`` pairs. Raises :class:`UsageError`."""
+    dims: dict[str, int] = {}
+    for text in texts:
+        name, separator, value = text.rpartition("=")
+        if not separator or not name or not re.fullmatch(r"[0-9]{1,18}", value):
+            raise UsageError(f"cannot read dimension {text!r}; write NAME=VALUE, for example batch=16")
+        dims[name] = int(value)
+    return dims
+
+
+def shapes_of(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Read ``NAME:1x3x224x224`` (``NAME:scalar`` for no dimensions). Raises :class:`UsageError`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, separator, shape = text.rpartition(":")
+        if not separator or not name or not re.fullmatch(r"scalar|[0-9]{1,18}([x,][0-9]{1,18})*", shape):
+            raise UsageError(f"cannot read input shape {text!r}; write NAME:1x3x224x224, or NAME:scalar")
+        shapes[name] = () if shape == "scalar" else tuple(int(part) for part in re.split("[x,]", shape))
+    return shapes
+
+
+def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of ``graphmem.analyze.analyze`` that the model and target options ask for."""
+    return {
+        "batch": options["batch"],
+        "seq_len": options["seq_len"],
+        "training": step_of(options["model"], options),
+        "dims": dims_of(options["dim"]) or None,
+        "input_shapes": shapes_of(options["input_shape"]) or None,
+        "iterations": options["iterations"],
+        "build_on": options["build_on"],
+        **target_of(options),
+    }
+
+
+def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments that the target options ask for."""
+    return {
+        "runtime": options["runtime"],
+        "device": device_of(options["gpu"], options["gpu_memory"]),
+        "alloc_conf": options["alloc_conf"],
+        "torch_version": options["torch_version"],
+    }
+
+
+def output_of(options: Mapping[str, Any]) -> Output:
+    """The values of the output options."""
+    names = ("top", "details", "form", "output", "fail_on_oom")
+    return Output(**{name: options[name] for name in names})

@@ -1,0 +1,126 @@
+"""Where results go: stdout, or a file that is written whole or not at all; and the progress line on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from graphmem.cli.options import Output
+from graphmem.errors import UsageError
+from graphmem.estimate import Estimate
+from graphmem.reports import json_report, text
+
+DOES_NOT_FIT = 3
+
+#: Seconds of silence before the progress line appears.
+PATIENCE = 1.0
+_WIDEST = 120
+
+
+def show(estimate: Estimate, options: Output) -> None:
+    """Render and emit; then exit with 3 when ``--fail-on-oom`` asks for it. Raises :class:`UsageError`."""
+    if options.form == "json":
+        report = json_report.render(estimate)
+    else:
+        report = text.render(estimate, options.details, options.top, _width(options.output))
+    emit(report, options.output)
+    if options.fail_on_oom and estimate.fit is not None and not estimate.fit.fits:
+        click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def emit(content: str, output: str | None) -> None:
+    """Write to stdout, or to the file and say so on stderr. Raises :class:`UsageError` when that fails."""
+    if output in (None, "-"):
+        click.echo(content, nl=False)
+        return
+    assert output is not None
+    write_whole(Path(output), content)
+    click.echo(f"wrote {output}", err=True)
+
+
+def check_output(output: str | None) -> None:
+    """Refuse a file that cannot be written before any work is done. Raises :class:`UsageError`."""
+    if output in (None, "-"):
+        return
+    assert output is not None
+    if "\0" in output or not output:
+        raise UsageError(f"cannot write {output!r}: not the name of a file")
+    path = Path(output)
+    try:
+        if path.is_dir():
+            raise UsageError(f"cannot write {output}: it is a directory")
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"cannot write {output}: there is no directory {path.absolute().parent}")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from None
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write through a temporary file beside ``path``, so that no reader ever sees half. Raises :class:`UsageError`."""
+    data = content.encode("utf-8", "backslashreplace")
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+            path.write_bytes(data)
+            return
+        target = path.resolve()
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+            os.chmod(temporary, _mode(target))
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _mode(target: Path) -> int:
+    """The permissions of the file to be replaced, or those of any new file."""
+    if target.exists():
+        return target.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _width(output: str | None) -> int:
+    if output not in (None, "-") or not sys.stdout.isatty():
+        return text.DEFAULT_WIDTH
+    return min(shutil.get_terminal_size().columns, _WIDEST)
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Callable[[str], None]]:
+    """While it lasts, what the model's own code prints goes to stderr, and a progress line shows there on a terminal
+    after a second. Yields the function that says what is being done."""
+    with contextlib.redirect_stdout(sys.stderr), _status() as say:
+        yield say
+
+
+@contextlib.contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    if not sys.stderr.isatty():
+        yield lambda stage: None
+        return
+    status = Console(stderr=True).status("analysing")
+    timer = threading.Timer(PATIENCE, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda stage: status.update(text.clean(stage))
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
