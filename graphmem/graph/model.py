@@ -1,0 +1,85 @@
+"""A frozen model graph: nodes, tensors with their shapes, and no weight anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphmem.errors import ShapeError
+from graphmem.trace import MAX_STORAGE_BYTES
+
+#: Bits of one element. Sub-byte types are packed, the last byte padded (onnx.proto, ``TensorProto.raw_data``).
+ELEMENT_BITS = {
+    "bool": 8, "int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64, "uint64": 64,
+    "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "complex64": 64, "complex128": 128,
+    "float8e4m3fn": 8, "float8e4m3fnuz": 8, "float8e5m2": 8, "float8e5m2fnuz": 8, "float8e8m0": 8,
+    "int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2,
+    "string": 256,  # sizeof(std::string) of libstdc++ on a 64-bit machine; ONNX Runtime keeps strings on the host
+}  # fmt: skip
+
+Dimension = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its data. A dimension is an int, or the name of one that is not bound."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements. Raises :class:`ShapeError` for an unbound or negative dimension."""
+        for dimension in self.shape:
+            if isinstance(dimension, str):
+                raise ShapeError(f"tensor {self.name!r} has the unbound dimension {dimension!r}")
+            if dimension < 0:
+                raise ShapeError(f"tensor {self.name!r} has the negative dimension {dimension}")
+        return math.prod(int(dimension) for dimension in self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor. Raises :class:`ShapeError` when they do not fit 63 bits."""
+        count = -(-self.elements * ELEMENT_BITS[self.dtype] // 8)
+        if count > MAX_STORAGE_BYTES:
+            raise ShapeError(f"tensor {self.name!r} ({self}) has {count} bytes, more than any memory (2^63 - 1)")
+        return count
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator. ``inputs`` and ``outputs`` are tensor names, ``""`` standing for an absent optional one.
+
+    ``domain`` is ``""`` for ONNX's own operators. ``attributes`` hold numbers, strings and tuples of them only.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        kind = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+        return f"node {self.name!r} ({kind})"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in file order, and the spec of every tensor by name. ``inputs`` do not include initializers."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, TensorSpec]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    initializers: tuple[str, ...]
+    opsets: tuple[tuple[str, int], ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,187 @@
+"""An ``.onnx`` file as a protobuf model without weights, and its parts as graphmem values. No tensor data is read.
+
+Initializers of up to 1 KiB keep their values, because shapes, axes and indices live there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from graphmem.errors import ShapeError, SourceError
+from graphmem.graph.model import Dimension, Node, TensorSpec
+from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights
+
+#: Names that onnx.TensorProto.DataType spells otherwise than numpy.
+_RENAMED = {"float": "float32", "double": "float64"}
+_ONNX_DOMAINS = ("", "ai.onnx")  # two spellings of one domain
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Read the model at ``path``, its local functions inlined. Raises :class:`SourceError`."""
+    try:
+        with path.open("rb") as file:
+            data = strip_weights(file, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from None
+    except MalformedError as error:
+        raise SourceError(_malformed(path, error)) from None
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as error:  # DecodeError, or another one according to which protobuf is installed
+        raise SourceError(f"{path} is not a valid ONNX model: {_first_line(error)}") from None
+    if not model.HasField("graph"):
+        raise SourceError(f"{path} is not an ONNX model: it holds no graph{_hint(path)}")
+    if not model.opset_import:
+        raise SourceError(f"{path} is not a valid ONNX model: it names no operator set")
+    return inline_functions(model, path) if model.functions else model
+
+
+def _malformed(path: Path, error: MalformedError) -> str:
+    # ir_version and the like come before the graph: when something was read the file began well
+    if error.model_fields:
+        return f"{path} is truncated or damaged: {error}"
+    return f"{path} is not an ONNX model: {error}{_hint(path)}"
+
+
+def _hint(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(b"version https://git-lfs"):
+        return " (it is a Git LFS pointer: run git lfs pull)"
+    if head[4:8] == b"ORTM":  # the file identifier of ort.fbs
+        return " (it is in ORT format: use the .onnx it was made from)"
+    if head.startswith(b"PK"):
+        return " (it is a zip archive, as torch.save writes them)"
+    return ""
+
+
+def inline_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """``model`` with every call of a model-local function replaced by its body, as ONNX Runtime does first."""
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model, convert_version=True)
+    except Exception as error:  # the inliner raises whatever its C++ throws
+        raise SourceError(f"{path}: its local functions cannot be inlined: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def dtype_name(number: int, owner: str) -> str:
+    """graphmem's name of an ONNX element type. Raises :class:`SourceError` for one this onnx does not know."""
+    try:
+        name = str(onnx.TensorProto.DataType.Name(number)).lower()
+    except ValueError:
+        raise SourceError(f"tensor {owner!r} has the unknown element type {number}") from None
+    if name == "undefined":
+        raise SourceError(f"tensor {owner!r} has no element type")
+    return _RENAMED.get(name, name)
+
+
+def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
+    """Operator-set versions by domain, ``""`` for ONNX's own."""
+    return {canonical_domain(entry.domain): entry.version for entry in model.opset_import}
+
+
+def canonical_domain(domain: str) -> str:
+    """``domain`` with the two spellings of ONNX's own made one."""
+    return "" if domain in _ONNX_DOMAINS else domain
+
+
+def spec_of_value(value: onnx.ValueInfoProto) -> TensorSpec | None:
+    """The spec of a value as declared, or ``None`` when no shape is. An unnamed free dimension reads ``"?"``.
+
+    Raises :class:`SourceError` when the value is no dense tensor.
+    """
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        said = (kind or "no type").replace("_type", "").replace("_", " ")
+        raise SourceError(f"{value.name!r} is not a tensor ({said}); graphmem plans graphs of dense tensors only")
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return TensorSpec(value.name, dtype_name(tensor.elem_type, value.name), _dims(tensor.shape.dim, value.name))
+
+
+def _dims(dims: Iterable[Any], owner: str) -> tuple[Dimension, ...]:
+    out: list[Dimension] = []
+    for dim in dims:
+        if dim.HasField("dim_value"):
+            if dim.dim_value < 0:  # some exporters write -1 for a free dimension
+                out.append("?")
+                continue
+            out.append(int(dim.dim_value))
+        else:
+            out.append(dim.dim_param or "?")
+    return tuple(out)
+
+
+def spec_of_tensor(tensor: onnx.TensorProto, name: str = "") -> TensorSpec:
+    """The spec of a constant tensor. Raises :class:`ShapeError` for a negative dimension."""
+    name = name or tensor.name
+    if any(dim < 0 for dim in tensor.dims):
+        raise ShapeError(f"constant {name!r} has the shape {list(tensor.dims)}; a constant's dimensions cannot be free")
+    return TensorSpec(name, dtype_name(tensor.data_type, name), tuple(int(dim) for dim in tensor.dims))
+
+
+def value_of_tensor(tensor: onnx.TensorProto, directory: Path | None = None) -> npt.NDArray[Any] | None:
+    """The values of a small constant, or ``None`` when it is large or its data are not there."""
+    spec = spec_of_tensor(tensor)
+    if spec.dtype == "string" or spec.nbytes > KEPT_PAYLOAD_BYTES:
+        return None
+    try:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return _small_external(tensor, spec, directory)
+        return np.asarray(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, OSError, OverflowError):
+        return None
+
+
+def _small_external(tensor: onnx.TensorProto, spec: TensorSpec, directory: Path | None) -> npt.NDArray[Any] | None:
+    """A small tensor kept in the weights file beside the model: exporters move even shapes there when told to."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = Path(entries.get("location", ""))
+    if directory is None or location.is_absolute() or ".." in location.parts or not (directory / location).is_file():
+        return None
+    with (directory / location).open("rb") as file:
+        file.seek(int(entries.get("offset", "0")))
+        data = file.read(spec.nbytes)
+    copy = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
+    return np.asarray(numpy_helper.to_array(copy)) if len(data) == spec.nbytes else None
+
+
+def node_of_proto(proto: onnx.NodeProto, index: int) -> Node:
+    """The node as a value. A nameless one is called after its first output, which is unique in a graph."""
+    outputs = tuple(proto.output)
+    name = proto.name or next(filter(None, outputs), f"{proto.op_type}_{index}")
+    attributes = {a.name: _attribute(a) for a in proto.attribute}
+    kept = {key: value for key, value in attributes.items() if value is not None}
+    return Node(name, proto.op_type, canonical_domain(proto.domain), tuple(proto.input), outputs, kept)
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Any:
+    kind = attribute.type
+    if kind == onnx.AttributeProto.INT:
+        return int(attribute.i)
+    if kind == onnx.AttributeProto.FLOAT:
+        return float(attribute.f)
+    if kind == onnx.AttributeProto.STRING:
+        return attribute.s.decode("utf-8", "replace")
+    if kind == onnx.AttributeProto.INTS:
+        return tuple(attribute.ints)
+    if kind == onnx.AttributeProto.FLOATS:
+        return tuple(attribute.floats)
+    if kind == onnx.AttributeProto.STRINGS:
+        return tuple(text.decode("utf-8", "replace") for text in attribute.strings)
+    return None

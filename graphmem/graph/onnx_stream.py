@@ -1,0 +1,130 @@
+"""Read an ONNX file without its weights.
+
+An ONNX file is one protobuf message, and nearly all of it is ``TensorProto`` payloads. This walker copies every field
+but those: it seeks over them, so neither time nor memory grows with the weights, and files beyond protobuf's 2 GiB
+limit are read like any other. Field numbers: ``onnx/onnx.proto`` (IR version 13).
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import BinaryIO
+
+KEPT_PAYLOAD_BYTES = 1024  # a payload up to this size may be a shape, axes or indices that shape inference needs
+MAX_DEPTH = 64  # protobuf itself refuses messages nested deeper than 100
+
+_PAYLOAD = "payload"
+_DROP = "drop"
+#: message -> field number -> what it holds; every field not named is copied as it is
+_FIELDS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: _DROP, 25: "function"},  # 20 is training_info: a second graph that inference never runs
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {4: _PAYLOAD, 5: _PAYLOAD, 6: _PAYLOAD, 7: _PAYLOAD, 9: _PAYLOAD, 10: _PAYLOAD, 11: _PAYLOAD},
+}
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class MalformedError(ValueError):
+    """The bytes are not such a message. ``model_fields`` counts the complete top-level fields read before."""
+
+    model_fields = 0
+
+
+@dataclass
+class _Reader:
+    file: BinaryIO
+    position: int = 0
+
+    def take(self, count: int, end: int) -> bytes:
+        data = self.file.read(self._checked(count, end))
+        if len(data) != count:
+            raise MalformedError(f"it ends at byte {self.position + len(data)}")
+        self.position += count
+        return data
+
+    def skip(self, count: int, end: int) -> None:
+        self.file.seek(self._checked(count, end), io.SEEK_CUR)
+        self.position += count
+
+    def _checked(self, count: int, end: int) -> int:
+        if count > end - self.position:
+            raise MalformedError(f"a field at byte {self.position} wants {count} bytes, {end - self.position} are left")
+        return count
+
+    def varint(self, end: int) -> tuple[int, bytes]:
+        """A varint and the bytes it was written with."""
+        value, raw = 0, b""
+        while True:
+            byte = self.take(1, end)
+            value |= (byte[0] & 0x7F) << (7 * len(raw))
+            raw += byte
+            if byte[0] < 0x80:
+                return value, raw
+            if len(raw) == 10:
+                raise MalformedError(f"a number at byte {self.position} does not end")
+
+
+def strip_weights(file: BinaryIO, size: int) -> bytes:
+    """The ONNX model of ``size`` bytes at the start of the seekable ``file``, without payloads over 1 KiB.
+
+    Raises :class:`MalformedError`.
+    """
+    return _message(_Reader(file), size, "model", 0)
+
+
+def _message(reader: _Reader, end: int, kind: str, depth: int) -> bytes:
+    if depth > MAX_DEPTH:
+        raise MalformedError(f"messages are nested deeper than {MAX_DEPTH}")
+    out = bytearray()
+    fields = _FIELDS[kind]
+    count = 0
+    try:
+        while reader.position < end:
+            key, raw_key = reader.varint(end)
+            _field(reader, end, fields.get(key >> 3, ""), key & 7, raw_key, out, depth)
+            count += 1
+    except MalformedError as error:
+        error.model_fields = count  # the outermost message writes last
+        raise
+    return bytes(out)
+
+
+def _field(reader: _Reader, end: int, kind: str, wire: int, raw_key: bytes, out: bytearray, depth: int) -> None:
+    if wire == _VARINT:
+        _, raw = reader.varint(end)
+        out += raw_key + raw
+    elif wire in (_FIXED64, _FIXED32):
+        out += raw_key + reader.take(8 if wire == _FIXED64 else 4, end)
+    elif wire == _BYTES:
+        length, raw = reader.varint(end)
+        if kind == _DROP or (kind == _PAYLOAD and length > KEPT_PAYLOAD_BYTES):
+            reader.skip(length, end)
+        elif kind in _FIELDS and length > KEPT_PAYLOAD_BYTES:  # nothing in a smaller one is worth a visit
+            child = _message(reader, _child_end(reader, length, end), kind, depth + 1)
+            out += raw_key + _varint_bytes(len(child)) + child
+        else:
+            out += raw_key + raw + reader.take(length, end)
+    else:
+        raise MalformedError(f"byte {reader.position} has the unknown wire type {wire}")
+
+
+def _child_end(reader: _Reader, length: int, end: int) -> int:
+    if reader.position + length > end:
+        raise MalformedError(
+            f"a field at byte {reader.position} wants {length} bytes, {end - reader.position} are left"
+        )
+    return reader.position + length
+
+
+def _varint_bytes(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

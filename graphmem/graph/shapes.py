@@ -1,0 +1,240 @@
+"""The shape of every tensor of a bound graph, node by node, with ONNX's own inference rules.
+
+Each node goes through the C++ rule of its operator (``onnx.shape_inference.infer_node_outputs``), which is given the
+known values of small inputs; so an error names its node and ONNX's reason. Operators ONNX does not know come from the
+shapes written in the file, or from ONNX Runtime's symbolic rules when onnxruntime and sympy are installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+
+from graphmem.errors import ShapeError, SourceError
+from graphmem.graph import onnx_import
+from graphmem.graph.binding import Binding
+from graphmem.graph.folding import Value, fold
+from graphmem.graph.model import Node, TensorSpec
+from graphmem.graph.onnx_runtime_rules import symbolic_outputs
+from graphmem.graph.order import execution_order
+
+_SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+_RESHAPING = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose"))
+
+
+@dataclass
+class Propagation:
+    """What is known so far; lives inside one :func:`propagate`."""
+
+    model: onnx.ModelProto
+    directory: Path | None
+    annotated: dict[str, TensorSpec]
+    opsets: dict[str, int] = field(default_factory=dict)
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    data: dict[str, onnx.TensorProto] = field(default_factory=dict)  # ``values`` as the C++ rules read them
+    constants: list[str] = field(default_factory=list)
+    schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def add(self, spec: TensorSpec, value: Value | None = None) -> None:
+        self.specs[spec.name] = spec
+        number = element_type(spec.dtype)
+        self.types[spec.name] = helper.make_tensor_type_proto(number, list(spec.shape))
+        if value is not None:
+            self.values[spec.name] = value
+            self.data[spec.name] = numpy_helper.from_array(value, spec.name)
+
+    def add_constant(self, tensor: onnx.TensorProto, name: str) -> None:
+        self.add(onnx_import.spec_of_tensor(tensor, name), onnx_import.value_of_tensor(tensor, self.directory))
+        self.constants.append(name)
+
+
+def element_type(dtype: str) -> int:
+    """ONNX's number of a graphmem element type."""
+    name = {"float32": "FLOAT", "float64": "DOUBLE"}.get(dtype, dtype.upper())
+    return int(onnx.TensorProto.DataType.Value(name))
+
+
+def propagate(
+    model: onnx.ModelProto, nodes: Sequence[Node], binding: Binding, directory: Path | None = None
+) -> Propagation:
+    """Specs of all tensors of ``model``, whose nodes are ``nodes``, for the bound inputs.
+
+    ``Constant`` nodes become constants. Raises :class:`ShapeError` naming the node whose output shape cannot be found,
+    :class:`SourceError` for what graphmem does not plan: subgraphs, sequences, unknown domains.
+    """
+    graph = model.graph
+    state = Propagation(model, directory, _annotations(graph, binding), onnx_import.opset_versions(model))
+    for tensor in graph.initializer:
+        state.add_constant(tensor, tensor.name)
+    for sparse in graph.sparse_initializer:
+        raise SourceError(f"initializer {sparse.values.name!r} is sparse; graphmem plans dense tensors only")
+    for spec in binding.inputs:
+        state.add(spec)
+    for index in execution_order(nodes):
+        _visit(state, nodes[index], graph.node[index])
+    _check_outputs(graph, state, binding)
+    return state
+
+
+def _annotations(graph: onnx.GraphProto, binding: Binding) -> dict[str, TensorSpec]:
+    """Shapes the file gives for inner tensors, as far as they are numbers once the input symbols are bound."""
+    annotated: dict[str, TensorSpec] = {}
+    if not binding.keeps_annotations:
+        return annotated
+    for value in (*graph.value_info, *graph.output):
+        if value.type.WhichOneof("value") != "tensor_type":
+            continue
+        spec = onnx_import.spec_of_value(value)
+        if spec is not None:
+            shape = tuple(binding.symbols.get(d, d) if isinstance(d, str) else d for d in spec.shape)
+            if not any(isinstance(d, str) for d in shape):
+                annotated[spec.name] = TensorSpec(spec.name, spec.dtype, shape)
+    return annotated
+
+
+def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
+    if any(attribute.type in _SUBGRAPHS for attribute in proto.attribute):
+        raise SourceError(f"{node} has subgraphs; graphmem cannot plan control flow (If, Loop, Scan) yet")
+    for name in filter(None, node.inputs):
+        if name not in state.specs:
+            raise SourceError(f"{node} reads {name!r}, which nothing produces")
+    for name in filter(None, node.outputs):
+        if name in state.specs:
+            raise SourceError(f"{node} produces {name!r}, which is an input or an initializer already")
+    if node.op_type == "Constant" and not node.domain:
+        state.add_constant(_constant(node, proto), node.outputs[0])
+        return
+    outputs = _infer(state, node, proto)
+    values = fold(proto, node.domain, state.opsets.get("", 1), state.specs, state.values, outputs)
+    for spec in outputs:
+        value = values.get(spec.name)
+        shape = spec.shape if value is None else value.shape
+        if any(isinstance(d, str) or d < 0 for d in shape):
+            shown = "x".join(map(str, shape))
+            raise ShapeError(
+                f"{node}: the shape of output {spec.name!r} ({shown}) depends on data or cannot be inferred"
+            )
+        state.add(TensorSpec(spec.name, spec.dtype, tuple(shape)), value)
+    _check_elements(state, node)
+
+
+def _constant(node: Node, proto: onnx.NodeProto) -> onnx.TensorProto:
+    """The tensor of a ``Constant`` node, whichever of its attributes holds it."""
+    if len(proto.attribute) != 1 or not node.outputs:
+        raise SourceError(f"{node} must have exactly one attribute, its value")
+    attribute = proto.attribute[0]
+    if attribute.name == "value":
+        return attribute.t
+    kinds = {
+        "value_int": (onnx.TensorProto.INT64, [attribute.i], []),
+        "value_ints": (onnx.TensorProto.INT64, list(attribute.ints), [len(attribute.ints)]),
+        "value_float": (onnx.TensorProto.FLOAT, [attribute.f], []),
+        "value_floats": (onnx.TensorProto.FLOAT, list(attribute.floats), [len(attribute.floats)]),
+        "value_string": (onnx.TensorProto.STRING, [attribute.s], []),
+        "value_strings": (onnx.TensorProto.STRING, list(attribute.strings), [len(attribute.strings)]),
+    }
+    if attribute.name not in kinds:
+        raise SourceError(f"{node} holds its value as {attribute.name!r}; graphmem plans dense tensors only")
+    kind, values, shape = kinds[attribute.name]
+    return helper.make_tensor(node.outputs[0], kind, shape, values)
+
+
+def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[TensorSpec]:
+    wanted = [name for name in node.outputs if name]
+    schema = _schema(state, node)
+    if schema is None:
+        return _without_schema(state, node, proto, wanted)
+    types = {name: state.types[name] for name in node.inputs if name}
+    data = {name: state.data[name] for name in types if name in state.data}
+    try:
+        inferred = shape_inference.infer_node_outputs(
+            schema, proto, types, data, None, list(state.model.opset_import), state.model.ir_version
+        )
+    except Exception as error:  # whatever onnx's C++ throws: InferenceError, ValidationError, RuntimeError, ...
+        raise ShapeError(f"{node}: {_reason(error)} (inputs: {_inputs_text(state, node)})") from None
+    return [_spec_of_type(node, name, inferred.get(name)) for name in wanted]
+
+
+def _schema(state: Propagation, node: Node) -> Any:
+    key = (node.domain, node.op_type)
+    if key not in state.schemas:
+        if node.domain not in state.opsets:
+            raise SourceError(f"{node}: the model imports no operator set for domain {node.domain!r}")
+        try:
+            schema = onnx.defs.get_schema(node.op_type, state.opsets[node.domain], node.domain)
+        except Exception:  # onnx.defs.SchemaError, a plain Exception in some versions; an int beyond C++'s TypeError
+            schema = None
+        if schema is not None and not schema.has_type_and_shape_inference_function:
+            schema = None
+        state.schemas[key] = schema
+    return state.schemas[key]
+
+
+def _without_schema(state: Propagation, node: Node, proto: onnx.NodeProto, wanted: list[str]) -> list[TensorSpec]:
+    if all(name in state.annotated for name in wanted):
+        state.notes["operators unknown to ONNX"] = "shapes taken from the file"
+        return [state.annotated[name] for name in wanted]
+    found = symbolic_outputs(state.model, proto, state.types, state.data)
+    specs = [_spec_of_type(node, name, found[name]) for name in wanted if name in found]
+    if len(specs) == len(wanted):
+        state.notes["operators unknown to ONNX"] = "shapes by onnxruntime.tools.symbolic_shape_infer"
+        return specs
+    domain = node.domain or "ai.onnx"
+    raise ShapeError(
+        f"node {node.name!r}: operator {node.op_type} of domain {domain!r} (version {state.opsets[node.domain]}) is "
+        "unknown, so the shapes of its outputs are; write them into the file's value_info, or install onnxruntime and "
+        "sympy if it is an ONNX Runtime operator"
+    )
+
+
+def _spec_of_type(node: Node, name: str, kind: onnx.TypeProto | None) -> TensorSpec:
+    if kind is None or kind.WhichOneof("value") is None:
+        raise ShapeError(f"{node}: nothing is known about output {name!r}")
+    value = onnx.ValueInfoProto(name=name, type=kind)
+    spec = onnx_import.spec_of_value(value)
+    if spec is None:
+        raise ShapeError(f"{node}: the shape of output {name!r} depends on data or cannot be inferred")
+    return spec
+
+
+def _check_elements(state: Propagation, node: Node) -> None:
+    """ONNX does not compare a fixed Reshape target with its input; a batch baked into the file shows here."""
+    if node.domain or node.op_type not in _RESHAPING or not node.inputs or not node.inputs[0] or not node.outputs[0]:
+        return
+    source, target = state.specs[node.inputs[0]], state.specs[node.outputs[0]]
+    if source.elements != target.elements:
+        raise ShapeError(
+            f"{node}: cannot make {target} of {source}; a size fixed in the file does not go with the bound dimensions"
+        )
+
+
+def _check_outputs(graph: onnx.GraphProto, state: Propagation, binding: Binding) -> None:
+    for value in graph.output:
+        if value.name not in state.specs:
+            raise SourceError(f"nothing produces the graph's output {value.name!r}")
+        declared = onnx_import.spec_of_value(value)
+        shape = state.specs[value.name].shape
+        if binding.rebatched and declared is not None and declared.shape and shape:
+            old, new = binding.rebatched
+            if declared.shape[0] == old and shape[0] != new:
+                raise ShapeError(
+                    f"the batch is fixed in the file: with {new} in place of {old}, output {value.name!r} is "
+                    f"{state.specs[value.name]}; export the model with a dynamic batch"
+                )
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _inputs_text(state: Propagation, node: Node) -> str:
+    return ", ".join(f"{name} {state.specs[name]}" for name in node.inputs if name)
