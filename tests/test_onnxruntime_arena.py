@@ -58,7 +58,7 @@ def test_shrink_keeps_the_first_region_and_restarts_growth() -> None:
     arena.malloc(MIB)
     arena.malloc(MIB)
     assert region_sizes(arena) == [1 * MIB, 2 * MIB]
-    assert arena.max_reserved_bytes == 15 * MIB
+    assert arena.peak_reserved_bytes == 15 * MIB
 
 
 def test_shrink_keeps_what_is_in_use_and_reserved() -> None:
@@ -92,7 +92,7 @@ def test_reserving_past_the_limit_removes_the_limit() -> None:
 
 def test_a_limit_refuses() -> None:
     arena = arena_with(max_mem=MIB)
-    with pytest.raises(DeviceOutOfMemory, match="Available memory of 1048576 is smaller than .* 1048832"):
+    with pytest.raises(DeviceOutOfMemory, match=r"Available memory of 1048576 is smaller than .* 1048832"):
         arena.malloc(MIB + 1)
 
 

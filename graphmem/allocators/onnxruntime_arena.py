@@ -142,7 +142,7 @@ class BFCArena:
         self._reserved: dict[int, int] = {}
         self.allocated_bytes = 0  # InUse
         self.reserved_bytes = 0  # TotalAllocated
-        self.max_reserved_bytes = 0  # upstream keeps no maximum of TotalAllocated; this one is ours
+        self.peak_reserved_bytes = 0  # upstream keeps no maximum of TotalAllocated; this one is ours
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
     # -- the allocator protocol ---------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class BFCArena:
 
     def _add_reserved_bytes(self, size: int) -> None:
         self.reserved_bytes += size
-        self.max_reserved_bytes = max(self.max_reserved_bytes, self.reserved_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
     def _count_allocation(self, size: int, requested: int) -> None:
         counts = self._counts

@@ -1,0 +1,148 @@
+"""Plan a bound graph by plain liveness: a tensor is born when its node runs and dies after its last reader.
+
+This is what any executor needs at least when it frees as early as it can. It is not ONNX Runtime's planner: no buffer
+is reused for another tensor, none is written in place, and no memory pattern is laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from graphmem.graph.model import Graph, Node
+from graphmem.graph.order import execution_order
+from graphmem.graph.placement import Placement, place
+from graphmem.trace import Category, Place, Trace, TraceBuilder
+
+#: Output 0 is input 0 under another shape: ``Alias(0, 0)`` of the CUDA kernels (reshape.cc, identity_op.cc, ...).
+ALIASING = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
+PLAN_NOTE = (
+    "plan",
+    "plain liveness plan, not ONNX Runtime's planner: no in-place or reused buffers, no memory pattern",
+)
+
+Key = tuple[str, Place]  # a tensor in one place
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """Which tensor owns the storage of which (``owner``), and the step after which an owner's storage is free.
+
+    ``last_step`` has no entry for storages that live to the end of a run; steps index ``order``.
+    """
+
+    graph: Graph
+    order: tuple[int, ...]
+    placement: Placement
+    owner: dict[Key, Key]
+    last_step: dict[Key, int]
+
+
+def live_plan(graph: Graph) -> LivePlan:
+    """Find the live range of every storage of one run of ``graph``."""
+    order = tuple(execution_order(graph.nodes))
+    placement = place(graph, order)
+    owner: dict[Key, Key] = {}
+    for name in (*graph.inputs, *graph.initializers):
+        owner.update((key, key) for key in _keys(name, placement))
+    last: dict[Key, int] = {}
+    for step, index in enumerate(order):
+        node = graph.nodes[index]
+        for position, name in enumerate(node.inputs):
+            if name:
+                last[owner[name, placement.read_at(index, node, position)]] = step
+        for name in filter(None, node.outputs):
+            shared = _shared_storage(graph, node, index, name, placement)
+            for key in _keys(name, placement):
+                owner[key] = owner[shared] if shared is not None and key == (name, placement.home[name]) else key
+            if name in placement.copies:  # the copy is made at once, which is a read of the original
+                last[owner[name, placement.home[name]]] = step
+    for key in _kept(graph, placement, owner):
+        last.pop(key, None)
+    return LivePlan(graph, order, placement, owner, last)
+
+
+def _keys(name: str, placement: Placement) -> list[Key]:
+    home = placement.home[name]
+    other = Place.HOST if home == Place.DEVICE else Place.DEVICE
+    return [(name, home), (name, other)] if name in placement.copies else [(name, home)]
+
+
+def _shared_storage(graph: Graph, node: Node, index: int, output: str, placement: Placement) -> Key | None:
+    """The input whose storage ``output`` shares. A graph output never shares: it is handed to the caller."""
+    if node.domain or node.op_type not in ALIASING or output != node.outputs[0] or output in graph.outputs:
+        return None
+    source = (node.inputs[0], placement.read_at(index, node, 0))
+    same_size = graph.tensors[source[0]].nbytes == graph.tensors[output].nbytes
+    return source if same_size and source[1] == placement.home[output] else None
+
+
+def _kept(graph: Graph, placement: Placement, owner: dict[Key, Key]) -> list[Key]:
+    """Storages that outlive their last reader: inputs and outputs to the end of the run, initializers for ever."""
+    names = dict.fromkeys((*graph.inputs, *graph.initializers, *graph.outputs))
+    return [owner[key] for name in names for key in _keys(name, placement)]
+
+
+@dataclass
+class _Writer:
+    plan: LivePlan
+    builder: TraceBuilder
+    phase: int = 0
+    live: dict[Key, int] = field(default_factory=dict)  # owner -> storage index, of this run
+
+    def alloc(self, name: str, category: Category, operator: int) -> None:
+        """Allocate the storages that ``name`` owns, in its home and as a copy."""
+        spec = self.plan.graph.tensors[name]
+        for key in _keys(name, self.plan.placement):
+            if self.plan.owner[key] == key:
+                where = Place.HOST if spec.dtype == "string" else key[1]
+                label = name if key[1] == self.plan.placement.home[name] else f"{name} (copy)"
+                self.live[key] = self.builder.alloc(spec.nbytes, operator, category, place=where, label=label)
+
+    def run(self, iteration: int) -> None:
+        """One run: copy the inputs, execute every node, give everything back."""
+        graph, plan = self.plan.graph, self.plan
+        self.phase = self.builder.phase(iteration, "run")
+        self.live = {}
+        if graph.inputs:
+            operator = self.builder.operator("inputs", phase=self.phase)
+            for name in graph.inputs:
+                self.alloc(name, Category.INPUT, operator)
+        dying: dict[int, list[Key]] = {}
+        for key, step in plan.last_step.items():
+            dying.setdefault(step, []).append(key)
+        operator = 0
+        for step, index in enumerate(plan.order):
+            node = graph.nodes[index]
+            operator = self.builder.operator(_operator_name(node), node.name, self.phase)
+            for name in filter(None, node.outputs):
+                self.alloc(name, Category.ACTIVATION, operator)
+            for key in dying.get(step, ()):
+                if key in self.live:
+                    self.builder.free(self.live.pop(key), operator)
+        if self.live:
+            operator = self.builder.operator("end of run", phase=self.phase)
+        for storage in self.live.values():
+            self.builder.free(storage, operator)
+
+
+def _operator_name(node: Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def plan_liveness(graph: Graph, *, iterations: int = 2, notes: Sequence[tuple[str, str]] = ()) -> Trace:
+    """The trace of loading ``graph`` and running it ``iterations`` times; all sizes are unrounded bytes.
+
+    Initializers are allocated in phase 0 ``load`` and stay; each run is a phase ``run``. Device copies of the inputs,
+    the outputs, and tensors nobody reads live to the end of their run.
+    """
+    builder = TraceBuilder(source=graph.name, notes=[*graph.notes, PLAN_NOTE, *notes])
+    writer = _Writer(live_plan(graph), builder)
+    phase = builder.phase(0, "load")
+    if graph.initializers:
+        operator = builder.operator("initializers", phase=phase)
+        for name in graph.initializers:
+            writer.alloc(name, Category.PARAMETER, operator)
+    for iteration in range(1, iterations + 1):
+        writer.run(iteration)
+    return builder.build()

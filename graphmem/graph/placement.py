@@ -1,0 +1,104 @@
+"""Which tensors live on the host when the rest runs on a GPU: shapes, axes, indices, and what computes them.
+
+The rules are those of ONNX Runtime's CUDA execution provider: a kernel may want an input in CPU memory
+(``InputMemoryType(OrtMemTypeCPUInput, i)``) or give its output there, and nodes that only see such tensors run on the
+CPU (``GetCpuPreferredNodes``, ``core/framework/fallback_cpu_capability.cc``, which is read but not measured: it takes a
+GPU). A tensor needed on both sides exists twice (``MemcpyFromHost`` / ``MemcpyToHost`` nodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphmem.graph.model import Graph, Node
+from graphmem.trace import Place
+
+#: Inputs that CUDA kernels read in CPU memory: the ``InputMemoryType`` lines of ``core/providers/cuda/**``, ~1.20.
+HOST_INPUTS: dict[str, tuple[int, ...]] = {
+    "Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Squeeze": (1,), "Unsqueeze": (1,), "Tile": (1,),
+    "ConstantOfShape": (0,), "Range": (0, 1, 2), "Pad": (1, 2, 3), "Split": (1,), "TopK": (1,), "OneHot": (1, 2),
+    "Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "CumSum": (1,), "Trilu": (1,), "Dropout": (1, 2),
+    "ReduceSum": (1,), "ReduceMean": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceL1": (1,),
+    "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceSumSquare": (1,),
+    "NonMaxSuppression": (2, 3, 4),
+}  # fmt: skip
+#: CUDA kernels whose output is in CPU memory: ``core/providers/cuda/tensor/shape_op.cc``, ``size.cc``.
+HOST_OUTPUTS = frozenset(("Shape", "Size"))
+SMALL_INITIALIZER_ELEMENTS = 100  # kSmallInitializerThreshold, fallback_cpu_capability.cc
+#: GetCpuPreferredNodes leaves nodes with such an input on the GPU.
+_GPU_ONLY_TYPES = frozenset(("float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """``home`` is where a tensor is made (for inputs and initializers, where it is wanted); ``copies`` are the tensors
+    that also exist on the other side; ``host_nodes`` are indices of nodes that run on the CPU."""
+
+    home: dict[str, Place]
+    copies: frozenset[str]
+    host_nodes: frozenset[int]
+
+    def read_at(self, index: int, node: Node, position: int) -> Place:
+        """Where the node reads its input ``position``."""
+        if index in self.host_nodes or (not node.domain and position in HOST_INPUTS.get(node.op_type, ())):
+            return Place.HOST
+        return Place.DEVICE
+
+
+def place(graph: Graph, order: Sequence[int]) -> Placement:
+    """Place every tensor of ``graph``, whose nodes run in ``order``."""
+    host_nodes = _host_nodes(graph, order)
+    draft = Placement({}, frozenset(), host_nodes)
+    readers: dict[str, set[Place]] = {}
+    for index, node in enumerate(graph.nodes):
+        for position, name in enumerate(node.inputs):
+            if name:
+                readers.setdefault(name, set()).add(draft.read_at(index, node, position))
+    home: dict[str, Place] = {}
+    for name in (*graph.inputs, *graph.initializers):
+        home[name] = Place.DEVICE if Place.DEVICE in readers.get(name, ()) else Place.HOST
+    for index, node in enumerate(graph.nodes):
+        on_host = index in host_nodes or (not node.domain and node.op_type in HOST_OUTPUTS)
+        home.update((name, Place.HOST if on_host else Place.DEVICE) for name in node.outputs if name)
+    copies = frozenset(name for name, places in readers.items() if places - {home[name]})
+    return Placement(home, copies, host_nodes)
+
+
+def _host_nodes(graph: Graph, order: Sequence[int]) -> frozenset[int]:
+    """``GetCpuPreferredNodes``: nodes fed by CPU tensors, small initializers and graph inputs only, in data-flow order.
+
+    Nodes that touch strings join them, since no GPU kernel takes a string.
+    """
+    on_cpu: set[str] = set()  # tensors made in CPU memory
+    anywhere = set(graph.inputs)
+    anywhere.update(n for n in graph.initializers if graph.tensors[n].elements <= SMALL_INITIALIZER_ELEMENTS)
+    host: set[int] = set()
+    for index in order:
+        node = graph.nodes[index]
+        if _has_string(graph, node) or _prefers_cpu(graph, node, on_cpu, anywhere):
+            host.add(index)
+            on_cpu.update(filter(None, node.outputs))
+        elif not node.domain and node.op_type in HOST_OUTPUTS:
+            on_cpu.update(filter(None, node.outputs))
+    return frozenset(host)
+
+
+def _prefers_cpu(graph: Graph, node: Node, on_cpu: set[str], anywhere: set[str]) -> bool:
+    if not any(name in on_cpu for name in node.inputs):  # only consumers of CPU tensors are candidates
+        return False
+    wanted_on_cpu = HOST_INPUTS.get(node.op_type, ()) if not node.domain else ()
+    for position, name in enumerate(node.inputs):
+        if not name:
+            continue
+        if graph.tensors[name].dtype in _GPU_ONLY_TYPES:
+            return False
+        if name in anywhere:
+            continue
+        if name not in on_cpu or position in wanted_on_cpu:
+            return False
+    return True
+
+
+def _has_string(graph: Graph, node: Node) -> bool:
+    return any(graph.tensors[name].dtype == "string" for name in (*node.inputs, *node.outputs) if name)
