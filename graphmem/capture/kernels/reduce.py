@@ -350,8 +350,8 @@ def _welford(value: torch.dtype, output: torch.dtype) -> Kernel:
 
 
 def _logic(value: torch.dtype, output: torch.dtype) -> Kernel:
-    """any, all (ReduceLogicKernel.cu): the accumulator has the values' type."""
-    return Kernel(value.itemsize, value.itemsize, (output.itemsize,))
+    """any, all (ReduceLogicKernel.cu): the accumulator is one bool."""
+    return Kernel(value.itemsize, 1, (output.itemsize,))
 
 
 # --- the operators ----------------------------------------------------------------------------------------------------
@@ -413,11 +413,20 @@ def prod_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any
     return _cast_then_reduce(args, kwargs, outputs, card)
 
 
-@rule("aten.amax.default", "aten.amin.default", "aten.max.default", "aten.min.default")
+@rule("aten.amax.default", "aten.amin.default")
 def extremum_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     dims = _argument(args, kwargs, 1, "dim", None)
     keepdim = _argument(args, kwargs, 2, "keepdim", False)
     return _reduction(args[0], outputs, dims, keepdim, _extremum(args[0].dtype, outputs[0].dtype), card)
+
+
+@rule("aten.max.default", "aten.min.default")
+def extremum_of_all_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    # ReduceAllOps.cpp makes its input contiguous.
+    needs_copy = not args[0].is_contiguous()
+    return _flat_reduction(args[0], outputs, needs_copy, _extremum(args[0].dtype, outputs[0].dtype), card)
 
 
 @rule("aten.max.dim", "aten.min.dim")
@@ -432,7 +441,35 @@ def indexed_extremum_rule(
 def arg_extremum_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     dims = _argument(args, kwargs, 1, "dim", None)
     keepdim = _argument(args, kwargs, 2, "keepdim", False)
-    return _reduction(args[0], outputs, dims, keepdim, _arg_extremum(args[0].dtype, torch.int64), card)
+    kernel = _arg_extremum(args[0].dtype, torch.int64)
+    if dims is None:  # the tensor is reshaped to one dimension, so that indices count all its elements
+        return _flat_reduction(args[0], outputs, not _has_flat_view(args[0]), kernel, card)
+    return _reduction(args[0], outputs, dims, keepdim, kernel, card)
+
+
+def _flat_reduction(
+    tensor: torch.Tensor, outputs: Sequence[torch.Tensor], needs_copy: bool, kernel: Kernel, card: Card
+) -> Script | None:
+    """A reduction of all values, of a contiguous copy if needed."""
+    if not needs_copy:
+        return _reduction(tensor, outputs, None, False, kernel, card)
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
+    script = Script().output(0)
+    copy = script.take(tensor.numel() * tensor.element_size(), "contiguous copy of the reduced tensor")
+    reduction_buffers(flat, None, False, kernel, card).write(script)
+    script.give(copy)
+    return script
+
+
+def _has_flat_view(tensor: torch.Tensor) -> bool:
+    expected = None
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if size == 1:
+            continue
+        if expected is not None and stride != expected:
+            return False
+        expected = stride * size
+    return True
 
 
 @rule("aten.var.correction", "aten.std.correction")
@@ -451,6 +488,11 @@ def vector_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Seque
 
 @rule("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims")
 def logic_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    if args[0].numel() == 1 and args[0].dtype != torch.bool:
+        # ReduceOps.cpp copies the one value, cast to bool, instead of launching a reduction.
+        script = Script().output(0)
+        script.give(script.take(1, "bool of a single value"))
+        return script
     dims = _argument(args, kwargs, 1, "dim", None)
     keepdim = _argument(args, kwargs, 2, "keepdim", False)
     return _reduction(args[0], outputs, dims, keepdim, _logic(args[0].dtype, outputs[0].dtype), card)

@@ -1,0 +1,339 @@
+"""A pretend CUDA device for fake tensors, on any build of PyTorch, with or without a GPU.
+
+The trick is to show two faces. To Python a device tensor says ``cuda:0``: model code, optimizers and PyTorch's own
+decompositions ask it and choose what they would choose on a card. To C++ its device is ``meta`` (the device of the
+storage that a fake tensor really has), for which autograd needs neither a driver nor a device thread, while its
+dispatch keys are CUDA's, so that autocast and autograd take the CUDA entries of the dispatcher. Host tensors are
+ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is a device tensor.
+
+Everything here is undone when :func:`pretend_cuda` ends, whatever happens inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+DEVICE = torch.device("cuda", 0)
+_META = torch.device("meta")
+_FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
+
+
+@dataclass(frozen=True)
+class PretendDevice:
+    """What user code can ask the device about itself."""
+
+    name: str
+    capability: tuple[int, int]
+    total_bytes: int
+    sm_count: int
+    max_threads_per_sm: int
+
+
+class Patches:
+    """Attribute replacements that are put back in reverse order."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any, bool]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace ``owner.name``; an attribute that was only inherited, or absent, is deleted again on undo."""
+        own = name in vars(owner)
+        self._undo.append((owner, name, vars(owner)[name] if own else None, own))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        for owner, name, value, own in reversed(self._undo):
+            if own:
+                setattr(owner, name, value)
+            else:
+                delattr(owner, name)
+        self._undo.clear()
+
+
+@contextlib.contextmanager
+def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iterator[None]:
+    """Make fake tensors on ``cuda`` work for the duration. ``on_event`` hears of ``synchronize`` and ``empty_cache``."""
+    patches = Patches()
+    try:
+        _patch_fake_tensor(patches)
+        _patch_factories(patches)
+        _patch_cuda_namespace(patches, device, on_event)
+        _patch_foreach(patches)
+        _patch_amp(patches)
+        yield
+    finally:
+        patches.undo()
+
+
+# --- fake tensors -----------------------------------------------------------------------------------------------------
+
+
+def _patch_fake_tensor(patches: Patches) -> None:
+    construct = FakeTensor.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        fake_mode, elem, device = _constructor_arguments(args, kwargs)
+        if device is None or torch.device(device).type == "cpu":
+            return construct(cls, *args, **kwargs)
+        return _device_tensor(cls, fake_mode, elem)
+
+    patches.set(FakeTensor, "__new__", staticmethod(new))
+    patches.set(torch.Tensor, "to", _to)
+    patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(DEVICE))
+    patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
+    patches.set(FakeTensor, "is_meta", property(lambda self: False))
+    patches.set(FakeTensor, "get_device", lambda self: 0 if self.is_cuda else -1)
+    patches.set(FakeTensor, "record_stream", _record_stream)
+    patches.set(torch.utils, "swap_tensors", _swap_tensors)
+    if hasattr(fake_tensor, "init_gpu_context"):
+        patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
+
+
+def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(fake_mode, elem, device) of any of the spellings of ``FakeTensor(...)`` that PyTorch 2.4 to 2.13 use."""
+    fake_mode = args[0] if args else kwargs.get("fake_mode")
+    elem = args[1] if len(args) > 1 else kwargs.get("elem")
+    device = args[2] if len(args) > 2 else kwargs.get("device", kwargs.get("fake_device"))
+    return fake_mode, elem, device
+
+
+def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
+    self = torch.Tensor._make_subclass(
+        cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE
+    )
+    torch._C._set_throw_on_mutable_data_ptr(self)
+    attributes = self.__dict__
+    attributes["_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device"] = DEVICE
+    attributes["fake_mode"] = fake_mode
+    attributes["constant"] = attributes["real_tensor"] = attributes["pytype"] = attributes["dispatch_keys"] = None
+    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
+        setattr(self, memo, None)
+    return self
+
+
+def _stand_in(device: Any) -> Any:
+    """The C++ device for a device that Python names."""
+    if isinstance(device, int):
+        return _META
+    if isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda":
+        return _META
+    return device
+
+
+def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``Tensor.to`` with the device that C++ knows; also for real host tensors, which become fake on the way."""
+    if args and (isinstance(args[0], (str, torch.device)) or type(args[0]) is int):
+        args = (_stand_in(args[0]), *args[1:])
+    if "device" in kwargs:
+        kwargs["device"] = _stand_in(kwargs["device"])
+    return torch._C.TensorBase.to(self, *args, **kwargs)
+
+
+def _record_stream(self: torch.Tensor, stream: Any) -> None:
+    del self, stream  # every stream of the pretence is the default one; see docs/MODELING.md, streams
+
+
+def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
+    """``torch.utils.swap_tensors`` without its refusal of weak references: the fake mode's own tables hold them."""
+    first_attributes, second_attributes = dict(first.__dict__), dict(second.__dict__)
+    for tensor, attributes in ((first, second_attributes), (second, first_attributes)):
+        tensor.__dict__.clear()
+        tensor.__dict__.update(attributes)
+    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
+        for tensor in (first, second):
+            if isinstance(tensor, FakeTensor):
+                setattr(tensor, memo, None)
+    torch._C._swap_tensor_impl(first, second)
+
+
+# --- torch.tensor and friends -----------------------------------------------------------------------------------------
+
+
+def _patch_factories(patches: Patches) -> None:
+    """Factories that convert data make a host tensor and copy it, as on a card; C++ would ask a driver for that copy."""
+    for name in ("tensor", "as_tensor", "asarray"):
+        patches.set(torch, name, _host_then_copy(getattr(torch, name)))
+
+
+def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+        if isinstance(data, FakeTensor) and data.is_cuda and device is None:
+            device = DEVICE
+        if device is None or torch.device(device).type != "cuda":
+            extra = {"requires_grad": True} if requires_grad else {}
+            return factory(data, *args, device=device, **extra, **kwargs)
+        made = data if isinstance(data, FakeTensor) else factory(data, *args, **kwargs)
+        made = made.to(DEVICE, kwargs.get("dtype") or made.dtype)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+# --- torch.cuda -------------------------------------------------------------------------------------------------------
+
+
+class _Stream:
+    """Stands for any CUDA stream. Work is recorded on the default stream; see docs/MODELING.md, streams."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    device = DEVICE
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def elapsed_time(self, _: Any) -> float:
+        return 0.0
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Stream()
+
+    synchronize = wait_stream = wait_event = record = wait = _nothing
+
+
+def _patch_cuda_namespace(patches: Patches, device: PretendDevice, on_event: Callable[[str], None]) -> None:
+    cuda = torch.cuda
+    major, minor = device.capability
+    properties = SimpleNamespace(
+        name=device.name,
+        major=major,
+        minor=minor,
+        total_memory=device.total_bytes,
+        multi_processor_count=device.sm_count,
+        max_threads_per_multi_processor=device.max_threads_per_sm,
+        warp_size=32,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+    )
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": device.name,
+        "get_device_capability": device.capability,
+        "get_device_properties": properties,
+        "mem_get_info": (device.total_bytes, device.total_bytes),
+        "is_bf16_supported": True,
+        "get_arch_list": [f"sm_{major}{minor}"],
+        "init": None,
+        "_lazy_init": None,
+        "set_device": None,
+        "manual_seed": None,
+        "manual_seed_all": None,
+        "seed": None,
+        "set_rng_state": None,
+        "set_rng_state_all": None,
+        "memory_stats": {},
+        "ipc_collect": None,
+    }
+    for name in (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+        "reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction",
+    ):  # fmt: skip
+        answers[name] = 0
+    for name, answer in answers.items():
+        patches.set(cuda, name, lambda *_, _answer=answer, **__: _answer)
+    for name in ("synchronize", "empty_cache"):
+        patches.set(cuda, name, lambda *_, _name=name, **__: on_event(_name))
+    patches.set(cuda, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))
+    patches.set(cuda, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
+    for name in ("Stream", "Event", "ExternalStream"):
+        patches.set(cuda, name, _Stream)
+    for name in ("current_stream", "default_stream", "stream", "device", "device_of"):
+        patches.set(cuda, name, lambda *_, **__: _Stream())
+    if hasattr(torch, "accelerator"):
+        _patch_accelerator_namespace(patches, on_event)
+
+
+def _patch_accelerator_namespace(patches: Patches, on_event: Callable[[str], None]) -> None:
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "current_accelerator": torch.device("cuda"),
+        "device_count": 1,
+        "current_device_index": 0,
+        "current_device_idx": 0,
+        "current_stream": _Stream(),
+        "set_stream": None,
+        "set_device_index": None,
+    }
+    for name, answer in answers.items():
+        patches.set(torch.accelerator, name, lambda *_, _answer=answer, **__: _answer)
+    for name in ("synchronize", "empty_cache"):
+        patches.set(torch.accelerator, name, lambda *_, _name=name, **__: on_event(_name))
+
+
+# --- optimizers and utilities that group tensors ----------------------------------------------------------------------
+
+
+def _patch_foreach(patches: Patches) -> None:
+    """Let the multi-tensor paths, CUDA's default, take fake tensors, and name their device by its Python name."""
+    group = torch._C._group_tensors_by_device_and_dtype
+
+    def grouped(*args: Any, **kwargs: Any) -> Any:
+        return {
+            (DEVICE if device is not None and device.type == "meta" else device, dtype): value
+            for (device, dtype), value in group(*args, **kwargs).items()
+        }
+
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", grouped)
+    optimizer = sys.modules["torch.optim.optimizer"]
+    supported = [*optimizer._foreach_supported_types, FakeTensor]  # type: ignore[attr-defined]
+    patches.set(optimizer, "_foreach_supported_types", supported)
+    foreach_utils = sys.modules["torch.utils._foreach_utils"]
+    on_device = foreach_utils._device_has_foreach_support  # type: ignore[attr-defined]
+
+    def has_support(tensors: Any, device: torch.device) -> bool:
+        del tensors
+        return bool(on_device(device))
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch.") and "_has_foreach_support" in vars(module):
+            patches.set(module, "_has_foreach_support", has_support)
+
+
+def _patch_amp(patches: Patches) -> None:
+    """A gradient scaler decides on data whether to step; the usual outcome, no overflow, is assumed."""
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        del self, state
+        return optimizer.step(*args, **kwargs)
+
+    patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)
+    patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
+
+
+def quiet_registration() -> contextlib.AbstractContextManager[Any]:
+    """Silences PyTorch's one-off warning that a kernel is overridden, which is what we mean to do."""
+
+    @contextlib.contextmanager
+    def quiet() -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+
+    return quiet()

@@ -1,0 +1,63 @@
+"""Small host tensors that Python code reads back: step counters, ``linspace`` of drop-path rates, literal tensors.
+
+Model code computes such values on the host and turns them into Python numbers. They are configuration, not data, so
+they are computed for real instead of on fake tensors. Everything big, and everything on the device, stays fake.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+_aten = torch.ops.aten
+
+#: Largest number of elements of a host tensor that is computed for real.
+LIMIT = 1 << 16
+
+_RANGES = {
+    _aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default, _aten.logspace.default,
+}  # fmt: skip
+_SHAPED = {_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.empty.memory_format}
+
+
+def computable(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether this call makes or uses only small host values."""
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != "cpu":
+        return False
+    tensors = list(_tensors(args))
+    if tensors:
+        return all(not isinstance(t, FakeTensor) and t.device.type == "cpu" and t.numel() <= LIMIT for t in tensors)
+    if func in _SHAPED:
+        return len(args[0]) == 0
+    return func in _RANGES and _length(func, args) <= LIMIT or func is _aten.scalar_tensor.default
+
+
+def compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run the call on real host tensors."""
+    with unset_fake_temporarily():
+        return func(*args, **kwargs)
+
+
+def _length(func: Any, args: Any) -> float:
+    """Number of elements of a range; infinite if it is given in a way that is not understood."""
+    numbers = [a for a in args if isinstance(a, (int, float))]
+    if len(numbers) != len(args):
+        return float("inf")
+    if func is _aten.arange.default:
+        return float(numbers[0])
+    if func is _aten.arange.start:
+        return float(numbers[1] - numbers[0])
+    if func is _aten.arange.start_step:
+        return float(abs(numbers[1] - numbers[0]) / abs(numbers[2] if len(numbers) > 2 else 1))
+    return float(numbers[2])
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,127 @@
+"""Follows ``nn.Module`` calls and optimizers during a capture: module paths, stages, and what tensors are for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as nn_module
+from torch.optim import optimizer as torch_optimizer
+
+from graphmem.capture.fakes import Patches
+from graphmem.capture.recorder import Recorder
+from graphmem.trace import Category
+
+
+class ModuleWatch:
+    """Names modules and parameters, and tells the recorder where the step is."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._names: dict[int, str] = {}
+        self._adopted: list[nn.Module] = []  # keeps ids valid
+        self._stack: list[str] = []
+
+    def adopt(self, model: nn.Module) -> None:
+        """Learn the names of a model's modules, parameters and buffers."""
+        if not any(known is model for known in self._adopted):
+            self._adopted.append(model)
+            for name, module in model.named_modules():
+                self._names.setdefault(id(module), name or type(model).__name__)
+        for name, parameter in model.named_parameters():
+            self._recorder.label(parameter, Category.PARAMETER, name)
+            if parameter.grad is not None:
+                self._recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
+        for name, buffer in model.named_buffers():
+            self._recorder.label(buffer, Category.BUFFER, name)
+
+    def enter(self, module: nn.Module, inputs: Any) -> None:
+        recorder = self._recorder
+        if not self._stack:
+            if id(module) not in self._names:
+                self.adopt(module)
+            self._begin_forward(inputs)
+        name = self._names.get(id(module))
+        if name is None:
+            name = self._names[id(module)] = f"{self._stack[-1] if self._stack else ''}.{type(module).__name__}"
+            self._adopted.append(module)
+        self._stack.append(name)
+        recorder.module_depth += 1
+        recorder.set_module(name)
+
+    def leave(self) -> None:
+        if self._stack:
+            self._stack.pop()
+            self._recorder.module_depth -= 1
+        self._recorder.set_module(self._stack[-1] if self._stack else "")
+
+    def _begin_forward(self, inputs: Any) -> None:
+        """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""
+        recorder = self._recorder
+        if torch._C._current_graph_task_id() != -1:
+            return  # recomputation of a checkpointed part
+        if recorder.stage == "build" and any(isinstance(t, FakeTensor) and t.is_cuda for t in inputs):
+            recorder.begin_iteration()
+        elif recorder.stage == "optimizer":
+            recorder.begin_iteration()
+        elif recorder.stage == "backward":
+            recorder.enter("forward")
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        recorder = self._recorder
+        if recorder.stage == "build":
+            recorder.begin_iteration()
+        for model in self._adopted:
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
+        if torch._C._current_graph_task_id() == -1:
+            recorder.enter("optimizer")
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                for key, value in state.items():
+                    self._recorder.label(value, Category.OPTIMIZER_STATE, str(key))
+
+
+@contextlib.contextmanager
+def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
+    """Install the hooks for the duration."""
+    watch = ModuleWatch(recorder)
+    patches = Patches()
+    patches.set(nn.Module, "_apply", _apply_to_fakes(nn.Module._apply))
+    handles = [
+        nn_module.register_module_forward_pre_hook(lambda module, inputs: watch.enter(module, inputs)),
+        nn_module.register_module_forward_hook(lambda *_: watch.leave(), always_call=True),
+        torch_optimizer.register_optimizer_step_pre_hook(lambda optimizer, *_: watch.before_step(optimizer)),
+        torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: watch.after_step(optimizer)),
+    ]
+    try:
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+        patches.undo()
+
+
+def _apply_to_fakes(original: Any) -> Any:
+    """``Module._apply`` that first turns real host parameters (made from small literals) into fake ones."""
+
+    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        for name, parameter in self._parameters.items():
+            if parameter is not None and not isinstance(parameter, FakeTensor):
+                with torch.no_grad():
+                    fake = torch.empty_like(parameter, device="cpu") if parameter.dim() else _fake_scalar(parameter)
+                self._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return apply
+
+
+def _fake_scalar(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.empty(1, dtype=parameter.dtype).reshape(())

@@ -1,0 +1,373 @@
+"""Records a PyTorch step run on fake tensors: every operator, and the birth and death of every storage, in order.
+
+PyTorch itself executes the step (autograd, Python references, views, in-place operators, hooks, recomputation), so
+lifetimes are exact. What a CUDA build would do otherwise than the fake run is laid over it here: hidden kernel buffers
+(``capture.kernels``), library workspaces (``capture.workspaces``) and the engine's in-place gradient fan-in.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphmem.capture import frames, host_values
+from graphmem.capture.kernels import RULES
+from graphmem.capture.kernels.script import Card, Rule, Script
+from graphmem.capture.workspaces import Workspaces
+from graphmem.trace import Category, EventKind, Place, TraceBuilder
+
+_aten = torch.ops.aten
+_PRIM_DEVICE = torch.ops.prim.device.default
+_ADD = _aten.add.Tensor
+_DETACH = _aten.detach.default
+_CLONE = _aten.clone.default
+_RESIZERS = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Tensor}
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+
+_ITEM = _aten._local_scalar_dense.default
+
+
+class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that knows which storage of the trace it watches."""
+
+    __slots__ = ("index", "key")
+    index: int
+    key: int
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode above ``FakeTensorMode`` that fills a :class:`TraceBuilder`.
+
+    ``decompositions`` are the CUDA substitutes of composite operators, needed where inference mode keeps the
+    dispatcher from applying them (:mod:`graphmem.capture.substitutes`).
+    """
+
+    def __init__(
+        self,
+        builder: TraceBuilder,
+        card: Card,
+        workspaces: Workspaces,
+        decompositions: dict[Any, Callable[..., Any]] | None = None,
+        graph: Any | None = None,
+    ) -> None:
+        super().__init__()
+        self.builder = builder
+        self.card = card
+        self.workspaces = workspaces
+        self.decompositions = decompositions or {}
+        self.graph = graph
+        self.values_assumed = 0
+        self.module_depth = 0
+        self._live: dict[int, _StorageRef] = {}
+        self._operator = builder.operator("(start)")
+        self._known: dict[Any, tuple[str, Rule | None]] = {}
+        self._module = ""
+        self._by_sequence: dict[int, tuple[str, str]] = {}
+        self._phase = builder.phase(0, "build")
+        self._base_phase = self._phase
+        self._backward_phase = self._phase
+        self._iteration = 0
+        self._stage = "build"
+        self._sole_counts: tuple[int, int, int] | None = None
+        self.forward_births: list[int] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around ``__torch_dispatch__``: nothing is compiled here, and the wrapper costs time."""
+        return False
+
+    # --- phases -------------------------------------------------------------------------------------------------------
+
+    def begin_iteration(self) -> None:
+        """What follows belongs to the next iteration, starting with its forward pass."""
+        self._iteration += 1
+        self.enter("forward")
+
+    def enter(self, stage: str) -> None:
+        """Name the stage (``forward``, ``backward``, ``optimizer``) of what follows."""
+        self._stage = stage
+        self._base_phase = self._phase = self.builder.phase(self._iteration, stage)
+        self._operator = self.builder.operator(f"({stage})", phase=self._base_phase)
+
+    @property
+    def stage(self) -> str:
+        """The current stage: ``build``, ``forward``, ``backward`` or ``optimizer``."""
+        return self._stage
+
+    @property
+    def iteration(self) -> int:
+        """Number of the current iteration, 0 while building."""
+        return self._iteration
+
+    def current_source(self) -> str:
+        """The source line, module or name of the operator that ran last; for error messages."""
+        operator = self.builder.operators[self._operator]
+        return operator.source or operator.module or operator.name
+
+    def cache_event(self, kind: EventKind) -> None:
+        """The step synchronised the device or emptied the cache."""
+        self.builder.event(kind, self._operator)
+
+    def stop(self) -> None:
+        """Stop listening: what dies from now on was alive at the end of the run."""
+        for ref in self._live.values():
+            ref.key = -1
+        self._live = {}
+        self.builder = TraceBuilder("after the end")
+        self._operator = self.builder.operator("(end)")
+
+    def set_module(self, path: str) -> None:
+        """Path of the module whose ``forward`` runs now."""
+        self._module = path
+
+    # --- dispatch -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _PRIM_DEVICE:
+            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if host_values.computable(func, args, kwargs):
+            return host_values.compute(func, args, kwargs)
+        if torch.is_inference_mode_enabled():
+            decomposed = self._decompose(func, args, kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
+        known = self._known.get(func)
+        if known is None:
+            name = str(func)
+            known = self._known[func] = (name, RULES.get(name))
+        name, rule = known
+        in_backward = torch._C._current_graph_task_id() != -1
+        self._begin_operator(name, in_backward)
+        if in_backward:
+            if func is _ADD and self._adds_in_place(args, kwargs):
+                return args[0]
+            if func is _DETACH or func is _CLONE:
+                out = func(*args, **kwargs)
+                self._record(func, out, args, kwargs, rule, in_backward)
+                self._mark_accumulated(out)
+                return out
+        elif func is _ITEM and not self.module_depth and _on_device(args):
+            self.values_assumed += 1
+            return _assumed_value(args[0])
+        out = func(*args, **kwargs)
+        self._record(func, out, args, kwargs, rule, in_backward)
+        return out
+
+    def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """In inference mode composite operators arrive whole; run what they are made of."""
+        substitute = self.decompositions.get(func)
+        if substitute is not None and _on_device(args):
+            with self:
+                return substitute(*args, **kwargs)
+        if not func._can_decompose():
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _begin_operator(self, name: str, in_backward: bool) -> None:
+        builder = self.builder
+        if in_backward:
+            if self._stage == "forward":
+                self.enter("backward")
+            module, source = self._module, ""
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                module, source = self._by_sequence.get(node._sequence_nr(), (module, ""))
+        else:
+            module = self._module
+            source = frames.user_line(sys._getframe(2))
+            if torch.is_grad_enabled():
+                self._by_sequence[torch.autograd._get_sequence_nr() - 1] = (module, source)
+        self._operator = builder.operator(name, module, self._phase, source)
+
+    # --- births and deaths --------------------------------------------------------------------------------------------
+
+    def _record(self, func: Any, out: Any, args: Any, kwargs: Any, rule: Rule | None, in_backward: bool) -> None:
+        if self.graph is not None:
+            self.graph.record(func, args, kwargs, out)
+        outputs = [out] if isinstance(out, torch.Tensor) else list(_tensors(out))
+        script = rule(args, kwargs, outputs, self.card) if rule is not None and _on_device(outputs) else None
+        if script is None:
+            for tensor in outputs:
+                self._see(tensor)
+        else:
+            self._follow(script, outputs)
+        if func in _RESIZERS:
+            self._resized(args[0])
+        needed = self.workspaces.needed(func, in_backward)
+        if needed and _on_device(outputs):
+            self._take_workspace(needed, in_backward)
+
+    def _see(self, tensor: Any, size: int | None = None) -> None:
+        """Record the birth of the tensor's storage, unless it is known."""
+        if not isinstance(tensor, FakeTensor):
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
+        bytes_ = storage.nbytes() if size is None else size
+        index = self.builder.alloc(bytes_, self._operator, self._category_of_birth(), place=place)
+        ref = _StorageRef(storage, self._died)
+        ref.index = index
+        ref.key = key
+        self._live[key] = ref
+
+    def _died(self, ref: _StorageRef) -> None:
+        if self._live.get(ref.key) is ref:
+            del self._live[ref.key]
+            self.builder.rows.append((1, ref.index, self._operator, 0))
+
+    def _category_of_birth(self) -> Category:
+        return Category.ACTIVATION if self._stage == "forward" else Category.TEMPORARY
+
+    def _follow(self, script: Script, outputs: Sequence[Any]) -> None:
+        taken: dict[int, int] = {}
+        mentioned = set()
+        for step in script.steps:
+            if step.kind == "output":
+                mentioned.add(step.index)
+                self._see(outputs[step.index], step.bytes)
+            elif step.kind == "take":
+                taken[step.index] = self.builder.alloc(
+                    step.bytes or 0, self._operator, Category.TEMPORARY, label=step.label
+                )
+            else:
+                self.builder.free(taken[step.index], self._operator)
+        for index, tensor in enumerate(outputs):
+            if index not in mentioned:
+                self._see(tensor)
+
+    def _take_workspace(self, needed: Sequence[tuple[str, int]], in_backward: bool) -> None:
+        for label, size in needed:
+            self.builder.alloc(size, self._operator, Category.WORKSPACE, label=label)
+        self.workspaces.taken(in_backward)
+
+    def _resized(self, tensor: torch.Tensor) -> None:
+        """A storage that grew or shrank in place is a new allocation: the old bytes go back after the copy."""
+        storage = tensor.untyped_storage()
+        ref = self._live.get(storage._cdata)
+        if ref is None or self.builder.storage_bytes[ref.index] == storage.nbytes():
+            return
+        del self._live[storage._cdata]
+        old = ref.index
+        ref.key = -1
+        self._see(tensor)
+        self.builder.free(old, self._operator)
+        ref.index = self._live[storage._cdata].index
+        del self._live[storage._cdata]
+        ref.key = storage._cdata
+        self._live[ref.key] = ref
+
+    # --- what storages are for ----------------------------------------------------------------------------------------
+
+    def label(self, tensor: Any, category: Category, label: str = "") -> None:
+        """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients)."""
+        if not isinstance(tensor, FakeTensor):
+            return
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        if ref is not None:
+            self.builder.categories[ref.index] = category
+            if label:
+                self.builder.labels[ref.index] = label
+
+    def _mark_accumulated(self, out: Any) -> None:
+        """A detach or clone made by ``AccumulateGrad`` is the parameter's gradient."""
+        node = torch._C._current_autograd_node()
+        if node is not None and type(node).__name__ == "AccumulateGrad":
+            self.label(out, Category.GRADIENT)
+
+    # --- gradient fan-in ----------------------------------------------------------------------------------------------
+
+    def calibrate(self) -> None:
+        """Learn what reference counts the engine's fan-in shows when nobody else holds the first gradient.
+
+        The engine adds in place when it holds the last reference to a gradient and its storage, except under a
+        dispatch mode (``torch/csrc/autograd/input_buffer.cpp``, ``can_accumulate_inplace``). The counts of that case,
+        seen from here, are the same for every fan-in of this build of PyTorch.
+        """
+        builder, self.builder = self.builder, TraceBuilder("calibration")
+        self._operator = self.builder.operator("(calibration)")
+        counts: list[tuple[int, int, int]] = []
+        self._calibration = counts
+        leaf = torch.empty(2, device="cuda", requires_grad=True)
+        shared = leaf * 1.0
+        (shared * 2.0 + shared * 3.0).sum().backward()
+        del leaf, shared
+        self._calibration = None
+        self._sole_counts = counts[0] if counts else None
+        self.builder = builder
+        self._operator = 0
+
+    _calibration: list[tuple[int, int, int]] | None = None
+
+    def _adds_in_place(self, args: Any, kwargs: Any) -> bool:
+        """Whether eager mode would have written this engine addition into its first argument."""
+        if kwargs or len(args) != 2 or not _called_by_engine(sys._getframe(2)):
+            return False
+        old, new = args
+        if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
+            return False
+        counts = (
+            old._use_count(),
+            torch._C._storage_Use_Count(old.untyped_storage()._cdata),
+            sys.getrefcount(old),
+        )
+        if self._calibration is not None:
+            self._calibration.append(counts)
+            return False
+        if self._sole_counts is None or old.dtype != new.dtype:
+            return False
+        pass
+        return counts == self._sole_counts and _is_dense(old)
+
+
+def _called_by_engine(frame: FrameType) -> bool:
+    """Whether the dispatch came straight from the autograd engine, with no Python function in between."""
+    caller: FrameType | None = frame
+    while caller is not None and _is_plumbing(caller.f_code):
+        caller = caller.f_back
+    return caller is not None and caller.f_code is _ENGINE
+
+
+def _is_plumbing(code: CodeType) -> bool:
+    """PyTorch's wrappers around a mode's ``__torch_dispatch__``."""
+    return code.co_filename.endswith(("_python_dispatch.py", "eval_frame.py", "_compile.py"))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Non-overlapping and dense: some permutation of the dimensions is contiguous."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _on_device(values: Any) -> bool:
+    return any(isinstance(t, FakeTensor) and t.fake_device.type == "cuda" for t in _tensors(values))
+
+
+def _assumed_value(tensor: torch.Tensor) -> float | int | bool:
+    """What a training loop reads back for its log: no data exists, so a harmless constant."""
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 1

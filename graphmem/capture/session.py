@@ -1,0 +1,165 @@
+"""One capture: sets up the pretended device, runs the step on it, and returns the Trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from graphmem.capture import modules
+from graphmem.capture.autocast import cuda_autocast
+from graphmem.capture.fakes import DEVICE, PretendDevice, pretend_cuda
+from graphmem.capture.kernels.script import Card
+from graphmem.capture.recorder import Recorder
+from graphmem.capture.substitutes import cuda_substitutes
+from graphmem.capture.workspaces import Workspaces
+from graphmem.errors import CaptureError, GraphmemError
+from graphmem.trace import Category, EventKind, Trace, TraceBuilder
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for."""
+
+    trace: Trace
+    assumed: dict[str, int]
+    graph: Any | None = None
+
+
+class Session:
+    """What a step sees while it is captured: the recorder, and how tensors get to the device."""
+
+    def __init__(self, recorder: Recorder, watch: modules.ModuleWatch) -> None:
+        self.recorder = recorder
+        self.watch = watch
+
+    def label_model(self, model: torch.nn.Module) -> None:
+        """Parameters and buffers of ``model`` are known by name from now on."""
+        self.watch.adopt(model)
+
+    def label_inputs(self, inputs: Any, name: str = "input") -> None:
+        """Tensors anywhere in ``inputs`` are the step's inputs."""
+        for path, tensor in named_tensors(inputs, name):
+            self.recorder.label(tensor, Category.INPUT, path)
+
+
+def capture(
+    run: Callable[[Session], None],
+    *,
+    source: str,
+    device: PretendDevice,
+    torch_version: tuple[int, int],
+    record_graph: bool = False,
+) -> Captured:
+    """Run ``run`` on fake tensors of the pretended ``device`` and record it.
+
+    Raises :class:`CaptureError` when the step needs data that fake tensors do not have; errors of the user's own code
+    come through as :class:`CaptureError` too, with the line that raised.
+    """
+    card = Card(device.capability, device.sm_count, device.max_threads_per_sm, torch_version)
+    builder = TraceBuilder(source)
+    graph = None
+    if record_graph:
+        from graphmem.capture.fx_graph import GraphRecorder
+
+        graph = GraphRecorder()
+    holder: list[Recorder] = []
+
+    def on_event(name: str) -> None:
+        kind = EventKind.EMPTY_CACHE if name == "empty_cache" else EventKind.SYNCHRONIZE
+        holder[0].cache_event(kind)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pretend_cuda(device, on_event))
+        substitutes = stack.enter_context(cuda_substitutes(card))
+        stack.enter_context(cuda_autocast())
+        workspaces = Workspaces(device.capability, torch_version)
+        recorder = Recorder(builder, card, workspaces, substitutes, graph)
+        holder.append(recorder)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(recorder)
+        recorder.calibrate()
+        watch = stack.enter_context(modules.watch_modules(recorder))
+        with _readable_errors(recorder):
+            run(Session(recorder, watch))
+        assumed = {}
+        if recorder.values_assumed:
+            assumed["values read back from the device by the training loop were assumed to be 1"] = (
+                recorder.values_assumed
+            )
+        # The references of the step die here, while the recorder no longer listens.
+        recorder.stop()
+    return Captured(builder.build(), assumed, graph.graph if graph is not None else None)
+
+
+@contextlib.contextmanager
+def _readable_errors(recorder: Recorder) -> Iterator[None]:
+    try:
+        yield
+    except GraphmemError:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        where = recorder.current_source()
+        operator = getattr(error, "func", "an operator")
+        raise CaptureError(
+            f"{where}: {operator} needs the values of a tensor, and an analysis has only shapes. "
+            "Keep .item(), bool(tensor), nonzero() and masks that select out of the model's forward, "
+            "or replace them by a fixed size for the analysis"
+        ) from None
+    except UnsupportedOperatorException as error:
+        raise CaptureError(
+            f"{recorder.current_source()}: operator {error.func} has no fake implementation; register one with "
+            "torch.library.register_fake"
+        ) from None
+    except Exception as error:
+        where = _raised_at(error) or recorder.current_source()
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        raise CaptureError(f"{where}: the step raised {type(error).__name__}: {first_line}") from error
+
+
+def _raised_at(error: BaseException) -> str:
+    """The deepest line of the traceback that is the user's or a model library's."""
+    from graphmem.capture.frames import line_of
+
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        found = line_of(traceback.tb_frame.f_code, traceback.tb_lineno) or found
+        traceback = traceback.tb_next
+    return found
+
+
+def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in nested tuples, lists and dicts, with a path for people."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from named_tensors(item, str(key) if name == "input" else f"{name}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from named_tensors(item, f"{name}[{position}]")
+
+
+def move(value: Any, dtype: torch.dtype | None = None) -> Any:
+    """Copy every tensor in ``value`` to the device, in order; floating-point ones become ``dtype`` first if given."""
+    if isinstance(value, torch.Tensor):
+        if dtype is not None and value.is_floating_point():
+            value = value.to(dtype)
+        return value.to(DEVICE)
+    if isinstance(value, dict):
+        return type(value)({key: move(item, dtype) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(move(item, dtype) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(move(item, dtype) for item in value)
+    return value
