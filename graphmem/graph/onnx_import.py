@@ -16,7 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from graphmem.errors import ShapeError, SourceError
-from graphmem.graph.model import Dimension, Node, TensorSpec
+from graphmem.graph.model import ELEMENT_BITS, Dimension, Node, TensorSpec
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights
 
 #: Names that onnx.TensorProto.DataType spells otherwise than numpy.
@@ -42,12 +42,28 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise SourceError(f"{path} is not an ONNX model: it holds no graph{_hint(path)}")
     if not model.opset_import:
         raise SourceError(f"{path} is not a valid ONNX model: it names no operator set")
+    _check_names(model, path)
     return inline_functions(model, path) if model.functions else model
 
 
+def _check_names(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse names that are not UTF-8: protobuf hands those out as bytes, which no later code expects."""
+    graph = model.graph
+    names: list[Any] = [entry.domain for entry in model.opset_import]
+    for node in graph.node:
+        names += (node.name, node.op_type, node.domain, *node.input, *node.output)
+        names += (attribute.name for attribute in node.attribute)
+    names += (tensor.name for tensor in graph.initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        names.append(value.name)
+        names += (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for name in names:
+        if not isinstance(name, str):
+            raise SourceError(f"{path} is damaged: the name {name!r} is not UTF-8")
+
+
 def _malformed(path: Path, error: MalformedError) -> str:
-    # ir_version and the like come before the graph: when something was read the file began well
-    if error.model_fields:
+    if error.looks_like_onnx:
         return f"{path} is truncated or damaged: {error}"
     return f"{path} is not an ONNX model: {error}{_hint(path)}"
 
@@ -86,7 +102,10 @@ def dtype_name(number: int, owner: str) -> str:
         raise SourceError(f"tensor {owner!r} has the unknown element type {number}") from None
     if name == "undefined":
         raise SourceError(f"tensor {owner!r} has no element type")
-    return _RENAMED.get(name, name)
+    name = _RENAMED.get(name, name)
+    if name not in ELEMENT_BITS:
+        raise SourceError(f"tensor {owner!r} has the element type {name}, whose size graphmem does not know")
+    return name
 
 
 def opset_versions(model: onnx.ModelProto) -> dict[str, int]:

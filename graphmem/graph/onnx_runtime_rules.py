@@ -1,27 +1,50 @@
-"""Shapes of ONNX Runtime's own operators (``com.microsoft``), by ONNX Runtime's own Python rules where installed."""
+"""Shapes of ONNX Runtime's own operators (``com.microsoft``) by ONNX Runtime's own rules, where it is installed.
+
+First the C++ rules: a session of a model of one node, all its inputs free, knows its output shapes when it is made and
+computes nothing. That takes a CPU kernel; for operators without one the Python tool ``symbolic_shape_infer`` (which
+needs sympy) may know the rule.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 from onnx import helper
 
+Types = dict[str, onnx.TypeProto]
+#: Beginnings of the domains ONNX Runtime knows operators of (``core/graph/constants.h``), besides ONNX's own.
+_DOMAINS = ("com.microsoft", "com.ms.", "ai.onnx")
 
-def symbolic_outputs(
+
+def onnx_runtime_outputs(
     model: onnx.ModelProto,
     node: onnx.NodeProto,
     types: Mapping[str, onnx.TypeProto],
     data: Mapping[str, onnx.TensorProto],
-) -> dict[str, onnx.TypeProto]:
-    """Types of the outputs of ``node`` as ``onnxruntime.tools.symbolic_shape_infer`` finds them; empty if it cannot.
+) -> tuple[Types, str]:
+    """Types of the outputs of ``node`` with all dimensions known, and whose rule gave them; empty if none does."""
+    if node.domain and not node.domain.startswith(_DOMAINS):
+        return {}, ""
+    wanted = [name for name in node.output if name]
+    single = _one_node_model(model, node, types, data)
+    for rule, source in ((_session_outputs, "onnxruntime"), (_symbolic_outputs, "onnxruntime.tools")):
+        try:
+            found = rule(single)
+        except Exception:  # not installed, no kernel, or a rule that asserts and indexes as it pleases: not known
+            continue
+        if all(name in found for name in wanted):
+            return {name: found[name] for name in wanted}, source
+    return {}, ""
 
-    The tool's public entry writes a file when it fails, so this drives its class on a model of this one node.
-    """
-    try:
-        from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-    except ImportError:
-        return {}
+
+def _one_node_model(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    data: Mapping[str, onnx.TensorProto],
+) -> onnx.ModelProto:
     names = list(dict.fromkeys(name for name in node.input if name))
     graph = helper.make_graph(
         [node],
@@ -30,14 +53,46 @@ def symbolic_outputs(
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
         [data[name] for name in names if name in data],
     )
-    single = helper.make_model(graph, opset_imports=list(model.opset_import))
-    try:
-        inference = SymbolicShapeInference(2**31 - 1, auto_merge=False, guess_output_rank=False, verbose=0)
-        inference._preprocess(single)
-        while inference.run_:
-            inference._infer_impl()
-        inference._update_output_from_vi()
-        inferred = inference.out_mp_.graph
-    except Exception:  # its rules assert, index and divide as they please; unknown is a safe answer
-        return {}
-    return {value.name: value.type for value in (*inferred.value_info, *inferred.output) if value.name in node.output}
+    return helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+
+
+def _session_outputs(single: onnx.ModelProto) -> Types:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # a refusal is no news to the user
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        single.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        enable_fallback=0,  # the fallback prints to standard output, where graphmem's answer goes
+    )
+    return {out.name: _tensor_type(out) for out in session.get_outputs() if _is_known(out.shape)}
+
+
+def _is_known(shape: list[Any]) -> bool:
+    return all(type(dimension) is int for dimension in shape)
+
+
+def _tensor_type(out: Any) -> onnx.TypeProto:
+    name = out.type.removeprefix("tensor(").removesuffix(")")  # "tensor(float16)"
+    return helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(name.upper()), out.shape)
+
+
+def _symbolic_outputs(single: onnx.ModelProto) -> Types:
+    """The tool's public entry writes a file into the working directory when it fails, so this drives its class."""
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    inference = SymbolicShapeInference(2**31 - 1, auto_merge=False, guess_output_rank=False, verbose=0)
+    inference._preprocess(single)
+    while inference.run_:
+        inference._infer_impl()
+    inference._update_output_from_vi()
+    return {
+        value.name: value.type
+        for value in inference.out_mp_.graph.output
+        if value.type.HasField("tensor_type")
+        and value.type.tensor_type.HasField("shape")
+        and all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
+    }

@@ -27,12 +27,16 @@ _FIELDS: dict[str, dict[int, str]] = {
     "tensor": {4: _PAYLOAD, 5: _PAYLOAD, 6: _PAYLOAD, 7: _PAYLOAD, 9: _PAYLOAD, 10: _PAYLOAD, 11: _PAYLOAD},
 }
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+#: Keys (field number, wire type) of ModelProto: what the bytes of another kind of file are unlikely to begin with.
+_MODEL_KEYS = frozenset(
+    number << 3 | (_VARINT if number in (1, 5) else _BYTES) for number in (1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26)
+)
 
 
 class MalformedError(ValueError):
-    """The bytes are not such a message. ``model_fields`` counts the complete top-level fields read before."""
+    """The bytes are not such a message. ``looks_like_onnx`` is whether they begin as a model does."""
 
-    model_fields = 0
+    looks_like_onnx = False
 
 
 @dataclass
@@ -74,7 +78,15 @@ def strip_weights(file: BinaryIO, size: int) -> bytes:
 
     Raises :class:`MalformedError`.
     """
-    return _message(_Reader(file), size, "model", 0)
+    reader = _Reader(file)
+    if size and reader.varint(size)[0] not in _MODEL_KEYS:
+        raise MalformedError("its first field is none of a model's")
+    reader.skip(-reader.position, size)
+    try:
+        return _message(reader, size, "model", 0)
+    except MalformedError as error:
+        error.looks_like_onnx = True
+        raise
 
 
 def _message(reader: _Reader, end: int, kind: str, depth: int) -> bytes:
@@ -82,15 +94,11 @@ def _message(reader: _Reader, end: int, kind: str, depth: int) -> bytes:
         raise MalformedError(f"messages are nested deeper than {MAX_DEPTH}")
     out = bytearray()
     fields = _FIELDS[kind]
-    count = 0
-    try:
-        while reader.position < end:
-            key, raw_key = reader.varint(end)
-            _field(reader, end, fields.get(key >> 3, ""), key & 7, raw_key, out, depth)
-            count += 1
-    except MalformedError as error:
-        error.model_fields = count  # the outermost message writes last
-        raise
+    while reader.position < end:
+        key, raw_key = reader.varint(end)
+        if key >> 3 == 0:
+            raise MalformedError(f"byte {reader.position} has the field number 0")
+        _field(reader, end, fields.get(key >> 3, ""), key & 7, raw_key, out, depth)
     return bytes(out)
 
 

@@ -1,8 +1,8 @@
 """The shape of every tensor of a bound graph, node by node, with ONNX's own inference rules.
 
 Each node goes through the C++ rule of its operator (``onnx.shape_inference.infer_node_outputs``), which is given the
-known values of small inputs; so an error names its node and ONNX's reason. Operators ONNX does not know come from the
-shapes written in the file, or from ONNX Runtime's symbolic rules when onnxruntime and sympy are installed.
+known values of small inputs; so an error names its node and ONNX's reason. Outputs of operators ONNX does not know
+come from the shapes written in the file, or from ONNX Runtime's rules when onnxruntime is installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphmem.graph import onnx_import
 from graphmem.graph.binding import Binding
 from graphmem.graph.folding import Value, fold
 from graphmem.graph.model import Node, TensorSpec
-from graphmem.graph.onnx_runtime_rules import symbolic_outputs
+from graphmem.graph.onnx_runtime_rules import onnx_runtime_outputs
 from graphmem.graph.order import execution_order
 
 _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
@@ -182,16 +182,15 @@ def _without_schema(state: Propagation, node: Node, proto: onnx.NodeProto, wante
     if all(name in state.annotated for name in wanted):
         state.notes["operators unknown to ONNX"] = "shapes taken from the file"
         return [state.annotated[name] for name in wanted]
-    found = symbolic_outputs(state.model, proto, state.types, state.data)
-    specs = [_spec_of_type(node, name, found[name]) for name in wanted if name in found]
-    if len(specs) == len(wanted):
-        state.notes["operators unknown to ONNX"] = "shapes by onnxruntime.tools.symbolic_shape_infer"
-        return specs
+    found, source = onnx_runtime_outputs(state.model, proto, state.types, state.data)
+    if found:
+        state.notes["operators unknown to ONNX"] = f"shapes by the rules of {source}"
+        return [_spec_of_type(node, name, found[name]) for name in wanted]
     domain = node.domain or "ai.onnx"
     raise ShapeError(
         f"node {node.name!r}: operator {node.op_type} of domain {domain!r} (version {state.opsets[node.domain]}) is "
-        "unknown, so the shapes of its outputs are; write them into the file's value_info, or install onnxruntime and "
-        "sympy if it is an ONNX Runtime operator"
+        "unknown, so the shapes of its outputs are; write them into the file's value_info, or install onnxruntime if "
+        "it is one of ONNX Runtime's operators"
     )
 
 

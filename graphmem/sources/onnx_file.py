@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from graphmem.errors import SourceError, UsageError
+from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.graph import onnx_import
 from graphmem.graph.binding import bind
 from graphmem.graph.model import Graph, Node, TensorSpec
@@ -39,10 +39,11 @@ def load_onnx(
     try:
         model = onnx_import.read_model(file)
         return _bound_graph(model, file, batch, dims or {}, input_shapes or {})
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{file} is damaged: a name is not UTF-8 ({error.reason})") from None
-    except RecursionError:
-        raise SourceError(f"{file} is damaged: its messages are nested too deep") from None
+    except GraphmemError as error:
+        if str(error).isprintable():
+            raise
+        # a name of the file with a line break in it: the message must stay one line
+        raise type(error)("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))) from None
 
 
 def _bound_graph(
