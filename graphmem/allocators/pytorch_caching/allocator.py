@@ -289,6 +289,18 @@ class PyTorchCachingAllocator:
         self._next_serial += 1
         return (self._next_serial << ADDRESS_BITS) | address
 
+    def free_set(self, kind: str, stream: int) -> FreeSet:
+        """The free blocks of a stream in the ``small`` or the ``large`` pool."""
+        pool = self._small if kind == "small" else self._large
+        return pool.by_stream.get(stream) or self._new_free_set(pool, stream)
+
+    def adopt_segment(self, free_set: FreeSet, address: int, size: int) -> Block:
+        """Take over a segment that exists already; its one block is not yet among the free ones."""
+        self.driver.adopt(address, size)
+        self._heads[address] = Block(self.order_of_new_segment(address), size, free_set, FREE, None, None)
+        self.count_reserved(free_set, size)
+        return self._heads[address]
+
     def _new_free_set(self, pool: Pool, stream: int) -> FreeSet:
         # should_split: a remainder of at least 512 bytes in the small pool and in expandable segments; in the large
         # pool more than 1 MiB.

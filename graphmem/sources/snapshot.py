@@ -1,0 +1,472 @@
+"""A recorded GPU run: PyTorch's memory snapshot (``torch.cuda.memory._dump_snapshot``) as a trace.
+
+The format is that of ``torch/csrc/cuda/Module.cpp`` (read at 2.10, seen from 2.6 and 2.11): ``segments``, the heap when
+the snapshot was taken, and ``device_traces``, the last events before, oldest first. The events are a ring buffer and
+often begin in the middle of a run; what was alive then is derived by walking them backwards from the final heap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.errors import TraceError, UsageError
+from graphmem.sources.plain_pickle import load_plain_pickle
+from graphmem.trace import MAX_STORAGE_BYTES, Category, Trace, TraceBuilder
+
+#: States of blocks (``Module.cpp``; the docstring of ``_snapshot`` has the second of the two names for a pending one).
+_STATES = {
+    "active_allocated": "allocated",
+    "active_pending_free": "pending",
+    "active_awaiting_free": "pending",
+    "inactive": "free",
+}
+_BLOCK_ACTIONS = ("alloc", "free_requested", "free_completed")
+_TAKES_MEMORY = ("segment_alloc", "segment_map")
+_GIVES_MEMORY = ("segment_free", "segment_unmap")
+BEFORE = "before recording"
+RECORDED = "recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBlock:
+    """A block that was alive: address, requested bytes, stream index, and where it was allocated if that is known."""
+
+    address: int
+    requested_bytes: int
+    stream: int
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """One event. ``size`` is the requested size of a block, or the bytes of a segment; ``stream`` is an index."""
+
+    action: str
+    address: int
+    size: int
+    stream: int
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One device's part of a snapshot, checked for consistency.
+
+    ``start_blocks`` were alive, ``start_pending`` freed but not yet reusable when the first event happened;
+    ``start_ranges`` are (address, bytes) of the memory held then, neighbours joined. ``settings`` is the text of
+    ``PYTORCH_CUDA_ALLOC_CONF``.
+    """
+
+    device: int
+    settings: str
+    events: tuple[RecordedEvent, ...]
+    start_blocks: tuple[RecordedBlock, ...]
+    start_pending: tuple[RecordedBlock, ...]
+    start_ranges: tuple[tuple[int, int], ...]
+    final_segments: tuple[SegmentView, ...]
+    private_segments: int
+    ignored_actions: tuple[tuple[str, int], ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the recording began before the first allocation."""
+        return not self.start_ranges
+
+
+def read_snapshot(path: str | Path, device: int | None = None) -> Trace:
+    """The trace of a snapshot file: requested sizes, lifetimes and streams; purposes are unknown.
+
+    ``device`` is needed when the file holds several. Raises :class:`graphmem.errors.TraceError` for files that are
+    damaged, contradict themselves, or are no plain data, and :class:`graphmem.errors.UsageError` for a device that the
+    file does not hold.
+    """
+    return trace_of(read_recording(path, device))
+
+
+def read_recording(path: str | Path, device: int | None = None) -> Recording:
+    """The events and heaps of a snapshot file, with addresses. Raises as :func:`read_snapshot` does."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise TraceError(f"cannot read the snapshot {str(path)!r}: {error.strerror}") from None
+    try:
+        return recording_of(load_plain_pickle(data), device)
+    except TraceError as error:
+        raise TraceError(f"snapshot {str(path)!r}: {error}") from None
+
+
+def recording_of(snapshot: Any, device: int | None = None) -> Recording:
+    """The same from the value that ``torch.cuda.memory._snapshot()`` returns."""
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
+        raise TraceError("not a memory snapshot: the keys 'segments' and 'device_traces' are missing")
+    segments = [_mapping(segment, "a segment") for segment in _list(snapshot, "segments")]
+    device_traces = _list(snapshot, "device_traces")
+    chosen = _choose_device(segments, device_traces, device)
+    streams = _Streams()
+    rows = device_traces[chosen] if chosen < len(device_traces) else []
+    if not isinstance(rows, list):
+        raise TraceError("a device trace is not a list")
+    own_segments = [segment for segment in segments if _integer(segment, "device", 0) == chosen]
+    frames = _Frames()
+    final = tuple(_segment(segment, streams) for segment in own_segments)
+    ignored: Counter[str] = Counter()
+    events = tuple(
+        event for index, row in enumerate(rows) if (event := _event(index, row, streams, frames, ignored)) is not None
+    )
+    walk = _Backwards(final, _block_frames(own_segments, frames), events)
+    walk.run()
+    return Recording(
+        device=chosen,
+        settings=_settings(snapshot),
+        events=events,
+        start_blocks=tuple(sorted(walk.live.values(), key=_address)),
+        start_pending=tuple(sorted(walk.pending.values(), key=_address)),
+        start_ranges=tuple(walk.memory.joined()),
+        final_segments=final,
+        private_segments=sum(map(_is_private, own_segments)),
+        ignored_actions=tuple(sorted(ignored.items())),
+    )
+
+
+def trace_of(recording: Recording) -> Trace:
+    """The trace of a recording.
+
+    Blocks alive at its start are allocated first, in the phase ``before recording`` (in order of address: theirs is
+    lost). A free that waited for other streams stands where the memory came back, not where it was asked for.
+    """
+    builder = TraceBuilder(source="PyTorch memory snapshot")
+    storages: dict[int, int] = {}
+    before = (*recording.start_blocks, *recording.start_pending)
+    for block in before:
+        phase = builder.phase(0, BEFORE)
+        operator = builder.operator(block.name or BEFORE, phase=phase, source=block.source)
+        storages[block.address] = builder.alloc(
+            block.requested_bytes, operator, Category.UNKNOWN, stream=block.stream
+        )
+    phase = builder.phase(0, RECORDED)
+    actions = {event.action for event in recording.events}
+    frees = "free_completed" if "free_completed" in actions else "free_requested"
+    operators: dict[tuple[str, str], int] = {}
+    for event in recording.events:
+        if event.action not in ("alloc", frees):
+            continue
+        place = (event.name or event.action, event.source)
+        if place not in operators:
+            operators[place] = builder.operator(place[0], phase=phase, source=place[1])
+        if event.action == "alloc":
+            storages[event.address] = builder.alloc(
+                event.size, operators[place], Category.UNKNOWN, stream=event.stream
+            )
+        else:
+            builder.free(storages.pop(event.address), operators[place])
+    if not builder.operators:
+        builder.operator(RECORDED, phase=phase)
+    builder.notes += _notes(recording)
+    return builder.build()
+
+
+def _notes(recording: Recording) -> Iterable[tuple[str, str]]:
+    yield "device", str(recording.device)
+    yield "allocator settings", recording.settings
+    started = len(recording.start_blocks) + len(recording.start_pending)
+    if started:
+        size = sum(block.requested_bytes for block in (*recording.start_blocks, *recording.start_pending))
+        yield "alive before recording", f"{started} blocks, {size} requested bytes"
+    deferred = _deferred_frees(recording)
+    if deferred:
+        yield "deferred frees", f"{deferred} frees waited for other streams; they stand where the memory came back"
+    if recording.private_segments:
+        yield "private pools", f"{recording.private_segments} segments belong to private pools (CUDA graphs, MemPool)"
+    if recording.ignored_actions:
+        yield "ignored events", ", ".join(f"{count} {action}" for action, count in recording.ignored_actions)
+
+
+def _deferred_frees(recording: Recording) -> int:
+    """Frees that did not complete at once: something happened between their two events."""
+    events = [event for event in recording.events if event.action in _BLOCK_ACTIONS]
+    requested = any(event.action == "free_requested" for event in events)
+    return sum(
+        after.action == "free_completed" and (before.action, before.address) != ("free_requested", after.address)
+        for before, after in pairwise(events)
+        if requested
+    )
+
+
+class _Backwards:
+    """Undoes every event, last one first; what is left is the state at the start. Contradictions are errors."""
+
+    def __init__(
+        self,
+        final: tuple[SegmentView, ...],
+        frames: Mapping[int, tuple[str, str]],
+        events: tuple[RecordedEvent, ...],
+    ) -> None:
+        self.events = events
+        self.live: dict[int, RecordedBlock] = {}
+        self.pending: dict[int, RecordedBlock] = {}
+        self.memory = _Ranges()
+        # A recording may leave kinds of events out (skip_actions of _record_memory_history).
+        actions = {event.action for event in events}
+        self.two_steps = {"free_requested", "free_completed"} <= actions
+        self.only_requests = "free_requested" in actions and not self.two_steps
+        for segment in final:
+            self.memory.add(segment.address, segment.total_size, "the final heap")
+            for block in segment.blocks:
+                self._remember_final(block, segment.stream, frames)
+
+    def _remember_final(self, block: BlockView, stream: int, frames: Mapping[int, tuple[str, str]]) -> None:
+        kept = RecordedBlock(block.address, block.requested_bytes, stream, *frames.get(block.address, ("", "")))
+        if block.state == "pending" and self.two_steps:
+            self.pending[block.address] = kept
+        elif block.state == "allocated" or (block.state == "pending" and not self.only_requests):
+            self.live[block.address] = kept
+
+    def run(self) -> None:
+        for index in range(len(self.events) - 1, -1, -1):
+            event = self.events[index]
+            where = f"event {index} ({event.action} at {event.address:#x})"
+            if event.action in _TAKES_MEMORY:
+                self.memory.remove(event.address, event.size, where)
+            elif event.action in _GIVES_MEMORY:
+                self.memory.add(event.address, event.size, where)
+            else:
+                self._undo(event, where)
+        for block in (*self.live.values(), *self.pending.values()):
+            self.memory.check_holds(block.address, block.requested_bytes, f"the block at {block.address:#x}")
+
+    def _undo(self, event: RecordedEvent, where: str) -> None:
+        address = event.address
+        self.memory.check_holds(address, event.size, where)
+        block = RecordedBlock(address, event.size, event.stream)
+        if event.action == "alloc":
+            allocated = self.live.pop(address, None)
+            if allocated is None or allocated.requested_bytes != event.size:
+                raise TraceError(f"{where} allocates a block that is neither freed later nor alive at the end")
+        elif self.two_steps and event.action == "free_requested":
+            if self.pending.pop(address, None) is None:
+                raise TraceError(f"{where} frees a block that does not become free later")
+            self.live[address] = block
+        else:
+            if address in self.live or address in self.pending:
+                raise TraceError(f"{where} frees a block that is still alive afterwards")
+            (self.pending if self.two_steps else self.live)[address] = block
+
+
+class _Ranges:
+    """Disjoint address ranges."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, address: int, size: int, where: str) -> None:
+        """Add a range that must not overlap the others."""
+        position = bisect_right(self._starts, address)
+        overlaps_before = position > 0 and self._ends[position - 1] > address
+        overlaps_after = position < len(self._starts) and self._starts[position] < address + size
+        if size <= 0 or overlaps_before or overlaps_after:
+            raise TraceError(f"{where}: memory at {address:#x}, {size} bytes, overlaps memory already held")
+        self._starts.insert(position, address)
+        self._ends.insert(position, address + size)
+
+    def remove(self, address: int, size: int, where: str) -> None:
+        """Take a range out, which may be a part or a whole run of neighbouring ones."""
+        end = address + size
+        while address < end:
+            position = bisect_right(self._starts, address) - 1
+            if position < 0 or self._ends[position] <= address:
+                raise TraceError(f"{where}: memory at {address:#x} is not held afterwards")
+            start, stop = self._starts.pop(position), self._ends.pop(position)
+            for left, right in ((min(end, stop), stop), (start, address)):
+                if left < right:
+                    self._starts.insert(position, left)
+                    self._ends.insert(position, right)
+            address = min(end, stop)
+
+    def check_holds(self, address: int, size: int, where: str) -> None:
+        """Complain unless the range is held."""
+        end = address + size
+        while address < end:
+            position = bisect_right(self._starts, address) - 1
+            if position < 0 or self._ends[position] <= address:
+                raise TraceError(f"{where} lies outside the memory held at that time")
+            address = self._ends[position]
+
+    def joined(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the ranges, neighbours joined."""
+        found: list[tuple[int, int]] = []
+        for start, end in zip(self._starts, self._ends, strict=True):
+            if found and sum(found[-1]) == start:
+                found[-1] = (found[-1][0], end - found[-1][0])
+            else:
+                found.append((start, end - start))
+        return found
+
+
+class _Streams:
+    """Stream handles as small indices, in order of appearance; the default stream is 0."""
+
+    def __init__(self) -> None:
+        self._indices = {0: 0}
+
+    def index(self, stream: int) -> int:
+        return self._indices.setdefault(stream, len(self._indices))
+
+
+class _Frames:
+    """(operator, source) of a stack; snapshots share the lists of frames, so each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def place(self, frames: Any) -> tuple[str, str]:
+        if not isinstance(frames, list) or not frames:
+            return "", ""
+        if id(frames) not in self._known:
+            self._known[id(frames)] = _place(frames)
+        return self._known[id(frames)]
+
+
+def _place(frames: list[Any]) -> tuple[str, str]:
+    """The innermost ATen operator, or else function, and the innermost line that is not PyTorch's own."""
+    readable = [frame for frame in frames if isinstance(frame, dict)]
+    names = [_said(frame, "name") for frame in readable]
+    operator = next((name for name in map(_aten_name, names) if name), "")
+    own = next((frame for frame in readable if _is_users(_said(frame, "filename"))), None)
+    if own is None:
+        return operator or (names[0] if names else ""), ""
+    line = own.get("line", 0)
+    source = f"{_said(own, 'filename')}:{line}" if type(line) is int else _said(own, "filename")
+    return operator or _said(own, "name"), source
+
+
+def _said(frame: dict[str, Any], key: str) -> str:
+    found = frame.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _aten_name(name: str) -> str:
+    """``aten.mm`` for the C++ frame ``at::_ops::mm::call(...)``."""
+    if not name.startswith("at::_ops::"):
+        return ""
+    return "aten." + name.removeprefix("at::_ops::").split("::", 1)[0]
+
+
+def _is_users(filename: str) -> bool:
+    return filename.endswith(".py") and "site-packages" not in filename and "/torch/" not in filename
+
+
+def _choose_device(segments: list[dict[str, Any]], device_traces: list[Any], device: int | None) -> int:
+    there = {_integer(segment, "device", 0) for segment in segments}
+    there |= {index for index, rows in enumerate(device_traces) if rows}
+    if device is not None:
+        if device not in there:
+            raise UsageError(f"the snapshot has no device {device}; accepted: {_listed(there)}")
+        return device
+    if len(there) != 1:
+        raise TraceError(f"the snapshot holds {len(there)} devices ({_listed(there)}); say which one to read")
+    return there.pop()
+
+
+def _listed(devices: set[int]) -> str:
+    return ", ".join(map(str, sorted(devices))) or "none"
+
+
+def _segment(segment: dict[str, Any], streams: _Streams) -> SegmentView:
+    position = address = _integer(segment, "address")
+    blocks: list[BlockView] = []
+    for row in _list(segment, "blocks"):
+        block = _mapping(row, "a block")
+        state = _STATES.get(_text(block, "state"))
+        if state is None:
+            raise TraceError(f"a block has the state {block['state']!r}; accepted: {', '.join(_STATES)}")
+        size = _integer(block, "size")
+        # Older versions give blocks no address of their own; they tile the segment.
+        if _integer(block, "address", position) != position:
+            raise TraceError(f"the blocks of the segment at {address:#x} do not tile it")
+        requested = 0 if state == "free" else _integer(block, "requested_size", size)
+        if requested > size:
+            raise TraceError(f"the block at {position:#x} is smaller than its request")
+        blocks.append(BlockView(position, size, requested, state))
+        position += size
+    total = _integer(segment, "total_size")
+    if position != address + total:
+        raise TraceError(f"the blocks of the segment at {address:#x} do not fill it")
+    stream = streams.index(_integer(segment, "stream", 0))
+    kind = _text(segment, "segment_type")
+    return SegmentView(address, total, stream, kind, bool(segment.get("is_expandable", False)), tuple(blocks))
+
+
+def _is_private(segment: dict[str, Any]) -> bool:
+    pool = segment.get("segment_pool_id")
+    return isinstance(pool, tuple | list) and any(type(part) is int and part for part in pool)
+
+
+def _block_frames(segments: list[dict[str, Any]], frames: _Frames) -> dict[int, tuple[str, str]]:
+    found: dict[int, tuple[str, str]] = {}
+    for segment in segments:
+        position = _integer(segment, "address")
+        for block in segment["blocks"]:
+            found[position] = frames.place(block.get("frames"))
+            position += block["size"]
+    return found
+
+
+def _event(index: int, row: Any, streams: _Streams, frames: _Frames, ignored: Counter[str]) -> RecordedEvent | None:
+    event = _mapping(row, f"event {index}")
+    action = _text(event, "action")
+    if action not in (*_BLOCK_ACTIONS, *_TAKES_MEMORY, *_GIVES_MEMORY):
+        # Not 'snapshot', which says nothing; but what is unknown must be seen.
+        if action != "snapshot":
+            ignored[action] += 1
+        return None
+    name, source = frames.place(event.get("frames"))
+    stream = streams.index(_integer(event, "stream", 0))
+    return RecordedEvent(action, _integer(event, "addr"), _integer(event, "size"), stream, name, source)
+
+
+def _settings(snapshot: dict[str, Any]) -> str:
+    settings = snapshot.get("allocator_settings")
+    text = settings.get("PYTORCH_CUDA_ALLOC_CONF", "") if isinstance(settings, dict) else ""
+    return text if isinstance(text, str) else ""
+
+
+def _address(block: RecordedBlock) -> int:
+    return block.address
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TraceError(f"{what} is not a dict")
+    return value
+
+
+def _list(value: dict[str, Any], key: str) -> list[Any]:
+    found = value.get(key)
+    if not isinstance(found, list):
+        raise TraceError(f"the key {key!r} does not hold a list")
+    return found
+
+
+def _text(value: dict[str, Any], key: str) -> str:
+    found = value.get(key)
+    if not isinstance(found, str):
+        raise TraceError(f"the key {key!r} does not hold text")
+    return found
+
+
+def _integer(value: dict[str, Any], key: str, default: int | None = None) -> int:
+    found = value.get(key, default)
+    if type(found) is not int or not 0 <= found <= MAX_STORAGE_BYTES:
+        shown = found if type(found) is int else type(found).__name__
+        raise TraceError(f"the key {key!r} holds {shown}; accepted: a number from 0 to 2**63 - 1")
+    return found
