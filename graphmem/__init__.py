@@ -1,5 +1,11 @@
 """graphmem: how much GPU memory a deep-learning model will need, without a GPU."""
 
-from graphmem.errors import GraphmemError
+from __future__ import annotations
 
-__all__ = ["GraphmemError"]
+from graphmem.analyze import analyze, replay_trace
+from graphmem.errors import GraphmemError
+from graphmem.estimate import Estimate
+from graphmem.training import Inference, Training
+
+__all__ = ["Estimate", "GraphmemError", "Inference", "Training", "analyze", "replay_trace"]
+__version__ = "0.1.0"

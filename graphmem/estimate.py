@@ -23,6 +23,10 @@ SCHEMA = "graphmem.estimate/1"
 GAPS = ("ROUNDING", "FRAGMENTATION", "CONTEXT")
 
 
+#: Category or gap -> bytes.
+Breakdown = Mapping[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The four levels. In ``Estimate.peak`` each is its own maximum over the whole run."""
@@ -113,7 +117,7 @@ class Estimate:
     ideal_bytes: int
     phases: tuple[PhasePeak, ...]
     moment: Moment
-    breakdown: Mapping[str, int]
+    breakdown: Breakdown
     top: tuple[LiveStorage, ...]
     fit: Fit | None
     host_bytes: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from graphmem.errors import UsageError
 
@@ -34,4 +35,8 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match.group(2).lower() not in _FACTORS:
         raise UsageError(f"cannot read {text!r} as a memory size; write for example 24GiB, 80G or 1073741824")
-    return int(float(match.group(1)) * _FACTORS[match.group(2).lower()])
+    number, factor = match.group(1), _FACTORS[match.group(2).lower()]
+    count = int(number) * factor if number.isdecimal() else int(Fraction(number) * factor)
+    if count >= 1 << 63:
+        raise UsageError(f"{text!r} is more memory than any address reaches")
+    return count

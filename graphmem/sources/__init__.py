@@ -1,0 +1,97 @@
+"""What the user points at, turned into a loaded model. One file a kind; this table says which text means which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from graphmem.errors import SourceError
+from graphmem.sources.base import OnnxModel, Sizes, TorchModel
+
+__all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
+
+_FORMS = (
+    "accepted: model.onnx, model.pt2, module.py:factory, package.module:factory, hf:<config.json or model type>, "
+    "timm:<name>, torchvision:<name>"
+)
+
+
+def load(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> OnnxModel | TorchModel:
+    """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, or a factory or step function.
+
+    ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files. Raises :class:`SourceError`.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        text = os.fspath(model)
+        if not text.strip():
+            raise SourceError(f"no model given; {_FORMS}")
+        if _suffix(text) == ".onnx":
+            from graphmem.sources.onnx_file import load_onnx
+
+            graph = load_onnx(text, batch=batch, dims=dims, input_shapes=input_shapes)
+            return OnnxModel(Path(text).name, graph)
+        return _load_torch(text)
+    from graphmem.sources.module_object import from_object
+
+    return from_object(model, example_inputs)
+
+
+def _load_torch(text: str) -> TorchModel:
+    _require_torch(text)
+    kind, separator, name = text.partition(":")
+    if separator and kind in ("hf", "timm", "torchvision"):
+        if not name:
+            raise SourceError(f"{text!r} names no model; write for example {_EXAMPLES[kind]}")
+        return _loader(kind)(name)
+    if _suffix(text) == ".pt2":
+        return _loader("pt2")(text)
+    if separator:
+        return _loader("factory")(text)
+    if Path(text).exists():
+        raise SourceError(f"{text}: not a kind of file that graphmem reads; {_FORMS}")
+    raise SourceError(f"{text} is neither a file nor a known kind of model; {_FORMS}")
+
+
+_EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50"}
+
+
+def _loader(kind: str) -> Callable[[str], TorchModel]:
+    if kind == "hf":
+        from graphmem.sources.huggingface import load_huggingface
+
+        return load_huggingface
+    if kind == "timm":
+        from graphmem.sources.image_models import load_timm
+
+        return load_timm
+    if kind == "torchvision":
+        from graphmem.sources.image_models import load_torchvision
+
+        return load_torchvision
+    if kind == "pt2":
+        from graphmem.sources.exported_program import load_exported_program
+
+        return load_exported_program
+    from graphmem.sources.factory import load_factory
+
+    return load_factory
+
+
+def _suffix(text: str) -> str:
+    return Path(text).suffix.lower()
+
+
+def _require_torch(text: str) -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise SourceError(f"{text} needs PyTorch; install it with: pip install 'graphmem[torch]'") from None

@@ -18,7 +18,7 @@ from typing import Any
 from graphmem.allocators.base import BlockView, SegmentView
 from graphmem.errors import TraceError, UsageError
 from graphmem.sources.plain_pickle import load_plain_pickle
-from graphmem.trace import MAX_STORAGE_BYTES, Category, Trace, TraceBuilder
+from graphmem.trace import MAX_STORAGE_BYTES, Category, EventKind, Trace, TraceBuilder
 
 #: States of blocks (``Module.cpp``; the docstring of ``_snapshot`` has the second of the two names for a pending one).
 _STATES = {
@@ -141,7 +141,9 @@ def trace_of(recording: Recording) -> Trace:
     """The trace of a recording.
 
     Blocks alive at its start are allocated first, in the phase ``before recording`` (in order of address: theirs is
-    lost). A free that waited for other streams stands where the memory came back, not where it was asked for.
+    lost). A free that waited for other streams stands where the memory came back, not where it was asked for. Where
+    memory went back to the driver the cache was emptied, by the program or by the allocator's own retry; an event says
+    so, lest a replay keep what the run had given up.
     """
     builder = TraceBuilder(source="PyTorch memory snapshot")
     storages: dict[int, int] = {}
@@ -156,13 +158,17 @@ def trace_of(recording: Recording) -> Trace:
     actions = {event.action for event in recording.events}
     frees = "free_completed" if "free_completed" in actions else "free_requested"
     operators: dict[tuple[str, str], int] = {}
+    giving = False
     for event in recording.events:
-        if event.action not in ("alloc", frees):
+        began, giving = not giving, event.action in _GIVES_MEMORY
+        if event.action not in ("alloc", frees) and not (giving and began):
             continue
-        place = (event.name or event.action, event.source)
+        place = ("empty_cache" if giving else event.name or event.action, event.source)
         if place not in operators:
             operators[place] = builder.operator(place[0], phase=phase, source=place[1])
-        if event.action == "alloc":
+        if giving:
+            builder.event(EventKind.EMPTY_CACHE, operators[place])
+        elif event.action == "alloc":
             storages[event.address] = builder.alloc(
                 event.size, operators[place], Category.UNKNOWN, stream=event.stream
             )

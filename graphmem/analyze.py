@@ -1,0 +1,81 @@
+"""The whole flow: load, trace, replay, summarize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from graphmem import simulate, sources
+from graphmem.devices import Device
+from graphmem.estimate import Estimate
+from graphmem.trace import Trace
+from graphmem.training import Inference, Training
+
+
+def analyze(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    training: Training | Inference | None = None,
+    runtime: str | None = None,
+    device: str | Device | None = None,
+    alloc_conf: str | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    iterations: int | None = None,
+    top: int = 10,
+    torch_version: str | None = None,
+    build_on: str = "host",
+    progress: Callable[[str], None] | None = None,
+) -> Estimate:
+    """Predict the GPU memory of ``model``.
+
+    Args:
+        model: a path or name (``model.onnx``, ``model.pt2``, ``module.py:factory``, ``hf:<config.json or type>``,
+            ``timm:<name>``, ``torchvision:<name>``), an ``nn.Module``, a factory, or a step function that builds and
+            runs its own iterations.
+        example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments.
+        batch, seq_len: sizes, passed on to factories that name them.
+        training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`; by default inference
+            for ONNX files and training with AdamW for PyTorch models.
+        runtime: ``pytorch`` or ``onnxruntime``; by default the one natural to the model.
+        device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
+        alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or ONNX Runtime's arena options; by default the environment's.
+        dims, input_shapes: bind dimensions of ONNX files.
+        iterations: how many iterations to run, 3 by default (the first allocates what later ones reuse).
+        top: how many of the largest storages to list.
+        torch_version: the version of PyTorch to predict, by default the installed one.
+        build_on: ``host`` (the model is built on the host, then moved) or ``device``.
+        progress: called with a word on what is being done.
+
+    Raises:
+        GraphmemError: with one message that says what is wrong, where, and what to do.
+    """
+    say = progress or (lambda _: None)
+    step = simulate.step_for(model, training)
+    target = simulate.target_for(runtime, device, alloc_conf, torch_version)
+    say("loading")
+    loaded = sources.load(model, example_inputs, batch=batch, dims=dims, input_shapes=input_shapes)
+    say("tracing")
+    traced = simulate.trace_of(loaded, step, target, sources.Sizes(batch, seq_len), iterations, build_on)
+    say("replaying")
+    return simulate.replay_on(traced, target, top)
+
+
+def replay_trace(
+    trace: Trace,
+    *,
+    runtime: str | None = None,
+    device: str | Device | None = None,
+    alloc_conf: str | None = None,
+    torch_version: str | None = None,
+    top: int = 10,
+) -> Estimate:
+    """Replay a recorded or exported trace on another card or allocator configuration; arguments as :func:`analyze`.
+
+    Without ``alloc_conf`` a recorded run keeps the configuration it was recorded under.
+    """
+    target = simulate.target_for(runtime, device, alloc_conf, torch_version)
+    return simulate.replay_on(simulate.recorded(trace, target), target, top)

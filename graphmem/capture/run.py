@@ -1,0 +1,75 @@
+"""Capture a loaded model's step, or a step that runs itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphmem.capture.fakes import DEVICE, PretendDevice
+from graphmem.capture.session import Session, capture
+from graphmem.capture.step import run_inference, run_training
+from graphmem.trace import Trace
+from graphmem.training import Inference, Training
+
+
+@dataclass(frozen=True)
+class CapturedModel:
+    """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count)."""
+
+    trace: Trace
+    notes: tuple[str, ...]
+    unknown: dict[str, int]
+    custom_step: bool
+    installed_version: tuple[int, int]
+    graph: Any | None = None
+
+
+def capture_model(
+    build: Callable[[Any], Any],
+    sizes: Any,
+    step: Training | Inference,
+    *,
+    name: str,
+    device: PretendDevice,
+    torch_version: tuple[int, int],
+    iterations: int,
+    build_on: str = "host",
+    record_graph: bool = False,
+) -> CapturedModel:
+    """Build the model on fake tensors and run ``iterations`` of its step. ``build`` returning None has run it all.
+
+    Raises :class:`graphmem.errors.CaptureError`.
+    """
+    notes: list[str] = []
+    custom = [False]
+
+    def run(session: Session) -> None:
+        built = _built(build, sizes, build_on)
+        if built is None:
+            custom[0] = True
+            return
+        notes.extend(built.notes)
+        if isinstance(step, Training):
+            run_training(session, built.model, built.inputs, built.loss, step, iterations)
+        else:
+            run_inference(session, built.model, built.inputs, step, iterations)
+
+    captured = capture(run, source=name, device=device, torch_version=torch_version, record_graph=record_graph)
+    if not custom[0]:
+        notes.append(f"{iterations} iterations; the model's output is dropped before the backward pass")
+    return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph)
+
+
+def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:
+    if build_on == "device":
+        with DEVICE:
+            return build(sizes)
+    return build(sizes)
+
+
+def _installed() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)

@@ -1,0 +1,187 @@
+"""The default step: what a plain PyTorch loop does with a model, its inputs and its loss.
+
+    build on the host, move to the device, then for every iteration:
+    forward, loss, backward (once a micro-batch), clip, optimizer step, zero_grad
+
+The model's output is dropped once the loss exists, as in a loop that writes ``loss = criterion(model(x), y)`` and as
+the common trainers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphmem.capture.fakes import DEVICE
+from graphmem.capture.session import Session, move
+from graphmem.errors import CaptureError
+from graphmem.training import Inference, Training
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
+
+
+def run_training(session: Session, model: nn.Module, inputs: Any, loss: Any, training: Training, iterations: int) -> None:
+    """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device."""
+    model, inputs, loss = _to_device(session, model, inputs, loss, training.dtype)
+    model.train()
+    if training.checkpoint_activations:
+        checkpoint_blocks(model)
+    optimizer = make_optimizer(model, training)
+    scaler = torch.amp.GradScaler("cuda") if training.amp == "fp16" else None
+    for _ in range(iterations):
+        session.recorder.begin_iteration()
+        for _ in range(training.grad_accum):
+            value = _forward_loss(model, inputs, loss, training.amp)
+            if training.grad_accum > 1:
+                value = value / training.grad_accum
+            (scaler.scale(value) if scaler else value).backward()
+        _optimizer_step(model, optimizer, scaler, training)
+        del value
+
+
+def run_inference(session: Session, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
+    """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
+    model, inputs, _ = _to_device(session, model, inputs, None, inference.dtype)
+    model.eval()
+    for _ in range(iterations):
+        session.recorder.begin_iteration()
+        with torch.no_grad(), _autocast(inference.amp):
+            output = _call(model, inputs)
+        del output
+
+
+def _to_device(session: Session, model: nn.Module, inputs: Any, loss: Any, dtype: str) -> tuple[nn.Module, Any, Any]:
+    weights = DTYPES[dtype]
+    if weights is not torch.float32:
+        model = model.to(weights)
+    model = model.to(DEVICE)
+    session.label_model(model)
+    inputs = move(inputs, weights if weights is not torch.float32 else None)
+    session.label_inputs(inputs)
+    if hasattr(loss, "targets"):
+        loss.targets = move(loss.targets)
+        session.label_inputs(loss.targets, "targets")
+    return model, inputs, loss
+
+
+def _forward_loss(model: nn.Module, inputs: Any, loss: Any, amp: str | None) -> torch.Tensor:
+    with _autocast(amp):
+        value = loss(_call(model, inputs)) if loss is not None else default_loss(_call(model, inputs))
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise CaptureError(
+            f"the loss is {_describe(value)}; it should be a tensor of one element that requires a gradient. "
+            "Return a loss from the factory: (model, inputs, loss)"
+        )
+    return value
+
+
+def default_loss(output: Any) -> torch.Tensor:
+    """``output.loss`` if there is one, else the mean of the first floating-point tensor of the output."""
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(found, torch.Tensor):
+        return found
+    for tensor in _tensors_of(output):
+        if tensor.is_floating_point():
+            return tensor.mean()
+    raise CaptureError("the model's output has no floating-point tensor; return a loss from the factory")
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for item in items for tensor in _tensors_of(item)]
+
+
+def _optimizer_step(model: nn.Module, optimizer: Any, scaler: Any, training: Training) -> None:
+    if training.clip_grad_norm is not None:
+        if scaler:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad_norm)
+    if scaler:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=training.zero_grad == "set_to_none")
+
+
+def make_optimizer(model: nn.Module, training: Training) -> Any:
+    """The optimizer over the parameters that require a gradient. Raises :class:`CaptureError` if torch refuses it."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise CaptureError("no parameter of the model requires a gradient, so there is nothing to train")
+    kind = getattr(torch.optim, training.optimizer_class, None)
+    if kind is None:
+        raise CaptureError(f"torch {torch.__version__} has no optimizer {training.optimizer_class}")
+    options = dict(training.optimizer_args)
+    if training.optimizer in ("sgd", "muon") and "lr" not in options:
+        options["lr"] = 1e-3
+    try:
+        return kind(parameters, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        first = (str(error).splitlines() or ["no message"])[0]
+        raise CaptureError(f"torch.optim.{training.optimizer_class} refused its arguments: {first}") from None
+
+
+def _autocast(amp: str | None) -> Any:
+    return torch.autocast("cuda", DTYPES[amp]) if amp else contextlib.nullcontext()
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Recompute the model's repeated blocks in the backward pass.
+
+    A model that knows how (transformers' ``gradient_checkpointing_enable``, timm's ``set_grad_checkpointing``) does it
+    itself; elsewhere every element of the outermost ``nn.ModuleList`` s, or of an outermost ``nn.Sequential`` of blocks, is
+    checkpointed without reentrant autograd.
+    """
+    for method in ("gradient_checkpointing_enable", "set_grad_checkpointing"):
+        enable: Callable[[], None] | None = getattr(model, method, None)
+        if enable is not None:
+            enable()
+            return
+    blocks = _outermost_blocks(model)
+    if not blocks:
+        raise CaptureError("no repeated blocks found to checkpoint; call torch.utils.checkpoint in the model itself")
+    for block in blocks:
+        block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
+
+
+def _outermost_blocks(module: nn.Module) -> list[nn.Module]:
+    blocks: list[nn.Module] = []
+    for child in module.children():
+        repeated = isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 1
+        if repeated and all(len(list(element.children())) > 0 for element in child.children()):
+            blocks.extend(child.children())
+        else:
+            blocks.extend(_outermost_blocks(child))
+    return blocks
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    from torch.utils.checkpoint import checkpoint
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        gradient = "" if value.requires_grad else ", without gradient"
+        return f"a tensor of shape {tuple(value.shape)}{gradient}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,224 @@
+"""The stages of an analysis, each from plain values to plain values: what step, for which card, its trace, its replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from graphmem.allocators.base import Allocator
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
+from graphmem.errors import UsageError
+from graphmem.estimate import Diagnostic, Estimate
+from graphmem.replay import replay
+from graphmem.runtimes import onnxruntime, pytorch, runtime_named
+from graphmem.sources import OnnxModel, Sizes, TorchModel
+from graphmem.summarize import Target, fits_without_retry, summarize
+from graphmem.trace import Trace
+from graphmem.training import Inference, Training
+
+#: Iterations of a training step, enough for the caching allocator to settle: the first allocates optimizer state.
+TRAINING_ITERATIONS = 3
+INFERENCE_ITERATIONS = 2
+
+
+@dataclass(frozen=True)
+class RunsOn:
+    """Where a run happens: the card, the runtime (None: natural to the model), its options and PyTorch's version."""
+
+    device: Device
+    device_was_assumed: bool
+    runtime: str | None
+    alloc_conf: str | None
+    torch_version: tuple[int, int]
+    torch_version_was_given: bool
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A trace with what is known about how it came to be."""
+
+    trace: Trace
+    model: str
+    runtime: str
+    step: str
+    assumptions: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    alloc_conf: str | None = None
+    details: tuple[tuple[str, Any], ...] = ()
+
+
+def step_for(model: Any, training: Training | Inference | None) -> Training | Inference:
+    """The step asked for; by default inference for ONNX files and training for everything else."""
+    if training is not None:
+        if not isinstance(training, (Training, Inference)):
+            raise UsageError(f"training is a graphmem.Training or graphmem.Inference, not a {type(training).__name__}")
+        return training
+    is_onnx = isinstance(model, (str, Path)) and Path(model).suffix.lower() == ".onnx"
+    return Inference() if is_onnx else Training()
+
+
+def target_for(
+    runtime: str | None, device: str | Device | None, alloc_conf: str | None, torch_version: str | None
+) -> RunsOn:
+    """Read the names the user gave. Raises :class:`UsageError` for any that is unknown."""
+    card = device if isinstance(device, Device) else device_named(device or DEFAULT_DEVICE)
+    return RunsOn(
+        device=card,
+        device_was_assumed=device is None,
+        runtime=None if runtime is None else runtime_named(runtime, ""),
+        alloc_conf=alloc_conf,
+        torch_version=pytorch.version_named(torch_version),
+        torch_version_was_given=torch_version is not None,
+    )
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def trace_of(
+    loaded: OnnxModel | TorchModel,
+    step: Training | Inference,
+    target: RunsOn,
+    sizes: Sizes,
+    iterations: int | None,
+    build_on: str,
+) -> Traced:
+    """The trace of the step: planned for a graph, captured for a PyTorch model."""
+    if isinstance(loaded, OnnxModel):
+        return _planned(loaded, step, target, iterations)
+    if runtime_named(target.runtime, "pytorch") != "pytorch":
+        raise UsageError(f"{loaded.name} is a PyTorch model and runs under --runtime pytorch; export it to ONNX first")
+    return _captured(loaded, step, target, sizes, iterations, build_on)
+
+
+def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iterations: int | None) -> Traced:
+    if isinstance(step, Training):
+        raise UsageError(
+            f"{loaded.name}: training an ONNX graph is not supported; give the PyTorch model, or use --inference"
+        )
+    if step.dtype != "fp32" or step.amp:
+        raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype and --amp")
+    runtime = runtime_named(target.runtime, "onnxruntime")
+    trace = onnxruntime.plan(loaded.graph, iterations=iterations or INFERENCE_ITERATIONS)
+    assumptions = [f"{key}: {value}" for key, value in trace.notes]
+    assumptions.append("kernel workspaces (cuDNN, cuBLAS) of ONNX Runtime are not modelled and count as 0")
+    return Traced(trace, loaded.name, runtime, "inference", tuple(assumptions))
+
+
+def _captured(
+    loaded: TorchModel,
+    step: Training | Inference,
+    target: RunsOn,
+    sizes: Sizes,
+    iterations: int | None,
+    build_on: str,
+) -> Traced:
+    from graphmem.capture.run import capture_model
+
+    wanted = replace(sizes, training=isinstance(step, Training))
+    default = TRAINING_ITERATIONS if wanted.training else INFERENCE_ITERATIONS
+    captured = capture_model(
+        loaded.build,
+        wanted,
+        step,
+        name=loaded.name,
+        device=_pretended(target.device),
+        torch_version=target.torch_version,
+        iterations=iterations or default,
+        build_on=build_on,
+    )
+    assumptions = [*loaded.notes, *captured.notes]
+    if target.device.compute_capability is None:
+        assumptions.append(f"{target.device.name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")
+    assumptions.extend(_version_notes(target, captured.installed_version))
+    diagnostics = [Diagnostic("unknown", message, count) for message, count in captured.unknown.items()]
+    words = step.describe() if not captured.custom_step else "custom step function"
+    return Traced(captured.trace, loaded.name, "pytorch", words, tuple(assumptions), tuple(diagnostics))
+
+
+def _pretended(device: Device) -> Any:
+    from graphmem.capture.fakes import PretendDevice
+
+    like = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)
+    assert like.compute_capability is not None
+    return PretendDevice(
+        device.name, like.compute_capability, device.capacity_bytes, like.sm_count, like.max_threads_per_sm
+    )
+
+
+def _version_notes(target: RunsOn, installed: tuple[int, int]) -> list[str]:
+    if target.torch_version == installed:
+        return []
+    asked, here = (".".join(map(str, version)) for version in (target.torch_version, installed))
+    return [f"PyTorch {asked}'s allocator and workspaces on operators recorded with PyTorch {here}"]
+
+
+def recorded(trace: Trace, target: RunsOn) -> Traced:
+    """A trace that comes from elsewhere; it replays under its own settings unless others are asked for."""
+    notes = dict(trace.notes)
+    settings = notes.get("allocator settings", "")
+    details: list[tuple[str, Any]] = []
+    if "recorded peak allocated" in notes and "recorded peak reserved" in notes:
+        figures = {
+            "allocated_bytes": int(notes["recorded peak allocated"]),
+            "reserved_bytes": int(notes["recorded peak reserved"]),
+        }
+        details.append(("recorded", figures))
+    runtime = runtime_named(target.runtime, "pytorch")
+    remarks = tuple(f"{key}: {value}" for key, value in trace.notes if not key.startswith("recorded peak"))
+    return Traced(trace, trace.source, runtime, "recorded run", remarks, (), settings, tuple(details))
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def replay_on(traced: Traced, target: RunsOn, top: int) -> Estimate:
+    """Replay the trace without a limit and, where that exceeds the card, once more within the card."""
+    device = target.device
+    make, allocator = _allocator_factory(traced, target)
+    card = Target(device.name, device.capacity_bytes, device.context_bytes)
+    free = replay(traced.trace, make(None))
+    limited = None
+    if not fits_without_retry(free, card):
+        limited = replay(traced.trace, make(max(0, device.capacity_bytes - device.context_bytes)))
+    return summarize(
+        traced.trace,
+        free,
+        card,
+        model=traced.model,
+        runtime=traced.runtime,
+        allocator=allocator,
+        step=traced.step,
+        limited=limited,
+        top=top,
+        assumptions=(*_device_notes(target), *traced.assumptions),
+        diagnostics=traced.diagnostics,
+        details=dict(traced.details),
+    )
+
+
+def _allocator_factory(traced: Traced, target: RunsOn) -> tuple[Callable[[int | None], Allocator], str]:
+    """(capacity in bytes or None -> fresh allocator, its description)."""
+    if traced.runtime == "onnxruntime":
+        options = target.alloc_conf or ""
+        count = onnxruntime.initializer_count(traced.trace)
+        described = f"ONNX Runtime BFC arena ({options or 'default options'})"
+        return lambda limit: onnxruntime.default_allocator(options, limit, initializers=count), described
+    given = target.alloc_conf if target.alloc_conf is not None else traced.alloc_conf
+    text = pytorch.configuration_text(given)
+    version = ".".join(map(str, target.torch_version))
+    described = f"PyTorch {version} caching allocator ({text or 'default configuration'})"
+    return lambda limit: pytorch.default_allocator(text, limit, target.torch_version), described
+
+
+def _device_notes(target: RunsOn) -> list[str]:
+    device, notes = target.device, []
+    if target.device_was_assumed:
+        notes.append(f"no GPU was named: {device.name} (give --gpu)")
+    if not device.context_measured:
+        notes.append(f"context of {device.name}: {device.context_source}")
+    if device.capacity_assumed:
+        notes.append(f"capacity of {device.name}: {device.capacity_source}")
+    return notes

@@ -1,0 +1,107 @@
+"""What a source turns into: something whose step can be captured, or a graph that can be planned."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphmem.errors import SourceError
+
+if TYPE_CHECKING:
+    from graphmem.graph.model import Graph
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A loaded ONNX graph with every dimension bound."""
+
+    name: str
+    graph: Graph
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the user asked for; None where the source's own default applies."""
+
+    batch: int | None = None
+    seq_len: int | None = None
+    training: bool = True
+
+
+@dataclass(frozen=True)
+class Built:
+    """A PyTorch model with the inputs of its step.
+
+    ``inputs`` is a tensor, a tuple (positional) or a dict (keyword arguments); ``loss`` is a callable on the model's
+    output, or None for the default; ``notes`` are assumptions to show.
+    """
+
+    model: Any
+    inputs: Any
+    loss: Callable[[Any], Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A PyTorch model that can be built on fake tensors. ``build`` returns None if it ran the whole step itself."""
+
+    name: str
+    build: Callable[[Sizes], Built | None]
+    notes: tuple[str, ...] = field(default=())
+
+
+def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:
+    """Call a user's factory with whichever of ``batch`` and ``seq_len`` it names, and check what it returns.
+
+    Returns None when the factory is a custom step: it returned nothing and has run its iterations itself. Raises
+    :class:`SourceError` when it returns something else than ``(model, inputs)`` or ``(model, inputs, loss)``, or when
+    a size was asked for that it does not take, or needs an argument that graphmem does not know.
+    """
+    result = factory(**_known_arguments(factory, name, sizes))
+    if result is None:
+        return None
+    wanted = "return (model, inputs) or (model, inputs, loss), or run the whole step and return None"
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        raise SourceError(f"{name} returned {_describe(result)}; it should {wanted}")
+    model, inputs, *rest = result
+    if not callable(getattr(model, "forward", None)):
+        raise SourceError(f"the first value that {name} returned is {_describe(model)}, not a torch.nn.Module")
+    loss = rest[0] if rest else None
+    if loss is not None and not callable(loss):
+        raise SourceError(f"the loss that {name} returned is {_describe(loss)}, not a callable on the model's output")
+    return Built(model, inputs, loss)
+
+
+def _known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Mapping[str, int]:
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return {}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments = {}
+    for key, value in (("batch", sizes.batch), ("seq_len", sizes.seq_len)):
+        if value is None:
+            continue
+        if key not in parameters and not takes_any:
+            option = f"--{key.replace('_', '-')}"
+            raise SourceError(f"{name} has no parameter {key!r}, so {option} cannot be passed on; add it or drop {option}")
+        arguments[key] = value
+    for parameter in parameters.values():
+        required = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY,
+        )  # fmt: skip
+        if required and parameter.name not in arguments:
+            if parameter.name in ("batch", "seq_len"):
+                option = f"--{parameter.name.replace('_', '-')}"
+                raise SourceError(f"{name} needs {parameter.name!r}; give {option} N")
+            raise SourceError(f"{name} needs an argument {parameter.name!r}; graphmem passes only batch and seq_len")
+    return arguments
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

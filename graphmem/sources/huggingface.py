@@ -1,0 +1,201 @@
+"""``hf:<config.json or folder>`` and ``hf:<model type>``: transformers models built from configuration, no weights."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from graphmem.errors import SourceError
+from graphmem.sources.base import Built, Sizes, TorchModel
+
+#: Auto classes in the order they are tried when a configuration names no architecture: (name, task).
+_HEADS = (
+    ("AutoModelForCausalLM", "causal"),
+    ("AutoModelForSeq2SeqLM", "seq2seq"),
+    ("AutoModelForSpeechSeq2Seq", "speech"),
+    ("AutoModelForMaskedLM", "masked"),
+    ("AutoModelForCTC", "ctc"),
+    ("AutoModelForImageClassification", "image"),
+    ("AutoModelForSemanticSegmentation", "image"),
+    ("AutoModelForObjectDetection", "image"),
+    ("AutoModelForAudioClassification", "audio"),
+    ("AutoModel", "base"),
+)
+
+#: Longest default sequence; longer contexts have to be asked for with --seq-len.
+DEFAULT_SEQ_LEN = 2048
+_FALLBACK_SEQ_LEN = 512
+
+
+def load_huggingface(name: str) -> TorchModel:
+    """A transformers model by configuration file, folder with ``config.json``, or model type with its defaults.
+
+    Never touches the network. Raises :class:`SourceError` for a missing or unreadable configuration, an unknown model
+    type, or a model family that has no class to build.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import transformers
+    except Exception as error:
+        raise SourceError(
+            f"hf:{name} needs transformers; install it with: pip install 'graphmem[hf]' ({error})"
+        ) from None
+    config = _configuration(transformers, name)
+    try:
+        architecture = _architecture(transformers, config)
+    except (ImportError, RuntimeError) as error:
+        raise SourceError(f"hf:{name}: transformers cannot import its model class: {_root_cause(error)}") from None
+    return TorchModel(f"hf:{name} ({architecture.__name__})", lambda sizes: _build(architecture, config, sizes))
+
+
+def _configuration(transformers: Any, name: str) -> Any:
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json" or path.exists():
+        return _configuration_file(transformers, path)
+    types = list(transformers.CONFIG_MAPPING.keys())
+    if name not in types:
+        close = difflib.get_close_matches(name, types, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "give hf:path/to/config.json or a model type"
+        raise SourceError(f"hf:{name} is neither a file nor a model type of transformers; {hint}")
+    return transformers.CONFIG_MAPPING[name]()
+
+
+def _configuration_file(transformers: Any, path: Path) -> Any:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} is not a readable JSON configuration: {error}") from None
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise SourceError(f"{path} names the model type {kind!r}, which this transformers does not know")
+    try:
+        return transformers.CONFIG_MAPPING[kind].from_dict(values)
+    except Exception as error:
+        raise SourceError(f"{path} is not a valid {kind} configuration: {error}") from None
+
+
+def _architecture(transformers: Any, config: Any) -> Any:
+    """The class the configuration names, or the first auto class that has one for it."""
+    for named in config.architectures or ():
+        found = getattr(transformers, named, None)
+        if found is not None:
+            return found
+    for head, _ in _HEADS:
+        mapping = getattr(transformers, head, None)
+        if mapping is not None and type(config) in mapping._model_mapping:
+            found = mapping._model_mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise SourceError(f"transformers has no model class for the configuration {type(config).__name__}")
+
+
+def _root_cause(error: BaseException) -> str:
+    """The first line of the error that began it: transformers wraps what a broken installation raised."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _task(architecture: Any) -> str:
+    import transformers
+
+    for head, task in _HEADS:
+        mapping = getattr(transformers, head, None)
+        classes = mapping._model_mapping.values() if mapping is not None else ()
+        for found in classes:
+            if architecture in (found if isinstance(found, tuple) else (found,)):
+                return task
+    name = architecture.__name__
+    for ending, task in (("ForSequenceClassification", "label"), ("ForTokenClassification", "tokens")):
+        if name.endswith(ending):
+            return task
+    return "base"
+
+
+def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
+    model = architecture(config)
+    inputs, notes = _inputs(model, _task(architecture), sizes)
+    return Built(model, inputs, None, tuple(notes))
+
+
+def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[str]]:
+    import torch
+
+    batch = sizes.batch or 1
+    notes = [] if sizes.batch else ["batch 1 (give --batch)"]
+    main = getattr(model, "main_input_name", "input_ids")
+    config = model.config
+    inputs: dict[str, Any] = {}
+    length = 0
+    if main == "pixel_values":
+        shape = _image_shape(config)
+        inputs[main] = torch.empty((batch, *shape))
+        notes.append("images of " + "x".join(map(str, shape)))
+        if task == "base" and hasattr(config, "text_config"):
+            length = _sequence_length(config.text_config, sizes.seq_len, notes)
+            inputs = {"input_ids": torch.zeros((batch, length), dtype=torch.long), **inputs}
+    elif main == "input_features":
+        bins = getattr(config, "num_mel_bins", 80)
+        frames = sizes.seq_len or 2 * getattr(config, "max_source_positions", 1500)
+        inputs[main] = torch.empty((batch, bins, frames))
+        notes.append(f"{frames} frames of {bins} mel bins")
+    elif main == "input_values":
+        samples = sizes.seq_len or 16000 * 10
+        inputs[main] = torch.empty((batch, samples))
+        notes.append(f"{samples} audio samples")
+    else:
+        length = _sequence_length(config, sizes.seq_len, notes)
+        inputs["input_ids"] = torch.zeros((batch, length), dtype=torch.long)
+    _add_targets(inputs, model, task, batch, length, sizes, notes)
+    return inputs, notes
+
+
+def _add_targets(
+    inputs: dict[str, Any], model: Any, task: str, batch: int, length: int, sizes: Sizes, notes: list[str]
+) -> None:
+    import torch
+
+    if task in ("causal", "masked", "seq2seq", "tokens") and "input_ids" in inputs:
+        if sizes.training:
+            inputs["labels"] = inputs["input_ids"] if task != "seq2seq" else torch.zeros((batch, length), dtype=torch.long)
+            notes.append("labels of the same length, all counted in the loss")
+        elif task == "seq2seq":
+            inputs["decoder_input_ids"] = torch.zeros((batch, length), dtype=torch.long)
+    elif task == "speech":
+        target = min(448, getattr(model.config, "max_target_positions", 448))
+        name = "labels" if sizes.training else "decoder_input_ids"
+        inputs[name] = torch.zeros((batch, target), dtype=torch.long)
+        notes.append(f"{target} target tokens")
+    elif task in ("image", "label", "audio") and sizes.training and "Classification" in type(model).__name__:
+        inputs["labels"] = torch.zeros(batch, dtype=torch.long)
+        notes.append("class labels")
+
+
+def _sequence_length(config: Any, asked: int | None, notes: list[str]) -> int:
+    if asked is not None:
+        return asked
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"):
+        longest = getattr(config, name, None)
+        if isinstance(longest, int) and longest > 0:
+            length = min(longest, DEFAULT_SEQ_LEN)
+            # RoBERTa and OPT style tables hold two or more positions that are never used.
+            if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert") and longest % 2 == 0:
+                length = min(length, longest - 2)
+            break
+    else:
+        length = _FALLBACK_SEQ_LEN
+    notes.append(f"sequence length {length} (give --seq-len)")
+    return length
+
+
+def _image_shape(config: Any) -> tuple[int, int, int]:
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    return getattr(vision, "num_channels", 3), height, width

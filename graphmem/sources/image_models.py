@@ -1,0 +1,76 @@
+"""``timm:<name>`` and ``torchvision:<name>``: image classifiers built without weights."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from graphmem.errors import SourceError
+from graphmem.sources.base import Built, Sizes, TorchModel
+
+#: Side of the input images of torchvision's Inception v3; every other classifier there is trained on 224.
+_INCEPTION_SIDE = 299
+_SIDE = 224
+
+
+def load_timm(name: str) -> TorchModel:
+    """A timm model by name. Raises :class:`SourceError` if timm is absent or does not know it."""
+    try:
+        import timm
+    except Exception as error:
+        raise SourceError(f"timm:{name} needs timm; install it with: pip install 'graphmem[timm]' ({error})") from None
+    if not timm.is_model(name):
+        raise SourceError(f"timm has no model {name!r}{_hint(name, timm.list_models())}")
+
+    def build(sizes: Sizes) -> Built:
+        model = timm.create_model(name, pretrained=False)
+        channels, height, width = model.default_cfg["input_size"]
+        return _classifier(model, sizes, (channels, height, width))
+
+    return TorchModel(f"timm:{name}", build)
+
+
+def load_torchvision(name: str) -> TorchModel:
+    """A torchvision classifier by name. Raises :class:`SourceError` if torchvision is absent or does not know it."""
+    try:
+        from torchvision import models
+    except Exception as error:
+        raise SourceError(f"torchvision:{name} needs torchvision, which does not import here ({error})") from None
+    known = models.list_models(module=models)
+    if name not in known:
+        raise SourceError(f"torchvision has no classifier {name!r}{_hint(name, known)}")
+    side = _INCEPTION_SIDE if "inception" in name else _SIDE
+
+    def build(sizes: Sizes) -> Built:
+        extra = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        return _classifier(models.get_model(name, weights=None, **extra), sizes, (3, side, side))
+
+    return TorchModel(f"torchvision:{name}", build)
+
+
+def _classifier(model: Any, sizes: Sizes, image: tuple[int, int, int]) -> Built:
+    import torch
+
+    batch = sizes.batch or 1
+    images = torch.empty((batch, *image))
+    notes = [f"images of {image[0]}x{image[1]}x{image[2]}"]
+    if sizes.batch is None:
+        notes.append("batch 1 (give --batch)")
+    if not sizes.training:
+        return Built(model, images, None, tuple(notes))
+    labels = torch.zeros(batch, dtype=torch.long)
+    notes.append("cross-entropy loss on class labels")
+    return Built(model, images, _cross_entropy(labels), tuple(notes))
+
+
+def _cross_entropy(labels: Any) -> Callable[[Any], Any]:
+    """A loss that carries its labels to the device as a batch does: see ``targets`` in ``capture.step``."""
+    from graphmem.sources.losses import CrossEntropy
+
+    return CrossEntropy(labels)
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

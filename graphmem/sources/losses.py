@@ -1,0 +1,21 @@
+"""Losses that bring their own targets, which are part of a step's inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CrossEntropy:
+    """Cross-entropy of class scores (last dimension: classes) against ``targets``, which move to the device with the
+    inputs. Models with auxiliary heads give a named tuple or an object with ``logits``; the main scores count."""
+
+    def __init__(self, targets: Any) -> None:
+        self.targets = targets
+
+    def __call__(self, output: Any) -> Any:
+        from torch.nn import functional
+
+        scores = getattr(output, "logits", output)
+        if isinstance(scores, (tuple, list)):
+            scores = scores[0]
+        return functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), self.targets.reshape(-1))

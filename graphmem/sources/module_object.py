@@ -1,0 +1,69 @@
+"""Live Python objects given to the library: an ``nn.Module`` with example inputs, a factory, or a step function."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from graphmem.errors import SourceError
+from graphmem.sources.base import Built, Sizes, TorchModel, call_factory
+
+
+def from_object(model: Any, example_inputs: Any) -> TorchModel:
+    """A source for ``model``. The user's module is never touched: its fake copy has new, empty parameters.
+
+    Raises :class:`SourceError` for anything that is neither a module nor callable, or a module without inputs.
+    """
+    try:
+        from torch import nn
+    except ImportError:
+        raise SourceError("analysing a Python object needs PyTorch; install it with: pip install 'graphmem[torch]'") from None
+    if isinstance(model, nn.Module):
+        if example_inputs is None:
+            raise SourceError("a module needs example_inputs: a tensor, a tuple, or a dict of keyword arguments")
+        return TorchModel(type(model).__name__, lambda sizes: _fake_copy(model, example_inputs, sizes))
+    if callable(model):
+        name = getattr(model, "__name__", type(model).__name__)
+        return TorchModel(name, lambda sizes: call_factory(model, name, sizes))
+    raise SourceError(f"cannot analyse a {type(model).__name__}; give a path, a torch.nn.Module, or a function")
+
+
+def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
+    """Copy the module's structure with fake host parameters in place of the real ones; runs inside a capture."""
+    import torch
+
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        memo[id(tensor)] = _fake_like(tensor)
+        if tensor.grad is not None:
+            memo[id(tensor.grad)] = _fake_like(tensor.grad)
+    copied = copy.deepcopy(model, memo)
+    inputs = _map_tensors(example_inputs, lambda t: _resized(_fake_like(t), sizes.batch))
+    return Built(copied, inputs if isinstance(inputs, (torch.Tensor, tuple, dict)) else tuple(inputs))
+
+
+def _fake_like(tensor: Any) -> Any:
+    import torch
+
+    empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def _resized(tensor: Any, batch: int | None) -> Any:
+    if batch is None or tensor.dim() == 0 or tensor.shape[0] == batch:
+        return tensor
+    return tensor.new_empty((batch, *tensor.shape[1:]))
+
+
+def _map_tensors(value: Any, function: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, function) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(item, function) for item in value)
+    return value

@@ -1,0 +1,161 @@
+"""From a trace and its replay to the Estimate: peaks by level and phase, the breakdown, the largest storages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graphmem.estimate import Breakdown, Diagnostic, Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak, Timeline
+from graphmem.replay import Replay
+from graphmem.trace import Category, EventKind, Place, Trace
+
+
+@dataclass(frozen=True)
+class Target:
+    """The card a run is for: its name, capacity, and the bytes a process holds outside its allocator."""
+
+    gpu: str
+    capacity_bytes: int
+    context_bytes: int
+
+
+def summarize(
+    trace: Trace,
+    replay: Replay,
+    target: Target,
+    *,
+    model: str,
+    runtime: str,
+    allocator: str,
+    step: str,
+    limited: Replay | None,
+    top: int = 10,
+    assumptions: Sequence[str] = (),
+    diagnostics: Sequence[Diagnostic] = (),
+    details: dict[str, object] | None = None,
+) -> Estimate:
+    """The Estimate of a run. ``replay`` had no limit; ``limited`` is the same trace on the card's own memory, needed
+    only where the unlimited one exceeds it."""
+    position = _first_maximum(replay.reserved_bytes)
+    moment = _moment(trace, position)
+    return Estimate(
+        model=model,
+        runtime=runtime,
+        allocator=allocator,
+        step=step,
+        gpu=target.gpu,
+        peak=Peak(
+            replay.peak_requested_bytes,
+            replay.peak_allocated_bytes,
+            replay.peak_reserved_bytes,
+            replay.peak_reserved_bytes + target.context_bytes,
+        ),
+        ideal_bytes=replay.peak_requested_bytes,
+        phases=tuple(_phases(trace, replay, target.context_bytes)),
+        moment=moment,
+        breakdown=_breakdown(trace, replay, position, target.context_bytes),
+        top=tuple(_largest(trace, position, top)),
+        fit=_fit(trace, replay, limited, target),
+        host_bytes=replay.host_peak_bytes,
+        pinned_bytes=replay.pinned_peak_bytes,
+        assumptions=tuple(assumptions),
+        diagnostics=tuple(diagnostics),
+        details=details or {},
+        timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
+        trace=trace,
+    )
+
+
+def fits_without_retry(replay: Replay, target: Target) -> bool:
+    """Whether the run fits the card even if the allocator never gives anything back."""
+    return replay.peak_reserved_bytes + target.context_bytes <= target.capacity_bytes
+
+
+def _first_maximum(values: npt.NDArray[np.int64]) -> int:
+    """Index of the first event at the maximum; -1 for an empty run."""
+    return int(np.argmax(values)) if len(values) else -1
+
+
+def _moment(trace: Trace, position: int) -> Moment:
+    if position < 0:
+        return Moment(-1, "", "", "", "")
+    operator = trace.operators[int(trace.event_operators[position])]
+    return Moment(position, str(trace.phases[operator.phase]), operator.name, operator.module, operator.source)
+
+
+def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) -> Breakdown:
+    by_category = dict.fromkeys(Category, 0)
+    for index in trace.live_at(position):
+        storage = trace.storages[index]
+        if storage.place == Place.DEVICE:
+            by_category[storage.category] += storage.bytes
+    requested = sum(by_category.values())
+    allocated = int(replay.allocated_bytes[position]) if position >= 0 else 0
+    reserved = replay.peak_reserved_bytes
+    breakdown = {category.name: size for category, size in by_category.items() if category != Category.UNKNOWN}
+    if by_category[Category.UNKNOWN]:
+        breakdown[Category.UNKNOWN.name] = by_category[Category.UNKNOWN]
+    breakdown["ROUNDING"] = allocated - requested
+    breakdown["FRAGMENTATION"] = reserved - allocated
+    breakdown["CONTEXT"] = context_bytes
+    return breakdown
+
+
+def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]:
+    if not len(trace):
+        return []
+    phase_of_operator = np.array([operator.phase for operator in trace.operators], dtype=np.int64)
+    phase = phase_of_operator[trace.event_operators]
+    begins = np.flatnonzero(np.diff(phase, prepend=-1))
+    peaks = []
+    for number in dict.fromkeys(phase.tolist()):
+        inside = np.flatnonzero(phase == number)
+        entry = begins[phase[begins] == number] - 1
+        events = np.concatenate([inside, entry[entry >= 0]])
+        levels = (replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes)
+        requested, allocated, reserved = (int(level[events].max()) for level in levels)
+        peaks.append(
+            PhasePeak(
+                trace.phases[number].iteration,
+                trace.phases[number].name,
+                Peak(requested, allocated, reserved, reserved + context_bytes),
+            )
+        )
+    return peaks
+
+
+def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
+    live = [i for i in trace.live_at(position) if trace.storages[i].place == Place.DEVICE]
+    largest = sorted(live, key=lambda index: (-trace.storages[index].bytes, index))[:top]
+    is_birth = trace.kinds == EventKind.ALLOC
+    births = dict(zip(trace.subjects[is_birth].tolist(), trace.event_operators[is_birth].tolist(), strict=True))
+    found = []
+    for index in largest:
+        storage, operator = trace.storages[index], trace.operators[births[index]]
+        phase = str(trace.phases[operator.phase])
+        found.append(
+            LiveStorage(
+                storage.bytes,
+                storage.category.name,
+                storage.label,
+                operator.name,
+                operator.module,
+                operator.source,
+                phase,
+            )
+        )
+    return found
+
+
+def _fit(trace: Trace, replay: Replay, limited: Replay | None, target: Target) -> Fit:
+    device_bytes = replay.peak_reserved_bytes + target.context_bytes
+    margin = target.capacity_bytes - device_bytes
+    if margin >= 0:
+        return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, True)
+    if limited is not None and limited.out_of_memory is None:
+        return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, True, needs_cache_flush=True)
+    failed = limited.out_of_memory.event if limited is not None and limited.out_of_memory is not None else -1
+    return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, False, failed_at=_moment(trace, failed))
