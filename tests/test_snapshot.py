@@ -138,6 +138,15 @@ def test_a_segment_given_back_was_there_at_the_start() -> None:
     assert recording_of(snapshot).start_ranges == ((BASE, 2 * MIB), (BASE + 8 * MIB, 20 * MIB))
 
 
+def test_memory_given_back_is_an_emptied_cache() -> None:
+    snapshot = _snapshot()
+    events = snapshot["device_traces"][0]
+    events[3:3] = [_event("segment_free", BASE + (8 + 2 * i) * MIB, 2 * MIB) for i in range(3)]
+    events.append(_event("segment_free", BASE + 20 * MIB, 2 * MIB))
+    kinds = [event.kind.name for event in trace_of(recording_of(snapshot)).events()]
+    assert kinds == ["ALLOC", "ALLOC", "ALLOC", "FREE", "EMPTY_CACHE", "ALLOC", "FREE", "EMPTY_CACHE"]
+
+
 def test_expandable_ranges_are_walked_back() -> None:
     snapshot = _snapshot()
     segment = snapshot["segments"][0]
