@@ -126,6 +126,18 @@ def test_a_tensor_needed_on_both_sides_exists_twice(tmp_path: Path) -> None:
     assert "-f (copy) add" in rows(trace, 1)
 
 
+def test_a_kernel_that_wants_its_shape_on_the_host_stays_on_the_gpu(tmp_path: Path) -> None:
+    # both inputs of Reshape would do for the CPU, a graph input and a CPU tensor, but its GPU kernel reads the latter
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"], name="neg"),
+        helper.make_node("Shape", ["n"], ["s"], name="shape"),
+        helper.make_node("Reshape", ["x", "s"], ["v"], name="reshape"),
+        helper.make_node("Neg", ["v"], ["y"], name="last"),
+    ]
+    made = [row for row in rows(planned(tmp_path, nodes, ["y"]), 1) if row.startswith("+")]
+    assert made == ["+x 16 inputs", "+n 16 neg", "+s 8 host shape", "+y 16 last"]
+
+
 def test_float16_is_not_sent_to_the_host(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["s"], name="shape"),

@@ -164,3 +164,17 @@ def test_the_books_agree(requests: list[tuple[str, int, int]], strategy: int, ca
             if address is not None:
                 live[address] = size
         check_books(arena, live)
+
+
+def test_a_rest_of_exactly_the_dead_bytes_limit_is_split_off() -> None:
+    for limit, used in ((1024, 3072), (1025, 4096)):
+        arena = arena_with(initial_chunk_size_bytes=4096, max_dead_bytes_per_chunk=limit)
+        arena.malloc(3072)
+        assert arena.allocated_bytes == used
+
+
+def test_asking_for_less_ends() -> None:
+    # 0.9 x 2304 rounded up is 2304 again: without the floor of 8 KiB the arena would ask for ever
+    arena = arena_with(capacity=1)
+    with pytest.raises(DeviceOutOfMemory, match="requested buffer of size 256"):
+        arena.malloc(1)
