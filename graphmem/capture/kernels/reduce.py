@@ -345,8 +345,14 @@ def _arg_extremum(value: torch.dtype, output: torch.dtype) -> Kernel:
 
 def _welford(value: torch.dtype, output: torch.dtype) -> Kernel:
     """var, std (ReduceMomentKernel.cu): mean, squares, 32-bit count and count again in the accumulate type."""
+    return welford_kernel(value, (output,))
+
+
+def welford_kernel(value: torch.dtype, outputs: Sequence[torch.dtype]) -> Kernel:
+    """One output, or two: variance and mean."""
     accumulator = 32 if value == torch.float64 else 16
-    return Kernel(value.itemsize, accumulator, (output.itemsize,), input_vector=2, accumulates_in_output=False)
+    sizes = tuple(output.itemsize for output in outputs)
+    return Kernel(value.itemsize, accumulator, sizes, input_vector=2, accumulates_in_output=False)
 
 
 def _logic(value: torch.dtype, output: torch.dtype) -> Kernel:
@@ -477,6 +483,58 @@ def welford_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[
     dims = _argument(args, kwargs, 1, "dim", None)
     keepdim = kwargs.get("keepdim", False)
     return _reduction(args[0], outputs, dims, keepdim, _welford(args[0].dtype, outputs[0].dtype), card)
+
+
+@rule("aten.var_mean.correction", "aten.std_mean.correction")
+def welford_pair_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    dims = _argument(args, kwargs, 1, "dim", None)
+    keepdim = kwargs.get("keepdim", False)
+    kernel = welford_kernel(args[0].dtype, [output.dtype for output in outputs])
+    return _reduction(args[0], outputs, dims, keepdim, kernel, card)
+
+
+@rule("aten.aminmax.default")
+def extrema_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    # ReduceAMinMaxKernel.cu: the accumulator is a pair of values.
+    size = args[0].element_size()
+    kernel = Kernel(size, 2 * size, (size, size), accumulates_in_output=False)
+    return _reduction(args[0], outputs, kwargs.get("dim"), kwargs.get("keepdim", False), kernel, card)
+
+
+@rule("aten.logsumexp.default")
+def logsumexp_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """ReduceOps.cpp: the maxima and a mask of the infinite ones, exp of the whole tensor, its sum into the result."""
+    tensor, dims = args[0], _as_dims(args[1])
+    size, rows = tensor.element_size(), outputs[0].numel()
+    if not tensor.is_floating_point() or not tensor.numel():
+        return None
+    script = Script()
+    maxima = script.take(rows * size, "maxima")
+    reduction_buffers(tensor, dims, True, _extremum(tensor.dtype, tensor.dtype), card).write(script)
+    absolute = script.take(rows * size, "absolute maxima")
+    infinite = script.take(rows, "infinite maxima")
+    script.give(infinite, absolute)
+    exponentials = script.take(tensor.numel() * size, "exponentials")
+    script.output(0)
+    reduction_buffers(_copied(tensor), dims, True, sum_kernel(tensor.dtype, tensor.dtype), card).write(script)
+    script.give(exponentials, maxima)
+    return script
+
+
+@rule("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList")
+def count_nonzero_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """A boolean of every value, which sum() then casts to 64-bit integers."""
+    script = Script()
+    mask = script.take(args[0].numel(), "nonzero mask")
+    script.output(0)
+    cast = script.take(8 * args[0].numel(), "cast of the reduced tensor")
+    dims = _as_dims(_argument(args, kwargs, 1, "dim", None))
+    kernel = sum_kernel(torch.int64, torch.int64)
+    reduction_buffers(_copied(args[0]), dims, False, kernel, card).write(script)
+    script.give(cast, mask)
+    return script
 
 
 @rule("aten.linalg_vector_norm.default")
