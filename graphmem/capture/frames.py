@@ -13,15 +13,20 @@ _HIDDEN = (
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
     "<frozen",
 )
-_shown: dict[CodeType, str] = {}
+#: graphmem's own loop: what is called from here, and not from the user's code, has no line of the user's.
+_OWN_LOOP = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("step.py", "session.py"))
+_shown: dict[CodeType, str | None] = {}
 
 
 def user_line(frame: FrameType | None) -> str:
     """``file:line`` of the first frame at or above ``frame`` that is the user's or a model library's; "" if none."""
     while frame is not None:
-        shown = _shown.get(frame.f_code)
+        code = frame.f_code
+        shown = _shown.get(code, "?")
+        if shown == "?":
+            shown = _shown[code] = None if code.co_filename.startswith(_OWN_LOOP) else _shorten(code.co_filename)
         if shown is None:
-            shown = _shown[frame.f_code] = _shorten(frame.f_code.co_filename)
+            return ""
         if shown:
             return f"{shown}:{frame.f_lineno}"
         frame = frame.f_back

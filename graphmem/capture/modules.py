@@ -70,6 +70,9 @@ class ModuleWatch:
             recorder.begin_iteration()
         elif recorder.stage == "backward":
             recorder.enter("forward")
+        for tensor in inputs:
+            if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
+                recorder.label_input(tensor)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder

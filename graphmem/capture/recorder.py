@@ -280,6 +280,14 @@ class Recorder(TorchDispatchMode):
             if label:
                 self.builder.labels[ref.index] = label
 
+    def label_input(self, tensor: torch.Tensor) -> None:
+        """A leaf given to the outermost module is an input, unless it is known to be something else."""
+        if not isinstance(tensor, FakeTensor):
+            return
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        if ref is not None and self.builder.categories[ref.index] in (Category.TEMPORARY, Category.ACTIVATION):
+            self.builder.categories[ref.index] = Category.INPUT
+
     def _mark_accumulated(self, out: Any) -> None:
         """A detach or clone made by ``AccumulateGrad`` is the parameter's gradient."""
         node = torch._C._current_autograd_node()

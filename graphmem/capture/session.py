@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem.capture import modules
 from graphmem.capture.autocast import cuda_autocast
-from graphmem.capture.fakes import DEVICE, PretendDevice, pretend_cuda
+from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
+from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.recorder import Recorder
 from graphmem.capture.substitutes import cuda_substitutes
@@ -82,6 +83,9 @@ def capture(
         stack.enter_context(pretend_cuda(device, on_event))
         substitutes = stack.enter_context(cuda_substitutes(card))
         stack.enter_context(cuda_autocast())
+        patches = Patches()
+        stack.callback(patches.undo)
+        patch_initializers(patches)
         workspaces = Workspaces(device.capability, torch_version)
         recorder = Recorder(builder, card, workspaces, substitutes, graph)
         holder.append(recorder)

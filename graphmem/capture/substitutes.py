@@ -39,6 +39,7 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
 
 def _table(card: Card) -> dict[Any, Callable[..., Any]]:
     return {
+        _aten.linear.default: _linear,
         _aten.dropout.default: _dropout,
         _aten.softmax.int: _softmax_like(_aten._softmax.default),
         _aten.log_softmax.int: _softmax_like(_aten._log_softmax.default),
@@ -46,6 +47,18 @@ def _table(card: Card) -> dict[Any, Callable[..., Any]]:
         _aten.batch_norm.default: _batch_norm,
         _aten.scaled_dot_product_attention.default: _attention(card),
     }
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """``at::linear``, because C++ adds the bias out of place to anything that looks like a tensor subclass, and in
+    place on a card (ATen/native/Linear.cpp)."""
+    if bias is not None and input.dim() == 2:
+        return torch.addmm(bias, input, weight.t())
+    if bias is not None and input.dim() == 3 and input.is_contiguous():
+        flat = torch.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
+        return flat.view(*input.shape[:-1], flat.shape[-1])
+    output = torch.matmul(input, weight.t())
+    return output if bias is None else output.add_(bias)
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002
