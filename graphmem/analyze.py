@@ -79,3 +79,24 @@ def replay_trace(
     """
     target = simulate.target_for(runtime, device, alloc_conf, torch_version)
     return simulate.replay_on(simulate.recorded(trace, target), target, top)
+
+
+def operator_graph(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    training: Training | Inference | None = None,
+    device: str | Device | None = None,
+    iterations: int | None = 1,
+) -> Any:
+    """The operators of a PyTorch step as a ``torch.fx.Graph``, in the order they run; arguments as :func:`analyze`.
+
+    Every operator is a ``call_function`` node whose ``meta`` names its module, source line, phase, and the shapes and
+    dtypes of its outputs; parameters, inputs and literals are placeholders.
+    """
+    step = simulate.step_for(model, training)
+    target = simulate.target_for(None, device, None, None)
+    loaded = sources.load(model, example_inputs, batch=batch)
+    return simulate.operator_graph(loaded, step, target, sources.Sizes(batch, seq_len), iterations)

@@ -107,19 +107,30 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
     return Traced(trace, loaded.name, runtime, "inference", tuple(assumptions))
 
 
-def _captured(
+def operator_graph(
+    loaded: OnnxModel | TorchModel, step: Training | Inference, target: RunsOn, sizes: Sizes, iterations: int | None
+) -> Any:
+    """The ``torch.fx.Graph`` of the operators of a captured step. Raises :class:`UsageError` for an ONNX graph."""
+    if isinstance(loaded, OnnxModel):
+        raise UsageError(f"{loaded.name} is an ONNX graph already; only PyTorch models are recorded as torch.fx graphs")
+    return _capture(loaded, step, target, sizes, iterations, "host", record_graph=True).graph
+
+
+def _capture(
     loaded: TorchModel,
     step: Training | Inference,
     target: RunsOn,
     sizes: Sizes,
     iterations: int | None,
     build_on: str,
-) -> Traced:
+    *,
+    record_graph: bool = False,
+) -> Any:
     from graphmem.capture.run import capture_model
 
     wanted = replace(sizes, training=isinstance(step, Training))
     default = TRAINING_ITERATIONS if wanted.training else INFERENCE_ITERATIONS
-    captured = capture_model(
+    return capture_model(
         loaded.build,
         wanted,
         step,
@@ -128,7 +139,19 @@ def _captured(
         torch_version=target.torch_version,
         iterations=iterations or default,
         build_on=build_on,
+        record_graph=record_graph,
     )
+
+
+def _captured(
+    loaded: TorchModel,
+    step: Training | Inference,
+    target: RunsOn,
+    sizes: Sizes,
+    iterations: int | None,
+    build_on: str,
+) -> Traced:
+    captured = _capture(loaded, step, target, sizes, iterations, build_on)
     assumptions = [*loaded.notes, *captured.notes]
     if target.device.compute_capability is None:
         assumptions.append(f"{target.device.name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")

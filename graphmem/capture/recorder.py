@@ -192,7 +192,14 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, func: Any, out: Any, args: Any, kwargs: Any, rule: Rule | None, in_backward: bool) -> None:
         if self.graph is not None:
-            self.graph.record(func, args, kwargs, out)
+            operator = self.builder.operators[self._operator]
+            meta = {
+                "operator": self._operator,
+                "module": operator.module,
+                "source": operator.source,
+                "phase": str(self.builder.phases[operator.phase]),
+            }
+            self.graph.record(func, args, kwargs, out, meta)
         outputs = [out] if isinstance(out, torch.Tensor) else list(_tensors(out))
         script = rule(args, kwargs, outputs, self.card) if rule is not None and _on_device(outputs) else None
         if script is None:
