@@ -152,7 +152,8 @@ class Estimate:
         """Whether the peak fits the named card with that card's own context (see ``graphmem gpus``).
 
         The run was simulated for one kind of card; its kernels may take other workspaces on another. Analyse again
-        with ``device=`` for a figure made for that card. Raises :class:`graphmem.errors.UsageError` for an unknown name.
+        with ``device=`` for a figure made for that card. Raises :class:`graphmem.errors.UsageError` for an unknown
+        name.
         """
         from graphmem.devices import device_named
 

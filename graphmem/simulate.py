@@ -1,4 +1,4 @@
-"""The stages of an analysis, each from plain values to plain values: what step, for which card, its trace, its replay."""
+"""The stages of an analysis, each from plain values to plain values: the step, the card, the trace, the replay."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def _captured(
     captured = _capture(loaded, step, target, sizes, iterations, build_on)
     assumptions = [*loaded.notes, *captured.notes]
     if target.device.compute_capability is None:
-        assumptions.append(f"{target.device.name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")
+        name = target.device.name
+        assumptions.append(f"{name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")
     assumptions.extend(_version_notes(target, captured.installed_version))
     diagnostics = [Diagnostic("unknown", message, count) for message, count in captured.unknown.items()]
     words = step.describe() if not captured.custom_step else "custom step function"

@@ -68,7 +68,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What caused events: ``name`` (``aten.mm``), ``module`` path, index of its ``phase``, ``source`` (``file:line``)."""
+    """What caused events: ``name`` (``aten.mm``), ``module`` path, index of its ``phase``, ``source`` line."""
 
     name: str
     module: str = ""
@@ -189,9 +189,7 @@ class TraceBuilder:
     def build(self) -> Trace:
         """The finished trace, validated. Raises :class:`TraceError`."""
         columns = np.array(self.rows, dtype=np.int64).reshape(-1, 4)
-        storages = zip(
-            self.storage_bytes, self.categories, self.streams, self.places, self.labels, strict=True
-        )
+        storages = zip(self.storage_bytes, self.categories, self.streams, self.places, self.labels, strict=True)
         trace = Trace(
             source=self.source,
             phases=tuple(self.phases) or (Phase(0, "run"),),

@@ -62,7 +62,7 @@ class Patches:
 
 @contextlib.contextmanager
 def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iterator[None]:
-    """Make fake tensors on ``cuda`` work for the duration. ``on_event`` hears of ``synchronize`` and ``empty_cache``."""
+    """Make fake tensors on ``cuda`` work for the duration; ``on_event`` hears of synchronizing and emptied caches."""
     patches = Patches()
     try:
         _patch_fake_tensor(patches)
@@ -160,7 +160,7 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
 
 
 def _patch_factories(patches: Patches) -> None:
-    """Factories that convert data make a host tensor and copy it, as on a card; C++ would ask a driver for that copy."""
+    """Factories that convert data make a host tensor and copy it, as on a card; C++ would ask a driver to."""
     for name in ("tensor", "as_tensor", "asarray"):
         patches.set(torch, name, _host_then_copy(getattr(torch, name)))
 
@@ -302,10 +302,10 @@ def _patch_foreach(patches: Patches) -> None:
 
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", grouped)
     optimizer = sys.modules["torch.optim.optimizer"]
-    supported = [*optimizer._foreach_supported_types, FakeTensor]  # type: ignore[attr-defined]
+    supported = [*optimizer._foreach_supported_types, FakeTensor]
     patches.set(optimizer, "_foreach_supported_types", supported)
     foreach_utils = sys.modules["torch.utils._foreach_utils"]
-    on_device = foreach_utils._device_has_foreach_support  # type: ignore[attr-defined]
+    on_device = foreach_utils._device_has_foreach_support
 
     def has_support(tensors: Any, device: torch.device) -> bool:
         del tensors

@@ -32,7 +32,7 @@ def computable(func: Any, args: Any, kwargs: Any) -> bool:
         return all(not isinstance(t, FakeTensor) and t.device.type == "cpu" and t.numel() <= LIMIT for t in tensors)
     if func in _SHAPED:
         return len(args[0]) == 0
-    return func in _RANGES and _length(func, args) <= LIMIT or func is _aten.scalar_tensor.default
+    return (func in _RANGES and _length(func, args) <= LIMIT) or func is _aten.scalar_tensor.default
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:

@@ -64,9 +64,8 @@ class ModuleWatch:
         recorder = self._recorder
         if torch._C._current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
-        if recorder.stage == "build" and any(isinstance(t, FakeTensor) and t.is_cuda for t in inputs):
-            recorder.begin_iteration()
-        elif recorder.stage == "optimizer":
+        on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in inputs)
+        if recorder.stage == "optimizer" or (recorder.stage == "build" and on_device):
             recorder.begin_iteration()
         elif recorder.stage == "backward":
             recorder.enter("forward")
@@ -121,7 +120,7 @@ def _apply_to_fakes(original: Any) -> Any:
                 with torch.no_grad():
                     fake = torch.empty_like(parameter, device="cpu") if parameter.dim() else _fake_scalar(parameter)
                 self._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-        return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        return original(self, *args, **kwargs)
 
     return apply
 

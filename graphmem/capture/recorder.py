@@ -42,7 +42,7 @@ class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     key: int
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """A dispatch mode above ``FakeTensorMode`` that fills a :class:`TraceBuilder`.
 
     ``decompositions`` are the CUDA substitutes of composite operators, needed where inference mode keeps the
@@ -311,6 +311,7 @@ class Recorder(TorchDispatchMode):
         seen from here, are the same for every fan-in of this build of PyTorch.
         """
         builder, self.builder = self.builder, TraceBuilder("calibration")
+        graph, self.graph = self.graph, None
         self._operator = self.builder.operator("(calibration)")
         counts: list[tuple[int, int, int]] = []
         self._calibration = counts
@@ -320,7 +321,7 @@ class Recorder(TorchDispatchMode):
         del leaf, shared
         self._calibration = None
         self._sole_counts = counts[0] if counts else None
-        self.builder = builder
+        self.builder, self.graph = builder, graph
         self._operator = 0
 
     _calibration: list[tuple[int, int, int]] | None = None

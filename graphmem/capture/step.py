@@ -24,8 +24,9 @@ from graphmem.training import Inference, Training
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 
-
-def run_training(session: Session, model: nn.Module, inputs: Any, loss: Any, training: Training, iterations: int) -> None:
+def run_training(
+    session: Session, model: nn.Module, inputs: Any, loss: Any, training: Training, iterations: int
+) -> None:
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device."""
     model, inputs, loss = _to_device(session, model, inputs, loss, training.dtype)
     model.train()
@@ -145,7 +146,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
     """Recompute the model's repeated blocks in the backward pass.
 
     A model that knows how (transformers' ``gradient_checkpointing_enable``, timm's ``set_grad_checkpointing``) does it
-    itself; elsewhere every element of the outermost ``nn.ModuleList`` s, or of an outermost ``nn.Sequential`` of blocks, is
+    itself; elsewhere every element of the outermost lists of blocks (``nn.ModuleList``, ``nn.Sequential``) is
     checkpointed without reentrant autograd.
     """
     for method in ("gradient_checkpointing_enable", "set_grad_checkpointing"):
@@ -157,7 +158,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
     if not blocks:
         raise CaptureError("no repeated blocks found to checkpoint; call torch.utils.checkpoint in the model itself")
     for block in blocks:
-        block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
+        block.forward = _checkpointed(block.forward)
 
 
 def _outermost_blocks(module: nn.Module) -> list[nn.Module]:

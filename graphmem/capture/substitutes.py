@@ -49,7 +49,7 @@ def _table(card: Card) -> dict[Any, Callable[..., Any]]:
     }
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``at::linear``, because C++ adds the bias out of place to anything that looks like a tensor subclass, and in
     place on a card (ATen/native/Linear.cpp)."""
     if bias is not None and input.dim() == 2:
@@ -61,10 +61,10 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return output if bias is None else output.add_(bias)
 
 
-def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """``at::dropout``: the fused kernel keeps a mask of one byte an element (ATen/native/Dropout.cpp)."""
     if train and 0 < p < 1 and input.numel() > 0:
-        return _aten.native_dropout.default(input, p, train)[0]  # type: ignore[no-any-return]
+        return _aten.native_dropout.default(input, p, train)[0]
     if p == 0 or not train or input.numel() == 0:
         return input
     return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
@@ -75,16 +75,16 @@ def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
 
     def softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         if self.dtype is torch.float16 and dtype is torch.float32:
-            return kernel(self, dim, True)  # type: ignore[no-any-return]
+            return kernel(self, dim, True)
         converted = self if dtype is None or dtype is self.dtype else self.to(dtype)
-        return kernel(converted, dim, False)  # type: ignore[no-any-return]
+        return kernel(converted, dim, False)
 
     return softmax
 
 
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:  # noqa: A002
+def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """``at::rms_norm`` is one fused kernel on CUDA (ATen/native/layer_norm.cpp, 2.9 and later)."""
-    return _aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]  # type: ignore[no-any-return]
+    return _aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
 
 
 #: ``CUDNN_BN_MIN_EPSILON``, and the largest batches cuDNN takes (ATen/native/Normalization.cpp).
@@ -93,7 +93,7 @@ _CUDNN_MAX_BATCH = {True: 880801, False: 65535}
 
 
 def _batch_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
@@ -105,18 +105,14 @@ def _batch_norm(
 ) -> Tensor:
     """``at::_batch_norm_impl_index``: cuDNN where its conditions hold, the native kernel elsewhere."""
     if cudnn_enabled and _cudnn_takes(input, weight, bias, running_mean, running_var, training, eps):
-        input = input.contiguous(memory_format=_suggested_format(input))  # noqa: A001
-        return _aten.cudnn_batch_norm.default(  # type: ignore[no-any-return]
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )[0]
-    return _aten.native_batch_norm.default(  # type: ignore[no-any-return]
-        input, weight, bias, running_mean, running_var, training, momentum, eps
-    )[0]
+        input = input.contiguous(memory_format=_suggested_format(input))
+        return _aten.cudnn_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)[
+            0
+        ]
+    return _aten.native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
-def _cudnn_takes(
-    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float
-) -> bool:
+def _cudnn_takes(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float) -> bool:
     return (
         torch.backends.cudnn.enabled
         and x.dtype is not torch.bfloat16
@@ -173,12 +169,12 @@ def _attention(card: Card) -> Callable[..., Tensor]:
             return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         mask = _float_mask(attn_mask, query)
         if backend == "cudnn":
-            return _aten._scaled_dot_product_cudnn_attention.default(  # type: ignore[no-any-return]
+            return _aten._scaled_dot_product_cudnn_attention.default(
                 query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
             )[0]
         if backend == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
-        return _aten._scaled_dot_product_efficient_attention.default(  # type: ignore[no-any-return]
+        return _aten._scaled_dot_product_efficient_attention.default(
             query, key, value, _aligned_mask(mask, query, key), needs_grad, dropout_p, is_causal, scale=scale
         )[0]
 
@@ -244,8 +240,11 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causa
     """Head sizes are padded to a multiple of 8 and the output cut back (``pad_last_dim``)."""
     head = query.shape[-1]
     scale = scale if scale is not None else 1 / math.sqrt(head)
-    padded = [t if t.shape[-1] % 8 == 0 else torch.nn.functional.pad(t, (0, 8 - t.shape[-1] % 8)) for t in (query, key, value)]
-    out = _aten._scaled_dot_product_flash_attention.default(*padded, dropout_p, is_causal, False, scale=scale)[0]
+    if head % 8 != 0:
+        query, key, value = (torch.nn.functional.pad(t, (0, -t.shape[-1] % 8)) for t in (query, key, value))
+    out = _aten._scaled_dot_product_flash_attention.default(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
     return out if head % 8 == 0 else out[..., :head]
 
 

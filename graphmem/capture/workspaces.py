@@ -53,14 +53,10 @@ def configured_workspace_bytes(text: str) -> int:
 class Workspaces:
     """Which workspaces a run holds already."""
 
-    def __init__(
-        self, capability: tuple[int, int], torch_version: tuple[int, int], config: str | None = None
-    ) -> None:
+    def __init__(self, capability: tuple[int, int], torch_version: tuple[int, int], config: str | None = None) -> None:
         if config is None:
             config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        self.size = (
-            configured_workspace_bytes(config) if config else default_workspace_bytes(capability, torch_version)
-        )
+        self.size = configured_workspace_bytes(config) if config else default_workspace_bytes(capability, torch_version)
         self._separate_lt = (2, 9) <= torch_version < (2, 12)
         self._held: dict[bool, bool] = {False: False, True: False}
 

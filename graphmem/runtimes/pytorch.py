@@ -28,7 +28,8 @@ def version_named(text: str | None) -> tuple[int, int]:
     match = re.match(r"\s*(\d+)\.(\d+)", text)
     version = (int(match.group(1)), int(match.group(2))) if match else None
     if version is None or not OLDEST <= version < (3, 0):
-        raise UsageError(f"unknown torch version {text!r}; accepted: {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}")
+        oldest, newest = (".".join(map(str, known)) for known in (OLDEST, NEWEST))
+        raise UsageError(f"unknown torch version {text!r}; accepted: {oldest} to {newest}")
     return version
 
 
@@ -39,9 +40,7 @@ def configuration_text(given: str | None) -> str:
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
 
 
-def default_allocator(
-    text: str, capacity_bytes: int | None, torch_version: tuple[int, int]
-) -> PyTorchCachingAllocator:
+def default_allocator(text: str, capacity_bytes: int | None, torch_version: tuple[int, int]) -> PyTorchCachingAllocator:
     """A fresh caching allocator. ``capacity_bytes`` is what the card has left for it, None for no limit.
 
     Raises :class:`UsageError` for a configuration that this version of PyTorch would refuse.

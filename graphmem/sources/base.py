@@ -87,7 +87,7 @@ def _known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Ma
             continue
         if key not in parameters and not takes_any:
             option = f"--{key.replace('_', '-')}"
-            raise SourceError(f"{name} has no parameter {key!r}, so {option} cannot be passed on; add it or drop {option}")
+            raise SourceError(f"{name} has no parameter {key!r} to pass {option} on to; add it or drop {option}")
         arguments[key] = value
     for parameter in parameters.values():
         required = parameter.default is parameter.empty and parameter.kind in (

@@ -20,7 +20,6 @@ def load_exported_program(text: str) -> TorchModel:
 
 
 def _build(path: Path, sizes: Sizes) -> Built:
-    import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():
@@ -49,7 +48,8 @@ def _read(path: Path) -> Any:
 def _example_inputs(program: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if program.example_inputs is None:
         raise SourceError("the exported program carries no example inputs; save it with torch.export.save")
-    return program.example_inputs
+    inputs, keywords = program.example_inputs
+    return tuple(inputs), dict(keywords)
 
 
 def _has_guards() -> bool:

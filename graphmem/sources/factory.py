@@ -26,7 +26,8 @@ def load_factory(text: str) -> TorchModel:
     if factory is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         close = difflib.get_close_matches(name, functions, n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else f"; it has: {', '.join(sorted(functions)) or 'none'}"
+        listed = ", ".join(sorted(functions)) or "none"
+        hint = f"; did you mean {' or '.join(close)}?" if close else f"; it has: {listed}"
         raise SourceError(f"{where} has no function {name!r}{hint}")
     if not callable(factory):
         raise SourceError(f"{name} in {where} is a {type(factory).__name__}, not a function")
@@ -58,7 +59,7 @@ def _import_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise SourceError(f"there is no Python module {error.name!r} (for a file, write path/to/file.py:factory)") from None
+        raise SourceError(f"no Python module {error.name!r} (for a file, write path/to/file.py:factory)") from None
     except Exception as error:
         raise SourceError(f"importing {name} raised {type(error).__name__}: {_first_line(error)}") from error
 

@@ -163,7 +163,8 @@ def _add_targets(
 
     if task in ("causal", "masked", "seq2seq", "tokens") and "input_ids" in inputs:
         if sizes.training:
-            inputs["labels"] = inputs["input_ids"] if task != "seq2seq" else torch.zeros((batch, length), dtype=torch.long)
+            own = task == "seq2seq"
+            inputs["labels"] = torch.zeros((batch, length), dtype=torch.long) if own else inputs["input_ids"]
             notes.append("labels of the same length, all counted in the loss")
         elif task == "seq2seq":
             inputs["decoder_input_ids"] = torch.zeros((batch, length), dtype=torch.long)

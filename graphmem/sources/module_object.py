@@ -17,7 +17,7 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
     try:
         from torch import nn
     except ImportError:
-        raise SourceError("analysing a Python object needs PyTorch; install it with: pip install 'graphmem[torch]'") from None
+        raise SourceError("a Python object needs PyTorch; install it with: pip install 'graphmem[torch]'") from None
     if isinstance(model, nn.Module):
         if example_inputs is None:
             raise SourceError("a module needs example_inputs: a tensor, a tuple, or a dict of keyword arguments")

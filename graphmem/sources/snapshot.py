@@ -151,9 +151,7 @@ def trace_of(recording: Recording) -> Trace:
     for block in before:
         phase = builder.phase(0, BEFORE)
         operator = builder.operator(block.name or BEFORE, phase=phase, source=block.source)
-        storages[block.address] = builder.alloc(
-            block.requested_bytes, operator, Category.UNKNOWN, stream=block.stream
-        )
+        storages[block.address] = builder.alloc(block.requested_bytes, operator, Category.UNKNOWN, stream=block.stream)
     phase = builder.phase(0, RECORDED)
     actions = {event.action for event in recording.events}
     frees = "free_completed" if "free_completed" in actions else "free_requested"
@@ -169,9 +167,7 @@ def trace_of(recording: Recording) -> Trace:
         if giving:
             builder.event(EventKind.EMPTY_CACHE, operators[place])
         elif event.action == "alloc":
-            storages[event.address] = builder.alloc(
-                event.size, operators[place], Category.UNKNOWN, stream=event.stream
-            )
+            storages[event.address] = builder.alloc(event.size, operators[place], Category.UNKNOWN, stream=event.stream)
         else:
             builder.free(storages.pop(event.address), operators[place])
     if not builder.operators:
