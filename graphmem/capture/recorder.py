@@ -200,7 +200,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 "phase": str(self.builder.phases[operator.phase]),
             }
             self.graph.record(func, args, kwargs, out, meta)
-        outputs = [out] if isinstance(out, torch.Tensor) else list(_tensors(out))
+        outputs = [out] if isinstance(out, torch.Tensor) else list(_flattened(out))
         script = rule(args, kwargs, outputs, self.card) if rule is not None and _on_device(outputs) else None
         if script is None:
             for tensor in outputs:
@@ -376,6 +376,15 @@ def _tensors(value: Any) -> Iterator[Any]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
+
+
+def _flattened(value: Any) -> Iterator[Any]:
+    """The leaves of nested lists and tuples, whatever they are: positions must not depend on which are tensors."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flattened(item)
+    else:
+        yield value
 
 
 def _on_device(values: Any) -> bool:

@@ -1,5 +1,6 @@
 """CUDA kernels: what they allocate beyond what a fake operator shows. Importing this package fills ``script.RULES``."""
 
+from graphmem.capture.kernels import dropout as dropout
 from graphmem.capture.kernels import foreach as foreach
 from graphmem.capture.kernels import attention as attention
 from graphmem.capture.kernels import norm as norm
