@@ -1,8 +1,9 @@
 """CUDA kernels: what they allocate beyond what a fake operator shows. Importing this package fills ``script.RULES``."""
 
+from graphmem.capture.kernels import attention as attention
 from graphmem.capture.kernels import dropout as dropout
 from graphmem.capture.kernels import foreach as foreach
-from graphmem.capture.kernels import attention as attention
+from graphmem.capture.kernels import loss as loss
 from graphmem.capture.kernels import norm as norm
 from graphmem.capture.kernels import reduce as reduce
 from graphmem.capture.kernels import softmax as softmax
