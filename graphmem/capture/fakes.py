@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 
 DEVICE = torch.device("cuda", 0)
@@ -70,6 +71,7 @@ def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iter
         _patch_cuda_namespace(patches, device, on_event)
         _patch_foreach(patches)
         _patch_amp(patches)
+        _patch_convolution_layout(patches)
         yield
     finally:
         patches.undo()
@@ -325,6 +327,23 @@ def _patch_amp(patches: Patches) -> None:
 
     patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)
     patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
+
+
+def _patch_convolution_layout(patches: Patches) -> None:
+    """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
+    patches.set(torch._C, "_select_conv_backend", lambda *_, **__: None)
+    patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
+
+
+def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:  # noqa: A002
+    """``cudnn_conv_suggest_memory_format`` (ATen/native/ConvUtils.h): channels_last if input or weight is."""
+    del backend
+    if torch.backends.cudnn.enabled and input.dtype is not torch.float64:
+        for tensor in (input, weight):
+            suggested = suggest_memory_format(tensor)
+            if suggested is not torch.contiguous_format:
+                return suggested
+    return torch.contiguous_format
 
 
 def quiet_registration() -> contextlib.AbstractContextManager[Any]:

@@ -54,7 +54,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     place on a card (ATen/native/Linear.cpp)."""
     if bias is not None and input.dim() == 2:
         return torch.addmm(bias, input, weight.t())
-    if bias is not None and input.dim() == 3 and input.is_contiguous():
+    if bias is not None and input.dim() > 2 and input.is_contiguous():
         flat = torch.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
         return flat.view(*input.shape[:-1], flat.shape[-1])
     output = torch.matmul(input, weight.t())
