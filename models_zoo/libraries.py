@@ -1,0 +1,121 @@
+"""Models of transformers, torchvision and timm, built from configuration: no weights, no network.
+
+Names are ``hf:gpt2``, ``hf:gpt2@eager`` (another attention implementation), ``tv:resnet50`` and ``timm:mixer_s16_224``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models_zoo.recipe import Recipe, images, labels_are_inputs, own_loss
+
+
+@dataclass(frozen=True)
+class LanguageModelSpec:
+    """A transformers model: its configuration class and arguments, model class, and sequence length."""
+
+    config: str
+    model: str
+    length: int
+    arguments: Mapping[str, Any]
+
+
+_LLAMA_160M = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "use_cache": False,
+}
+
+LANGUAGE_MODELS: Mapping[str, LanguageModelSpec] = {
+    "gpt2": LanguageModelSpec("GPT2Config", "GPT2LMHeadModel", 1024, {}),
+    "bert": LanguageModelSpec("BertConfig", "BertForMaskedLM", 512, {}),
+    "llama160m": LanguageModelSpec("LlamaConfig", "LlamaForCausalLM", 1024, _LLAMA_160M),
+    "opt125m": LanguageModelSpec("OPTConfig", "OPTForCausalLM", 1024, {}),
+}
+
+
+class WithLabels(nn.Module):
+    """A transformers model that is given its inputs as labels, and so makes its own loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.model(input_ids=ids, labels=ids)
+
+
+def recipe(name: str) -> Recipe:
+    """The model called ``library:name``. Raises ``KeyError`` if unknown, ``ImportError`` without its library."""
+    library, _, model = name.partition(":")
+    return {"hf": transformers_model, "tv": torchvision_model, "timm": timm_model}[library](model)
+
+
+def transformers_model(name: str) -> Recipe:
+    """One of :data:`LANGUAGE_MODELS`, with ``@implementation`` for another attention than the default."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    _make_torchvision_importable()  # transformers imports it where it is installed
+    import transformers
+
+    name, _, attention = name.partition("@")
+    spec = LANGUAGE_MODELS[name]
+    config_class, model_class = getattr(transformers, spec.config), getattr(transformers, spec.model)
+
+    def build() -> nn.Module:
+        config = config_class(**spec.arguments)
+        if attention:
+            config._attn_implementation = attention
+        return WithLabels(model_class(config))
+
+    return Recipe(build, labels_are_inputs(spec.length), own_loss)
+
+
+def torchvision_model(name: str) -> Recipe:
+    """A torchvision classifier without weights."""
+    _make_torchvision_importable()
+    from torchvision import models
+
+    return Recipe(lambda: models.get_model(name, weights=None), images(), functional.cross_entropy)
+
+
+def timm_model(name: str) -> Recipe:
+    """A timm classifier without weights."""
+    _make_torchvision_importable()  # timm imports it
+    import timm
+
+    return Recipe(lambda: timm.create_model(name, pretrained=False), images(), functional.cross_entropy)
+
+
+def _make_torchvision_importable() -> None:
+    """Let torchvision's Python load without its compiled operators.
+
+    Beside a CPU build of PyTorch, pip's torchvision may be a CUDA build. Its C++ library then fails to load, and its
+    Python fails to import because it describes two operators that nobody declared. Declaring them is enough: no
+    classifier calls them.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        _DECLARED.append(torch.library.Library("torchvision", "FRAGMENT"))
+        _DECLARED[0].define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        _DECLARED[0].define("qnms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        importlib.import_module("torchvision")
+
+
+#: Operator declarations, which last as long as these objects.
+_DECLARED: list[torch.library.Library] = []
