@@ -256,21 +256,61 @@ def cudnn_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[An
     script = Script().output(seed, 8).output(offset, 8).output(0)
     script.output(1, batch * heads * queries * _FP32 if args[4] else 0)
     script.output(mask, 0)
-    # Observed: the plan always asks for this much.
-    script.give(script.take(256, "cuDNN attention workspace"))
+    size = cudnn_forward_workspace(query, args[1], card)
+    if size:
+        script.give(script.take(size, "cuDNN attention workspace"))
     return script
+
+
+def cudnn_forward_workspace(query: torch.Tensor, key: torch.Tensor, card: Card) -> int:
+    """Observed, cuDNN 9.20: 256 bytes on 9.0; for one query token, results of as many blocks as share the keys."""
+    batch, heads, queries, head_dim = query.shape
+    if queries > 1:
+        return 256 if card.compute_capability[0] == 9 else 0
+    key_heads, keys = key.shape[1], key.shape[2]
+    if keys <= 512:
+        return 0
+    splits = min(_power_of_2((keys + 1) // 128), _power_of_2(2 * card.sm_count // (batch * key_heads)), 64)
+    if splits <= 1:
+        return 0
+    rows = splits * batch * heads * _FP32
+    return int(_round_up(rows * head_dim, 128) + 2 * _round_up(rows, 128) + 128)
+
+
+def _power_of_2(n: int) -> int:
+    """The largest power of 2 up to ``n``, or 0."""
+    return 1 << (n.bit_length() - 1) if n else 0
 
 
 @rule("aten._scaled_dot_product_cudnn_attention_backward.default")
 def cudnn_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:
-    query = args[1]
-    batch, heads, queries, head_dim = query.shape
+    grad, query, key, value = args[:4]
     script = Script()
     for index in range(len(outputs)):
         script.output(index)
-    # Observed: the query gradient's fp32 accumulator, the softmax gradient sums, and 256 bytes.
-    size = batch * heads * queries * (head_dim + 1) * _FP32 + 256
-    script.give(script.take(size, "cuDNN attention workspace"))
+    copies = [] if grad.stride(-1) == 1 else [script.take(_bytes(grad), "gradient in the output's layout")]
+    script.give(script.take(cudnn_backward_workspace(query, key, value, card), "cuDNN attention workspace"))
+    script.give(*copies)
     return script
+
+
+def cudnn_backward_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, card: Card) -> int:
+    """Observed, cuDNN 9.20, on 8.0, 8.6, 9.0, 10.0, 10.3 and 12.0: fp32 query gradients and softmax gradient sums.
+
+    The kernels of 9.0, and of 10.x for long sequences, hold the query gradients once, the others twice. Grouped keys
+    and values get gradients for every head first.
+    """
+    batch, heads, queries, head_dim = query.shape
+    key_heads, keys = key.shape[1], key.shape[2]
+    blocks, major = batch * heads, card.compute_capability[0]
+    grouped = 0
+    if key_heads != heads:
+        grouped = blocks * keys * (head_dim + value.shape[3]) * query.element_size()
+    if major == 9:
+        return int(blocks * queries * (head_dim + 1) * _FP32 + 256 + grouped)
+    if major == 10 and min(queries, keys) > 128:
+        return int(blocks * queries * (head_dim + 1) * _FP32 + (128 + grouped if grouped else 0))
+    rows = queries + _round_up(queries, 8)
+    return int(blocks * (rows * head_dim + queries) * _FP32 + 128 + grouped)

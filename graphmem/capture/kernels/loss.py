@@ -1,6 +1,6 @@
 """Buffers of softmax gradients and loss functions.
 
-Sources: ``ATen/native/cuda/SoftMax.cu``, ``Loss.cu``, ``NLLLoss2d.cu``, ``ATen/native/BinaryOps.cpp`` and ``Loss.cpp`` of
+Sources: ``ATen/native/cuda/SoftMax.cu``, ``Loss.cu``, ``NLLLoss2d.cu``; ``ATen/native/BinaryOps.cpp``, ``Loss.cpp`` of
 PyTorch 2.13; orders observed on the real 2.13.0 CUDA build.
 """
 
