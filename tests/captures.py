@@ -88,3 +88,8 @@ def live_bytes(trace: Trace, event: int, place: Place = Place.DEVICE) -> int:
     """Requested bytes alive after an event."""
     storages = (trace.storages[index] for index in trace.live_at(event))
     return sum(storage.bytes for storage in storages if storage.place is place)
+
+
+def lasts(trace: Trace, born: Born) -> bool:
+    """Whether a storage is still alive when the last one is born."""
+    return born.freed is None or born.freed > births(trace, None)[-1].event
