@@ -6,6 +6,7 @@ they are computed for real instead of on fake tensors. Everything big, and every
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ LIMIT = 1 << 16
 _RANGES = {
     _aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default, _aten.logspace.default,
 }  # fmt: skip
+#: Uniform random numbers drawn on the host (layer drop, augmentation) count as their mean, so that the same step gives
+#: the same trace every time.
+_UNIFORM = {_aten.rand.default}
 _SHAPED = {_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.empty.memory_format}
 
 
@@ -32,12 +36,16 @@ def computable(func: Any, args: Any, kwargs: Any) -> bool:
         return all(not isinstance(t, FakeTensor) and t.device.type == "cpu" and t.numel() <= LIMIT for t in tensors)
     if func in _SHAPED:
         return len(args[0]) == 0
+    if func in _UNIFORM:
+        return math.prod(args[0]) <= LIMIT
     return (func in _RANGES and _length(func, args) <= LIMIT) or func is _aten.scalar_tensor.default
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:
     """Run the call on real host tensors."""
     with unset_fake_temporarily():
+        if func in _UNIFORM:
+            return torch.full(args[0], 0.5, dtype=kwargs.get("dtype"))
         return func(*args, **kwargs)
 
 

@@ -59,7 +59,8 @@ def capture_model(
 
     captured = capture(run, source=name, device=device, torch_version=torch_version, record_graph=record_graph)
     if not custom[0]:
-        notes.append(f"{iterations} iterations; the model's output is dropped before the backward pass")
+        kept = "the model's output is dropped before the backward pass"
+        notes.append(f"{iterations} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
     return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph)
 
 

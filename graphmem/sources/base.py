@@ -104,4 +104,5 @@ def _known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Ma
 def _describe(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -11,12 +11,13 @@ from typing import Any
 from graphmem.errors import SourceError
 from graphmem.sources.base import Built, Sizes, TorchModel
 
-#: Auto classes in the order they are tried when a configuration names no architecture: (name, task).
+#: Auto classes in the order they are tried when a configuration names no architecture: (name, task). Encoders have a
+#: causal head too, and encoder-decoders all three, so the more particular task comes first.
 _HEADS = (
-    ("AutoModelForCausalLM", "causal"),
-    ("AutoModelForSeq2SeqLM", "seq2seq"),
     ("AutoModelForSpeechSeq2Seq", "speech"),
+    ("AutoModelForSeq2SeqLM", "seq2seq"),
     ("AutoModelForMaskedLM", "masked"),
+    ("AutoModelForCausalLM", "causal"),
     ("AutoModelForCTC", "ctc"),
     ("AutoModelForImageClassification", "image"),
     ("AutoModelForSemanticSegmentation", "image"),
@@ -87,12 +88,17 @@ def _architecture(transformers: Any, config: Any) -> Any:
         found = getattr(transformers, named, None)
         if found is not None:
             return found
-    for head, _ in _HEADS:
+    for head, _ in _HEADS if not _is_two_towered(config) else _HEADS[-1:]:
         mapping = getattr(transformers, head, None)
         if mapping is not None and type(config) in mapping._model_mapping:
             found = mapping._model_mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found
     raise SourceError(f"transformers has no model class for the configuration {type(config).__name__}")
+
+
+def _is_two_towered(config: Any) -> bool:
+    """CLIP and its kin, whose own task is contrastive: the base model with its loss."""
+    return hasattr(config, "text_config") and hasattr(config, "vision_config") and hasattr(config, "projection_dim")
 
 
 def _root_cause(error: BaseException) -> str:
@@ -105,13 +111,12 @@ def _root_cause(error: BaseException) -> str:
 def _task(architecture: Any) -> str:
     import transformers
 
+    name = architecture.__name__
     for head, task in _HEADS:
         mapping = getattr(transformers, head, None)
-        classes = mapping._model_mapping.values() if mapping is not None else ()
-        for found in classes:
-            if architecture in (found if isinstance(found, tuple) else (found,)):
-                return task
-    name = architecture.__name__
+        names = mapping._model_mapping._model_mapping.values() if mapping is not None else ()  # no class is imported
+        if any(name in (known if isinstance(known, (list, tuple)) else (known,)) for known in names):
+            return task
     for ending, task in (("ForSequenceClassification", "label"), ("ForTokenClassification", "tokens")):
         if name.endswith(ending):
             return task
@@ -119,8 +124,12 @@ def _task(architecture: Any) -> str:
 
 
 def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
+    task = _task(architecture)
+    started = task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None
+    if started:  # a model type's default configuration leaves out what its checkpoints fill in
+        config.decoder_start_token_id = config.pad_token_id = 0
     model = architecture(config)
-    inputs, notes = _inputs(model, _task(architecture), sizes)
+    inputs, notes = _inputs(model, task, sizes)
     return Built(model, inputs, None, tuple(notes))
 
 
@@ -140,6 +149,8 @@ def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[s
         if task == "base" and hasattr(config, "text_config"):
             length = _sequence_length(config.text_config, sizes.seq_len, notes)
             inputs = {"input_ids": torch.zeros((batch, length), dtype=torch.long), **inputs}
+            if sizes.training:
+                inputs["return_loss"] = True
     elif main == "input_features":
         bins = getattr(config, "num_mel_bins", 80)
         frames = sizes.seq_len or 2 * getattr(config, "max_source_positions", 1500)
