@@ -60,13 +60,22 @@ def capture(
     device: PretendDevice,
     torch_version: tuple[int, int],
     record_graph: bool = False,
+    cudnn_workspaces: bool = True,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
+
+    ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings.
 
     Raises :class:`CaptureError` when the step needs data that fake tensors do not have; errors of the user's own code
     come through as :class:`CaptureError` too, with the line that raised.
     """
-    card = Card(device.capability, device.sm_count, device.max_threads_per_sm, torch_version)
+    card = Card(
+        device.capability,
+        device.sm_count,
+        device.max_threads_per_sm,
+        torch_version,
+        cudnn_workspaces=cudnn_workspaces,
+    )
     builder = TraceBuilder(source)
     graph = None
     if record_graph:

@@ -142,11 +142,11 @@ def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[s
     config = model.config
     inputs: dict[str, Any] = {}
     length = 0
-    if main == "pixel_values":
+    if main == "pixel_values" or _is_two_towered(config):
         shape = _image_shape(config)
-        inputs[main] = torch.empty((batch, *shape))
+        inputs["pixel_values"] = torch.empty((batch, *shape))
         notes.append("images of " + "x".join(map(str, shape)))
-        if task == "base" and hasattr(config, "text_config"):
+        if _is_two_towered(config):
             length = _sequence_length(config.text_config, sizes.seq_len, notes)
             inputs = {"input_ids": torch.zeros((batch, length), dtype=torch.long), **inputs}
             if sizes.training:

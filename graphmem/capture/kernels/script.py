@@ -15,12 +15,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What kernels ask of a device before they choose a launch. ``torch_version`` is (major, minor)."""
+    """What kernels ask of a device before they choose a launch. ``torch_version`` is (major, minor).
+
+    ``cudnn_workspaces``: whether cuDNN's plans claim workspaces. False gives the runs of a cuDNN that needs none.
+    """
 
     compute_capability: tuple[int, int]
     sm_count: int
     max_threads_per_sm: int
     torch_version: tuple[int, int] = (2, 13)
+    cudnn_workspaces: bool = True
 
 
 @dataclass(frozen=True, slots=True)
