@@ -39,10 +39,20 @@ _LLAMA_160M = {
     "use_cache": False,
 }
 
+_LLAMA_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "use_cache": False,
+}
+
 LANGUAGE_MODELS: Mapping[str, LanguageModelSpec] = {
     "gpt2": LanguageModelSpec("GPT2Config", "GPT2LMHeadModel", 1024, {}),
     "bert": LanguageModelSpec("BertConfig", "BertForMaskedLM", 512, {}),
     "llama160m": LanguageModelSpec("LlamaConfig", "LlamaForCausalLM", 1024, _LLAMA_160M),
+    "llama7b": LanguageModelSpec("LlamaConfig", "LlamaForCausalLM", 2048, _LLAMA_7B),
     "opt125m": LanguageModelSpec("OPTConfig", "OPTForCausalLM", 1024, {}),
 }
 
@@ -67,7 +77,7 @@ def recipe(name: str) -> Recipe:
 def transformers_model(name: str) -> Recipe:
     """One of :data:`LANGUAGE_MODELS`, with ``@implementation`` for another attention than the default."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    _make_torchvision_importable()  # transformers imports it where it is installed
+    make_torchvision_importable()  # transformers imports it where it is installed
     import transformers
 
     name, _, attention = name.partition("@")
@@ -85,7 +95,7 @@ def transformers_model(name: str) -> Recipe:
 
 def torchvision_model(name: str) -> Recipe:
     """A torchvision classifier without weights."""
-    _make_torchvision_importable()
+    make_torchvision_importable()
     from torchvision import models
 
     return Recipe(lambda: models.get_model(name, weights=None), images(), functional.cross_entropy)
@@ -93,13 +103,13 @@ def torchvision_model(name: str) -> Recipe:
 
 def timm_model(name: str) -> Recipe:
     """A timm classifier without weights."""
-    _make_torchvision_importable()  # timm imports it
+    make_torchvision_importable()  # timm imports it
     import timm
 
     return Recipe(lambda: timm.create_model(name, pretrained=False), images(), functional.cross_entropy)
 
 
-def _make_torchvision_importable() -> None:
+def make_torchvision_importable() -> None:
     """Let torchvision's Python load without its compiled operators.
 
     Beside a CPU build of PyTorch, pip's torchvision may be a CUDA build. Its C++ library then fails to load, and its
