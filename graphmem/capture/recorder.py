@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture import frames, host_values
+from graphmem.capture.composites import FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
 from graphmem.capture.workspaces import Workspaces
@@ -76,6 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._iteration = 0
         self._stage = "build"
         self._sole_counts: tuple[int, int, int] | None = None
+        self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
         self.forward_births: list[int] = []
 
     @classmethod
@@ -154,6 +156,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._record(func, out, args, kwargs, rule, in_backward)
                 self._mark_accumulated(out)
                 return out
+            if func in IN_PLACE_IN_BACKWARD:
+                func = self._in_place_on_card(func, args)
         elif func is _ITEM and not self.module_depth and _on_device(args):
             self.values_assumed += 1
             return _assumed_value(args[0])
@@ -167,7 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if substitute is not None and _on_device(args):
             with self:
                 return substitute(*args, **kwargs)
-        if not func._can_decompose():
+        if func in FUSED_ON_CUDA or not func._can_decompose():
             return NotImplemented
         with self:
             return func.decompose(*args, **kwargs)
@@ -180,7 +184,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             module, source = self._module, ""
             node = torch._C._current_autograd_node()
             if node is not None:
-                module, source = self._by_sequence.get(node._sequence_nr(), (module, ""))
+                sequence = node._sequence_nr()
+                module, source = self._by_sequence.get(sequence, (module, ""))
+                if sequence != self._node_start[0]:
+                    self._node_start = (sequence, len(builder.storage_bytes))
         else:
             module = self._module
             source = frames.user_line(sys._getframe(2))
@@ -325,6 +332,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._operator = 0
 
     _calibration: list[tuple[int, int, int]] | None = None
+
+    def _in_place_on_card(self, func: Any, args: Any) -> Any:
+        """What a formula of gradients calls on a card, where it may overwrite a tensor that it has just made."""
+        in_place, nodes = IN_PLACE_IN_BACKWARD[func]
+        node = torch._C._current_autograd_node()
+        if node is None or type(node).__name__ not in nodes or torch.is_grad_enabled():
+            return func
+        ref = self._live.get(args[0].untyped_storage()._cdata)
+        made_here = ref is not None and ref.index >= self._node_start[1]
+        return in_place if made_here and _called_by_engine(sys._getframe(2)) else func
 
     def _adds_in_place(self, args: Any, kwargs: Any) -> bool:
         """Whether eager mode would have written this engine addition into its first argument."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem.capture.composites import FUSED_ON_CUDA, composite_substitutes
 from graphmem.capture.fakes import quiet_registration
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.kernels.sdp_choice import choose_sdp_backend
@@ -32,13 +33,22 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
         with quiet_registration():
             for op, function in table.items():
                 library.impl(op, function, "AutogradCUDA")
+            for op in FUSED_ON_CUDA:
+                library.impl(op, _never_called, "CUDA")
         yield table
     finally:
         library._destroy()
 
 
+def _never_called(*_: Any, **__: Any) -> Any:
+    """A CUDA kernel's place: its presence makes the dispatcher take the operator's own gradient formula. Fake tensors
+    are intercepted before they would arrive here."""
+    raise AssertionError("a kernel ran on a fake tensor")
+
+
 def _table(card: Card) -> dict[Any, Callable[..., Any]]:
     return {
+        **composite_substitutes(card),
         _aten.linear.default: _linear,
         _aten.dropout.default: _dropout,
         _aten.softmax.int: _softmax_like(_aten._softmax.default),

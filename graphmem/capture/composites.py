@@ -1,0 +1,90 @@
+"""Composite operators, and formulas of gradients, that C++ resolves otherwise for a fake tensor than for one on a card.
+
+Three reasons, three tables:
+
+* Some fused kernels exist only in a CUDA build, and the dispatcher of another build falls back to what they are made
+  of: :data:`FUSED_ON_CUDA`.
+* Some composites ask whether a tensor "is like a subclass" and then avoid writing in place. As operators they are
+  replaced by :func:`composite_substitutes`.
+* Formulas of gradients ask the same and are no operators: :data:`IN_PLACE_IN_BACKWARD` says which call of which node
+  writes into its first argument on a card (``torch/csrc/autograd/FunctionsManual.cpp``,
+  ``areAnyTensorSubclassLike``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphmem.capture.kernels.script import Card
+
+_aten = torch.ops.aten
+
+#: Operators with a CUDA kernel *and* a composite fallback; the three that the dispatcher of 2.13's CUDA build lists.
+FUSED_ON_CUDA = tuple(
+    getattr(_aten, name).default
+    for name in ("_fused_rms_norm", "mish_backward", "silu_backward")
+    if hasattr(_aten, name)
+)
+
+#: Out-of-place operator -> (what a card runs, names of the autograd nodes that call it so).
+IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
+    _aten.index_put.default: (_aten.index_put_.default, frozenset({"IndexBackward0"})),
+    _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"})),
+    _aten.logical_or.default: (_aten.logical_or_.default, frozenset({"MaxBackward1", "MinBackward1"})),
+    _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
+    _aten.mul.Tensor: (_aten.mul_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
+}
+
+
+def composite_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
+    """By operator: what CUDA's version of a composite calls."""
+    del card
+    return {
+        _aten.gather_backward.default: _gather_backward,
+        _aten.value_selecting_reduction_backward.default: _value_selecting_reduction_backward,
+        _aten.index_select_backward.default: _index_select_backward,
+        _aten.cummaxmin_backward.default: _cummaxmin_backward,
+        _aten.trace_backward.default: _trace_backward,
+        _aten.one_hot.default: _one_hot,
+    }
+
+
+def _gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
+    if sparse_grad:
+        return _aten._gather_sparse_backward.default(self, dim, index, grad)
+    return grad.new_zeros(self.shape).scatter_add_(dim, index, grad)
+
+
+def _value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, sizes: Any, keepdim: bool) -> Tensor:
+    """The values that ``max(dim)``, ``topk``, ``sort`` and the like selected get the gradient."""
+    if not keepdim and len(sizes):
+        grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
+    return torch.zeros(sizes, dtype=grad.dtype, device=grad.device).scatter_(dim, indices, grad)
+
+
+def _index_select_backward(grad: Tensor, self_sizes: Any, dim: int, index: Tensor) -> Tensor:
+    return grad.new_zeros(self_sizes).index_add_(dim, index, grad)
+
+
+def _cummaxmin_backward(grad: Tensor, input: Tensor, indices: Tensor, dim: int) -> Tensor:
+    if input.numel() == 0:
+        return input
+    return torch.zeros(input.shape, dtype=input.dtype, device=input.device).scatter_add_(dim, indices, grad)
+
+
+def _trace_backward(grad: Tensor, sizes: Any) -> Tensor:
+    result = torch.zeros(sizes[0] * sizes[1], dtype=grad.dtype, device=grad.device)
+    indices = torch.arange(0, result.numel(), sizes[1] + 1, dtype=torch.int64, device=grad.device)
+    return result.index_fill_(0, indices, grad).view(sizes)
+
+
+def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
+    """Zeros, then ones scattered into them (ATen/native/Onehot.cpp)."""
+    if num_classes == -1:
+        num_classes = int(self.max().item()) + 1
+    result = torch.zeros((*self.shape, num_classes), dtype=torch.int64, device=self.device)
+    return result.scatter_(-1, self.unsqueeze(-1), 1)
