@@ -184,14 +184,10 @@ def recorded(trace: Trace, target: RunsOn) -> Traced:
     notes = dict(trace.notes)
     settings = notes.get("allocator settings", "")
     details: list[tuple[str, Any]] = []
-    if "recorded peak allocated" in notes and "recorded peak reserved" in notes:
-        figures = {
-            "allocated_bytes": int(notes["recorded peak allocated"]),
-            "reserved_bytes": int(notes["recorded peak reserved"]),
-        }
-        details.append(("recorded", figures))
+    if "recorded peak reserved" in notes:
+        details.append(("recorded", {"reserved_bytes": int(notes["recorded peak reserved"])}))
     runtime = runtime_named(target.runtime, "pytorch")
-    remarks = tuple(f"{key}: {value}" for key, value in trace.notes if not key.startswith("recorded peak"))
+    remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
     return Traced(trace, trace.source, runtime, "recorded run", remarks, (), settings, tuple(details))
 
 

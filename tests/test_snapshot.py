@@ -106,6 +106,7 @@ def test_a_recording_that_begins_in_the_middle(tmp_path: Path, protocol: int) ->
     assert dict(trace.notes) == {
         "device": "0",
         "allocator settings": "expandable_segments:False",
+        "recorded peak reserved": str(4 * MIB),
         "alive before recording": "2 blocks, 700 requested bytes",
     }
     recording = read_recording(path)

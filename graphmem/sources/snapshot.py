@@ -77,6 +77,18 @@ class Recording:
     ignored_actions: tuple[tuple[str, int], ...]
 
     @property
+    def peak_reserved_bytes(self) -> int:
+        """The most memory the allocator held from the driver while the recording ran."""
+        held = peak = sum(size for _, size in self.start_ranges)
+        for event in self.events:
+            if event.action in _TAKES_MEMORY:
+                held += event.size
+                peak = max(peak, held)
+            elif event.action in _GIVES_MEMORY:
+                held -= event.size
+        return peak
+
+    @property
     def is_complete(self) -> bool:
         """Whether the recording began before the first allocation."""
         return not self.start_ranges
@@ -179,6 +191,7 @@ def trace_of(recording: Recording) -> Trace:
 def _notes(recording: Recording) -> Iterable[tuple[str, str]]:
     yield "device", str(recording.device)
     yield "allocator settings", recording.settings
+    yield "recorded peak reserved", str(recording.peak_reserved_bytes)
     started = len(recording.start_blocks) + len(recording.start_pending)
     if started:
         size = sum(block.requested_bytes for block in (*recording.start_blocks, *recording.start_pending))
