@@ -2,9 +2,12 @@
 
 from graphmem.capture.kernels import attention as attention
 from graphmem.capture.kernels import dropout as dropout
+from graphmem.capture.kernels import embedding as embedding
 from graphmem.capture.kernels import foreach as foreach
+from graphmem.capture.kernels import indexing as indexing
 from graphmem.capture.kernels import loss as loss
 from graphmem.capture.kernels import norm as norm
 from graphmem.capture.kernels import reduce as reduce
 from graphmem.capture.kernels import softmax as softmax
+from graphmem.capture.kernels import sort_scan as sort_scan
 from graphmem.capture.kernels.script import RULES as RULES
