@@ -18,7 +18,7 @@ def analyze(
     *,
     batch: int | None = None,
     seq_len: int | None = None,
-    training: Training | Inference | None = None,
+    training: Training | Inference | bool | None = None,
     runtime: str | None = None,
     device: str | Device | None = None,
     alloc_conf: str | None = None,
@@ -38,8 +38,8 @@ def analyze(
             runs its own iterations.
         example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments.
         batch, seq_len: sizes, passed on to factories that name them.
-        training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`; by default inference
-            for ONNX files and training with AdamW for PyTorch models.
+        training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
+            their defaults; by default inference for ONNX files and training with AdamW for PyTorch models.
         runtime: ``pytorch`` or ``onnxruntime``; by default the one natural to the model.
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or ONNX Runtime's arena options; by default the environment's.
@@ -87,7 +87,7 @@ def operator_graph(
     *,
     batch: int | None = None,
     seq_len: int | None = None,
-    training: Training | Inference | None = None,
+    training: Training | Inference | bool | None = None,
     device: str | Device | None = None,
     iterations: int | None = 1,
 ) -> Any:

@@ -49,11 +49,13 @@ class Traced:
     details: tuple[tuple[str, Any], ...] = ()
 
 
-def step_for(model: Any, training: Training | Inference | None) -> Training | Inference:
+def step_for(model: Any, training: Training | Inference | bool | None) -> Training | Inference:
     """The step asked for; by default inference for ONNX files and training for everything else."""
+    if isinstance(training, bool):
+        return Training() if training else Inference()
     if training is not None:
         if not isinstance(training, (Training, Inference)):
-            raise UsageError(f"training is a graphmem.Training or graphmem.Inference, not a {type(training).__name__}")
+            raise UsageError(f"training is a graphmem.Training, a graphmem.Inference or a bool, not {training!r}")
         return training
     is_onnx = isinstance(model, (str, Path)) and Path(model).suffix.lower() == ".onnx"
     return Inference() if is_onnx else Training()
