@@ -1,6 +1,7 @@
 """CUDA kernels: what they allocate beyond what a fake operator shows. Importing this package fills ``script.RULES``."""
 
 from graphmem.capture.kernels import attention as attention
+from graphmem.capture.kernels import convolution as convolution
 from graphmem.capture.kernels import dropout as dropout
 from graphmem.capture.kernels import embedding as embedding
 from graphmem.capture.kernels import foreach as foreach

@@ -1,0 +1,389 @@
+"""Workspaces of cuDNN's convolutions: what the plan that cuDNN's heuristics put first asks for.
+
+PyTorch runs the first plan that builds (ATen/native/cudnn/Conv_v8.cpp, ``cudnn.benchmark`` off) and gives it a
+workspace for the time of the call. cuDNN publishes no sizes, but its plans tell them, and the sizes have few causes:
+
+*Transforms.* Tensor-core kernels read channels innermost, in rows of 16 bytes. A tensor in another order is copied into
+the workspace first, with its channels padded to 16 bytes; a filter of one tap needs no reordering. TF32 kernels of
+Ampere and of consumer Blackwell write NCHW outputs themselves, and copy channels_last fp32 tensors instead.
+
+*Partial sums.* Gradients of filters are sums over batch and pixels. Several thread blocks share one tile of the filter
+and leave fp32 partial tiles in the workspace.
+
+Which kernel runs is the heuristics' choice by predicted time. The choices below were read off the plans of cuDNN 9.20
+for 1,224 convolutions on an H200 (capability 9.0, 132 SMs), and for 204 of them on devices of capability 7.5, 8.0, 8.6,
+8.9, 9.0, 10.0 and 12.0. Where kernels of near-equal time compete, the choice cannot be told from the shape alone: such
+sizes say ``certain=False`` and are labelled as estimates in the trace.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from graphmem.capture.kernels.script import Card
+
+
+class Direction(Enum):
+    """The three computations of a convolution."""
+
+    FORWARD = "forward"
+    BACKWARD_DATA = "backward data"
+    BACKWARD_WEIGHT = "backward weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A convolution as cuDNN sees it; a transposed one is the backward-data problem of the one it transposes."""
+
+    batch: int
+    channels: int
+    filters: int
+    input_pixels: int
+    output_pixels: int
+    kernel: tuple[int, ...]
+    groups: int
+    itemsize: int
+    channels_last: bool
+    #: fp32 values may be rounded to TF32 (``torch.backends.cudnn.allow_tf32``, on by default).
+    tf32: bool = True
+    bf16: bool = False
+
+    @property
+    def strided(self) -> bool:
+        """Whether the output is much smaller than the input."""
+        return self.output_pixels * 2 < self.input_pixels
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def rows(self) -> int:
+        """Output pixels of the batch: what a filter's gradient is summed over."""
+        return self.batch * self.output_pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Bytes of a plan's workspace; ``certain``: the choice of kernel is known for shapes of this kind."""
+
+    size: int
+    certain: bool = True
+
+
+class _Kernels(Enum):
+    """Families of kernels by how they read tensors."""
+
+    #: Half types on tensor cores, and TF32 on the data-center cards from Hopper on: channels innermost.
+    CHANNELS_INNERMOST = 1
+    #: TF32 of Ampere, Ada and consumer Blackwell: outputs in NCHW, inputs with channels innermost.
+    TF32_NCHW = 2
+    #: No tensor cores: NCHW, nothing copied.
+    PLAIN = 3
+
+
+#: Partial tiles of Hopper's stream-K kernels stay within this many thread blocks; 16 where clusters have 8 blocks.
+_STREAM_K_SLOTS = 18
+_STREAM_K_SLOTS_CLUSTER_8 = 16
+#: A split of the sum over pixels takes at least this many (fewer splits were observed below it).
+_MIN_ROWS_PER_SPLIT = 224
+#: Alignment slack and flags of a plan with transforms or partial sums.
+_SLACK = 147
+
+
+def convolution_workspace(problem: Problem, direction: Direction, card: Card) -> Workspace:
+    """Workspace of the plan that cuDNN's heuristics put first."""
+    if min(problem.batch, problem.input_pixels, problem.output_pixels, problem.channels, problem.filters) <= 0:
+        return Workspace(0)
+    kernels = _kernels(problem, direction, card)
+    if problem.groups > 1 and problem.groups == problem.channels:
+        return _depthwise(problem, direction)
+    if problem.groups > 1:
+        return Workspace(_grouped(problem, direction, kernels), certain=False)
+    if kernels is _Kernels.PLAIN:
+        return Workspace(_plain(problem, direction, card), certain=False)
+    if problem.channels < 8:
+        return Workspace(_few_channels(problem, direction, kernels), certain=False)
+    size = _transforms(problem, direction, kernels)
+    certain = kernels is _Kernels.CHANNELS_INNERMOST
+    if direction is Direction.BACKWARD_WEIGHT:
+        size += _partial_sums(problem, card)
+        certain = certain and card.compute_capability[0] == 9
+    return Workspace(size + _SLACK if size else 0, certain)
+
+
+def _kernels(problem: Problem, direction: Direction, card: Card) -> _Kernels:
+    major = card.compute_capability[0]
+    if problem.itemsize == 2 and major >= (8 if problem.bf16 else 7):
+        return _Kernels.CHANNELS_INNERMOST
+    if problem.itemsize != 4 or not problem.tf32 or major < 8:
+        return _Kernels.PLAIN
+    if not problem.channels_last and _too_narrow(problem, direction):
+        return _Kernels.PLAIN
+    if major not in (9, 10, 11) or (problem.channels_last and _suits_ampere(problem, direction)):
+        return _Kernels.TF32_NCHW
+    return _Kernels.CHANNELS_INNERMOST
+
+
+def _too_narrow(problem: Problem, direction: Direction) -> bool:
+    """NCHW TF32 products so narrow that cuDNN leaves them to kernels without tensor cores."""
+    if not 8 <= min(problem.channels, problem.filters) <= _NARROW:
+        return False
+    return direction is Direction.FORWARD or (direction is Direction.BACKWARD_DATA and problem.taps == 1)
+
+
+_NARROW = 32
+
+
+def _suits_ampere(problem: Problem, direction: Direction) -> bool:
+    """Channels_last TF32 problems that Hopper runs on kernels of Ampere."""
+    if problem.channels < 8:
+        return False
+    if direction is Direction.BACKWARD_DATA and problem.filters < 64:
+        return True
+    return problem.taps >= 49
+
+
+def _plain(problem: Problem, direction: Direction, card: Card) -> int:
+    """fp32 without tensor cores: NCHW as it is; channels_last is copied to NCHW and back, but for filter gradients."""
+    bare, last = _copies(problem, 1), problem.channels_last
+    copied = bare.input + bare.output + (bare.filter if problem.taps > 1 else 0)
+    if direction is Direction.BACKWARD_WEIGHT:
+        large = card.compute_capability[0] >= 9 and bare.filter >= _LARGE_PLAIN_FILTER and not last
+        return copied if large else 0
+    if card.compute_capability[0] < 8 and problem.taps == 9 and not problem.strided:
+        # Winograd: filters of 3x3 become 5x5.
+        return bare.filter * 25 // 9 + (bare.input + bare.output if last and problem.channels >= 8 else 0)
+    if not last or (direction is Direction.FORWARD and problem.channels < 8):
+        return 0
+    if card.compute_capability[0] < 8 and (direction is Direction.FORWARD or not problem.strided):
+        return 0 if problem.taps == 1 else copied
+    return copied
+
+
+#: Bytes of a filter from which Hopper sums its gradient with channels innermost (1 MiB: 256 x 1024 values).
+_LARGE_PLAIN_FILTER = 1 << 20
+
+
+# --- copies in the kernel's order -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Bytes of the copy of each tensor, and whether its channels had to be padded."""
+
+    input: int
+    output: int
+    filter: int
+    input_padded: bool
+    output_padded: bool
+
+
+def _copies(problem: Problem, align: int | None = None) -> _Copies:
+    vector = align or 16 // problem.itemsize
+    channels, filters = _round_up(problem.channels, vector), _round_up(problem.filters, vector)
+    e = problem.itemsize
+    return _Copies(
+        problem.batch * problem.input_pixels * channels * e,
+        problem.batch * problem.output_pixels * filters * e,
+        filters * channels * problem.taps * e,
+        channels != problem.channels,
+        filters != problem.filters,
+    )
+
+
+def _transforms(problem: Problem, direction: Direction, kernels: _Kernels) -> int:
+    copies = _copies(problem)
+    padded = copies.input_padded or copies.output_padded
+    nchw = not problem.channels_last
+    filter_ = copies.filter if padded or problem.taps > 1 else 0
+    if kernels is _Kernels.CHANNELS_INNERMOST:
+        size = copies.input if (nchw and problem.input_pixels > 1) or copies.input_padded else 0
+        if direction is Direction.FORWARD and nchw and problem.itemsize == 4 and _writes_nchw(problem):
+            return size + copies.filter
+        if (nchw and problem.output_pixels > 1) or copies.output_padded:
+            size += copies.output
+        return size + (filter_ if nchw or padded else 0)
+    if direction is Direction.FORWARD:
+        return copies.input + copies.filter
+    if direction is Direction.BACKWARD_DATA and problem.channels_last:
+        return copies.output + filter_
+    return copies.input + copies.output + (filter_ if nchw else 0)
+
+
+def _writes_nchw(problem: Problem) -> bool:
+    """Hopper runs some TF32 products of NCHW tensors on Ampere's kernels, which need no copy of the output.
+
+    They lose on deep products, on outputs much wider than the input, and on channels that do not fill tiles of 64.
+    """
+    channels, filters = problem.channels, problem.filters
+    if problem.taps > 1:
+        return channels * problem.taps < _DEEP_PRODUCT and (filters > channels or problem.rows < _MANY_ROWS * 8)
+    if channels % 64 or filters % 64 or filters > 4 * channels:
+        return False
+    return problem.rows >= (channels * channels // 8 if channels < 320 else 65536)
+
+
+#: Depth (channels times taps) from which Hopper's own TF32 kernels always win on filters of several taps.
+_DEEP_PRODUCT = 1152
+
+
+def _few_channels(problem: Problem, direction: Direction, kernels: _Kernels) -> int:
+    """First layers. Plain kernels read a few channels as well as any; large filters go to tensor cores."""
+    copies, bare = _copies(problem), _copies(problem, 1)
+    nchw, half = not problem.channels_last, problem.itemsize == 2
+    large = problem.taps >= _LARGE_FILTER
+    if direction is Direction.FORWARD:
+        if half:
+            if large:
+                pair = _copies(problem, 2) if problem.taps < 256 and not problem.bf16 else copies
+                return pair.input + pair.filter + (copies.output if nchw else 0)
+            return bare.input + bare.output + bare.filter if nchw and problem.channels % 4 == 0 else 0
+        if nchw:
+            return bare.input + bare.output + bare.filter if large and problem.taps < 256 else 0
+        return bare.input + bare.filter
+    patches = problem.input_pixels == problem.output_pixels * problem.taps
+    if direction is Direction.BACKWARD_DATA:
+        if half and not patches:
+            return copies.input + copies.filter + (copies.output if nchw else 0)
+        return 0 if nchw else bare.input + bare.output + bare.filter
+    if half:
+        if large and problem.taps < 256 and not problem.bf16:
+            pair = _copies(problem, 2)
+            return pair.input + pair.filter + (copies.output if nchw else 0)
+        copied = copies.input + copies.filter + (copies.output if nchw else 0)
+        return copied + _split_sums(problem, 132, channels=copies.filter // problem.filters // 2)
+    if large or problem.channels % 4 == 0:
+        return copies.input + copies.output + copies.filter
+    return 0
+
+
+#: From 7x7 on, filters of first layers run on tensor cores.
+_LARGE_FILTER = 49
+
+
+# --- partial sums of a filter's gradient ------------------------------------------------------------------------------
+
+
+def _partial_sums(problem: Problem, card: Card) -> int:
+    if card.compute_capability[0] != 9 or _splits_whole_filter(problem):
+        return _split_sums(problem, card.sm_count * (2 if problem.itemsize == 4 else 1))
+    return _stream_k(problem)
+
+
+def _splits_whole_filter(problem: Problem) -> bool:
+    """Small filters over many rows, which Hopper leaves to earlier kernels."""
+    values = problem.filters * problem.channels * problem.taps
+    if problem.itemsize == 2:
+        return problem.taps == 1 and problem.filters <= 64 and problem.rows >= 2 * _MANY_ROWS
+    if problem.channels_last:
+        return False
+    if problem.taps == 1:
+        return values <= 1 << 14 or problem.rows * values <= 5 << 29
+    return problem.channels <= 128 and problem.filters <= 128 and problem.rows < _MANY_ROWS // 2
+
+
+def _stream_k(problem: Problem) -> int:
+    """Hopper: the tiles of the last, incomplete wave are shared by the thread blocks that would idle."""
+    tile_filters, tile_channels, cluster = _stream_k_tile(problem)
+    if 1 < problem.taps < 25 and problem.rows < _MANY_ROWS:
+        return 0
+    slots = _STREAM_K_SLOTS
+    if problem.itemsize == 2 and (problem.taps == 1 or problem.taps >= 25):
+        slots = _STREAM_K_SLOTS_CLUSTER_8
+    tiles = -(-problem.filters // tile_filters) * -(-problem.channels // tile_channels) * problem.taps
+    tiles = _round_up(tiles, cluster)
+    shared = tiles % slots if tiles >= slots else tiles
+    splits = min(slots // shared if shared else 0, problem.rows // _MIN_ROWS_PER_SPLIT)
+    return shared * splits * tile_filters * tile_channels * 4 if splits > 1 else 0
+
+
+def _stream_k_tile(problem: Problem) -> tuple[int, int, int]:
+    """Filters and channels of a tile, and how many tiles a cluster of thread blocks takes together."""
+    channels, filters = problem.channels, problem.filters
+    if problem.taps > 1 and channels <= 64 and filters <= 64:
+        return 64, 64, 1
+    if problem.itemsize == 4:
+        tiles = -(-filters // 128) * -(-channels // 128) * problem.taps
+        narrow = (problem.rows < 25088 and tiles < 100) or (problem.taps > 1 and channels % 128 != 0)
+        return (128, 64, 18 if channels <= 64 and problem.taps > 1 else 2) if narrow else (128, 128, 1)
+    if problem.taps == 1:
+        return 64, 64, 1 if channels <= 64 else 16
+    if problem.taps >= 25:
+        return 128, 64, 8
+    return (128, 128, 1) if problem.rows >= 100352 and channels >= 128 else (128, 64, 1)
+
+
+#: Rows from which a split of the sum pays (between 12,544 and 25,088 in the plans seen).
+_MANY_ROWS = 16384
+#: Rows of one step of a split sum, and the steps that starting a split costs.
+_STEP_ROWS = 64
+_STEPS_TO_START = 7
+
+
+def _split_sums(problem: Problem, sm_count: int, channels: int = 0) -> int:
+    """Earlier kernels: each tile is shared by as many blocks as fill the card; each leaves its part of an fp32 filter.
+
+    ``channels``: the width of the product if it is not the channels, as when taps are folded into it.
+    """
+    width = channels or problem.channels * problem.taps
+    tiles = (
+        -(-problem.filters // 128) * -(-width // 256)
+        if channels
+        else (-(-problem.filters // 64) * -(-problem.channels // 64) * problem.taps)
+    )
+    steps = -(-problem.rows // _STEP_ROWS)
+    per_split = -(-steps // max(sm_count // tiles, 1)) + _STEPS_TO_START
+    splits = -(-steps // per_split)
+    return splits * problem.filters * width * 4 if splits > 1 else 0
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def _depthwise(problem: Problem, direction: Direction) -> Workspace:
+    """cuDNN's depthwise kernels copy nothing; a filter's gradient leaves partial sums of every image."""
+    if direction is not Direction.BACKWARD_WEIGHT:
+        return Workspace(0)
+    e, last = problem.itemsize, problem.channels_last
+    if e == 4:
+        # 7x7 filters run as a grouped convolution, its single channels padded to 16 bytes.
+        copied = problem.batch * (problem.input_pixels + problem.output_pixels) * problem.channels * 16
+        return Workspace(copied if last and problem.taps >= _LARGE_FILTER else 0, certain=False)
+    if last:
+        # Eight fp32 partial sums for every image, channels in blocks of 32.
+        return Workspace(problem.batch * _round_up(problem.filters, 32) * problem.taps * 32, certain=False)
+    copies = _copies(problem, 1)
+    return Workspace(copies.input + copies.output if problem.taps == 9 else 0, certain=False)
+
+
+#: Channels per group up to which grouped kernels pack several groups into one product.
+_PACKED_GROUP = 32
+
+
+def _grouped(problem: Problem, direction: Direction, kernels: _Kernels) -> int:
+    """A group's channels are padded to a power of two, so that groups pack into products; then as without groups."""
+    if kernels is _Kernels.PLAIN:
+        return 0
+    inner, outer = problem.channels // problem.groups, problem.filters // problem.groups
+    width = 1 << (max(inner, outer) - 1).bit_length()
+    if width > _PACKED_GROUP:
+        vector = 16 // problem.itemsize
+        inner_padded, outer_padded = _round_up(inner, vector), _round_up(outer, vector)
+    else:
+        inner_padded = outer_padded = width
+    e, groups, nchw = problem.itemsize, problem.groups, not problem.channels_last
+    copy_input = nchw or inner_padded != inner
+    copy_output = nchw or outer_padded != outer
+    if e == 4 and direction is Direction.BACKWARD_WEIGHT:
+        copy_input = copy_output = True
+    size = problem.batch * problem.input_pixels * inner_padded * groups * e if copy_input else 0
+    if copy_output:
+        size += problem.batch * problem.output_pixels * outer_padded * groups * e
+    return size + (inner_padded * outer * groups * problem.taps * e if size else 0)
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -1,0 +1,280 @@
+"""Convolutions against the real CUDA build: backends and buffers exactly, cuDNN's workspaces with a ratchet.
+
+- ``ops/conv_layouts.jsonl.gz``: 1,490 random convolutions of all backends, layouts and output masks; allocations and
+  frees in order, cuDNN claiming no workspace.
+- ``ops/conv.jsonl.gz``: 1,224 convolutions with cuDNN 9.20's own plans for an H200.
+- ``ops/conv_plans.jsonl.gz``: workspaces of plans for other devices, and of random shapes that no rule was read from.
+
+``ops/conv_ratchet.json`` holds the shares of workspaces within 10 % (or one block of 512 bytes); a share may rise,
+never fall. ``pytest --update-goldens`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from graphmem.capture.kernels import convolution, cudnn_convolution  # noqa: E402
+from graphmem.capture.kernels.conv_backend import (  # noqa: E402
+    Backend,
+    ConvParams,
+    View,
+    cudnn_takes,
+    select_backend,
+)
+from graphmem.capture.kernels.cudnn_convolution import Direction, Problem  # noqa: E402
+from graphmem.capture.kernels.script import Card, Script  # noqa: E402
+
+OPS = Path(__file__).parent / "golden" / "pytorch" / "ops"
+RATCHET = OPS / "conv_ratchet.json"
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
+DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.BACKWARD_DATA, "bwd_weight": Direction.BACKWARD_WEIGHT}
+CARDS = {
+    "h200": Card((9, 0), 132, 2048),
+    "h100pcie": Card((9, 0), 114, 2048),
+    "a100": Card((8, 0), 108, 2048),
+    "rtx4090": Card((8, 9), 128, 1536),
+    "rtx3090": Card((8, 6), 82, 1536),
+    "t4": Card((7, 5), 40, 1024),
+    "b200": Card((10, 0), 148, 2048),
+    "rtx5090": Card((12, 0), 170, 1536),
+}
+
+
+def _lines(name: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(OPS / name, "rt") as file:
+        yield from map(json.loads, file)
+
+
+# --- backends and buffers ---------------------------------------------------------------------------------------------
+
+
+def _laid_out(tensor: Any, layout: str) -> Any:
+    """The layouts of the recordings: contiguous, channels last, dimensions swapped, a slice, an expanded scalar."""
+    if layout == "cl" and tensor.dim() > 3:
+        last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        return tensor.to(memory_format=last)
+    if layout == "perm":
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "slice":
+        wider = (*tensor.shape[:-1], tensor.shape[-1] + 1)
+        return torch.empty(wider, device="meta", dtype=tensor.dtype)[..., :-1]
+    if layout == "exp":
+        return torch.empty((), device="meta", dtype=tensor.dtype).expand(tensor.shape)
+    return tensor
+
+
+class _Case:
+    def __init__(self, line: dict[str, Any]) -> None:
+        self.line = line
+        dim, dtype = line["dim"], DTYPES[line["dtype"]]
+        inner, outer, groups = line["C"], line["K"], line["groups"]
+        size = [line["HW"]] * dim
+        shape = (inner, outer // groups) if line["transposed"] else (outer, inner // groups)
+        kernel = [line["R"]] * dim
+        self.input = _laid_out(torch.empty(line["N"], inner, *size, device="meta", dtype=dtype), line["x"])
+        self.weight = _laid_out(torch.empty(*shape, *kernel, device="meta", dtype=dtype), line["w"])
+        self.bias = torch.empty(outer, device="meta", dtype=dtype) if line["bias"] else None
+        self.output = torch.empty_strided(
+            (line["N"], outer, *[_output_size(line)] * dim), line["strides"], dtype=dtype, device="meta"
+        )
+        self.grad = _laid_out(torch.empty_like(self.output), line["g"])
+        steps = [[line[name]] * dim for name in ("stride", "pad", "dil")]
+        self.params = (*steps, line["transposed"], [line["op"]] * dim, groups)
+
+    def gradients(self) -> list[Any]:
+        bias = torch.empty(self.line["K"], device="meta", dtype=self.input.dtype)
+        return [g for g, asked in zip((self.input, self.weight, bias), self.line["mask"], strict=True) if asked]
+
+
+def _output_size(line: dict[str, Any]) -> int:
+    reach = line["dil"] * (line["R"] - 1)
+    if line["transposed"]:
+        return int((line["HW"] - 1) * line["stride"] - 2 * line["pad"] + reach + line["op"] + 1)
+    return int((line["HW"] + 2 * line["pad"] - reach - 1) // line["stride"] + 1)
+
+
+def _events(script: Script | None, outputs: list[Any]) -> list[int]:
+    """Positive: bytes allocated, negative: freed; empty tensors leave no event."""
+    assert script is not None
+    events, taken = [], {}
+    for step in script.steps:
+        if step.kind == "output":
+            output = outputs[step.index]
+            events.append(output.numel() * output.element_size() if step.bytes is None else step.bytes)
+        elif step.kind == "take":
+            taken[step.index] = step.bytes or 0
+            events.append(taken[step.index])
+        else:
+            events.append(-taken[step.index])
+    assert sum(step.kind == "output" for step in script.steps) == len(outputs)
+    return [event for event in events if event]
+
+
+@pytest.fixture
+def cudnn_switch() -> Iterator[None]:
+    enabled = torch.backends.cudnn.enabled
+    yield
+    torch.backends.cudnn.enabled = enabled
+
+
+def test_buffers_are_those_of_the_cuda_build(cudnn_switch: None) -> None:
+    card = Card((9, 0), 132, 2048, cudnn_workspaces=False)
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for line in _lines("conv_layouts.jsonl.gz"):
+        case = _Case(line)
+        torch.backends.cudnn.enabled = line["cudnn"]
+        forward = convolution.convolution_rule(
+            (case.input, case.weight, case.bias, *case.params), {}, [case.output], card
+        )
+        if _events(forward, [case.output]) != line["fwd"]:
+            wrong[line["backend"] + " forward"].append(str(line))
+        mask = [bool(asked) for asked in line["mask"]]
+        arguments = (case.grad, case.input, case.weight, [line["K"]], *case.params, mask)
+        backward = convolution.convolution_backward_rule(arguments, {}, case.gradients(), card)
+        if _events(backward, case.gradients()) != line["bwd"]:
+            wrong[line["backend"] + " backward"].append(str(line))
+    assert not wrong, {name: (len(lines), lines[0]) for name, lines in wrong.items()}
+
+
+def test_backends_are_those_of_the_cuda_build() -> None:
+    for line in _lines("conv_layouts.jsonl.gz"):
+        case = _Case(line)
+        params = ConvParams.of(line["dim"], *case.params)
+        chosen = select_backend(View.of(case.input), View.of(case.weight), params, line["cudnn"])
+        assert chosen.value == line["backend"], line
+
+
+def _backend(shape: tuple[int, ...], weight: tuple[int, ...], dtype: Any, groups: int, **options: Any) -> Backend:
+    dims = len(shape) - 2
+    tensor, kernel = torch.empty(shape, device="meta", dtype=dtype), torch.empty(weight, device="meta", dtype=dtype)
+    if options.pop("channels_last", False):
+        tensor = tensor.to(memory_format=torch.channels_last)
+    enabled = options.pop("enabled", True)
+    settings = {"stride": 1, "padding": 0, "dilation": 1, "transposed": False, "extra": 0, **options}
+    params = ConvParams.of(
+        dims, settings["stride"], settings["padding"], settings["dilation"], settings["transposed"],
+        settings["extra"], groups,
+    )  # fmt: skip
+    return select_backend(View.of(tensor), View.of(kernel), params, enabled)
+
+
+def test_depthwise_convolutions_are_native_except_where_cudnn_is_faster() -> None:
+    shape, weight = (8, 64, 56, 56), (64, 1, 3, 3)
+    assert _backend(shape, weight, torch.float32, 64) is Backend.DEPTHWISE_2D
+    assert _backend(shape, weight, torch.bfloat16, 64) is Backend.DEPTHWISE_2D
+    assert _backend(shape, weight, torch.float16, 64) is Backend.CUDNN
+    assert _backend(shape, weight, torch.float32, 64, channels_last=True) is Backend.CUDNN
+    assert _backend(shape, weight, torch.float16, 64, stride=2) is Backend.DEPTHWISE_2D
+    assert _backend((8, 512, 28, 28), (512, 1, 3, 3), torch.float16, 512, stride=2) is Backend.CUDNN
+    assert _backend(shape, (64, 1, 7, 7), torch.float16, 64) is Backend.DEPTHWISE_2D
+    assert _backend((8, 64, 8, 8, 8), (64, 1, 3, 3, 3), torch.float16, 64) is Backend.DEPTHWISE_3D
+
+
+def test_an_output_padding_as_large_as_the_stride_is_not_for_cudnn() -> None:
+    options = {"transposed": True, "stride": 2, "dilation": 3}
+    assert _backend((2, 8, 9, 9), (8, 4, 3, 3), torch.float32, 1, extra=1, **options) is Backend.CUDNN_TRANSPOSE
+    assert _backend((2, 8, 9, 9), (8, 4, 3, 3), torch.float32, 1, extra=2, **options) is Backend.SLOW_TRANSPOSE_2D
+
+
+def test_bfloat16_needs_ampere_in_cudnn() -> None:
+    assert not cudnn_takes(torch.bfloat16, (7, 5))
+    assert cudnn_takes(torch.bfloat16, (8, 0))
+    assert cudnn_takes(torch.float16, (7, 0))
+
+
+# --- workspaces -------------------------------------------------------------------------------------------------------
+
+
+def _problem(line: dict[str, Any]) -> Problem:
+    reach = line.get("dil", 1) * (line["R"] - 1)
+    side = (line["HW"] + 2 * line["pad"] - reach - 1) // line["stride"] + 1
+    return Problem(
+        line["N"], line["C"], line["K"], line["HW"] ** 2, side**2, (line["R"], line["R"]), line["groups"],
+        DTYPES[line["dtype"]].itemsize, bool(line["channels_last"]), tf32=bool(line.get("tf32", 1)),
+        bf16=line["dtype"] == "bf16",
+    )  # fmt: skip
+
+
+def _close(predicted: int, real: int) -> bool:
+    return abs(predicted - real) <= max(real // 10, 512)
+
+
+def _reached(lines: list[tuple[dict[str, Any], dict[str, int], Card]]) -> dict[str, float]:
+    """Shares in percent: workspaces within 10 %, and cases whose three workspaces together are."""
+    operators = cases = count = 0
+    predicted_bytes = real_bytes = 0
+    for line, real, card in lines:
+        sizes = {
+            name: cudnn_convolution.convolution_workspace(_problem(line), DIRECTIONS[name], card).size for name in real
+        }
+        operators += sum(_close(sizes[name], real[name]) for name in real)
+        count += len(real)
+        cases += _close(sum(sizes.values()), sum(real.values()))
+        predicted_bytes += sum(sizes.values())
+        real_bytes += sum(real.values())
+    bias = 100 * (predicted_bytes / max(real_bytes, 1) - 1)
+    return {
+        "cases": len(lines),
+        "operators within 10 %": round(100 * operators / max(count, 1), 1),
+        "cases within 10 %": round(100 * cases / max(len(lines), 1), 1),
+        "signed error of all bytes, %": round(bias, 1),
+    }
+
+
+def _sets() -> dict[str, list[tuple[dict[str, Any], dict[str, int], Card]]]:
+    sets: dict[str, list[tuple[dict[str, Any], dict[str, int], Card]]] = defaultdict(list)
+    for line in _lines("conv.jsonl.gz"):
+        real = {}
+        view = View((line["N"], line["C"], line["HW"], line["HW"]), (0, 0, 0, 0), DTYPES[line["dtype"]])
+        native = line["groups"] == line["C"] and not line["channels_last"] and not _fp16_in_cudnn(line, view)
+        for name in DIRECTIONS:
+            buffers = [event for event in line[name][1:] if event > 0]
+            if not native:
+                real[name] = buffers[0] if buffers else 0
+        sets["h200"].append((line, real, CARDS["h200"]))
+    for line in _lines("conv_plans.jsonl.gz"):
+        real = {name: line[name] for name in DIRECTIONS}
+        sets[line.get("set") or line["card"]].append((line, real, CARDS[line["card"]]))
+    return sets
+
+
+def _fp16_in_cudnn(line: dict[str, Any], view: View) -> bool:
+    weight = View((line["K"], 1, line["R"], line["R"]), (line["R"] ** 2, 1, line["R"], 1), view.dtype)
+    dense = torch.empty(view.shape, device="meta", dtype=view.dtype)
+    params = ConvParams.of(2, line["stride"], line["pad"], 1, False, 0, line["groups"])
+    return select_backend(View.of(dense), weight, params, True) is Backend.CUDNN
+
+
+def test_workspaces_get_no_worse(request: pytest.FixtureRequest) -> None:
+    reached = {name: _reached(lines) for name, lines in sorted(_sets().items())}
+    if request.config.getoption("--update-goldens"):
+        RATCHET.write_text(json.dumps(reached, indent=1) + "\n")
+    expected = json.loads(RATCHET.read_text())
+    for name, shares in expected.items():
+        for share in ("operators within 10 %", "cases within 10 %"):
+            assert reached[name][share] >= shares[share], (name, share, reached[name], shares)
+
+
+def test_no_workspace_without_work() -> None:
+    empty = Problem(0, 8, 8, 16, 16, (3, 3), 1, 4, False)
+    for direction in Direction:
+        assert cudnn_convolution.convolution_workspace(empty, direction, CARDS["h200"]).size == 0
+
+
+def test_channels_last_half_types_need_no_copies() -> None:
+    for dtype_bf16 in (False, True):
+        problem = Problem(32, 256, 256, 196, 196, (3, 3), 1, 2, True, bf16=dtype_bf16)
+        assert cudnn_convolution.convolution_workspace(problem, Direction.FORWARD, CARDS["a100"]).size == 0
+        nchw = Problem(32, 256, 256, 196, 196, (3, 3), 1, 2, False, bf16=dtype_bf16)
+        copies = 2 * (2 * 32 * 256 * 196 + 256 * 256 * 9)
+        size = cudnn_convolution.convolution_workspace(nchw, Direction.FORWARD, CARDS["a100"]).size
+        assert copies <= size <= copies + 512
