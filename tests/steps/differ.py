@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", "--number", type=int, default=10, metavar="N", help="differences to show, 10 by default")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="differences to pass over first")
     parser.add_argument("--folder", type=Path, default=runs.FOLDER, help="recordings to compare with")
+    parser.add_argument("--cudnn", action="store_true", help="the recordings have cuDNN's workspaces")
     options = parser.parse_args(arguments)
-    compared = runs.compare(_case(options.case, options.folder), options.folder)
+    compared = runs.compare(_case(options.case, options.folder), options.folder, options.cudnn)
     for line in report(compared, options.frees, options.number, options.skip):
         print(line)
     return 0

@@ -145,25 +145,35 @@ def load(name: str, folder: Path = FOLDER) -> RecordedRun:
     )
 
 
-def predict(run: RecordedRun) -> PredictedRun:
-    """Capture the recorded run's step and replay it under the recorded allocator configuration."""
+def predict(run: RecordedRun, cudnn_workspaces: bool = False) -> PredictedRun:
+    """Capture the recorded run's step and replay it under the recorded allocator configuration.
+
+    The stub behind the recordings of :data:`FOLDER` answers that cuDNN's plans need no workspace, and so does the
+    capture unless ``cudnn_workspaces`` is true.
+    """
     start = time.perf_counter()
     major, minor = divmod(run.capability, 10)
     device = PretendDevice("recorded", (major, minor), 80 * GIB, _MULTIPROCESSORS, _THREADS.get(run.capability, 2048))
     step = step_of(run)
     with _torch_flags(run.options):
-        captured = capture(lambda _: step(), source=run.name, device=device, torch_version=TORCH_VERSION)
+        captured = capture(
+            lambda _: step(),
+            source=run.name,
+            device=device,
+            torch_version=TORCH_VERSION,
+            cudnn_workspaces=cudnn_workspaces,
+        )
     conf = parse_alloc_conf(run.alloc_conf, TORCH_VERSION)
     replayed = replay(captured.trace, PyTorchCachingAllocator(conf=conf, torch_version=TORCH_VERSION))
     seconds = time.perf_counter() - start
     return PredictedRun(captured.trace, replayed, *_changes(captured.trace), seconds)
 
 
-def compare(name: str, folder: Path = FOLDER) -> Comparison:
-    """Predict a recorded run and line its allocations up with the recording's."""
+def compare(name: str, folder: Path = FOLDER, cudnn_workspaces: bool = False) -> Comparison:
+    """Predict a recorded run and line its allocations up with the recording's; arguments as :func:`predict`."""
     gc.collect()  # the previous capture goes before the next one starts
     recorded = load(name, folder)
-    predicted = predict(recorded)
+    predicted = predict(recorded, cudnn_workspaces)
     ours, theirs = ([size for size in run.changes if size > 0] for run in (predicted, recorded))
     return Comparison(recorded, predicted, align(ours, theirs))
 

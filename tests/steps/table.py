@@ -1,7 +1,8 @@
 """How close the predictions of all recorded runs are: ``python -m tests.steps.table [part of a name ...]``.
 
 One line a run: peaks predicted and recorded (MiB), errors (%), share of allocations matched in order, seconds; then the
-summary. ``--folder`` names another folder of recordings, ``--errors`` shows a run's traceback instead of one line.
+summary. ``--folder`` names another folder of recordings, ``--cudnn`` says that they were made with cuDNN's workspaces,
+``--errors`` shows a failed run's traceback instead of one line.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.steps.table", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="only runs whose names contain every PART")
     parser.add_argument("--folder", type=Path, default=runs.FOLDER, help="recordings to compare with")
+    parser.add_argument("--cudnn", action="store_true", help="the recordings have cuDNN's workspaces")
     parser.add_argument("--errors", action="store_true", help="show tracebacks")
     options = parser.parse_args(arguments)
     chosen = [name for name in runs.names(folder=options.folder) if all(part in name for part in options.parts)]
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, failed = [], 0
     for name in chosen:
         try:
-            compared = runs.compare(name, options.folder)
+            compared = runs.compare(name, options.folder, options.cudnn)
         except Exception as error:
             failed += 1
             print(f"{name:52s} {type(error).__name__}: {_first_line(error)}", flush=True)
