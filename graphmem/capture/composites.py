@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from graphmem.capture.kernels.script import Card
+from graphmem.errors import CaptureError
 
 _aten = torch.ops.aten
+_MEAN, _SUM = 1, 2
 
 #: Operators with a CUDA kernel *and* a composite fallback; the three that the dispatcher of 2.13's CUDA build lists.
 FUSED_ON_CUDA = tuple(
@@ -34,10 +36,14 @@ FUSED_ON_CUDA = tuple(
 IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
     _aten.index_put.default: (_aten.index_put_.default, frozenset({"IndexBackward0"})),
     _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"})),
+    _aten.logical_and.default: (_aten.logical_and_.default, frozenset({"MaxBackward1", "MinBackward1"})),
     _aten.logical_or.default: (_aten.logical_or_.default, frozenset({"MaxBackward1", "MinBackward1"})),
     _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
     _aten.mul.Tensor: (_aten.mul_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
 }
+
+#: Nodes whose formulas end in a sum of temporaries, which must not be taken for the engine's fan-in of gradients.
+ADDED_OUT_OF_PLACE = frozenset({"Atan2Backward0", "StdMeanBackward0", "VarMeanBackward0"})
 
 
 def composite_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
@@ -50,6 +56,8 @@ def composite_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
         _aten.cummaxmin_backward.default: _cummaxmin_backward,
         _aten.trace_backward.default: _trace_backward,
         _aten.one_hot.default: _one_hot,
+        _aten.ctc_loss.IntList: _ctc_loss,
+        _aten.ctc_loss.Tensor: _ctc_loss_of_tensors,
     }
 
 
@@ -88,3 +96,32 @@ def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = int(self.max().item()) + 1
     result = torch.zeros((*self.shape, num_classes), dtype=torch.int64, device=self.device)
     return result.scatter_(-1, self.unsqueeze(-1), 1)
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = _MEAN,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """The native kernel (ATen/native/LossCTC.cpp); cuDNN's takes 32-bit targets on the host only."""
+    losses = _aten._ctc_loss.default(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        losses = torch.where(losses == float("inf"), losses.new_zeros(()), losses)
+    if reduction == _MEAN:
+        return (losses / losses.detach().new_empty(losses.shape).clamp_min(1)).mean()
+    return losses.sum() if reduction == _SUM else losses
+
+
+def _ctc_loss_of_tensors(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any
+) -> Tensor:
+    """Lengths in tensors are read back and used as numbers. Their values are unknown here, so every target is taken to
+    be as long as the padded row."""
+    if targets.dim() != 2:
+        raise CaptureError("ctc_loss: give target_lengths as numbers, or targets padded to (batch, length)")
+    steps = [int(log_probs.shape[0])] * input_lengths.numel()
+    return _ctc_loss(log_probs, targets, steps, [int(targets.shape[1])] * target_lengths.numel(), *rest)

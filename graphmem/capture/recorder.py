@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture import frames, host_values
-from graphmem.capture.composites import FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
+from graphmem.capture.composites import ADDED_OUT_OF_PLACE, FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
-from graphmem.capture.workspaces import Workspaces
+from graphmem.capture.workspaces import GEMMS, Workspaces, WorkspaceUse
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 _aten = torch.ops.aten
@@ -216,9 +216,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._follow(script, outputs)
         if func in _RESIZERS:
             self._resized(args[0])
-        needed = self.workspaces.needed(func, in_backward)
-        if needed and _on_device(outputs):
-            self._take_workspace(needed, in_backward)
+        if func in GEMMS and _on_device(outputs):
+            self._take_workspaces(self.workspaces.use(func, args, in_backward))
 
     def _see(self, tensor: Any, size: int | None = None) -> None:
         """Record the birth of the tensor's storage, unless it is known."""
@@ -261,10 +260,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if index not in mentioned:
                 self._see(tensor)
 
-    def _take_workspace(self, needed: Sequence[tuple[str, int]], in_backward: bool) -> None:
-        for label, size in needed:
+    def _take_workspaces(self, use: WorkspaceUse) -> None:
+        around = None
+        if use.temporary:
+            around = self.builder.alloc(use.temporary, self._operator, Category.WORKSPACE, label="cublasLt workspace")
+        for label, size in use.kept:
             self.builder.alloc(size, self._operator, Category.WORKSPACE, label=label)
-        self.workspaces.taken(in_backward)
+        if around is not None:
+            self.builder.free(around, self._operator)
 
     def _resized(self, tensor: torch.Tensor) -> None:
         """A storage that grew or shrank in place is a new allocation: the old bytes go back after the copy."""
@@ -345,7 +348,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _adds_in_place(self, args: Any, kwargs: Any) -> bool:
         """Whether eager mode would have written this engine addition into its first argument."""
-        if kwargs or len(args) != 2 or not _called_by_engine(sys._getframe(2)):
+        if kwargs or len(args) != 2 or _in_formula() or not _called_by_engine(sys._getframe(2)):
             return False
         old, new = args
         if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
@@ -370,6 +373,11 @@ def _called_by_engine(frame: FrameType) -> bool:
     while caller is not None and _is_plumbing(caller.f_code):
         caller = caller.f_back
     return caller is not None and caller.f_code is _ENGINE
+
+
+def _in_formula() -> bool:
+    """Whether the node that runs now has a formula that adds up temporaries itself, out of place."""
+    return type(torch._C._current_autograd_node()).__name__ in ADDED_OUT_OF_PLACE
 
 
 def _is_plumbing(code: CodeType) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,26 +51,57 @@ def configured_workspace_bytes(text: str) -> int:
     return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True)) * KIB
 
 
+@dataclass(frozen=True, slots=True)
+class WorkspaceUse:
+    """What one operator takes after its outputs: a ``temporary`` buffer around the rest (0: none), then ``kept`` ones
+    as (label, bytes)."""
+
+    kept: tuple[tuple[str, int], ...] = ()
+    temporary: int = 0
+
+
+NOTHING = WorkspaceUse()
+
+
 class Workspaces:
-    """Which workspaces a run holds already."""
+    """Which workspaces a run holds already.
+
+    cublasLt, which ``addmm`` with a bias uses: up to 2.8 a buffer of its own around every call; in 2.9 to 2.11 one kept
+    per thread beside cuBLAS's; since 2.12 it shares cuBLAS's (pull requests 156495, 173002, 175879).
+    """
 
     def __init__(self, capability: tuple[int, int], torch_version: tuple[int, int], config: str | None = None) -> None:
         if config is None:
             config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         self.size = configured_workspace_bytes(config) if config else default_workspace_bytes(capability, torch_version)
-        self._separate_lt = (2, 9) <= torch_version < (2, 12)
-        self._held: dict[bool, bool] = {False: False, True: False}
+        self._version = torch_version
+        self._held: set[tuple[str, bool]] = set()
 
-    def needed(self, func: Any, in_backward: bool) -> Sequence[tuple[str, int]]:
-        """(label, bytes) of the workspaces that this operator takes for keeps, in order."""
-        if func not in GEMMS or self._held[in_backward]:
-            return ()
+    def use(self, func: Any, args: Sequence[Any], in_backward: bool) -> WorkspaceUse:
+        """What this operator takes; notes what it keeps."""
+        if func not in GEMMS:
+            return NOTHING
         thread = "autograd thread" if in_backward else "main thread"
-        needed = [(f"cuBLAS workspace ({thread})", self.size)]
-        if self._separate_lt and not in_backward and func is _aten.addmm.default:
-            needed.append((f"cublasLt workspace ({thread})", LT_WORKSPACE))
-        return needed if self.size else ()
+        kept = []
+        if self.size and self._is_first("cuBLAS", in_backward):
+            kept.append((f"cuBLAS workspace ({thread})", self.size))
+        separate_lt = self._version < (2, 12) and _uses_cublaslt(func, args)
+        if separate_lt and self._version >= (2, 9) and self._is_first("cublasLt", in_backward):
+            kept.append((f"cublasLt workspace ({thread})", LT_WORKSPACE))
+        temporary = LT_WORKSPACE if separate_lt and self._version < (2, 9) else 0
+        return WorkspaceUse(tuple(kept), temporary) if kept or temporary else NOTHING
 
-    def taken(self, in_backward: bool) -> None:
-        """Note that the thread's workspaces are held from now on."""
-        self._held[in_backward] = True
+    def _is_first(self, library: str, in_backward: bool) -> bool:
+        key = (library, in_backward)
+        if key in self._held:
+            return False
+        self._held.add(key)
+        return True
+
+
+def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:
+    """The bias epilogue of ``addmm`` (ATen/native/cuda/Blas.cpp, ``addmm_out_cuda_impl``): a 1-D bias, and no matrix
+    with a side of 1."""
+    if func is not _aten.addmm.default or args[0].dim() != 1:
+        return False
+    return min(*args[1].shape, args[2].shape[1]) > 1
