@@ -32,12 +32,13 @@ FUSED_ON_CUDA = tuple(
     if hasattr(_aten, name)
 )
 
+_EVENLY_DISTRIBUTED = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"})
 #: Out-of-place operator -> (what a card runs, names of the autograd nodes that call it so).
 IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
     _aten.index_put.default: (_aten.index_put_.default, frozenset({"IndexBackward0"})),
     _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"})),
-    _aten.logical_and.default: (_aten.logical_and_.default, frozenset({"MaxBackward1", "MinBackward1"})),
-    _aten.logical_or.default: (_aten.logical_or_.default, frozenset({"MaxBackward1", "MinBackward1"})),
+    _aten.logical_and.default: (_aten.logical_and_.default, _EVENLY_DISTRIBUTED),
+    _aten.logical_or.default: (_aten.logical_or_.default, _EVENLY_DISTRIBUTED),
     _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
     _aten.mul.Tensor: (_aten.mul_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
 }

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from graphmem.capture.composites import FUSED_ON_CUDA, composite_substitutes
 from graphmem.capture.fakes import quiet_registration
+from graphmem.capture.fast_paths import fast_paths
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.kernels.sdp_choice import choose_sdp_backend
+from graphmem.capture.missing_fakes import missing_fakes
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -35,6 +37,8 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
                 library.impl(op, function, "AutogradCUDA")
             for op in FUSED_ON_CUDA:
                 library.impl(op, _never_called, "CUDA")
+            for name, fake in missing_fakes().items():
+                torch.library.register_fake(name, fake, lib=library, allow_override=True)
         yield table
     finally:
         library._destroy()
@@ -49,6 +53,7 @@ def _never_called(*_: Any, **__: Any) -> Any:
 def _table(card: Card) -> dict[Any, Callable[..., Any]]:
     return {
         **composite_substitutes(card),
+        **fast_paths(_attention(card), _linear, _fuses_attention(card)),
         _aten.linear.default: _linear,
         _aten.dropout.default: _dropout,
         _aten.softmax.int: _softmax_like(_aten._softmax.default),
@@ -64,7 +69,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     place on a card (ATen/native/Linear.cpp)."""
     if bias is not None and input.dim() == 2:
         return torch.addmm(bias, input, weight.t())
-    if bias is not None and input.dim() > 2 and input.is_contiguous():
+    if bias is not None and (input.dim() == 1 or (input.dim() > 2 and input.is_contiguous())):
         flat = torch.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
         return flat.view(*input.shape[:-1], flat.shape[-1])
     output = torch.matmul(input, weight.t())
@@ -142,6 +147,22 @@ def _suggested_format(tensor: Tensor) -> torch.memory_format:
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format
+
+
+def _fuses_attention(card: Card) -> Callable[..., bool]:
+    def fuses(query: Tensor, key: Tensor, value: Tensor) -> bool:
+        backend = choose_sdp_backend(
+            tuple(query.shape),
+            tuple(key.shape),
+            tuple(value.shape),
+            query.dtype,
+            card,
+            enabled=_enabled_backends(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return backend != "math"
+
+    return fuses
 
 
 def _attention(card: Card) -> Callable[..., Tensor]:

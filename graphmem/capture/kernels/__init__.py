@@ -2,12 +2,19 @@
 
 from graphmem.capture.kernels import attention as attention
 from graphmem.capture.kernels import convolution as convolution
+from graphmem.capture.kernels import distance as distance
 from graphmem.capture.kernels import dropout as dropout
+from graphmem.capture.kernels import elementwise as elementwise
 from graphmem.capture.kernels import embedding as embedding
 from graphmem.capture.kernels import foreach as foreach
+from graphmem.capture.kernels import images as images
 from graphmem.capture.kernels import indexing as indexing
 from graphmem.capture.kernels import loss as loss
+from graphmem.capture.kernels import margin as margin
+from graphmem.capture.kernels import matmul as matmul
+from graphmem.capture.kernels import median as median
 from graphmem.capture.kernels import norm as norm
+from graphmem.capture.kernels import random as random
 from graphmem.capture.kernels import reduce as reduce
 from graphmem.capture.kernels import softmax as softmax
 from graphmem.capture.kernels import sort_scan as sort_scan

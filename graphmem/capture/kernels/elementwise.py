@@ -1,0 +1,47 @@
+"""Operators that are more than one kernel. Orders observed on the CUDA build of PyTorch 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphmem.capture.kernels.script import Card, Script, rule
+
+
+@rule("aten.abs.default", "aten.angle.default")
+def complex_to_real_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """Of complex numbers: computed as complex, then copied (ATen/native/UnaryOps.cpp)."""
+    if not args[0].is_complex():
+        return None
+    script = Script().output(0)
+    script.give(script.take(args[0].numel() * args[0].element_size(), "complex result"))
+    return script
+
+
+@rule("aten.unfold_backward.default")
+def unfold_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """Positions along the unfolded dimension (ATen/native/UnfoldBackward.h)."""
+    sizes, dim = args[1], args[2]
+    if not sizes:
+        return None
+    script = Script().output(0)
+    script.give(script.take(8 * int(sizes[dim]), "positions"))
+    return script
+
+
+@rule("aten.soft_margin_loss_backward.default")
+def soft_margin_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """exp(-target * input) from two full-size tensors, then its sum with one (ATen/native/Loss.cpp)."""
+    size = args[1].numel() * args[1].element_size()
+    script = Script().output(0)
+    product = script.take(size, "target times input")
+    exponential = script.take(size, "exponential")
+    script.give(product, exponential)
+    script.give(script.take(size, "gradient of the sum"))
+    return script

@@ -1,0 +1,194 @@
+"""Pooling, interpolation, padding and rearranging of images: copies, and outputs with larger storages than they need.
+
+Sources: ATen/native/cuda/DilatedMaxPool2d.cu, AveragePool2d.cu, AdaptiveMaxPooling2d.cu, UpSampleBicubic2d.cu,
+UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, ReflectionPad.cu, Im2Col.cu, Col2Im.cu, TensorTransformations.cu and
+ATen/native/AffineGridGenerator.cpp of PyTorch 2.13; orders observed on its CUDA build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.script import Card, Script, rule
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    if tensor.dim() == 4:
+        return bool(tensor.is_contiguous(memory_format=torch.channels_last))
+    return tensor.dim() == 5 and bool(tensor.is_contiguous(memory_format=torch.channels_last_3d))
+
+
+def _copies(script: Script, *tensors: torch.Tensor) -> None:
+    """Contiguous copies of the tensors that are not, held together until the operator ends."""
+    tokens = [script.take(_bytes(tensor), "contiguous copy") for tensor in tensors if not tensor.is_contiguous()]
+    script.give(*reversed(tokens))
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+@rule("aten.max_pool2d_with_indices.default")
+def max_pool2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    script = Script().output(0).output(1)
+    if not _is_channels_last(args[0]):
+        _copies(script, args[0])
+    return script
+
+
+@rule("aten.max_pool2d_with_indices_backward.default", "aten.avg_pool2d_backward.default")
+def max_pool2d_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """Gradient and input are brought to the input's memory format."""
+    script = Script().output(0)
+    grad, tensor = args[0], args[1]
+    last = _is_channels_last(tensor) and not tensor.is_contiguous()
+    tokens = []
+    if not (_is_channels_last(grad) if last else grad.is_contiguous()):
+        tokens.append(script.take(_bytes(grad), "contiguous gradient"))
+    if not last and not tensor.is_contiguous():
+        tokens.append(script.take(_bytes(tensor), "contiguous input"))
+    script.give(*reversed(tokens))
+    return script
+
+
+@rule("aten.avg_pool2d.default")
+def avg_pool2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    script = Script().output(0)
+    if not _is_channels_last(args[0]):
+        _copies(script, args[0])
+    return script
+
+
+@rule("aten.adaptive_max_pool2d.default")
+def adaptive_max_pool2d_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """The kernel writes contiguous results, which are copied to where they belong."""
+    script = Script().output(0).output(1)
+    _copies(script, outputs[0], outputs[1], args[0])
+    return script
+
+
+@rule("aten.adaptive_max_pool2d_backward.default")
+def adaptive_max_pool2d_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    script = Script().output(0)
+    _copies(script, args[0], args[2], outputs[0])
+    return script
+
+
+# --- interpolation ----------------------------------------------------------------------------------------------------
+
+
+@rule("aten.upsample_nearest3d.default", "aten._upsample_nearest_exact3d.default")
+def upsample_nearest3d_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    script = Script().output(0)
+    _copies(script, outputs[0], args[0])
+    return script
+
+
+@rule(
+    "aten.upsample_bicubic2d_backward.default",
+    "aten.upsample_nearest3d_backward.default",
+    "aten._upsample_nearest_exact3d_backward.default",
+)
+def upsample_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    script = Script().output(0)
+    _copies(script, args[0])
+    return script
+
+
+@rule("aten.upsample_trilinear3d_backward.default")
+def upsample_trilinear3d_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    script = Script().output(0)
+    _copies(script, args[0], outputs[0])
+    return script
+
+
+# --- padding and rolling ----------------------------------------------------------------------------------------------
+
+
+@rule("aten.reflection_pad2d.default", "aten.reflection_pad1d.default", "aten.reflection_pad3d.default")
+def reflection_pad_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    script = Script().output(0)
+    _copies(script, args[0])
+    return script
+
+
+@rule("aten.roll.default")
+def roll_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """One dimension after the other; every intermediate but the first copy lives until the end."""
+    dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
+    if not dims or args[0].numel() == 0:
+        return None
+    script = Script()
+    copy = [] if args[0].is_contiguous() else [script.take(_bytes(args[0]), "contiguous input")]
+    tokens = []
+    for _ in dims[1:]:
+        tokens.append(script.take(_bytes(args[0]), "rolled along one dimension"))
+        script.give(*copy)
+        copy = []
+    script.output(0)
+    script.give(*copy, *reversed(tokens))
+    return script
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _resized_like_input(tensor: torch.Tensor, output: torch.Tensor) -> Script:
+    """The output starts as ``empty_like(input)`` and is resized: a smaller one keeps the input's bytes."""
+    script = Script()
+    copies = [] if tensor.is_contiguous() else [script.take(_bytes(tensor), "contiguous input")]
+    if _bytes(output) <= _bytes(tensor):
+        script.output(0, _bytes(tensor))
+    else:
+        first = script.take(_bytes(tensor), "output before it is resized")
+        script.output(0)
+        script.give(first)
+    script.give(*copies)
+    return script
+
+
+@rule("aten.im2col.default", "aten.col2im.default")
+def columns_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    return _resized_like_input(args[0], outputs[0])
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+@rule("aten.affine_grid_generator.default")
+def affine_grid_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """Homogeneous coordinates of every point, filled from one range a dimension; unaligned ranges are scaled twice."""
+    theta, size = args[0], [int(n) for n in args[1]]
+    aligned = args[2] if len(args) > 2 else kwargs["align_corners"]
+    element, spatial = theta.element_size(), size[2:]
+    points = size[0]
+    for n in spatial:
+        points *= n
+    script = Script()
+    grid = script.take(points * (len(spatial) + 1) * element, "homogeneous coordinates")
+    for n in reversed(spatial):
+        ranges = [script.take(n * element, "range of coordinates") for _ in range(1 if aligned else 3)]
+        script.give(*reversed(ranges))
+    script.output(0)
+    script.give(grid)
+    return script

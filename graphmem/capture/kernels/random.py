@@ -1,0 +1,57 @@
+"""Drawing from distributions.
+
+Sources: ``multinomial`` in ATen/native/Distributions.cpp and its kernel in ATen/native/cuda/MultinomialKernel.cu,
+``randperm_out_cuda`` in ATen/native/cuda/Randperm.cu of PyTorch 2.13; orders observed on its CUDA build.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels import cub
+from graphmem.capture.kernels.script import Card, Script, rule
+
+
+@rule("aten.multinomial.default")
+def multinomial_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """Without replacement, or one sample: weights over exponentials, of which the largest win. With replacement: the
+    normalized distribution, its running sum, and a copy of the weights. Scalars of the checks are left out."""
+    weights: torch.Tensor = args[0]
+    samples = int(args[1])
+    replacement = args[2] if len(args) > 2 else kwargs.get("replacement", False)
+    size = weights.numel() * weights.element_size()
+    script = Script().output(0)
+    if replacement and samples > 1:
+        taken = [script.take(size, f"{name}") for name in ("weights", "normalized weights", "running sums")]
+        script.give(*reversed(taken))
+        return script
+    taken = [script.take(size, "weights over exponentials")]
+    if samples > 1:
+        taken.append(script.take(outputs[0].numel() * weights.element_size(), "largest values"))
+    script.give(*reversed(taken))
+    return script
+
+
+@rule("aten.randperm.default")
+def randperm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """A range, sorted by random keys with so many bits that two are rarely equal."""
+    items = int(args[0])
+    if items < 2:
+        return None
+    value = outputs[0].element_size()
+    bits = min(64, math.ceil(math.log2(items - (6 * items**2 + 1) / (12 * math.log(0.9)))))
+    key = 4 if bits <= 32 else 8
+    script = Script().output(0)
+    script.give(script.take(8, "scalar of the range"))
+    taken = [
+        script.take(items * value, "range"),
+        script.take(items * key, "random keys"),
+        script.take(items * key, "sorted keys"),
+        script.take(cub.radix_sort_bytes(items, key, value, bits, card.compute_capability), "radix sort"),
+    ]
+    script.give(*reversed(taken))
+    return script

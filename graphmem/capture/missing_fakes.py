@@ -1,0 +1,64 @@
+"""Shapes of operators that PyTorch gives no meta kernel, or only one that wants values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NONE = 0
+
+
+def missing_fakes() -> dict[str, Callable[..., Any]]:
+    """By operator name: a function of fake tensors that returns fake outputs."""
+    return {
+        "aten::_ctc_loss": _ctc_loss,
+        "aten::_ctc_loss_backward": _like_first_input,
+        "aten::multi_margin_loss": _margin_loss,
+        "aten::multi_margin_loss_backward": _like_first_input,
+        "aten::multilabel_margin_loss_forward": _multilabel_margin_loss,
+        "aten::multilabel_margin_loss_backward": _like_first_input,
+        "aten::fractional_max_pool3d": _fractional_max_pool3d,
+        "aten::fractional_max_pool3d_backward": _like_first_input,
+    }
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    del targets, input_lengths, blank, zero_infinity
+    steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
+    longest = max(target_lengths, default=0)
+    return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * longest + 1))
+
+
+def _like_first_input(grad: Tensor, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    del grad
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
+
+
+def _margin_loss(
+    self: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    del p, margin, weight
+    return self.new_empty(target.shape if reduction == _NONE else ())
+
+
+def _multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    rows = self.shape[:-1] if reduction == _NONE else ()
+    return self.new_empty(rows), self.new_empty(target.shape)
+
+
+def _fractional_max_pool3d(
+    self: Tensor, kernel_size: Any, output_size: Any, random_samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    del kernel_size, random_samples
+    shape = (*self.shape[:-3], *output_size)
+    return self.new_empty(shape), self.new_empty(shape, dtype=torch.int64)
