@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduce import reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduce import Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 _FP32 = 4
@@ -132,7 +132,7 @@ def flash_backward_rule(
 
 def _sum_over_groups(script: Script, key: torch.Tensor, heads: int, card: Card) -> None:
     batch, key_heads, keys, head_dim = key.shape
-    grouped = torch.empty((batch, keys, key_heads, heads // key_heads, head_dim), dtype=key.dtype, device="meta")
+    grouped = Layout((batch, keys, key_heads, heads // key_heads, head_dim))
     buffers = reduction_buffers(grouped, [3], False, sum_kernel(key.dtype, key.dtype), card)
     for _ in ("key", "value"):
         buffers.write(script)
@@ -215,7 +215,7 @@ def _take_delta(script: Script, grad: torch.Tensor, half: bool, card: Card) -> i
         return script.take(rows, "delta")
     product = script.take(rows * head_dim, "gradient times output")
     sums = script.take(rows, "delta")
-    full = torch.empty((batch, queries, heads, head_dim), device="meta")
+    full = Layout((batch, queries, heads, head_dim))
     reduction_buffers(full, [-1], False, sum_kernel(torch.float32, torch.float32), card).write(script)
     if heads > 1 and queries > 1:  # transposed, then made contiguous
         transposed = script.take(rows, "delta")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduce import Kernel, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduce import Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 #: The values of ``reduction`` (ATen/core/Reduction.h).
@@ -92,14 +92,17 @@ def nll_loss_2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Seque
 # --- elementwise losses -----------------------------------------------------------------------------------------------
 
 
-def _elementwise(tensors: Sequence[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-    """A stand-in for the loss of every element, before it is reduced."""
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-    return torch.empty(shape, dtype=output.dtype, device="meta")
+def _elementwise(tensors: Sequence[torch.Tensor]) -> Layout:
+    """The loss of every element, before it is reduced."""
+    return Layout(torch.broadcast_shapes(*(tensor.shape for tensor in tensors)))
 
 
-def _kernel(tensor: torch.Tensor) -> Kernel:
-    return sum_kernel(tensor.dtype, tensor.dtype)
+def _size(losses: Layout, output: torch.Tensor) -> int:
+    return losses.numel() * int(output.element_size())
+
+
+def _reduce(script: Script, losses: Layout, output: torch.Tensor, card: Card) -> None:
+    reduction_buffers(losses, None, False, sum_kernel(output.dtype, output.dtype), card).write(script)
 
 
 @rule("aten.mse_loss.default", "aten.smooth_l1_loss.default")
@@ -107,10 +110,10 @@ def mse_loss_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence
     """The scalar keeps the storage of a full-size tensor: it is allocated before its shape is reduced."""
     if _reduction(args, kwargs, 2) == _NONE:
         return None
-    losses = _elementwise(args[:2], outputs[0])
-    script = Script().output(0, _bytes(losses))
-    held = script.take(_bytes(losses), "loss of every element")
-    reduction_buffers(losses, None, False, _kernel(losses), card).write(script)
+    losses = _elementwise(args[:2])
+    script = Script().output(0, _size(losses, outputs[0]))
+    held = script.take(_size(losses, outputs[0]), "loss of every element")
+    _reduce(script, losses, outputs[0], card)
     script.give(held)
     return script
 
@@ -123,10 +126,10 @@ def binary_cross_entropy_rule(
     position = 3 if len(args) > 2 and not isinstance(args[2], int) else 2
     if _reduction(args, kwargs, position) == _NONE:
         return None
-    losses = _elementwise(args[:2], outputs[0])
-    script = Script().output(0, _bytes(losses))
-    mean = script.take(losses.element_size(), "reduced loss")
-    reduction_buffers(losses, None, False, _kernel(losses), card).write(script)
+    losses = _elementwise(args[:2])
+    script = Script().output(0, _size(losses, outputs[0]))
+    mean = script.take(outputs[0].element_size(), "reduced loss")
+    _reduce(script, losses, outputs[0], card)
     script.give(mean)
     return script
 
@@ -135,11 +138,11 @@ def binary_cross_entropy_rule(
 def huber_loss_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     if _reduction(args, kwargs, 2) == _NONE:
         return None
-    losses = _elementwise(args[:2], outputs[0])
+    losses = _elementwise(args[:2])
     script = Script()
-    held = script.take(_bytes(losses), "loss of every element")
+    held = script.take(_size(losses, outputs[0]), "loss of every element")
     script.output(0)
-    reduction_buffers(losses, None, False, _kernel(losses), card).write(script)
+    _reduce(script, losses, outputs[0], card)
     script.give(held)
     return script
 
@@ -149,20 +152,20 @@ def binary_cross_entropy_with_logits_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:
     """log(sigmoid(input)), with positive weights another full-size factor for a while, then the losses (Loss.cpp)."""
-    losses = _elementwise(args[:2], outputs[0])
+    losses = _elementwise(args[:2])
     pos_weight = args[3] if len(args) > 3 else kwargs.get("pos_weight")
     script = Script()
-    held = [script.take(_bytes(losses), "log sigmoid")]
+    held = [script.take(_size(losses, outputs[0]), "log sigmoid")]
     if pos_weight is not None:
         shifted = script.take(_bytes(pos_weight), "positive weight less one")
-        size = math.prod(torch.broadcast_shapes(pos_weight.shape, args[1].shape)) * losses.element_size()
+        size = math.prod(torch.broadcast_shapes(pos_weight.shape, args[1].shape)) * outputs[0].element_size()
         factor = script.take(size, "weight of every element")
         script.give(shifted, factor)
     if _reduction(args, kwargs, 4) == _NONE:
         script.output(0)
     else:
-        held.append(script.take(_bytes(losses), "loss of every element"))
+        held.append(script.take(_size(losses, outputs[0]), "loss of every element"))
         script.output(0)
-        reduction_buffers(losses, None, False, _kernel(losses), card).write(script)
+        _reduce(script, losses, outputs[0], card)
     script.give(*reversed(held))
     return script

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduce import Kernel, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduce import Kernel, Layout, Strided, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 
@@ -111,8 +111,8 @@ def _tall_parameter_gradients(
     if not (rows > 64 * 1024 and columns // 32 < card.sm_count // 2):
         return
     pieces = min(32 * 1024 // -(-columns // 32), -(-rows // 32))
-    partial = torch.empty((pieces, columns), dtype=weight.dtype, device="meta")
-    parts = [script.take(_bytes(partial), "partial parameter gradient") for _ in wanted]
+    partial = Layout((pieces, columns))
+    parts = [script.take(partial.numel() * weight.element_size(), "partial parameter gradient") for _ in wanted]
     buffers = reduction_buffers(partial, [0], False, sum_kernel(weight.dtype, weight.dtype), card)
     for _ in wanted:
         total = script.take(_bytes(weight), "parameter gradient")
@@ -234,13 +234,14 @@ def _batch_norm_forward(tensor: torch.Tensor, training: bool, card: Card) -> Scr
 def _general_statistics(script: Script, tensor: torch.Tensor, card: Card) -> None:
     """var_mean over all dimensions but the channels; half types are cast to fp32 first."""
     dims = [dim for dim in range(tensor.dim()) if dim != 1]
+    size = _accumulate_bytes(tensor)
+    kernel = Kernel(size, 4 * size, (size, size), input_vector=2, accumulates_in_output=False)
+    layout: Strided = tensor
     copies = []
     if _is_half(tensor):
-        tensor = torch.empty_like(tensor, dtype=torch.float32, device="meta")
-        copies = [script.take(_bytes(tensor), "fp32 input")]
-    size = tensor.element_size()
-    kernel = Kernel(size, 4 * size, (size, size), input_vector=2, accumulates_in_output=False)
-    reduction_buffers(tensor, dims, False, kernel, card).write(script)
+        layout = Layout.dense_like(tensor)
+        copies.append(script.take(tensor.numel() * size, "fp32 input"))
+    reduction_buffers(layout, dims, False, kernel, card).write(script)
     script.give(*copies)
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -284,8 +284,57 @@ def _accumulator_bytes(iteration: _Iteration, kernel: Kernel) -> int:
     return max(kernel.output_bytes[0], *spans) // kernel.output_bytes[0] * kernel.accumulator_bytes
 
 
+class Strided(Protocol):
+    """What the rules ask of a tensor that is to be reduced."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    def stride(self) -> Sequence[int]: ...
+    def dim(self) -> int: ...
+    def numel(self) -> int: ...
+    def storage_offset(self) -> int: ...
+
+
+class Layout:
+    """Shape and strides of a buffer that no fake tensor stands for. Contiguous unless ``strides`` say otherwise."""
+
+    def __init__(self, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
+        self.shape = tuple(shape)
+        self._strides = tuple(strides) if strides is not None else _contiguous_strides(self.shape, range(len(shape)))
+
+    @classmethod
+    def dense_like(cls, tensor: Strided) -> Layout:
+        """The layout of a copy: dense, dimensions in the same order of strides (``torch.preserve_format``)."""
+        strides = tuple(tensor.stride())
+        if any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True)):
+            return cls(tensor.shape)  # expanded tensors are copied contiguously
+        order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+        return cls(tensor.shape, _contiguous_strides(tuple(tensor.shape), order))
+
+    def stride(self) -> Sequence[int]:
+        return self._strides
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def storage_offset(self) -> int:
+        return 0
+
+
+def _contiguous_strides(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions, slowest first, are ``order``."""
+    strides, expected = [1] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = expected
+        expected *= max(shape[dim], 1)
+    return tuple(strides)
+
+
 def reduction_buffers(
-    tensor: torch.Tensor, dims: Sequence[int] | None, keepdim: bool, kernel: Kernel, card: Card
+    tensor: Strided, dims: Sequence[int] | None, keepdim: bool, kernel: Kernel, card: Card
 ) -> Buffers:
     """Buffers of one reduction of ``tensor`` over ``dims`` (None or empty: all) with ``kernel``."""
     if tensor.numel() == 0:
@@ -404,14 +453,9 @@ def _cast_then_reduce(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequ
         return _reduction(tensor, outputs, dims, keepdim, kernel, card)
     script = Script().output(0)
     copy = script.take(tensor.numel() * output.element_size(), "cast of the reduced tensor")
-    reduction_buffers(_copied(tensor), _as_dims(dims), keepdim, kernel, card).write(script)
+    reduction_buffers(Layout.dense_like(tensor), _as_dims(dims), keepdim, kernel, card).write(script)
     script.give(copy)
     return script
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The layout of ``tensor.to(dtype)``: dense, dimensions in the same order of strides."""
-    return torch.empty_like(tensor, device="meta")
 
 
 @rule("aten.prod.default", "aten.prod.dim_int")
@@ -459,7 +503,7 @@ def _flat_reduction(
     """A reduction of all values, of a contiguous copy if needed."""
     if not needs_copy:
         return _reduction(tensor, outputs, None, False, kernel, card)
-    flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
+    flat = Layout([tensor.numel()])
     script = Script().output(0)
     copy = script.take(tensor.numel() * tensor.element_size(), "contiguous copy of the reduced tensor")
     reduction_buffers(flat, None, False, kernel, card).write(script)
@@ -516,7 +560,7 @@ def logsumexp_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequenc
     script.give(infinite, absolute)
     exponentials = script.take(tensor.numel() * size, "exponentials")
     script.output(0)
-    reduction_buffers(_copied(tensor), dims, True, sum_kernel(tensor.dtype, tensor.dtype), card).write(script)
+    reduction_buffers(Layout.dense_like(tensor), dims, True, sum_kernel(tensor.dtype, tensor.dtype), card).write(script)
     script.give(exponentials, maxima)
     return script
 
@@ -532,7 +576,7 @@ def count_nonzero_rule(
     cast = script.take(8 * args[0].numel(), "cast of the reduced tensor")
     dims = _as_dims(_argument(args, kwargs, 1, "dim", None))
     kernel = sum_kernel(torch.int64, torch.int64)
-    reduction_buffers(_copied(args[0]), dims, False, kernel, card).write(script)
+    reduction_buffers(Layout.dense_like(args[0]), dims, False, kernel, card).write(script)
     script.give(cast, mask)
     return script
 
