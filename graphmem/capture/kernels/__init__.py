@@ -6,6 +6,7 @@ from graphmem.capture.kernels import distance as distance
 from graphmem.capture.kernels import dropout as dropout
 from graphmem.capture.kernels import elementwise as elementwise
 from graphmem.capture.kernels import embedding as embedding
+from graphmem.capture.kernels import embedding_bag as embedding_bag
 from graphmem.capture.kernels import foreach as foreach
 from graphmem.capture.kernels import images as images
 from graphmem.capture.kernels import indexing as indexing

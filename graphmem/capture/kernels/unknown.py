@@ -1,0 +1,38 @@
+"""Operators that are known to hold memory which no rule models: for a report that counts what it does not know."""
+
+from __future__ import annotations
+
+#: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
+_UNMODELLED = {
+    "aten._fft_": "cuFFT's plan workspace",
+    "aten._linalg_det": "the factorization's workspace (cuSOLVER)",
+    "aten._linalg_eigh": "the decomposition's workspace (cuSOLVER)",
+    "aten._linalg_slogdet": "the factorization's workspace (cuSOLVER)",
+    "aten._linalg_solve_ex": "the factorization's workspace (cuSOLVER)",
+    "aten._linalg_svd": "the decomposition's workspace (cuSOLVER)",
+    "aten._spdiags": "sparse matrices",
+    "aten._sparse": "sparse matrices (cuSPARSE)",
+    "aten._trilinear": "one product a step, each as large as an operand",
+    "aten.cholesky": "the factorization's workspace (cuSOLVER)",
+    "aten.geqrf": "the decomposition's workspace (cuSOLVER)",
+    "aten.linalg_cholesky_ex": "the factorization's workspace (cuSOLVER)",
+    "aten.linalg_eig": "the decomposition's workspace (MAGMA or cuSOLVER)",
+    "aten.linalg_householder_product": "the product's workspace (cuSOLVER)",
+    "aten.linalg_inv_ex": "the factorization's workspace (cuSOLVER)",
+    "aten.linalg_ldl": "the factorization's workspace (cuSOLVER)",
+    "aten.linalg_lstsq": "the solver's workspace (cuSOLVER)",
+    "aten.linalg_lu": "the factorization's workspace (cuSOLVER)",
+    "aten.linalg_qr": "the decomposition's workspace (cuSOLVER)",
+    "aten.linalg_solve_triangular": "copies of operands",
+    "aten.lu_": "the factorization's workspace (cuSOLVER)",
+    "aten.masked_scatter": "the mask's running sum: 8 bytes an element",
+    "aten.ormqr": "the product's workspace (cuSOLVER)",
+    "aten.scatter_reduce": "counts of what was reduced, for means",
+    "aten.triangular_solve": "copies of operands",
+}
+
+
+def unmodelled(name: str) -> str | None:
+    """What the operator of this full name, for example ``aten._fft_r2c.default``, hides; None if nothing is known."""
+    found = [beginning for beginning in _UNMODELLED if name.startswith(beginning)]
+    return _UNMODELLED[max(found, key=len)] if found else None

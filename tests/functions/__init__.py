@@ -1,0 +1,1 @@
+"""Single functions compared with the CUDA build, one by one."""

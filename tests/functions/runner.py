@@ -1,0 +1,57 @@
+"""Runs one case: the part that is the same on a CUDA build and in a capture, and the capture itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.functions.cases import Case
+
+#: The card that the recordings were made for.
+NAME, CAPABILITY, MULTIPROCESSORS, THREADS = "H200", (9, 0), 132, 2048
+
+
+def warm_up() -> None:
+    """Both threads take their cuBLAS workspace now, and not inside a case."""
+    weight = torch.zeros(64, 64, device="cuda", requires_grad=True)
+    (weight @ weight).sum().backward()
+
+
+def run(case: Case, mark: Callable[[], None]) -> None:
+    """Set the case up, then run it between two calls of ``mark``; everything that it returns stays alive."""
+    torch.manual_seed(0)
+    tensors = [tensor.make() for tensor in case.tensors]
+    arguments = [case.module().to("cuda"), *tensors] if case.module is not None else tensors
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.set_grad_enabled(case.grad):
+            mark()
+            outputs = case.run(*arguments)
+            roots = [out for out in leaves(outputs) if out.requires_grad]
+            gradients = [torch.empty_like(root) for root in roots]
+            if roots:
+                torch.autograd.backward(roots, gradients)
+            mark()
+    finally:
+        gc.enable()
+
+
+def leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+
+
+def peak_bytes(changes: list[int]) -> int:
+    """Most bytes asked for at once, beyond what was there before."""
+    current = peak = 0
+    for change in changes:
+        current += change
+        peak = max(peak, current)
+    return peak

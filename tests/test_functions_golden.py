@@ -1,0 +1,80 @@
+"""Single functions and modules against recordings of the CUDA build, with a ratchet.
+
+``tests/golden/pytorch/functions_ratchet.json`` says of every case whether the whole sequence of allocations and frees
+is the recorded one, and how far the peak of requested bytes is off. A case may get closer, never further away;
+``pytest --update-goldens`` writes it anew. ``python -m tests.functions.differ NAME`` shows a difference.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from graphmem.errors import CaptureError  # noqa: E402
+from tests.functions.cases import CASES  # noqa: E402
+from tests.functions.predict import predict  # noqa: E402
+from tests.functions.record import FOLDER, load  # noqa: E402
+from tests.functions.runner import peak_bytes  # noqa: E402
+
+RATCHET = FOLDER.parent / "functions_ratchet.json"
+RECORDINGS = load()
+GROUPS = list(dict.fromkeys(case.group for case in CASES.values()))
+RECORDED = [case for case in CASES.values() if "changes" in RECORDINGS[case.name] and not case.refused]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> Iterator[None]:
+    """Every case collects garbage first; what was there before the tests need not be looked at each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("group", GROUPS)
+def test_functions_are_predicted_no_worse_than_before(group: str, request: pytest.FixtureRequest) -> None:
+    reached = {}
+    for case in RECORDED:
+        if case.group == group:
+            recorded, predicted = RECORDINGS[case.name]["changes"], predict(case)
+            error = peak_bytes(predicted) - peak_bytes(recorded)
+            reached[case.name] = {"equal": predicted == recorded, "peak_error_bytes": error}
+    if request.config.getoption("--update-goldens"):
+        _write(_ratchet() | reached)
+        return
+    ratchet = _ratchet()
+    for name, now in reached.items():
+        before = ratchet[name]
+        hint = f"see python -m tests.functions.differ {name}"
+        assert now["equal"] or not before["equal"], f"{name}: the sequence was the recorded one; {hint}"
+        assert abs(now["peak_error_bytes"]) <= abs(before["peak_error_bytes"]), f"{name}: the peak is worse; {hint}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case.refused], ids=lambda case: case.name)
+def test_operators_that_need_values_are_refused(case: Any) -> None:
+    with pytest.raises(CaptureError, match="needs the values"):
+        predict(case)
+
+
+def test_every_recorded_case_is_in_the_ratchet() -> None:
+    assert sorted(_ratchet()) == sorted(case.name for case in RECORDED)
+
+
+def _ratchet() -> dict[str, Any]:
+    return json.loads(RATCHET.read_text(encoding="utf-8")) if RATCHET.exists() else {}
+
+
+def _write(entries: dict[str, Any]) -> None:
+    """One line a case, so that a diff shows which cases moved."""
+    known = {case.name for case in RECORDED}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entries[name])}" for name in sorted(known & set(entries)))
+    Path(RATCHET).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
