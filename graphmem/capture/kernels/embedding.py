@@ -34,6 +34,18 @@ def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int,
     return ordered, origins
 
 
+@rule("aten.embedding.default")
+def embedding_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """``weight.index_select(0, indices.reshape(-1))`` (ATen/native/Embedding.cpp): expanded indices are copied."""
+    indices = args[1]
+    if indices.dim() == 1 or indices.is_contiguous():
+        return None
+    script = Script()
+    copied = script.take(indices.numel() * indices.element_size(), "contiguous indices")
+    script.output(0).give(copied)
+    return script
+
+
 @rule("aten.embedding_dense_backward.default")
 def embedding_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
