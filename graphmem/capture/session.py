@@ -21,6 +21,7 @@ from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.recorder import Recorder
+from graphmem.capture.rnn import patch_rnn_modules
 from graphmem.capture.substitutes import cuda_substitutes
 from graphmem.capture.workspaces import Workspaces
 from graphmem.errors import CaptureError, GraphmemError
@@ -95,6 +96,7 @@ def capture(
         patches = Patches()
         stack.callback(patches.undo)
         patch_initializers(patches)
+        patch_rnn_modules(patches)
         workspaces = Workspaces(device.capability, torch_version)
         recorder = Recorder(builder, card, workspaces, substitutes, graph)
         holder.append(recorder)

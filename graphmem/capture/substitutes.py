@@ -21,6 +21,7 @@ from graphmem.capture.fast_paths import fast_paths
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.kernels.sdp_choice import choose_sdp_backend
 from graphmem.capture.missing_fakes import missing_fakes
+from graphmem.capture.rnn import rnn_fakes, rnn_substitutes
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -37,7 +38,7 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
                 library.impl(op, function, "AutogradCUDA")
             for op in FUSED_ON_CUDA:
                 library.impl(op, _never_called, "CUDA")
-            for name, fake in missing_fakes().items():
+            for name, fake in {**missing_fakes(), **rnn_fakes()}.items():
                 torch.library.register_fake(name, fake, lib=library, allow_override=True)
         yield table
     finally:
@@ -53,6 +54,7 @@ def _never_called(*_: Any, **__: Any) -> Any:
 def _table(card: Card) -> dict[Any, Callable[..., Any]]:
     return {
         **composite_substitutes(card),
+        **rnn_substitutes(card),
         **fast_paths(_attention(card), _linear, _fuses_attention(card)),
         _aten.linear.default: _linear,
         _aten.dropout.default: _dropout,

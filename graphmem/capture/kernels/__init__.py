@@ -16,6 +16,7 @@ from graphmem.capture.kernels import matmul as matmul
 from graphmem.capture.kernels import median as median
 from graphmem.capture.kernels import norm as norm
 from graphmem.capture.kernels import random as random
+from graphmem.capture.kernels import recurrent as recurrent
 from graphmem.capture.kernels import reduce as reduce
 from graphmem.capture.kernels import softmax as softmax
 from graphmem.capture.kernels import sort_scan as sort_scan
