@@ -316,3 +316,24 @@ def test_captures_do_not_nest() -> None:
         record(train)
     after = state()
     assert {key for key in before | after if before.get(key) != after.get(key)} == set()
+
+
+@pytest.mark.xfail(reason="its parameters are replaced by fake ones")
+@pytest.mark.parametrize("custom", [False, True], ids=["factory", "custom step"])
+def test_a_real_module_that_a_function_brings_along_is_untouched(custom: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()
+    before = model.state_dict(keep_vars=True)
+    values = {name: value.tolist() for name, value in before.items()}
+
+    def factory() -> Any:
+        return model, torch.zeros(4, 3)
+
+    def step() -> None:
+        model.to("cuda").train()(torch.zeros(4, 3, device="cuda")).sum().backward()
+
+    analyze(step if custom else factory)
+    assert all(value is before[name] for name, value in model.state_dict(keep_vars=True).items())
+    assert {name: value.tolist() for name, value in before.items()} == values
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model(torch.ones(4, 3)).shape == (4, 2)
