@@ -12,6 +12,7 @@ Everything here is undone when :func:`pretend_cuda` ends, whatever happens insid
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,9 +21,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
 from torch._prims_common import suggest_memory_format
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 DEVICE = torch.device("cuda", 0)
 _META = torch.device("meta")
@@ -71,6 +73,7 @@ def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iter
         _patch_cuda_namespace(patches, device, on_event)
         _patch_foreach(patches)
         _patch_amp(patches)
+        _patch_data_parallel(patches)
         _patch_convolution_layout(patches)
         yield
     finally:
@@ -92,9 +95,14 @@ def _patch_fake_tensor(patches: Patches) -> None:
     patches.set(FakeTensor, "__new__", staticmethod(new))
     patches.set(torch.Tensor, "to", _to)
     patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(DEVICE))
+    patches.set(torch.Tensor, "__setitem__", _set_item)
+    patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__))
+    patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__))
     patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
     patches.set(FakeTensor, "is_meta", property(lambda self: False))
     patches.set(FakeTensor, "get_device", lambda self: 0 if self.is_cuda else -1)
+    patches.set(torch.Tensor, "pin_memory", _pin_memory)
+    patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
     patches.set(FakeTensor, "record_stream", _record_stream)
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
     if hasattr(fake_tensor, "init_gpu_context"):
@@ -139,6 +147,64 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if "device" in kwargs:
         kwargs["device"] = _stand_in(kwargs["device"])
     return torch._C.TensorBase.to(self, *args, **kwargs)
+
+
+def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:
+    """A number is assigned to a part of a device tensor by way of a host scalar, not of one on the device
+    (``THPVariable_setitem``, torch/csrc/autograd/python_variable_indexing.cpp: ``self_.is_cuda()``)."""
+    if isinstance(self, FakeTensor) and isinstance(value, (bool, int, float, complex)) and self.is_cuda:
+        value = torch.scalar_tensor(value, dtype=self.dtype, device="cpu")
+    torch._C.TensorBase.__setitem__(self, index, value)
+
+
+def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
+    """A copy in pinned host memory (``at::native::_pin_memory``). A real host tensor, as a data loader's, stays."""
+    if not isinstance(self, FakeTensor) or hasattr(self, "_graphmem_pinned"):
+        return self
+    if self.is_cuda:
+        raise RuntimeError("cannot pin a tensor on the device; only dense CPU tensors can be pinned")
+    return torch.empty_like(self, pin_memory=True).copy_(self)
+
+
+def _deep_copy(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``copy.deepcopy`` of a tensor, which would ask for a fake tensor's data.
+
+    Parameters are cloned. Of any other tensor the storage is copied, once for all tensors that share it, and the new
+    tensor starts with a storage of one element (``Parameter.__deepcopy__``, ``Tensor.__deepcopy__``).
+    """
+
+    def deep_copy(self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+        if not isinstance(self, FakeTensor):
+            with _disable_current_modes():
+                return original(self, memo)
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            return original(self, memo)  # raises
+        with torch.no_grad():
+            if isinstance(self, torch.nn.Parameter):
+                copied = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
+            else:
+                copied = _storage_copied(self, memo).requires_grad_(self.requires_grad)
+                if self.grad is not None:
+                    copied.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = copied
+        return copied
+
+    return deep_copy
+
+
+def _storage_copied(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    key = ("storage", storage._cdata)
+    whole = memo.get(key)
+    if whole is None:
+        elements = storage.nbytes() // tensor.element_size()
+        whole = memo[key] = torch.empty(elements, dtype=tensor.dtype, device=tensor.device)
+    tensor.new_empty([])
+    if whole.dtype is not tensor.dtype:
+        whole = whole.view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
 
 
 def _record_stream(self: torch.Tensor, stream: Any) -> None:
@@ -329,13 +395,42 @@ def _patch_amp(patches: Patches) -> None:
     patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
 
 
+def _patch_data_parallel(patches: Patches) -> None:
+    """``nn.DataParallel`` over one card calls its module; over several it cannot be followed, and says so."""
+    from graphmem.errors import CaptureError
+
+    construct = torch.nn.DataParallel.__init__
+
+    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_ids is not None and len(device_ids) > 1:
+            raise CaptureError(
+                "nn.DataParallel over several cards cannot be analysed; analyse the module itself with one card's "
+                "share of the batch (the first card also holds the gathered outputs), or use DistributedDataParallel"
+            )
+        construct(self, module, device_ids, *args, **kwargs)
+
+    patches.set(torch.nn.DataParallel, "__init__", init)
+    patches.set(torch.nn.DataParallel, "scatter", lambda _, inputs, options, __: ([_moved(inputs)], [_moved(options)]))
+
+
+def _moved(value: Any) -> Any:
+    """Tensors in nested containers, on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(DEVICE)
+    if isinstance(value, dict):
+        return {key: _moved(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(item) for item in value)
+    return value
+
+
 def _patch_convolution_layout(patches: Patches) -> None:
     """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
     patches.set(torch._C, "_select_conv_backend", lambda *_, **__: None)
     patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
 
 
-def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:  # noqa: A002
+def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
     """``cudnn_conv_suggest_memory_format`` (ATen/native/ConvUtils.h): channels_last if input or weight is."""
     del backend
     if torch.backends.cudnn.enabled and input.dtype is not torch.float64:

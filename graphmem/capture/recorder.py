@@ -17,8 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphmem.capture import frames, host_values
+from graphmem.capture import device_values, frames, host_values
 from graphmem.capture.composites import ADDED_OUT_OF_PLACE, FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
+from graphmem.capture.fused_optimizers import FUSED_STEPS
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
 from graphmem.capture.workspaces import GEMMS, Workspaces, WorkspaceUse
@@ -135,6 +136,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if func is _PRIM_DEVICE:
             return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):
+            return self._pinned(func, args, kwargs)
         if host_values.computable(func, args, kwargs):
             return host_values.compute(func, args, kwargs)
         if torch.is_inference_mode_enabled():
@@ -158,12 +161,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return out
             if func in IN_PLACE_IN_BACKWARD:
                 func = self._in_place_on_card(func, args)
-        elif func is _ITEM and not self.module_depth and _on_device(args):
-            self.values_assumed += 1
-            return _assumed_value(args[0])
-        out = func(*args, **kwargs)
+        elif func is _ITEM and _on_device(args):
+            value = self._read_back(args[0])
+            if value is not None:
+                return value
+        out = None if func in FUSED_STEPS else func(*args, **kwargs)
         self._record(func, out, args, kwargs, rule, in_backward)
+        if func in device_values.TRACKED:
+            device_values.follow(func, args, out)
         return out
+
+    def _pinned(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A new tensor in pinned host memory, which a build without a device could not make."""
+        self._begin_operator(str(func), torch._C._current_graph_task_id() != -1)
+        out = func(*args, **{**kwargs, "pin_memory": False})
+        self._see(out, place=Place.PINNED)
+        out._graphmem_pinned = True
+        return out
+
+    def _read_back(self, tensor: Any) -> Any:
+        """What reading a device scalar gives; None where the step must not go on without the data."""
+        value = device_values.known(tensor)
+        if value is not None or self.module_depth:
+            return value
+        device_values.refuse_decisions(sys._getframe(2))
+        self.values_assumed += 1
+        return device_values.assumed(tensor)
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         """In inference mode composite operators arrive whole; run what they are made of."""
@@ -208,7 +231,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             }
             self.graph.record(func, args, kwargs, out, meta)
         outputs = [out] if isinstance(out, torch.Tensor) else list(_flattened(out))
-        script = rule(args, kwargs, outputs, self.card) if rule is not None and _on_device(outputs) else None
+        script = None
+        if rule is not None and (_on_device(outputs) or _on_device(args)):
+            script = rule(args, kwargs, outputs, self.card)
         if script is None:
             for tensor in outputs:
                 self._see(tensor)
@@ -219,15 +244,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if func in GEMMS and _on_device(outputs):
             self._take_workspaces(self.workspaces.use(func, args, in_backward))
 
-    def _see(self, tensor: Any, size: int | None = None) -> None:
+    def _see(self, tensor: Any, size: int | None = None, place: Place | None = None) -> None:
         """Record the birth of the tensor's storage, unless it is known."""
         if not isinstance(tensor, FakeTensor):
+            return
+        if tensor.layout is torch.sparse_coo:
+            self._see(tensor._indices())
+            self._see(tensor._values())
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
             return
-        place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
+        if place is None:
+            place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
         bytes_ = storage.nbytes() if size is None else size
         index = self.builder.alloc(bytes_, self._operator, self._category_of_birth(), place=place)
         ref = _StorageRef(storage, self._died)
@@ -289,7 +319,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def label(self, tensor: Any, category: Category, label: str = "") -> None:
         """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients)."""
-        if not isinstance(tensor, FakeTensor):
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return
         ref = self._live.get(tensor.untyped_storage()._cdata)
         if ref is not None:
@@ -414,10 +444,3 @@ def _flattened(value: Any) -> Iterator[Any]:
 
 def _on_device(values: Any) -> bool:
     return any(isinstance(t, FakeTensor) and t.fake_device.type == "cuda" for t in _tensors(values))
-
-
-def _assumed_value(tensor: torch.Tensor) -> float | int | bool:
-    """What a training loop reads back for its log: no data exists, so a harmless constant."""
-    if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.is_floating_point() else 1

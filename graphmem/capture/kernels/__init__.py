@@ -2,6 +2,7 @@
 
 from graphmem.capture.kernels import attention as attention
 from graphmem.capture.kernels import convolution as convolution
+from graphmem.capture.kernels import copies as copies
 from graphmem.capture.kernels import distance as distance
 from graphmem.capture.kernels import dropout as dropout
 from graphmem.capture.kernels import elementwise as elementwise
