@@ -247,6 +247,7 @@ def _math_attention(
         attention = torch.dropout(attention, dropout_p, True)
     weights = attention.to(dtype)  # the second result, computed first (arguments are evaluated from right to left)
     out = torch.matmul(attention, value).to(dtype)
+    del attention, scaled, mask, query, key, value  # locals die from the last to the first, then the result tuple
     del weights
     return out
 
@@ -282,10 +283,10 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causa
 
 
 def _aligned_mask(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """``preprocess_mask``: the last dimension aligned to 16 elements, then expanded to (B, H, L, S)."""
+    """``preprocess_mask``: rows that start at multiples of 8 elements (``pad_bias``), then (B, H, L, S)."""
     if mask is None:
         return None
-    last = mask.shape[-1]
-    if last % 16 != 0:
-        mask = torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
+    if any(stride % 8 != 0 for stride in mask.stride()[:-1]):
+        last = mask.shape[-1]
+        mask = torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -265,6 +265,8 @@ def cudnn_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[An
 def cudnn_forward_workspace(query: torch.Tensor, key: torch.Tensor, card: Card) -> int:
     """Observed, cuDNN 9.20: 256 bytes on 9.0; for one query token, results of as many blocks as share the keys."""
     batch, heads, queries, head_dim = query.shape
+    if not card.cudnn_workspaces:
+        return 0
     if queries > 1:
         return 256 if card.compute_capability[0] == 9 else 0
     key_heads, keys = key.shape[1], key.shape[2]
@@ -300,11 +302,14 @@ def cudnn_backward_workspace(query: torch.Tensor, key: torch.Tensor, value: torc
     """Observed, cuDNN 9.20, on 8.0, 8.6, 9.0, 10.0, 10.3 and 12.0: fp32 query gradients and softmax gradient sums.
 
     The kernels of 9.0, and of 10.x for long sequences, hold the query gradients once, the others twice. Grouped keys
-    and values get gradients for every head first.
+    and values get gradients for every head first. One fp32 query gradient and the sums are cudnn-frontend's own, which is
+    compiled into PyTorch; a cuDNN whose plans claim nothing leaves those.
     """
     batch, heads, queries, head_dim = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
     blocks, major = batch * heads, card.compute_capability[0]
+    if not card.cudnn_workspaces:
+        return int(blocks * queries * (head_dim + 1) * _FP32)
     grouped = 0
     if key_heads != heads:
         grouped = blocks * keys * (head_dim + value.shape[3]) * query.element_size()

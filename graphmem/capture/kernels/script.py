@@ -46,7 +46,7 @@ class Script:
     _tokens: int = 0
 
     def output(self, index: int = 0, size: int | None = None) -> Script:
-        """Output ``index`` (position in the flattened outputs) is allocated here, of ``size`` bytes if given."""
+        """Output ``index`` (position among the output tensors) is allocated here, of ``size`` bytes if given."""
         self.steps.append(Step("output", index, size))
         return self
 
@@ -61,7 +61,8 @@ class Script:
         self.steps.extend(Step("give", token) for token in tokens)
 
 
-#: (positional args, keyword args, flattened outputs, card) -> script, or None for "nothing hidden".
+#: (positional args, keyword args, output tensors, card) -> script, or None for "nothing hidden". Outputs that are no
+#: tensors, such as gradients that were not asked for, are left out of the list and of the counting.
 Rule = Callable[[Sequence[Any], dict[str, Any], Sequence[Any], Card], "Script | None"]
 
 RULES: dict[str, Rule] = {}

@@ -15,6 +15,8 @@ def safe_softmax(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[
     del kwargs, card
     scores, dim = args[0], args[1]
     script = Script().output(0)
+    if not scores.is_contiguous():
+        script.give(script.take(scores.numel() * scores.element_size(), "contiguous scores"))
     masked = script.take(scores.numel(), "-inf positions")
     rows = script.take(scores.numel() // max(1, scores.shape[dim]), "rows of -inf")
     zero = script.take(outputs[0].element_size(), "zero")
