@@ -1,0 +1,1 @@
+"""Training loops compared with the CUDA build: optimizers and what people do around them."""
