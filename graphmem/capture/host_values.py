@@ -37,7 +37,7 @@ def computable(func: Any, args: Any, kwargs: Any) -> bool:
     if func in _SHAPED:
         return len(args[0]) == 0
     if func in _UNIFORM:
-        return math.prod(args[0]) <= LIMIT
+        return bool(math.prod(args[0]) <= LIMIT)
     return (func in _RANGES and _length(func, args) <= LIMIT) or func is _aten.scalar_tensor.default
 
 

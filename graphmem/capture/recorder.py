@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from graphmem.capture.composites import ADDED_OUT_OF_PLACE, FUSED_ON_CUDA, IN_PL
 from graphmem.capture.fused_optimizers import FUSED_STEPS
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
+from graphmem.capture.kernels.unknown import unmodelled
 from graphmem.capture.workspaces import GEMMS, Workspaces, WorkspaceUse
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
@@ -66,10 +68,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.decompositions = decompositions or {}
         self.graph = graph
         self.values_assumed = 0
+        self.unmodelled: Counter[str] = Counter()
         self.module_depth = 0
         self._live: dict[int, _StorageRef] = {}
         self._operator = builder.operator("(start)")
-        self._known: dict[Any, tuple[str, Rule | None]] = {}
+        self._known: dict[Any, tuple[str, Rule | None, str | None]] = {}
         self._module = ""
         self._by_sequence: dict[int, tuple[str, str]] = {}
         self._phase = builder.phase(0, "build")
@@ -147,8 +150,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         known = self._known.get(func)
         if known is None:
             name = str(func)
-            known = self._known[func] = (name, RULES.get(name))
-        name, rule = known
+            rule = RULES.get(name)
+            known = self._known[func] = (name, rule, unmodelled(name) if rule is None else None)
+        name, rule, hidden = known
+        if hidden is not None and _on_device(args):
+            self.unmodelled[f"{name}: {hidden}"] += 1
         in_backward = torch._C._current_graph_task_id() != -1
         self._begin_operator(name, in_backward)
         if in_backward:

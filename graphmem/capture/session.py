@@ -111,6 +111,8 @@ def capture(
             assumed["values read back from the device by the training loop were assumed to be 1"] = (
                 recorder.values_assumed
             )
+        for message, count in sorted(recorder.unmodelled.items()):
+            assumed[f"memory inside operators is not modelled: {message}"] = count
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     return Captured(builder.build(), assumed, graph.graph if graph is not None else None)

@@ -104,4 +104,4 @@ def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:
     with a side of 1."""
     if func is not _aten.addmm.default or args[0].dim() != 1:
         return False
-    return min(*args[1].shape, args[2].shape[1]) > 1
+    return bool(min(*args[1].shape, args[2].shape[1]) > 1)

@@ -302,8 +302,8 @@ def cudnn_backward_workspace(query: torch.Tensor, key: torch.Tensor, value: torc
     """Observed, cuDNN 9.20, on 8.0, 8.6, 9.0, 10.0, 10.3 and 12.0: fp32 query gradients and softmax gradient sums.
 
     The kernels of 9.0, and of 10.x for long sequences, hold the query gradients once, the others twice. Grouped keys
-    and values get gradients for every head first. One fp32 query gradient and the sums are cudnn-frontend's own, which is
-    compiled into PyTorch; a cuDNN whose plans claim nothing leaves those.
+    and values get gradients for every head first. One fp32 query gradient and the sums are cudnn-frontend's own, which
+    is compiled into PyTorch; a cuDNN whose plans claim nothing leaves those.
     """
     batch, heads, queries, head_dim = query.shape
     key_heads, keys = key.shape[1], key.shape[2]

@@ -30,7 +30,7 @@ class Card:
 @dataclass(frozen=True, slots=True)
 class Step:
     """``kind``: ``output`` (birth of output number ``index``; ``bytes`` overrides the fake size if not None),
-    ``take`` (a buffer of ``bytes`` with a ``label``; ``index`` is its token) or ``give`` (token ``index`` goes back)."""
+    ``take`` (a buffer of ``bytes`` with a ``label``, ``index`` its token) or ``give`` (token ``index`` goes back)."""
 
     kind: str
     index: int
