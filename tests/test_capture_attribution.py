@@ -222,7 +222,6 @@ def test_a_model_built_on_the_device_leaves_no_host_copy() -> None:
     assert len(of(estimate.trace, Category.PARAMETER)) == 6
 
 
-@pytest.mark.xfail(reason="pinned memory is not told apart yet")
 def test_pinned_memory_is_told_apart() -> None:
     def step() -> None:
         pinned = torch.empty(1000, pin_memory=True)
