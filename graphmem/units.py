@@ -12,6 +12,10 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 
+#: Sizes are held as signed 64-bit numbers of bytes.
+_ADDRESSABLE = 1 << 63
+_MOST_DIGITS = 40
+
 _FACTORS = {
     "": 1, "b": 1,
     "k": KIB, "kib": KIB, "kb": 1000,
@@ -35,8 +39,8 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match.group(2).lower() not in _FACTORS:
         raise UsageError(f"cannot read {text!r} as a memory size; write for example 24GiB, 80G or 1073741824")
-    number, factor = match.group(1), _FACTORS[match.group(2).lower()]
-    count = int(number) * factor if number.isdecimal() else int(Fraction(number) * factor)
-    if count >= 1 << 63:
-        raise UsageError(f"{text!r} is more memory than any address reaches")
+    digits, factor = match.group(1), _FACTORS[match.group(2).lower()]
+    count = int(Fraction(digits) * factor) if len(digits) <= _MOST_DIGITS else _ADDRESSABLE
+    if count >= _ADDRESSABLE:
+        raise UsageError(f"no GPU has {text if len(text) <= _MOST_DIGITS else text[:20] + '...'} of memory")
     return count

@@ -143,11 +143,7 @@ def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
     """The card asked for, None when the user named none. Raises :class:`UsageError`."""
     if gpu_memory is None:
         return None if gpu is None else device_named(gpu)
-    try:
-        capacity = parse_bytes(gpu_memory)
-    except OverflowError:
-        raise UsageError(f"no GPU has {gpu_memory} of memory") from None
-    return custom_device(capacity, like=gpu)
+    return custom_device(parse_bytes(gpu_memory), like=gpu)
 
 
 def dims_of(texts: tuple[str, ...]) -> dict[str, int]:
