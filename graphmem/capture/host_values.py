@@ -23,6 +23,8 @@ _RANGES = {
 #: Uniform random numbers drawn on the host (layer drop, augmentation) count as their mean, so that the same step gives
 #: the same trace every time.
 _UNIFORM = {_aten.rand.default}
+#: Random orders (a data loader's) count as the natural order.
+_ORDERS = {_aten.randperm.default, _aten.randperm.generator}
 _SHAPED = {_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.empty.memory_format}
 
 
@@ -38,6 +40,8 @@ def computable(func: Any, args: Any, kwargs: Any) -> bool:
         return len(args[0]) == 0
     if func in _UNIFORM:
         return bool(math.prod(args[0]) <= LIMIT)
+    if func in _ORDERS:
+        return bool(args[0] <= LIMIT)
     return (func in _RANGES and _length(func, args) <= LIMIT) or func is _aten.scalar_tensor.default
 
 
@@ -46,6 +50,8 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
     with unset_fake_temporarily():
         if func in _UNIFORM:
             return torch.full(args[0], 0.5, dtype=kwargs.get("dtype"))
+        if func in _ORDERS:
+            return torch.arange(args[0], dtype=kwargs.get("dtype"))
         return func(*args, **kwargs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,22 +23,35 @@ class ModuleWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._names: dict[int, str] = {}
-        self._adopted: list[nn.Module] = []  # keeps ids valid
+        self._names: dict[int, str] = {}  # by id; an entry goes with its module
+        self._alive: dict[int, weakref.ref[nn.Module]] = {}
+        self._adopted: list[weakref.ref[nn.Module]] = []
         self._stack: list[str] = []
 
     def adopt(self, model: nn.Module) -> None:
         """Learn the names of a model's modules, parameters and buffers."""
-        if not any(known is model for known in self._adopted):
-            self._adopted.append(model)
+        if not any(known() is model for known in self._adopted):
+            self._adopted.append(weakref.ref(model))
             for name, module in model.named_modules():
-                self._names.setdefault(id(module), name or type(model).__name__)
+                if id(module) not in self._names:
+                    self._remember(module, name or type(model).__name__)
         for name, parameter in model.named_parameters():
             self._recorder.label(parameter, Category.PARAMETER, name)
             if parameter.grad is not None:
                 self._recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
         for name, buffer in model.named_buffers():
             self._recorder.label(buffer, Category.BUFFER, name)
+
+    def _remember(self, module: nn.Module, name: str) -> None:
+        """Name a module for as long as it lives: the step decides when a model dies."""
+        key = id(module)
+
+        def forget(_: object) -> None:
+            self._names.pop(key, None)
+            self._alive.pop(key, None)
+
+        self._names[key] = name
+        self._alive[key] = weakref.ref(module, forget)
 
     def enter(self, module: nn.Module, inputs: Any) -> None:
         recorder = self._recorder
@@ -47,8 +61,8 @@ class ModuleWatch:
             self._begin_forward(inputs)
         name = self._names.get(id(module))
         if name is None:
-            name = self._names[id(module)] = f"{self._stack[-1] if self._stack else ''}.{type(module).__name__}"
-            self._adopted.append(module)
+            name = f"{self._stack[-1] if self._stack else ''}.{type(module).__name__}"
+            self._remember(module, name)
         self._stack.append(name)
         recorder.module_depth += 1
         recorder.set_module(name)
@@ -77,7 +91,7 @@ class ModuleWatch:
         recorder = self._recorder
         if recorder.stage == "build":
             recorder.begin_iteration()
-        for model in self._adopted:
+        for model in filter(None, [known() for known in self._adopted]):
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
                     recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
@@ -96,7 +110,8 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
     """Install the hooks for the duration."""
     watch = ModuleWatch(recorder)
     patches = Patches()
-    patches.set(nn.Module, "_apply", _apply_to_fakes(nn.Module._apply))
+    originals = _Originals()
+    patches.set(nn.Module, "_apply", _apply_to_fakes(nn.Module._apply, originals))
     handles = [
         nn_module.register_module_forward_pre_hook(lambda module, inputs: watch.enter(module, inputs)),
         nn_module.register_module_forward_hook(lambda *_: watch.leave(), always_call=True),
@@ -109,12 +124,14 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
         for handle in handles:
             handle.remove()
         patches.undo()
+        originals.give_back()
 
 
-def _apply_to_fakes(original: Any) -> Any:
-    """``Module._apply`` that first turns real host parameters (made from small literals) into fake ones."""
+def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
+    """``Module._apply`` that first turns real host parameters into fake ones: small literals, or a caller's own."""
 
     def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        originals.keep(self)
         for name, parameter in self._parameters.items():
             if parameter is not None and not isinstance(parameter, FakeTensor):
                 with torch.no_grad():
@@ -123,6 +140,33 @@ def _apply_to_fakes(original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return apply
+
+
+class _Originals:
+    """The real tensors of modules that existed before the capture and are moved by it, to be given back."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[nn.Module], bool, list[tuple[Any, str, torch.Tensor]]]] = {}
+
+    def keep(self, module: nn.Module) -> None:
+        known = self._kept.get(id(module))
+        if known is not None and known[0]() is module:
+            return
+        real = [
+            (table, name, tensor)
+            for table in ("_parameters", "_buffers")
+            for name, tensor in getattr(module, table).items()
+            if tensor is not None and not isinstance(tensor, FakeTensor)
+        ]
+        self._kept[id(module)] = (weakref.ref(module), module.training, real)
+
+    def give_back(self) -> None:
+        for reference, training, real in self._kept.values():
+            module = reference()
+            if module is not None:
+                module.training = training
+                for table, name, tensor in real:
+                    getattr(module, table)[name] = tensor
 
 
 def _fake_scalar(parameter: torch.Tensor) -> torch.Tensor:

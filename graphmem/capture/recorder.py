@@ -217,11 +217,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 module, source = self._by_sequence.get(sequence, (module, ""))
                 if sequence != self._node_start[0]:
                     self._node_start = (sequence, len(builder.storage_bytes))
-        else:
+        if not in_backward or self.module_depth:  # a module that runs in the backward pass is being recomputed
             module = self._module
             source = frames.user_line(sys._getframe(2))
             if torch.is_grad_enabled():
-                self._by_sequence[torch.autograd._get_sequence_nr() - 1] = (module, source)
+                # The first operator after a node was made is the one it belongs to; later ones may make no node.
+                self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, (module, source))
         self._operator = builder.operator(name, module, self._phase, source)
 
     # --- births and deaths --------------------------------------------------------------------------------------------

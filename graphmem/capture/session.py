@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,6 +22,7 @@ from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.recorder import Recorder
+from graphmem.capture.settings import same_settings
 from graphmem.capture.rnn import patch_rnn_modules
 from graphmem.capture.substitutes import cuda_substitutes
 from graphmem.capture.workspaces import Workspaces
@@ -90,12 +92,14 @@ def capture(
         holder[0].cache_event(kind)
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(same_settings())
         stack.enter_context(pretend_cuda(device, on_event))
         substitutes = stack.enter_context(cuda_substitutes(card))
         stack.enter_context(cuda_autocast())
         patches = Patches()
         stack.callback(patches.undo)
         patch_initializers(patches)
+        patches.set(fake_tensor.log, "disabled", True)  # of shapes that do not fit; the error says it
         patch_rnn_modules(patches)
         workspaces = Workspaces(device.capability, torch_version)
         recorder = Recorder(builder, card, workspaces, substitutes, graph)

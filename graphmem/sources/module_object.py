@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from graphmem.errors import SourceError
@@ -15,12 +16,20 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
     Raises :class:`SourceError` for anything that is neither a module nor callable, or a module without inputs.
     """
     try:
+        import torch
         from torch import nn
     except ImportError:
         raise SourceError("a Python object needs PyTorch; install it with: pip install 'graphmem[torch]'") from None
     if isinstance(model, nn.Module):
         if example_inputs is None:
             raise SourceError("a module needs example_inputs: a tensor, a tuple, or a dict of keyword arguments")
+        if not isinstance(example_inputs, (torch.Tensor, list, tuple, Mapping)):
+            raise SourceError(
+                f"example_inputs is a {type(example_inputs).__name__}; "
+                "give a tensor, a tuple, or a dict of keyword arguments"
+            )
+        if isinstance(example_inputs, Mapping):  # also those of tokenizers, which are no dict
+            example_inputs = dict(example_inputs)
         return TorchModel(type(model).__name__, lambda sizes: _fake_copy(model, example_inputs, sizes))
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)
@@ -37,9 +46,24 @@ def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
         memo[id(tensor)] = _fake_like(tensor)
         if tensor.grad is not None:
             memo[id(tensor.grad)] = _fake_like(tensor.grad)
+    for module in model.modules():
+        for tensor in _tensors(vars(module)):
+            if not tensor.is_leaf:  # kept from an earlier call; deepcopy refuses it
+                memo[id(tensor)] = _fake_like(tensor)
     copied = copy.deepcopy(model, memo)
     inputs = _map_tensors(example_inputs, lambda t: _resized(_fake_like(t), sizes.batch))
     return Built(copied, inputs if isinstance(inputs, (torch.Tensor, tuple, dict)) else tuple(inputs))
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Every tensor in nested lists, tuples and dicts."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
 
 
 def _fake_like(tensor: Any) -> Any:

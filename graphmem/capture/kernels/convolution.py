@@ -24,7 +24,7 @@ from graphmem.capture.kernels.conv_backend import (
     select_backend,
 )
 from graphmem.capture.kernels.cudnn_convolution import Direction, Problem, convolution_workspace
-from graphmem.capture.kernels.reduce import Buffers, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduce import Buffers, Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 
@@ -152,32 +152,11 @@ class _Gradients:
             self._done.add(index)
 
 
-class _BiasView:
-    """The few questions that reduction_buffers asks of a tensor."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self.dtype = view.dtype
-        self.shape = view.shape
-
-    def numel(self) -> int:
-        return math.prod(self._view.shape)
-
-    def dim(self) -> int:
-        return len(self._view.shape)
-
-    def stride(self) -> tuple[int, ...]:
-        return self._view.strides
-
-    def storage_offset(self) -> int:
-        return 0
-
-
 def _bias_sum(grad: View, card: Card, dims: Sequence[int] | None = None) -> Buffers:
     """The sum of the output's gradient over everything but the channels."""
     reduced = dims if dims is not None else [0, *range(2, len(grad.shape))]
-    view: Any = _BiasView(grad)
-    return reduction_buffers(view, reduced, False, sum_kernel(grad.dtype, grad.dtype), card)
+    layout = Layout(grad.shape, grad.strides)
+    return reduction_buffers(layout, reduced, False, sum_kernel(grad.dtype, grad.dtype), card)
 
 
 # --- cuDNN ------------------------------------------------------------------------------------------------------------

@@ -104,6 +104,8 @@ def convolution_workspace(problem: Problem, direction: Direction, card: Card) ->
         return Workspace(_grouped(problem, direction, kernels), certain=False)
     if kernels is _Kernels.PLAIN:
         return Workspace(_plain(problem, direction, card), certain=False)
+    if _small_products_are_plain(problem, direction, card):
+        return Workspace(0, certain=False)
     if problem.channels < 8:
         return Workspace(_few_channels(problem, direction, kernels), certain=False)
     size = _transforms(problem, direction, kernels)
@@ -129,7 +131,7 @@ def _kernels(problem: Problem, direction: Direction, card: Card) -> _Kernels:
 
 def _too_narrow(problem: Problem, direction: Direction) -> bool:
     """NCHW TF32 products so narrow that cuDNN leaves them to kernels without tensor cores."""
-    if not 8 <= min(problem.channels, problem.filters) <= _NARROW:
+    if not 8 <= min(problem.channels, problem.filters) <= _NARROW or problem.rows >= 8 * _MANY_ROWS:
         return False
     return direction is Direction.FORWARD or (direction is Direction.BACKWARD_DATA and problem.taps == 1)
 
@@ -144,6 +146,21 @@ def _suits_ampere(problem: Problem, direction: Direction) -> bool:
     if direction is Direction.BACKWARD_DATA and problem.filters < 64:
         return True
     return problem.taps >= 49
+
+
+def _small_products_are_plain(problem: Problem, direction: Direction, card: Card) -> bool:
+    """Small 1x1 products that skip pixels, and on consumer cards of capability 8.6 and 8.9 others too, run on kernels
+    that read any order of channels."""
+    values = problem.channels * problem.filters
+    if problem.taps == 1 and problem.strided and values <= 1 << 13 and direction is Direction.FORWARD:
+        return not problem.channels_last
+    if card.compute_capability not in ((8, 6), (8, 9)) or problem.taps > 1 or values > 1 << 16:
+        return False
+    if problem.itemsize == 4:
+        if direction is Direction.BACKWARD_DATA:
+            return not problem.channels_last
+        return direction is Direction.BACKWARD_WEIGHT or values <= 1 << 15
+    return direction is Direction.FORWARD and values <= 1 << 15 and card.compute_capability == (8, 9)
 
 
 def _plain(problem: Problem, direction: Direction, card: Card) -> int:
@@ -216,50 +233,82 @@ def _transforms(problem: Problem, direction: Direction, kernels: _Kernels) -> in
 def _writes_nchw(problem: Problem) -> bool:
     """Hopper runs some TF32 products of NCHW tensors on Ampere's kernels, which need no copy of the output.
 
-    They lose on deep products, on outputs much wider than the input, and on channels that do not fill tiles of 64.
+    They lose on deep products: the deeper, the more rows it takes to make up for the copy.
     """
     channels, filters = problem.channels, problem.filters
     if problem.taps > 1:
         return channels * problem.taps < _DEEP_PRODUCT and (filters > channels or problem.rows < _MANY_ROWS * 8)
-    if channels % 64 or filters % 64 or filters > 4 * channels:
+    if (channels % 64 or filters % 64) and problem.rows >= _MANY_ROWS * 8:
         return False
-    return problem.rows >= (channels * channels // 8 if channels < 320 else 65536)
+    if channels >= _DEEP_PRODUCT // 4 and filters > _FEW_FILTERS:
+        return problem.rows >= _MANY_ROWS * 4
+    return problem.rows >= min(channels * channels // 8, _MANY_ROWS // 2)
 
 
+#: Filters that make a narrow output, whose copy costs little either way.
+_FEW_FILTERS = 128
 #: Depth (channels times taps) from which Hopper's own TF32 kernels always win on filters of several taps.
 _DEEP_PRODUCT = 1152
 
 
 def _few_channels(problem: Problem, direction: Direction, kernels: _Kernels) -> int:
     """First layers. Plain kernels read a few channels as well as any; large filters go to tensor cores."""
-    copies, bare = _copies(problem), _copies(problem, 1)
-    nchw, half = not problem.channels_last, problem.itemsize == 2
-    large = problem.taps >= _LARGE_FILTER
     if direction is Direction.FORWARD:
-        if half:
-            if large:
-                pair = _copies(problem, 2) if problem.taps < 256 and not problem.bf16 else copies
-                return pair.input + pair.filter + (copies.output if nchw else 0)
-            return bare.input + bare.output + bare.filter if nchw and problem.channels % 4 == 0 else 0
-        if nchw:
-            return bare.input + bare.output + bare.filter if large and problem.taps < 256 else 0
-        return bare.input + bare.filter
-    patches = problem.input_pixels == problem.output_pixels * problem.taps
+        return _first_forward(problem)
     if direction is Direction.BACKWARD_DATA:
-        if half and not patches:
+        return _first_input_gradient(problem)
+    return _first_filter_gradient(problem)
+
+
+def _first_forward(problem: Problem) -> int:
+    copies, bare, nchw = _copies(problem), _copies(problem, 1), not problem.channels_last
+    large = problem.taps >= _LARGE_FILTER
+    if problem.itemsize == 4:
+        if nchw:
+            return bare.input + bare.output + bare.filter if large and problem.taps < _PATCH_TAPS else 0
+        return copies.input + copies.filter if problem.taps >= _PATCH_TAPS else bare.input + bare.filter
+    if large:
+        pair = _copies(problem, 2) if problem.taps < _PATCH_TAPS and not problem.bf16 else copies
+        return pair.input + pair.filter + (copies.output if nchw else 0)
+    if nchw:
+        return bare.input + bare.output + bare.filter if problem.channels % 4 == 0 else 0
+    return copies.input + copies.filter if problem.bf16 and problem.input_pixels == problem.output_pixels else 0
+
+
+def _first_input_gradient(problem: Problem) -> int:
+    copies, bare, nchw = _copies(problem), _copies(problem, 1), not problem.channels_last
+    patches = problem.input_pixels == problem.output_pixels * problem.taps
+    everything = bare.input + bare.output + bare.filter
+    if problem.itemsize == 2:
+        if not patches:
             return copies.input + copies.filter + (copies.output if nchw else 0)
-        return 0 if nchw else bare.input + bare.output + bare.filter
-    if half:
-        if large and problem.taps < 256 and not problem.bf16:
-            pair = _copies(problem, 2)
-            return pair.input + pair.filter + (copies.output if nchw else 0)
-        copied = copies.input + copies.filter + (copies.output if nchw else 0)
-        return copied + _split_sums(problem, 132, channels=copies.filter // problem.filters // 2)
-    if large or problem.channels % 4 == 0:
-        return copies.input + copies.output + copies.filter
-    return 0
+        return everything if problem.bf16 or not nchw else 0
+    if nchw:
+        return 0
+    if problem.input_pixels == problem.output_pixels:
+        return copies.input + copies.filter if copies.input_padded else 0
+    return everything
 
 
+def _first_filter_gradient(problem: Problem) -> int:
+    copies, nchw = _copies(problem), not problem.channels_last
+    large = problem.taps >= _LARGE_FILTER
+    if problem.itemsize == 4:
+        everything = copies.input + copies.output + copies.filter
+        return everything if large or problem.channels % 4 == 0 else 0
+    if large and problem.taps < _PATCH_TAPS and not problem.bf16:
+        pair = _copies(problem, 2)
+        return pair.input + pair.filter + (copies.output if nchw else 0)
+    partial = _split_sums(problem, _HOPPER_SMS, channels=copies.filter // problem.filters // 2)
+    if not nchw and not problem.bf16 and problem.filters <= _NARROW:
+        return partial
+    return copies.input + copies.filter + (copies.output if nchw else 0) + partial
+
+
+#: Filters of 16x16 are those that cut an image into patches.
+_PATCH_TAPS = 256
+#: SMs of the H200 that these choices were read from.
+_HOPPER_SMS = 132
 #: From 7x7 on, filters of first layers run on tensor cores.
 _LARGE_FILTER = 49
 
@@ -281,7 +330,7 @@ def _splits_whole_filter(problem: Problem) -> bool:
     if problem.channels_last:
         return False
     if problem.taps == 1:
-        return values <= 1 << 14 or problem.rows * values <= 5 << 29
+        return values <= 1 << 14 or (values < 1 << 18 and problem.rows * values <= 5 << 29)
     return problem.channels <= 128 and problem.filters <= 128 and problem.rows < _MANY_ROWS // 2
 
 
@@ -335,7 +384,7 @@ def _split_sums(problem: Problem, sm_count: int, channels: int = 0) -> int:
         else (-(-problem.filters // 64) * -(-problem.channels // 64) * problem.taps)
     )
     steps = -(-problem.rows // _STEP_ROWS)
-    per_split = -(-steps // max(sm_count // tiles, 1)) + _STEPS_TO_START
+    per_split = -(-steps // -(-sm_count // tiles)) + _STEPS_TO_START
     splits = -(-steps // per_split)
     return splits * problem.filters * width * 4 if splits > 1 else 0
 
@@ -351,7 +400,8 @@ def _depthwise(problem: Problem, direction: Direction) -> Workspace:
     if e == 4:
         # 7x7 filters run as a grouped convolution, its single channels padded to 16 bytes.
         copied = problem.batch * (problem.input_pixels + problem.output_pixels) * problem.channels * 16
-        return Workspace(copied if last and problem.taps >= _LARGE_FILTER else 0, certain=False)
+        partial = 2 * _HOPPER_SMS * problem.filters * problem.taps * 4
+        return Workspace((copied if problem.taps >= _LARGE_FILTER else partial) if last else 0, certain=False)
     if last:
         # Eight fp32 partial sums for every image, channels in blocks of 32.
         return Workspace(problem.batch * _round_up(problem.filters, 32) * problem.taps * 32, certain=False)

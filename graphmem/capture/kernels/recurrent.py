@@ -151,8 +151,10 @@ def cudnn_rnn_backward_rule(
         zeros.append(script.take(_bytes(cx), "zero gradient of the cell state"))
     steps = _steps_first(tensor, options)
     copies = _contiguous(script, steps, "contiguous input")
-    grad = _dense_like(args[6]) if grad_output is None else grad_output
-    copies += _contiguous(script, _steps_first(grad, options), "contiguous gradient")
+    if grad_output is not None:
+        copies += _contiguous(script, _steps_first(grad_output, options), "contiguous gradient")
+    elif steps is not tensor and min(steps.shape[:2]) > 1:
+        copies.append(script.take(_bytes(args[6]), "contiguous gradient"))  # of the zeros, which are batch first
     script.output(0).output(1)
     if cx is not None:
         script.output(2)
@@ -161,10 +163,6 @@ def cudnn_rnn_backward_rule(
         _weight_gradients(script, args, outputs, network, card)
     script.give(*reversed(zeros))
     return script
-
-
-def _dense_like(tensor: torch.Tensor) -> Any:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _weight_gradients(
