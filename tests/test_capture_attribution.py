@@ -140,7 +140,6 @@ def test_gradients_name_the_module_of_the_forward_pass(trace: Trace) -> None:
         assert born.label.startswith(f"{born.module}.")
 
 
-@pytest.mark.xfail(reason="an in-place update of a buffer takes over the node before it")
 def test_backward_operators_name_the_module_they_belong_to(trace: Trace) -> None:
     (relu,) = [b for b in births(trace) if "threshold_backward" in b.operator and b.phase.iteration == 2]
     assert relu.module == "body.1"

@@ -143,7 +143,6 @@ def test_an_error_in_forward_names_its_line(user_file: Path) -> None:
     assert "KeyError: 'no such key'" in text
 
 
-@pytest.mark.xfail(reason="torch logs the failed shape computation")
 def test_an_error_is_said_once(user_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """torch's own log of a failed shape would put a screenful of traceback above the message."""
     failure(user_file, "build_wrong_shape")
@@ -163,7 +162,6 @@ def test_example_inputs_that_do_not_fit() -> None:
         analyze(nn.Linear(4, 4), {"image": torch.zeros(2, 4)})
 
 
-@pytest.mark.xfail(reason="taken apart into letters, or refused in Python's words")
 @pytest.mark.parametrize("inputs", ["images", 3, object()])
 def test_example_inputs_of_another_kind_are_refused(inputs: Any) -> None:
     with pytest.raises(SourceError, match="a tensor, a tuple, or a dict"):

@@ -288,7 +288,6 @@ def test_recomputation_belongs_to_the_backward_pass() -> None:
     assert sizes(again) == [512 * 256 * 4] * 4
 
 
-@pytest.mark.xfail(reason="named after the module whose gradient is computed, not the one that runs again")
 def test_recomputed_operators_name_their_module() -> None:
     estimate = analyze(Stack(False), torch.zeros(512, 64), iterations=1)
     assert estimate.trace is not None
@@ -376,7 +375,6 @@ def test_cache_and_synchronization_events_are_recorded() -> None:
     assert kinds == [EventKind.ALLOC, EventKind.FREE, EventKind.SYNCHRONIZE, EventKind.EMPTY_CACHE]
 
 
-@pytest.mark.xfail(reason="a model once seen is kept until the end")
 def test_a_model_that_the_step_drops_is_gone() -> None:
     def step() -> None:
         first = nn.Linear(100, 100).cuda()

@@ -219,7 +219,6 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@pytest.mark.xfail(reason="what the step sets is not put back yet")
 @pytest.mark.parametrize("change", SETTINGS, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
 def test_what_the_step_sets_for_itself_ends_with_it(change: Callable[[], None], fails: bool) -> None:
@@ -318,7 +317,6 @@ def test_captures_do_not_nest() -> None:
     assert {key for key in before | after if before.get(key) != after.get(key)} == set()
 
 
-@pytest.mark.xfail(reason="its parameters are replaced by fake ones")
 @pytest.mark.parametrize("custom", [False, True], ids=["factory", "custom step"])
 def test_a_real_module_that_a_function_brings_along_is_untouched(custom: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()

@@ -86,14 +86,12 @@ def test_nested_inputs_are_all_moved() -> None:
     assert sorted(inputs_of(traced(Nested(), (batch,))).values()) == [32, 32, 128]
 
 
-@pytest.mark.xfail(reason="only dict itself is taken for named inputs")
 def test_any_mapping_names_the_inputs() -> None:
     """A tokenizer's answer is a mapping, and no dict."""
     batch = UserDict({"left": torch.zeros(4, 8), "right": torch.zeros(1, 8)})
     assert inputs_of(traced(Pair(), batch)) == {"left": 128, "right": 32}
 
 
-@pytest.mark.xfail(reason="values computed on the way make it uncopyable")
 def test_a_module_may_hold_tensors_that_are_no_buffers() -> None:
     class Caches(nn.Linear):
         def __init__(self) -> None:
@@ -321,7 +319,6 @@ def test_inference_is_the_same_for_a_module_and_a_step() -> None:
     assert analyze(step).peak == default.peak
 
 
-@pytest.mark.xfail(reason="the shuffled order is data")
 def test_a_step_may_use_a_data_loader() -> None:
     def step() -> None:
         from torch.utils.data import DataLoader, TensorDataset
