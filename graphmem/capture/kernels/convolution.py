@@ -206,12 +206,16 @@ def _cudnn_input_gradient(script: Script, call: _Call, gradients: _Gradients, ca
 
 
 def _workspace(script: Script, call: _Call, direction: Direction, card: Card) -> None:
-    """Taken right before the kernel and given back right after its launch (run_conv_plan)."""
+    """Taken right before the kernel and given back right after its launch (run_conv_plan).
+
+    Under ``torch.backends.cudnn.benchmark`` the fastest of all plans runs, which only a card can tell: an estimate.
+    """
     if not card.cudnn_workspaces:
         return
     workspace = convolution_workspace(_problem(call), direction, card)
     if workspace.size:
-        label = "cuDNN workspace" if workspace.certain else "cuDNN workspace (estimate)"
+        certain = workspace.certain and not torch.backends.cudnn.benchmark
+        label = "cuDNN workspace" if certain else "cuDNN workspace (estimate)"
         script.give(script.take(workspace.size, label))
 
 
