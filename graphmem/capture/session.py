@@ -22,8 +22,8 @@ from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.recorder import Recorder
-from graphmem.capture.settings import same_settings
 from graphmem.capture.rnn import patch_rnn_modules
+from graphmem.capture.settings import same_settings
 from graphmem.capture.substitutes import cuda_substitutes
 from graphmem.capture.workspaces import Workspaces
 from graphmem.errors import CaptureError, GraphmemError
