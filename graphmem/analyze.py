@@ -44,7 +44,8 @@ def analyze(
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or ONNX Runtime's arena options; by default the environment's.
         dims, input_shapes: bind dimensions of ONNX files.
-        iterations: how many iterations to run, 3 by default (the first allocates what later ones reuse).
+        iterations: how many iterations to run; by default 3 of training (2 where one has more than 5,000 operators)
+            and 2 of inference.
         top: how many of the largest storages to list.
         torch_version: the version of PyTorch to predict, by default the installed one.
         build_on: ``host`` (the model is built on the host, then moved) or ``device``.

@@ -18,9 +18,8 @@ from graphmem.summarize import Target, fits_without_retry, summarize
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 
-#: Iterations of a training step, enough for the caching allocator to settle: the first allocates optimizer state.
-TRAINING_ITERATIONS = 3
-INFERENCE_ITERATIONS = 2
+#: Runs of an ONNX session: the second finds the arena that the first one left.
+SESSION_RUNS = 2
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype and --amp")
     runtime = runtime_named(target.runtime, "onnxruntime")
-    trace = onnxruntime.plan(loaded.graph, iterations=iterations or INFERENCE_ITERATIONS)
+    trace = onnxruntime.plan(loaded.graph, iterations=iterations or SESSION_RUNS)
     assumptions = [f"{key}: {value}" for key, value in trace.notes]
     assumptions.append("kernel workspaces (cuDNN, cuBLAS) of ONNX Runtime are not modelled and count as 0")
     return Traced(trace, loaded.name, runtime, "inference", tuple(assumptions))
@@ -131,7 +130,6 @@ def _capture(
     from graphmem.capture.run import capture_model
 
     wanted = replace(sizes, training=isinstance(step, Training))
-    default = TRAINING_ITERATIONS if wanted.training else INFERENCE_ITERATIONS
     return capture_model(
         loaded.build,
         wanted,
@@ -139,7 +137,7 @@ def _capture(
         name=loaded.name,
         device=_pretended(target.device),
         torch_version=target.torch_version,
-        iterations=iterations or default,
+        iterations=iterations,
         build_on=build_on,
         record_graph=record_graph,
     )

@@ -108,6 +108,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return self._stage
 
     @property
+    def operator_count(self) -> int:
+        """How many operators have been recorded."""
+        return len(self.builder.operators)
+
+    @property
     def iteration(self) -> int:
         """Number of the current iteration, 0 while building."""
         return self._iteration

@@ -14,6 +14,9 @@ from graphmem.capture.step import run_inference, run_training
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 
+#: The second call finds what the first one allocated.
+INFERENCE_ITERATIONS = 2
+
 
 @dataclass(frozen=True)
 class CapturedModel:
@@ -35,16 +38,19 @@ def capture_model(
     name: str,
     device: PretendDevice,
     torch_version: tuple[int, int],
-    iterations: int,
+    iterations: int | None,
     build_on: str = "host",
     record_graph: bool = False,
 ) -> CapturedModel:
-    """Build the model on fake tensors and run ``iterations`` of its step. ``build`` returning None has run it all.
+    """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
+
+    ``build`` returning None has run it all.
 
     Raises :class:`graphmem.errors.CaptureError`.
     """
     notes: list[str] = []
     custom = [False]
+    ran: list[int] = []
 
     def run(session: Session) -> None:
         built = _built(build, sizes, build_on)
@@ -55,12 +61,13 @@ def capture_model(
         if isinstance(step, Training):
             run_training(session, built.model, built.inputs, built.loss, step, iterations)
         else:
-            run_inference(session, built.model, built.inputs, step, iterations)
+            run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
+        ran.append(session.recorder.iteration)
 
     captured = capture(run, source=name, device=device, torch_version=torch_version, record_graph=record_graph)
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"
-        notes.append(f"{iterations} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
+        notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
     return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph)
 
 
