@@ -82,7 +82,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._stage = "build"
         self._sole_counts: tuple[int, int, int] | None = None
         self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
-        self.forward_births: list[int] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
