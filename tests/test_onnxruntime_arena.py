@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, BumpDriver, ExtendStrategy
+from graphmem.allocators.bfc import BumpDriver
+from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
 MIB = 1 << 20

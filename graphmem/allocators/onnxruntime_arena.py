@@ -12,7 +12,6 @@ merging with the never-used rest of its region until the run ends. ``stream`` ar
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,14 +19,12 @@ from enum import IntEnum
 import numpy as np
 
 from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.allocators.bfc import MIN_ALLOCATION_BYTES, BumpDriver, Chunk, ChunkHeap, rounded_bytes
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
-MIN_ALLOCATION_BYTES = 256  # kMinAllocationSize, bfc_arena.h
-NUM_BINS = 21  # kNumBins, bfc_arena.h: bin b holds free chunks of [256 << b, 512 << b) bytes, the last is open ended
 BACKPEDAL_FACTOR = np.float32(0.9)  # kBackpedalFactor, BFCArena::Extend
 BACKPEDAL_FLOOR_BYTES = 8 * 1024  # BFCArena::Extend gives up below this
 SIZE_MAX = 2**64 - 1  # a limit of 0 means this one (OrtArenaCfg::max_mem)
-DRIVER_ALIGNMENT_BYTES = 512  # a guess; cudaMalloc promises 256 or more, and only the order of addresses matters here
 
 
 class ExtendStrategy(IntEnum):
@@ -58,61 +55,11 @@ class ArenaConfig:
                 raise UsageError(f"{key} is {getattr(self, key)}; accepted: 0 or more bytes")
 
 
-class BumpDriver:
-    """A device allocator with ever-growing addresses and an optional ``capacity`` in bytes.
-
-    Only the order of addresses matters (equal chunks are handed out lowest address first); a real driver's is unknown.
-    """
-
-    def __init__(self, capacity: int | None = None) -> None:
-        self.capacity = capacity
-        self._next = 1 << 40
-        self._sizes: dict[int, int] = {}
-        self._held = 0
-
-    def alloc(self, size: int) -> int | None:
-        """Address of a new range of ``size`` bytes, or ``None`` when the device is full."""
-        if self.capacity is not None and self._held + size > self.capacity:
-            return None
-        address = self._next
-        self._next += -(-size // DRIVER_ALIGNMENT_BYTES) * DRIVER_ALIGNMENT_BYTES
-        self._sizes[address] = size
-        self._held += size
-        return address
-
-    def free(self, address: int) -> None:
-        """Give a range back."""
-        self._held -= self._sizes.pop(address)
-
-
-@dataclass(slots=True, eq=False)
-class _Chunk:
-    address: int
-    size: int
-    requested: int = 0
-    in_use: bool = False
-    previous: _Chunk | None = None
-    next: _Chunk | None = None
-
-    def key(self) -> tuple[int, int]:
-        return (self.size, self.address)
-
-
 @dataclass(frozen=True, slots=True)
 class _Region:
     identifier: int  # num_arena_extensions when it was made; Shrink spares number 0
-    first: _Chunk
+    first: Chunk
     size: int
-
-
-def rounded_bytes(size: int) -> int:
-    """``size`` rounded up to a multiple of 256 bytes (``BFCArena::RoundedBytes``)."""
-    return -(-size // MIN_ALLOCATION_BYTES) * MIN_ALLOCATION_BYTES
-
-
-def bin_number(size: int) -> int:
-    """The bin of a chunk of ``size`` bytes (``BFCArena::BinNumForSize``)."""
-    return min(NUM_BINS - 1, (max(size, MIN_ALLOCATION_BYTES) >> 8).bit_length() - 1)
 
 
 class BFCArena:
@@ -136,8 +83,7 @@ class BFCArena:
         self._driver_free = driver_free or (lambda address: None)
         self._limit = self.config.max_mem or SIZE_MAX
         self._curr_region_bytes = rounded_bytes(min(self._limit, self.config.initial_chunk_size_bytes))
-        self._free_keys: list[list[tuple[int, int]]] = [[] for _ in range(NUM_BINS)]  # (size, address) ascending
-        self._chunks: dict[int, _Chunk] = {}
+        self._heap = ChunkHeap(self.config.max_dead_bytes_per_chunk)
         self._regions: dict[int, _Region] = {}  # by address
         self._reserved: dict[int, int] = {}
         self.allocated_bytes = 0  # InUse
@@ -155,16 +101,13 @@ class BFCArena:
         if size == 0:
             return None
         rounded = rounded_bytes(size)
-        chunk = self._find_chunk(rounded)
+        chunk = self._heap.take(rounded, size)
         if chunk is None:
             self._extend(rounded)
-            chunk = self._find_chunk(rounded)
+            chunk = self._heap.take(rounded, size)
         if chunk is None:  # only a device allocation smaller than asked could bring us here; Extend never keeps one
             message = f"Failed to find a free memory block despite calling Extend. rounded_bytes={rounded}"
             raise DeviceOutOfMemory(message, requested_bytes=size, free_bytes=self._available())
-        if chunk.size >= rounded * 2 or chunk.size - rounded >= self.config.max_dead_bytes_per_chunk:
-            self._split(chunk, rounded)
-        chunk.in_use, chunk.requested = True, size
         self._count_allocation(chunk.size, size)
         return chunk.address
 
@@ -179,13 +122,9 @@ class BFCArena:
             self.reserved_bytes -= size
             self._counts["RequestedInUse"] -= size
             return
-        chunk = self._chunks.get(handle)
-        if chunk is None or not chunk.in_use:
-            raise ValueError(f"address {handle} is not allocated")
-        self.allocated_bytes -= chunk.size
-        self._counts["RequestedInUse"] -= chunk.requested
-        chunk.in_use, chunk.requested = False, 0
-        self._insert_free(self._coalesce(chunk))
+        size, requested = self._heap.give(handle)
+        self.allocated_bytes -= size
+        self._counts["RequestedInUse"] -= requested
 
     def reserve(self, size: int) -> int | None:
         """``BFCArena::Reserve``: a device allocation of exactly ``size`` bytes, outside every region.
@@ -212,12 +151,9 @@ class BFCArena:
         """
         for address, region in list(self._regions.items()):
             spared = region.identifier == 0 and self.config.arena_extend_strategy == ExtendStrategy.kNextPowerOfTwo
-            chunks = list(_chunks_of(region))
-            if spared or any(chunk.in_use for chunk in chunks):
+            if spared or any(chunk.in_use for chunk in region.first.and_after()):
                 continue
-            for chunk in chunks:
-                self._remove_free(chunk)
-                del self._chunks[chunk.address]
+            self._heap.drop_region(region.first)
             del self._regions[address]
             self._driver_free(address)
             self.reserved_bytes -= region.size
@@ -238,7 +174,7 @@ class BFCArena:
     def segments(self) -> tuple[SegmentView, ...]:
         """Regions and reserved blocks, by address."""
         views = [
-            SegmentView(address, region.size, 0, "region", False, tuple(_view(c) for c in _chunks_of(region)))
+            SegmentView(address, region.size, 0, "region", False, tuple(c.view() for c in region.first.and_after()))
             for address, region in self._regions.items()
         ]
         for address, size in self._reserved.items():
@@ -251,16 +187,7 @@ class BFCArena:
         limit = self._limit if self._limit < 2**63 else self._limit - 2**64
         return {"Limit": limit, "InUse": self.allocated_bytes, "TotalAllocated": self.reserved_bytes, **self._counts}
 
-    # -- finding, growing, splitting, merging -------------------------------------------------------------------------
-
-    def _find_chunk(self, rounded: int) -> _Chunk | None:
-        """``FindChunkPtr``: the smallest free chunk that fits, the lowest address among equals; leaves its bin."""
-        for number in range(bin_number(rounded), NUM_BINS):
-            keys = self._free_keys[number]
-            position = bisect_left(keys, (rounded, 0))
-            if position < len(keys):
-                return self._chunks[keys.pop(position)[1]]
-        return None
+    # -- growing ------------------------------------------------------------------------------------------------------
 
     def _available(self) -> int:
         # size_t arithmetic: reserves beyond the limit make it wrap, as upstream
@@ -281,11 +208,8 @@ class BFCArena:
                 raise DeviceOutOfMemory(message, requested_bytes=rounded, free_bytes=available)
             address = self._driver_alloc(size)
         self._add_reserved_bytes(size)
-        chunk = _Chunk(address, size)
-        self._regions[address] = _Region(self._counts["NumArenaExtensions"], chunk, size)
+        self._regions[address] = _Region(self._counts["NumArenaExtensions"], self._heap.add_region(address, size), size)
         self._counts["NumArenaExtensions"] += 1
-        self._chunks[address] = chunk
-        self._insert_free(chunk)
 
     def _extend_bytes(self, rounded: int, available: int) -> int:
         """``get_extend_bytes``: the size to ask of the device; advances the growth state even if that then fails."""
@@ -299,41 +223,6 @@ class BFCArena:
         if not increased:  # the cap holds for this doubling only, not for the loop above
             self._curr_region_bytes = min(self._curr_region_bytes * 2, self.config.max_power_of_two_extend_bytes)
         return size
-
-    def _split(self, chunk: _Chunk, size: int) -> None:
-        """``SplitChunk``: ``chunk`` keeps ``size`` bytes, the rest becomes a free chunk after it."""
-        rest = _Chunk(chunk.address + size, chunk.size - size, previous=chunk, next=chunk.next)
-        if chunk.next is not None:
-            chunk.next.previous = rest
-        chunk.next, chunk.size = rest, size
-        self._chunks[rest.address] = rest
-        self._insert_free(rest)
-
-    def _coalesce(self, chunk: _Chunk) -> _Chunk:
-        """``Coalesce``: merge with the free neighbours of the same region; returns the chunk that remains."""
-        if chunk.next is not None and not chunk.next.in_use:
-            self._remove_free(chunk.next)
-            self._merge(chunk, chunk.next)
-        if chunk.previous is not None and not chunk.previous.in_use:
-            self._remove_free(chunk.previous)
-            chunk = chunk.previous
-            assert chunk.next is not None
-            self._merge(chunk, chunk.next)
-        return chunk
-
-    def _merge(self, left: _Chunk, right: _Chunk) -> None:
-        left.size += right.size
-        left.next = right.next
-        if right.next is not None:
-            right.next.previous = left
-        del self._chunks[right.address]
-
-    def _insert_free(self, chunk: _Chunk) -> None:
-        insort(self._free_keys[bin_number(chunk.size)], chunk.key())
-
-    def _remove_free(self, chunk: _Chunk) -> None:
-        keys = self._free_keys[bin_number(chunk.size)]
-        del keys[bisect_left(keys, chunk.key())]
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
@@ -354,16 +243,3 @@ _COUNTERS = (
     "RequestedInUse", "MaxInUse", "MaxAllocSize", "NumAllocs", "NumReserves",
     "NumArenaExtensions", "NumArenaShrinkages",
 )  # fmt: skip
-
-
-def _chunks_of(region: _Region) -> list[_Chunk]:
-    chunks = []
-    chunk: _Chunk | None = region.first
-    while chunk is not None:
-        chunks.append(chunk)
-        chunk = chunk.next
-    return chunks
-
-
-def _view(chunk: _Chunk) -> BlockView:
-    return BlockView(chunk.address, chunk.size, chunk.requested, "allocated" if chunk.in_use else "free")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, BumpDriver, ExtendStrategy
+from graphmem.allocators.bfc import BumpDriver
+from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy
 from graphmem.errors import UsageError
 from graphmem.graph.liveness import plan_liveness
 from graphmem.graph.model import Graph
