@@ -16,9 +16,11 @@ from graphmem.units import MIB
 GOLDEN = Path(__file__).parent / "golden" / "tensorflow"
 
 
-def golden_cases(name: str) -> list[dict[str, Any]]:
-    with gzip.open(GOLDEN / name, "rt") as file:
-        cases: list[dict[str, Any]] = json.load(file)["cases"]
+def golden_cases(*names: str) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = []
+    for name in names:
+        with gzip.open(GOLDEN / name, "rt") as file:
+            cases += json.load(file)["cases"]
     return cases
 
 
@@ -81,7 +83,10 @@ def trace_mismatches(case: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("case", golden_cases("tf_bfc_traces.json.gz"), ids=lambda c: f"{c['profile']}-{c['config']}")
+TRACES = golden_cases("tf_bfc_traces.json.gz", "tf_bfc_configurations.json.gz")
+
+
+@pytest.mark.parametrize("case", TRACES, ids=lambda c: f"{c['profile']}-{c['config']}")
 def test_every_column_of_every_operation(case: dict[str, Any]) -> None:
     assert trace_mismatches(case) == []
 
