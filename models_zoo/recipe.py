@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Device = torch.device | str | None
-#: (inputs, targets) of a batch on a device; targets are None where the model makes its own loss.
-Batch = tuple[Tensor, Tensor | None]
+#: (inputs, targets) of a batch on a device. Inputs are a tensor or a tuple of them, for a model of several arguments;
+#: targets are None where the model makes its own loss.
+Batch = tuple[Any, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Recipe:
     make_batch: Callable[[int, Device], Batch]
     loss: Callable[[Any, Any], Tensor]
 
-    def __call__(self, batch: int = 1) -> tuple[nn.Module, Tensor, Callable[[Any], Tensor]]:
+    def __call__(self, batch: int = 1) -> tuple[nn.Module, Any, Callable[[Any], Tensor]]:
         inputs, targets = self.make_batch(batch, None)
         return self.build(), inputs, Loss(self.loss, targets)
 
