@@ -77,9 +77,7 @@ def _batch(nodes: int, device: Device) -> tuple[tuple[Tensor, Tensor], Tensor]:
 
 
 gcn = Recipe(
-    lambda: GraphNetwork(
-        Convolution(FEATURES, HIDDEN), Convolution(HIDDEN, HIDDEN), Convolution(HIDDEN, CLASSES)
-    ),
+    lambda: GraphNetwork(Convolution(FEATURES, HIDDEN), Convolution(HIDDEN, HIDDEN), Convolution(HIDDEN, CLASSES)),
     _batch,
     functional.cross_entropy,
 )
