@@ -14,7 +14,7 @@ __all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
 
 _FORMS = (
     "accepted: model.onnx, model.pt2, module.py:factory, package.module:factory, hf:<config.json or model type>, "
-    "timm:<name>, torchvision:<name>"
+    "timm:<name>, torchvision:<name>, zoo:<name>"
 )
 
 
@@ -48,7 +48,7 @@ def load(
 def _load_torch(text: str) -> TorchModel:
     _require_torch(text)
     kind, separator, name = text.partition(":")
-    if separator and kind in ("hf", "timm", "torchvision"):
+    if separator and kind in _EXAMPLES:
         if not name:
             raise SourceError(f"{text!r} names no model; write for example {_EXAMPLES[kind]}")
         return _loader(kind)(name)
@@ -61,7 +61,7 @@ def _load_torch(text: str) -> TorchModel:
     raise SourceError(f"{text} is neither a file nor a known kind of model; {_FORMS}")
 
 
-_EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50"}
+_EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "zoo": "zoo:bert-base"}
 
 
 def _loader(kind: str) -> Callable[[str], TorchModel]:
@@ -77,6 +77,10 @@ def _loader(kind: str) -> Callable[[str], TorchModel]:
         from graphmem.sources.image_models import load_torchvision
 
         return load_torchvision
+    if kind == "zoo":
+        from graphmem.sources.zoo import load_zoo
+
+        return load_zoo
     if kind == "pt2":
         from graphmem.sources.exported_program import load_exported_program
 

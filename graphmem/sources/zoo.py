@@ -1,0 +1,63 @@
+"""``zoo:<name>``: the models of the zoo's manifest, each with its usual batch and its usual training step."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from graphmem.errors import SourceError
+from graphmem.sources.base import Built, Sizes, TorchModel
+from graphmem.training import Inference, Training
+
+
+def zoo_entries() -> tuple[Any, ...]:
+    """Every entry of the manifest. Raises :class:`SourceError` where the zoo is not installed."""
+    return tuple(_manifest().entries())
+
+
+def zoo_entry(name: str) -> Any:
+    """The entry of that name. Raises :class:`SourceError` with the closest names."""
+    try:
+        return _manifest().entry(name)
+    except KeyError as error:
+        raise SourceError(f"the zoo has no model {name!r}; {error.args[0]}") from None
+
+
+def usual_step(name: str, *, training: bool = True) -> Training | Inference:
+    """The entry's training step, or inference in the same precision."""
+    given = dict(zoo_entry(name).training)
+    given["optimizer_args"] = tuple(given.get("optimizer_args", {}).items())
+    if training:
+        return Training(**given)
+    shared = {field.name for field in fields(Inference)}
+    return Inference(**{key: value for key, value in given.items() if key in shared})
+
+
+def load_zoo(name: str) -> TorchModel:
+    """The model of that name, with its usual sizes where none are asked for. Raises :class:`SourceError`."""
+    entry = zoo_entry(name)
+    return TorchModel(f"zoo:{name}", lambda sizes: _build(entry, sizes))
+
+
+def _build(entry: Any, sizes: Sizes) -> Built:
+    from models_zoo.build import build
+
+    try:
+        step = build(entry, sizes.batch, sizes.seq_len, training=sizes.training)
+    except ImportError as error:
+        needed = entry.library if entry.library != "torch" else error.name
+        raise SourceError(f"zoo:{entry.name} needs {needed}; install it with: pip install {needed}") from None
+    except ValueError as error:
+        raise SourceError(f"zoo:{entry.name}: {error}") from None
+    notes = [] if sizes.batch else [f"batch {entry.batch} (give --batch)"]
+    if entry.length is not None and sizes.seq_len is None:
+        notes.append(f"sequence length {entry.length} (give --seq-len)")
+    return Built(step.model, step.inputs, step.loss, tuple(notes))
+
+
+def _manifest() -> Any:
+    try:
+        from models_zoo import manifest
+    except ImportError as error:
+        raise SourceError(f"the model zoo cannot be imported: {error}; install graphmem with its zoo") from None
+    return manifest
