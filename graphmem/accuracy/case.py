@@ -1,0 +1,78 @@
+"""A case: one step of one model that can be predicted and measured alike. Plain values, kept in every record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from graphmem.errors import UsageError
+from graphmem.training import Inference, Training
+
+#: Iterations of a measured run: the first, the first with the optimizer's state, and a settled one.
+ITERATIONS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """``model`` is what ``graphmem analyze`` takes; ``batch`` and ``seq_len`` None stand for the model's own."""
+
+    name: str
+    model: str
+    step: Training | Inference
+    batch: int | None = None
+    seq_len: int | None = None
+    iterations: int = ITERATIONS
+    alloc_conf: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; the step says whether it trains."""
+        document = {key: value for key, value in vars(self).items() if key != "step"}
+        document["step"] = {"training": isinstance(self.step, Training), **asdict(self.step)}
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Case:
+        """The case of :meth:`to_json`. Raises :class:`UsageError` for a document that is none."""
+        try:
+            values = dict(document)
+            step = dict(values.pop("step"))
+            kind = Training if step.pop("training") else Inference
+            return cls(step=kind(**_frozen(step)), **values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"not a case of graphmem: {error}") from None
+
+
+def _frozen(step: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples."""
+    return {key: tuple(map(tuple, value)) if isinstance(value, list) else value for key, value in step.items()}
+
+
+def case_of(
+    model: str,
+    step: Training | Inference,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    iterations: int = ITERATIONS,
+    alloc_conf: str = "",
+) -> Case:
+    """A case named after what makes it: ``zoo:gpt2`` in training becomes ``gpt2-training``."""
+    parts = [model.removeprefix("zoo:"), "training" if isinstance(step, Training) else "inference"]
+    parts += [f"b{batch}"] if batch else []
+    parts += [f"s{seq_len}"] if seq_len else []
+    parts += [alloc_conf] if alloc_conf else []
+    name = re.sub(r"[^A-Za-z0-9_.=,-]+", "-", "-".join(parts)).strip("-")
+    return Case(name, model, step, batch, seq_len, iterations, alloc_conf)
+
+
+def zoo_cases(names: tuple[str, ...] = (), steps: tuple[str, ...] = ("training", "inference")) -> list[Case]:
+    """The cases of the zoo's entries, or of those named. Raises :class:`graphmem.errors.SourceError`."""
+    from graphmem.sources.zoo import usual_step, zoo_entries, zoo_entry
+
+    wanted = [zoo_entry(name) for name in names] if names else zoo_entries()
+    return [
+        case_of(f"zoo:{entry.name}", usual_step(entry.name, training=kind == "training"))
+        for entry in wanted
+        for kind in steps
+    ]

@@ -1,0 +1,132 @@
+"""Records compared with predictions made now."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from graphmem.accuracy.record import OK, Machine, Record
+from graphmem.analyze import analyze
+from graphmem.devices import Device, device_named, estimated_context_bytes
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.estimate import Peak
+
+#: Iterations and precision aside, a capped run may take this much more than the estimate, as the literature allows.
+CAP_SLACK = 0.01
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What graphmem says of a case now: peaks in bytes, and how much it knows it does not model. Or why it cannot."""
+
+    peak: Peak | None = None
+    unknown: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A record and its prediction. Errors are relative to the measured value; positive says too much."""
+
+    record: Record
+    predicted: Predicted
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether both sides have figures."""
+        return self.record.measured is not None and self.record.status == OK and self.predicted.peak is not None
+
+    def error(self, level: str) -> float:
+        """The signed relative error of ``requested``, ``allocated``, ``reserved`` or ``device``."""
+        measured = self.measured_bytes(level)
+        return (self.predicted_bytes(level) - measured) / measured if measured else 0.0
+
+    def measured_bytes(self, level: str) -> int:
+        """The measured peak; on the device level what the process added to the card's use."""
+        measured = self.record.measured
+        assert measured is not None
+        if level == "device":
+            return measured.device.peak_bytes - measured.device.baseline_bytes
+        return int(getattr(measured, f"{level}_bytes"))
+
+    def predicted_bytes(self, level: str) -> int:
+        """The predicted peak."""
+        assert self.predicted.peak is not None
+        return int(getattr(self.predicted.peak, f"{level}_bytes"))
+
+    @property
+    def exceeds_cap(self) -> bool:
+        """Whether a run limited to the estimate and 1 % more would not have had what it reserved without a limit."""
+        return self.measured_bytes("reserved") > (1 + CAP_SLACK) * self.predicted_bytes("reserved")
+
+
+def compare(
+    records: Sequence[Record], jobs: int = 1, progress: Callable[[int], None] | None = None
+) -> list[Comparison]:
+    """Predict every record's case on its own card and PyTorch version. Results keep the records' order."""
+    comparisons = []
+    for record, predicted in zip(records, _predictions(records, jobs), strict=True):
+        comparisons.append(Comparison(record, predicted))
+        if progress is not None:
+            progress(len(comparisons))
+    return comparisons
+
+
+def _predictions(records: Sequence[Record], jobs: int) -> Iterator[Predicted]:
+    if jobs <= 1 or len(records) <= 1:
+        yield from map(predict, records)
+        return
+    # Spawned, not forked: a copy of a process with torch's threads may hang.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(predict, records)
+
+
+def predict(record: Record) -> Predicted:
+    """The prediction of a record's case. An error of the analysis is part of the answer."""
+    case, machine = record.case, record.machine
+    if machine is None:
+        return Predicted(error="the record does not say on which card")
+    try:
+        estimate = analyze(
+            case.model,
+            batch=case.batch,
+            seq_len=case.seq_len,
+            training=case.step,
+            iterations=case.iterations,
+            device=device_of(machine),
+            alloc_conf=case.alloc_conf,
+            torch_version=_release(machine.versions.get("torch", "")),
+            top=0,
+        )
+    except GraphmemError as error:
+        return Predicted(error=str(error))
+    return Predicted(estimate.peak, sum(diagnostic.count for diagnostic in estimate.diagnostics))
+
+
+def device_of(machine: Machine) -> Device:
+    """The card of a record: as the table knows it, with the multiprocessors that the record tells."""
+    try:
+        known = device_named(machine.gpu)
+    except UsageError:
+        context = estimated_context_bytes(machine.sm_count, machine.threads_per_sm)
+        return Device(
+            name=machine.gpu,
+            aliases=(),
+            vendor="nvidia",
+            capacity_bytes=machine.total_bytes,
+            capacity_source="measured",
+            compute_capability=machine.capability,
+            sm_count=machine.sm_count,
+            max_threads_per_sm=machine.threads_per_sm,
+            context_bytes=context,
+            context_source="assumed: from its multiprocessors",
+        )
+    return known
+
+
+def _release(version: str) -> str | None:
+    found = re.match(r"\d+\.\d+", version)
+    return found.group() if found else None

@@ -1,0 +1,127 @@
+"""Measuring cases on the card of this machine, each in a fresh process; within a time budget, and resumable."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from graphmem.accuracy.case import Case
+from graphmem.accuracy.record import FAILED, Record, append, read_records, record_from
+from graphmem.errors import UsageError
+
+#: Longest time one case may take, in seconds: building a large model on the host included.
+CASE_SECONDS = 900.0
+
+_HAS_GPU = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 1)"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to measure. ``python`` is the interpreter of the measuring processes; ``budget_seconds`` None has no end;
+    ``cap`` maps a case to the limit on its reserved bytes, or is None for no limit; traces go to ``traces``."""
+
+    output: Path | None = None
+    budget_seconds: float | None = None
+    case_seconds: float = CASE_SECONDS
+    traces: Path | None = None
+    cap: Callable[[Case], int | None] | None = None
+    python: str = sys.executable
+    environment: Mapping[str, str] | None = None
+
+
+def require_gpu(plan: Plan) -> None:
+    """Raise :class:`UsageError` unless the measuring processes will find a CUDA card."""
+    done = subprocess.run([plan.python, "-c", _HAS_GPU], env=_environment(plan, ""), capture_output=True, check=False)
+    if done.returncode:
+        raise UsageError(
+            "no CUDA GPU that PyTorch can use is on this machine; run 'graphmem measure' where there is one"
+        )
+
+
+def measure(cases: Sequence[Case], plan: Plan) -> Iterator[Record]:
+    """Measure the cases that the output file does not hold yet, and add each record to it.
+
+    Stops before a case when the budget is used up. A record is yielded as soon as it is written.
+    """
+    known = {(record.case, record.cap_bytes is not None) for record in _earlier(plan.output)}
+    begun = time.monotonic()
+    for case in cases:
+        if (case, plan.cap is not None) in known:
+            continue
+        left = None if plan.budget_seconds is None else plan.budget_seconds - (time.monotonic() - begun)
+        if left is not None and left <= 0:
+            return
+        record = measure_one(case, plan, min(plan.case_seconds, left or plan.case_seconds))
+        if plan.output is not None:
+            append(plan.output, [record])
+        yield record
+
+
+def measure_one(case: Case, plan: Plan, limit_seconds: float = CASE_SECONDS) -> Record:
+    """Measure one case in a fresh process. Whatever goes wrong there becomes the record's error."""
+    cap = plan.cap(case) if plan.cap is not None else None
+    trace = _trace_path(plan.traces, case)
+    request = {"case": case.to_json(), "cap_bytes": cap, "trace": str(trace) if trace else None}
+    begun = time.monotonic()
+    answer = _in_fresh_process(request, plan, limit_seconds)
+    record = record_from({"schema": 1, "case": case.to_json(), **answer})
+    return replace(
+        record,
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        seconds=round(time.monotonic() - begun, 1),
+        cap_bytes=cap,
+        trace=trace.name if trace is not None and trace.exists() else "",
+    )
+
+
+def _in_fresh_process(request: Mapping[str, Any], plan: Plan, limit_seconds: float) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [plan.python, "-m", "graphmem.accuracy.child"],
+            input=json.dumps(request),
+            env=_environment(plan, request["case"]["alloc_conf"]),
+            capture_output=True,
+            text=True,
+            timeout=limit_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"status": FAILED, "error": f"took longer than {limit_seconds:.0f} s"}
+    answers = [line for line in done.stdout.splitlines() if line.startswith('{"status"')]
+    if done.returncode or not answers:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"status": FAILED, "error": f"exit code {done.returncode}: {last[:300]}"}
+    answer: dict[str, Any] = json.loads(answers[-1])
+    return answer
+
+
+def _environment(plan: Plan, alloc_conf: str) -> dict[str, str]:
+    """The caller's, with the allocator's configuration of the case and nothing of another's."""
+    environment = {**os.environ, **(plan.environment or {})}
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        environment.pop(name, None)
+    if alloc_conf:
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = alloc_conf  # every version reads it
+    return environment
+
+
+def _earlier(path: Path | None) -> list[Record]:
+    """The records already there, but for those that failed: they are tried again."""
+    if path is None or not path.exists():
+        return []
+    return [record for record in read_records(path) if record.status != FAILED]
+
+
+def _trace_path(folder: Path | None, case: Case) -> Path | None:
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{case.name}.trace.json.gz"
