@@ -1,12 +1,14 @@
 """Plan a bound graph by plain liveness: a tensor is born when its node runs and dies after its last reader.
 
-This is what any executor needs at least when it frees as early as it can. It is not ONNX Runtime's planner: no buffer
-is reused for another tensor, none is written in place, and no memory pattern is laid out.
+This is what any executor needs at least when it frees as early as it can, TensorFlow's for one, whose kernels may also
+write over an input that nobody else needs (``forwards``). It is not ONNX Runtime's planner: no buffer is reused for
+another tensor, and no memory pattern is laid out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphmem.graph.model import Graph, Node
@@ -22,6 +24,8 @@ PLAN_NOTE = (
 )
 
 Key = tuple[str, Place]  # a tensor in one place
+#: Operator -> the inputs its kernel may write its first output over, once nobody else needs them.
+Forwards = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -38,21 +42,28 @@ class LivePlan:
     last_step: dict[Key, int]
 
 
-def live_plan(graph: Graph) -> LivePlan:
-    """Find the live range of every storage of one run of ``graph``."""
+def live_plan(graph: Graph, forwards: Forwards | None = None) -> LivePlan:
+    """Find the live range of every storage of one run of ``graph``; ``forwards``: where kernels write over an input."""
     order = tuple(execution_order(graph.nodes))
     placement = place(graph, order)
     owner: dict[Key, Key] = {}
     for name in (*graph.inputs, *graph.initializers):
         owner.update((key, key) for key in _keys(name, placement))
+    pinned = {*graph.inputs, *graph.initializers, *graph.outputs}
     last: dict[Key, int] = {}
+    reads = _reads(graph, placement)  # still to come, of every storage
     for step, index in enumerate(order):
         node = graph.nodes[index]
-        for position, name in enumerate(node.inputs):
-            if name:
-                last[owner[name, placement.read_at(index, node, position)]] = step
+        here = [owner[n, placement.read_at(index, node, position)] for position, n in enumerate(node.inputs) if n]
+        last.update(dict.fromkeys(here, step))
+        reads.subtract(here)
         for name in filter(None, node.outputs):
             shared = _shared_storage(graph, node, index, name, placement)
+            if shared is None and forwards is not None:
+                candidates = _may_forward(graph, node, index, name, placement, forwards)
+                shared = next((key for key in candidates if _is_free(owner, key, reads, here, pinned)), None)
+            if shared is not None:
+                reads[owner[shared]] += reads.pop((name, placement.home[name]), 0)
             for key in _keys(name, placement):
                 owner[key] = owner[shared] if shared is not None and key == (name, placement.home[name]) else key
             if name in placement.copies:  # the copy is made at once, which is a read of the original
@@ -66,6 +77,36 @@ def _keys(name: str, placement: Placement) -> list[Key]:
     home = placement.home[name]
     other = Place.HOST if home == Place.DEVICE else Place.DEVICE
     return [(name, home), (name, other)] if name in placement.copies else [(name, home)]
+
+
+def _reads(graph: Graph, placement: Placement) -> Counter[Key]:
+    """How often every tensor is read in every place."""
+    return Counter(
+        (name, placement.read_at(index, node, position))
+        for index, node in enumerate(graph.nodes)
+        for position, name in enumerate(node.inputs)
+        if name
+    )
+
+
+def _may_forward(
+    graph: Graph, node: Node, index: int, output: str, placement: Placement, forwards: Forwards
+) -> list[Key]:
+    """The inputs that ``output`` could be written over: forwarded by the kernel, and of its place, type and shape."""
+    if node.domain or output != node.outputs[0]:
+        return []
+    new, found = graph.tensors[output], []
+    for position in forwards.get(node.op_type, ()):
+        name = node.inputs[position] if position < len(node.inputs) else ""
+        if name and (graph.tensors[name].dtype, graph.tensors[name].shape) == (new.dtype, new.shape):
+            found.append((name, placement.read_at(index, node, position)))
+    return [key for key in found if key[1] == placement.home[output]]
+
+
+def _is_free(owner: dict[Key, Key], key: Key, reads: Counter[Key], here: list[Key], pinned: set[str]) -> bool:
+    """Whether the storage of ``key`` has one reference left: that of one of the inputs ``here``."""
+    storage = owner[key]
+    return reads[storage] == 0 and here.count(storage) == 1 and storage[0] not in pinned
 
 
 def _shared_storage(graph: Graph, node: Node, index: int, output: str, placement: Placement) -> Key | None:
@@ -130,14 +171,20 @@ def _operator_name(node: Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-def plan_liveness(graph: Graph, *, iterations: int = 2, notes: Sequence[tuple[str, str]] = ()) -> Trace:
+def plan_liveness(
+    graph: Graph,
+    *,
+    iterations: int = 2,
+    notes: Sequence[tuple[str, str]] = (PLAN_NOTE,),
+    forwards: Forwards | None = None,
+) -> Trace:
     """The trace of loading ``graph`` and running it ``iterations`` times; all sizes are unrounded bytes.
 
     Initializers are allocated in phase 0 ``load`` and stay; each run is a phase ``run``. Device copies of the inputs,
     the outputs, and tensors nobody reads live to the end of their run.
     """
-    builder = TraceBuilder(source=graph.name, notes=[*graph.notes, PLAN_NOTE, *notes])
-    writer = _Writer(live_plan(graph), builder)
+    builder = TraceBuilder(source=graph.name, notes=[*graph.notes, *notes])
+    writer = _Writer(live_plan(graph, forwards), builder)
     phase = builder.phase(0, "load")
     if graph.initializers:
         operator = builder.operator("initializers", phase=phase)
