@@ -16,8 +16,6 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,41 +24,15 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-DEVICE = torch.device("cuda", 0)
+from graphmem.capture.cuda_namespace import patch_cuda_namespace
+from graphmem.capture.factories import device_named, patch_factories
+from graphmem.capture.pretence import DEVICE as DEVICE
+from graphmem.capture.pretence import Patches as Patches
+from graphmem.capture.pretence import PretendDevice as PretendDevice
+from graphmem.capture.readback import patch_readback
+
 _META = torch.device("meta")
 _FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
-
-
-@dataclass(frozen=True)
-class PretendDevice:
-    """What user code can ask the device about itself."""
-
-    name: str
-    capability: tuple[int, int]
-    total_bytes: int
-    sm_count: int
-    max_threads_per_sm: int
-
-
-class Patches:
-    """Attribute replacements that are put back in reverse order."""
-
-    def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any, bool]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace ``owner.name``; an attribute that was only inherited, or absent, is deleted again on undo."""
-        own = name in vars(owner)
-        self._undo.append((owner, name, vars(owner)[name] if own else None, own))
-        setattr(owner, name, value)
-
-    def undo(self) -> None:
-        for owner, name, value, own in reversed(self._undo):
-            if own:
-                setattr(owner, name, value)
-            else:
-                delattr(owner, name)
-        self._undo.clear()
 
 
 @contextlib.contextmanager
@@ -69,13 +41,16 @@ def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iter
     patches = Patches()
     try:
         _patch_fake_tensor(patches)
-        _patch_factories(patches)
-        _patch_cuda_namespace(patches, device, on_event)
+        patch_factories(patches)
+        patch_readback(patches)
+        patch_cuda_namespace(patches, device, on_event)
         _patch_foreach(patches)
         _patch_amp(patches)
         _patch_data_parallel(patches)
         _patch_convolution_layout(patches)
-        yield
+        patches.set(torch, "compile", _compile(on_event))
+        with _eager():
+            yield
     finally:
         patches.undo()
 
@@ -105,6 +80,7 @@ def _patch_fake_tensor(patches: Patches) -> None:
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
     patches.set(FakeTensor, "record_stream", _record_stream)
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
+    patches.set(torch, "save", lambda *_, **__: None)  # nothing of it is on the device, and there is no data
     if hasattr(fake_tensor, "init_gpu_context"):
         patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
 
@@ -133,11 +109,8 @@ def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
 
 def _stand_in(device: Any) -> Any:
     """The C++ device for a device that Python names."""
-    if isinstance(device, int):
-        return _META
-    if isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda":
-        return _META
-    return device
+    device = device_named(device)
+    return _META if device is not None and device.type == "cuda" else device
 
 
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -224,137 +197,6 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(first, second)
 
 
-# --- torch.tensor and friends -----------------------------------------------------------------------------------------
-
-
-def _patch_factories(patches: Patches) -> None:
-    """Factories that convert data make a host tensor and copy it, as on a card; C++ would ask a driver to."""
-    for name in ("tensor", "as_tensor", "asarray"):
-        patches.set(torch, name, _host_then_copy(getattr(torch, name)))
-
-
-def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
-        if isinstance(data, FakeTensor) and data.is_cuda and device is None:
-            device = DEVICE
-        if device is None or torch.device(device).type != "cuda":
-            extra = {"requires_grad": True} if requires_grad else {}
-            return factory(data, *args, device=device, **extra, **kwargs)
-        made = data if isinstance(data, FakeTensor) else factory(data, *args, **kwargs)
-        made = made.to(DEVICE, kwargs.get("dtype") or made.dtype)
-        return made.requires_grad_() if requires_grad else made
-
-    return make
-
-
-# --- torch.cuda -------------------------------------------------------------------------------------------------------
-
-
-class _Stream:
-    """Stands for any CUDA stream. Work is recorded on the default stream; see docs/MODELING.md, streams."""
-
-    cuda_stream = 0
-    stream_id = 0
-    device_index = 0
-    device = DEVICE
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def elapsed_time(self, _: Any) -> float:
-        return 0.0
-
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Stream()
-
-    synchronize = wait_stream = wait_event = record = wait = _nothing
-
-
-def _patch_cuda_namespace(patches: Patches, device: PretendDevice, on_event: Callable[[str], None]) -> None:
-    cuda = torch.cuda
-    major, minor = device.capability
-    properties = SimpleNamespace(
-        name=device.name,
-        major=major,
-        minor=minor,
-        total_memory=device.total_bytes,
-        multi_processor_count=device.sm_count,
-        max_threads_per_multi_processor=device.max_threads_per_sm,
-        warp_size=32,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        gcnArchName="",
-    )
-    answers: dict[str, Any] = {
-        "is_available": True,
-        "is_initialized": True,
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_name": device.name,
-        "get_device_capability": device.capability,
-        "get_device_properties": properties,
-        "mem_get_info": (device.total_bytes, device.total_bytes),
-        "is_bf16_supported": True,
-        "get_arch_list": [f"sm_{major}{minor}"],
-        "init": None,
-        "_lazy_init": None,
-        "set_device": None,
-        "manual_seed": None,
-        "manual_seed_all": None,
-        "seed": None,
-        "set_rng_state": None,
-        "set_rng_state_all": None,
-        "memory_stats": {},
-        "ipc_collect": None,
-    }
-    for name in (
-        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
-        "reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction",
-    ):  # fmt: skip
-        answers[name] = 0
-    for name, answer in answers.items():
-        patches.set(cuda, name, lambda *_, _answer=answer, **__: _answer)
-    for name in ("synchronize", "empty_cache"):
-        patches.set(cuda, name, lambda *_, _name=name, **__: on_event(_name))
-    patches.set(cuda, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))
-    patches.set(cuda, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
-    for name in ("Stream", "Event", "ExternalStream"):
-        patches.set(cuda, name, _Stream)
-    for name in ("current_stream", "default_stream", "stream", "device", "device_of"):
-        patches.set(cuda, name, lambda *_, **__: _Stream())
-    if hasattr(torch, "accelerator"):
-        _patch_accelerator_namespace(patches, on_event)
-
-
-def _patch_accelerator_namespace(patches: Patches, on_event: Callable[[str], None]) -> None:
-    answers: dict[str, Any] = {
-        "is_available": True,
-        "current_accelerator": torch.device("cuda"),
-        "device_count": 1,
-        "current_device_index": 0,
-        "current_device_idx": 0,
-        "current_stream": _Stream(),
-        "set_stream": None,
-        "set_device_index": None,
-    }
-    for name, answer in answers.items():
-        patches.set(torch.accelerator, name, lambda *_, _answer=answer, **__: _answer)
-    for name in ("synchronize", "empty_cache"):
-        patches.set(torch.accelerator, name, lambda *_, _name=name, **__: on_event(_name))
-
-
 # --- optimizers and utilities that group tensors ----------------------------------------------------------------------
 
 
@@ -424,6 +266,22 @@ def _moved(value: Any) -> Any:
     return value
 
 
+def _compile(on_event: Callable[[str], None]) -> Callable[..., Any]:
+    """``torch.compile`` that changes nothing; what is analysed is the eager step, and ``on_event`` hears of it."""
+
+    def compile_(model: Any = None, **_: Any) -> Any:
+        on_event("compile")
+        return model if model is not None else (lambda function: function)
+
+    return compile_
+
+
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """What was compiled before runs as if it were not."""
+    set_stance: Any = getattr(torch.compiler, "set_stance", None)  # 2.6 and later
+    return set_stance("force_eager") if set_stance is not None else contextlib.nullcontext()
+
+
 def _patch_convolution_layout(patches: Patches) -> None:
     """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
     patches.set(torch._C, "_select_conv_backend", lambda *_, **__: None)
@@ -441,13 +299,9 @@ def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Any)
     return torch.contiguous_format
 
 
-def quiet_registration() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def quiet_registration() -> Iterator[None]:
     """Silences PyTorch's one-off warning that a kernel is overridden, which is what we mean to do."""
-
-    @contextlib.contextmanager
-    def quiet() -> Iterator[None]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-
-    return quiet()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as torch_optimizer
 
-from graphmem.capture.fakes import Patches
+from graphmem.capture.factories import moved_lazy
+from graphmem.capture.pretence import Patches
 from graphmem.capture.recorder import Recorder
 from graphmem.trace import Category
 
@@ -137,7 +139,18 @@ def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
                 with torch.no_grad():
                     fake = torch.empty_like(parameter, device="cpu") if parameter.dim() else _fake_scalar(parameter)
                 self._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-        return original(self, *args, **kwargs)
+        lazy = [
+            (table, name, tensor)
+            for table in (self._parameters, self._buffers)
+            for name, tensor in table.items()
+            if is_lazy(tensor)
+        ]
+        for table, name, _ in lazy:
+            table[name] = None  # keeps its place
+        applied = original(self, *args, **kwargs)
+        for table, name, tensor in lazy:
+            table[name] = moved_lazy(tensor, args[0] if args else kwargs["fn"])
+        return applied
 
     return apply
 

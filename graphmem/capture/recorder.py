@@ -36,6 +36,8 @@ _RESIZERS = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 _ITEM = _aten._local_scalar_dense.default
+#: Answers about whole tensors that are one Python value.
+_DECISIONS = {_ITEM, _aten.equal.default, _aten.allclose.default}
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -69,6 +71,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.graph = graph
         self.values_assumed = 0
         self.unmodelled: Counter[str] = Counter()
+        self.assumed: Counter[str] = Counter()
         self.module_depth = 0
         self._live: dict[int, _StorageRef] = {}
         self._operator = builder.operator("(start)")
@@ -171,8 +174,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return out
             if func in IN_PLACE_IN_BACKWARD:
                 func = self._in_place_on_card(func, args)
-        elif func is _ITEM and _on_device(args):
-            value = self._read_back(args[0])
+        elif func in _DECISIONS:
+            value = self._read_back(func, args[0])
             if value is not None:
                 return value
         out = None if func in FUSED_STEPS else func(*args, **kwargs)
@@ -189,14 +192,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         out._graphmem_pinned = True
         return out
 
-    def _read_back(self, tensor: Any) -> Any:
-        """What reading a device scalar gives; None where the step must not go on without the data."""
-        value = device_values.known(tensor)
+    def _read_back(self, func: Any, tensor: Any) -> Any:
+        """What reading a tensor's data gives; None where the step must not go on without them."""
+        value = device_values.known(tensor) if func is _ITEM else None
         if value is not None or self.module_depth:
             return value
         device_values.refuse_decisions(sys._getframe(2))
         self.values_assumed += 1
-        return device_values.assumed(tensor)
+        return device_values.assumed(tensor) if func is _ITEM else False
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         """In inference mode composite operators arrive whole; run what they are made of."""
@@ -404,7 +407,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return False
         if self._sole_counts is None or old.dtype != new.dtype:
             return False
-        pass
         return counts == self._sole_counts and _is_dense(old)
 
 

@@ -21,6 +21,7 @@ from graphmem.capture.autocast import cuda_autocast
 from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
+from graphmem.capture.messages import explained
 from graphmem.capture.recorder import Recorder
 from graphmem.capture.rnn import patch_rnn_modules
 from graphmem.capture.settings import same_settings
@@ -88,6 +89,9 @@ def capture(
     holder: list[Recorder] = []
 
     def on_event(name: str) -> None:
+        if name == "compile":
+            holder[0].assumed["torch.compile is left out: the step is analysed as it runs without it"] += 1
+            return
         kind = EventKind.EMPTY_CACHE if name == "empty_cache" else EventKind.SYNCHRONIZE
         holder[0].cache_event(kind)
 
@@ -110,7 +114,7 @@ def capture(
         watch = stack.enter_context(modules.watch_modules(recorder))
         with _readable_errors(recorder):
             run(Session(recorder, watch))
-        assumed = {}
+        assumed = dict(recorder.assumed)
         if recorder.values_assumed:
             assumed["values read back from the device by the training loop were assumed to be 1"] = (
                 recorder.values_assumed
@@ -137,12 +141,16 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
             "or replace them by a fixed size for the analysis"
         ) from None
     except UnsupportedOperatorException as error:
-        raise CaptureError(
-            f"{recorder.current_source()}: operator {error.func} has no fake implementation; register one with "
-            "torch.library.register_fake"
-        ) from None
+        reason = explained(error) or (
+            f"operator {error.func} has no fake implementation, so its outputs' shapes are unknown; register one with "
+            "torch.library.register_fake, or choose the model's PyTorch implementation of it"
+        )
+        raise CaptureError(f"{recorder.current_source()}: {reason}") from None
     except Exception as error:
         where = _raised_at(error) or recorder.current_source()
+        known = explained(error)
+        if known is not None:
+            raise CaptureError(f"{where}: {known}") from error
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
         raise CaptureError(f"{where}: the step raised {type(error).__name__}: {first_line}") from error
 

@@ -1,0 +1,84 @@
+"""What a step cannot do on shapes alone, said in words: PyTorch's own errors speak of its insides."""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+
+#: (regular expression on "<type>: <message>", what to tell the user). The first that is found counts.
+_EXPLAINED = (
+    (
+        r"Cannot access accelerator device when none is available",
+        'a device is named by a bare number; write torch.device("cuda", 0)',
+    ),
+    (
+        r"Triton|triton|0 active drivers",
+        "a Triton kernel is launched, which no analysis of shapes can follow; wrap it in torch.library.triton_op or "
+        "custom_op with register_fake, or choose the model's PyTorch implementation",
+    ),
+    (
+        r"Cannot access data pointer|data_ptr",
+        "code outside PyTorch (a custom CUDA kernel, numpy, dlpack) asks for a tensor's memory, and an analysis has "
+        "only shapes; wrap it in torch.library.custom_op with register_fake, or choose the model's PyTorch "
+        "implementation",
+    ),
+    (
+        r"HigherOrderOperator flex_attention",
+        "flex_attention is not modelled; use scaled_dot_product_attention with a mask for the analysis",
+    ),
+    (r"HigherOrderOperator (?P<name>\w+)", "the higher-order operator {name} is not modelled; write plain Python"),
+    (
+        r"arguments from the 'Sparse|sparse_(csr|csc|bsr|bsc|coo|compressed)_tensor|aten::empty_strided' with",
+        "sparse tensors on the device are not modelled",
+    ),
+    (
+        r"arguments from the 'Quantized|_affine_quantized|quantized::",
+        "quantized tensors are not modelled; analyse the model before it is quantized",
+    ),
+    (
+        r"_nested_|arguments from the 'NestedTensor|shape_env must not be None",
+        "nested tensors are not modelled; pad to a rectangular tensor for the analysis",
+    ),
+    (
+        r"Could not run '(?P<name>[\w:.]+)' with arguments from the",
+        "operator {name} has no implementation for shapes alone; choose another one for the analysis",
+    ),
+    (
+        r"TorchScript|torch\.jit",
+        "TorchScript runs outside Python, where an analysis cannot follow it; analyse the module before torch.jit",
+    ),
+    (
+        r"InternalTorchDynamoError|TorchRuntimeError|torch\._dynamo|BackendCompilerFailed",
+        "torch.compile cannot be followed; analyse the module before it is compiled",
+    ),
+    (r"Legacy CUDA profiling", "torch.profiler finds no device; leave it out of the analysed step"),
+    (
+        r"not compiled with CUDA|without ATen_cuda|not linked with support for cuda|no NVIDIA driver",
+        "PyTorch looks for a driver, and an analysis pretends to have a card only inside the step; do this in the "
+        "function that graphmem calls, not when the file is imported",
+    ),
+)
+_MISSING_C_FUNCTION = re.compile(r"module 'torch\._C' has no attribute '_?cuda_?\w*'")
+
+
+def explained(error: BaseException) -> str | None:
+    """The message for an error that PyTorch raised because tensors have no data; None for any other."""
+    text = f"{type(error).__name__}: {error}"
+    if _MISSING_C_FUNCTION.search(text):
+        return f"{_function_in_torch_cuda(error.__traceback__)} cannot be analysed: it needs a driver"
+    for pattern, message in _EXPLAINED:
+        found = re.search(pattern, text)
+        if found:
+            return message.format(**found.groupdict())
+    return None
+
+
+def _function_in_torch_cuda(traceback: TracebackType | None) -> str:
+    """The last Python function of ``torch.cuda`` in the traceback."""
+    name = "torch.cuda"
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if "torch/cuda/" in code.co_filename.replace("\\", "/"):
+            name = f"torch.cuda.{code.co_name}"
+        traceback = traceback.tb_next
+    return name
