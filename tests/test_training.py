@@ -114,7 +114,22 @@ def test_the_options_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
     import inspect
 
-    for class_name, options in OPTIMIZERS.values():
-        if hasattr(torch.optim, class_name):
-            parameters = list(inspect.signature(getattr(torch.optim, class_name).__init__).parameters)[2:]
-            assert set(parameters) <= set(options), class_name
+    for named in OPTIMIZERS.values():
+        if named.library == "torch.optim" and hasattr(torch.optim, named.class_name):
+            parameters = list(inspect.signature(getattr(torch.optim, named.class_name).__init__).parameters)[2:]
+            assert set(parameters) <= set(named.options), named.class_name
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("paged_adamw_8bit", "pagedadamw8bit"),
+        ("PagedAdamW", "pagedadamw32bit"),
+        ("adamw_bnb_8bit", "adamw8bit"),
+        ("rmsprop_bnb", "rmsprop32bit"),
+        ("adamw_torch", "adamw"),
+        ("Lion", "lion"),
+    ],
+)
+def test_names_that_trainers_use_are_read(written: str, read: str) -> None:
+    assert Training(optimizer=written).optimizer == read

@@ -51,7 +51,7 @@ class Training:
     """One training step: forward, loss, backward, optimizer.
 
     Args:
-        optimizer: a ``torch.optim`` name in any case; see :data:`OPTIMIZERS`.
+        optimizer: a name in any case, of ``torch.optim``, bitsandbytes and others; see :data:`OPTIMIZERS`.
         optimizer_args: the optimizer's options as ``(name, value)`` pairs or a mapping, ``{"momentum": 0.9}``.
         dtype: precision of the weights, one of :data:`DTYPES`.
         amp: precision of autocast, one of :data:`AMP_DTYPES`, or None for no autocast.
@@ -89,8 +89,8 @@ class Training:
 
     @property
     def optimizer_class(self) -> str:
-        """The name of the class in ``torch.optim``: ``AdamW``."""
-        return OPTIMIZERS[self.optimizer][0]
+        """The name of the class in its library: ``AdamW``."""
+        return OPTIMIZERS[self.optimizer].class_name
 
     def describe(self) -> str:
         """The step in words: ``training, adamw(foreach=False), fp32 weights, bf16 autocast, 4 micro-batches``."""

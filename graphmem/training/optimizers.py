@@ -1,24 +1,29 @@
-"""The optimizers a step may use, by their ``torch.optim`` names in lower case, and the options each accepts.
+"""The optimizers a step may use, by name in lower case, and the options each accepts.
 
-The names of options are those of torch 2.13 (``torch/optim/*.py``); an older torch may lack one and says so when the
-step is built. Nothing here imports torch.
+The names of options are those of torch 2.13 (``torch/optim/*.py``; an older torch may lack one and says so when the
+step is built), bitsandbytes 0.50.2 (``bitsandbytes/optim/*.py``), lion-pytorch 0.2 and transformers 5
+(``transformers/optimization.py``). Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+from dataclasses import dataclass
 
 from graphmem.errors import UsageError
 
 #: An option of an optimizer as the command line or a caller gives it.
 OptionValue = bool | int | float | str | None | tuple["OptionValue", ...]
 
+#: Libraries whose optimizers are known.
+TORCH, BITSANDBYTES, LION, TRANSFORMERS = "torch.optim", "bitsandbytes.optim", "lion_pytorch", "transformers"
+
 _COMMON = ("lr", "weight_decay", "foreach", "maximize", "differentiable")
 _BETAS = ("betas", "eps", *_COMMON, "capturable")
 
 #: lower-case name -> (class name in ``torch.optim``, accepted option names)
-OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
+_OF_TORCH: dict[str, tuple[str, tuple[str, ...]]] = {
     "sgd": ("SGD", (*_COMMON, "momentum", "dampening", "nesterov", "fused")),
     "adam": ("Adam", (*_BETAS, "amsgrad", "fused", "decoupled_weight_decay")),
     "adamw": ("AdamW", (*_BETAS, "amsgrad", "fused")),
@@ -42,10 +47,64 @@ OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sparseadam": ("SparseAdam", ("lr", "betas", "eps", "maximize")),
 }
 
+_TRANSFORMERS_ADAFACTOR = (
+    "lr", "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter", "relative_step",
+    "warmup_init",
+)  # fmt: skip
+_QUANTIZED = ("lr", "weight_decay", "min_8bit_size")
+_TWO_STATES = (*_QUANTIZED, "betas", "eps")
+#: family in lower case -> (family, whether there are paged classes, accepted option names)
+_OF_BITSANDBYTES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
+    "adam": ("Adam", True, _TWO_STATES),
+    "adamw": ("AdamW", True, _TWO_STATES),
+    "ademamix": ("AdEMAMix", True, (*_TWO_STATES, "alpha", "t_alpha", "t_beta3")),
+    "lion": ("Lion", True, (*_QUANTIZED, "betas")),
+    "sgd": ("SGD", False, (*_QUANTIZED, "momentum", "dampening", "nesterov")),
+    "rmsprop": ("RMSprop", False, (*_QUANTIZED, "alpha", "eps", "momentum", "centered")),
+    "adagrad": ("Adagrad", False, (*_QUANTIZED, "lr_decay", "initial_accumulator_value", "eps")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An optimizer: where it comes from, the name of its class there, and the options it accepts."""
+
+    library: str
+    class_name: str
+    options: tuple[str, ...]
+
+
+def _table() -> dict[str, Named]:
+    table = {name: Named(TORCH, *row) for name, row in _OF_TORCH.items()}
+    table["lion"] = Named(LION, "Lion", ("lr", "betas", "weight_decay", "decoupled_weight_decay"))
+    table["transformersadafactor"] = Named(TRANSFORMERS, "Adafactor", _TRANSFORMERS_ADAFACTOR)
+    for family, has_paged, options in _OF_BITSANDBYTES.values():
+        for paged in ("", "Paged") if has_paged else ("",):
+            for bits in ("8bit", "32bit"):
+                class_name = f"{paged}{family}{bits}"
+                table[class_name.lower()] = Named(BITSANDBYTES, class_name, options)
+    return table
+
+
+#: lower-case name -> the optimizer
+OPTIMIZERS: dict[str, Named] = _table()
+
+#: Other spellings: classes of bitsandbytes whose states have 32 bits unless told otherwise, and the names that
+#: transformers' ``TrainingArguments(optim=...)`` gives them (``OptimizerNames``).
+_SPELLINGS = {
+    **{f"paged{name}": f"paged{name}32bit" for name, (_, paged, _) in _OF_BITSANDBYTES.items() if paged},
+    **{f"{name}bnb8bit": f"{name}8bit" for name in _OF_BITSANDBYTES},
+    **{f"{name}bnb32bit": f"{name}32bit" for name in _OF_BITSANDBYTES},
+    "ademamix": "ademamix32bit",
+    "adamwtorch": "adamw",
+    "rmspropbnb": "rmsprop32bit",
+}
+
 
 def check_optimizer(name: str) -> str:
     """The canonical (lower-case) name. Raises :class:`UsageError` listing the accepted ones."""
     key = str(name).strip().lower().replace("_", "").replace("-", "")
+    key = _SPELLINGS.get(key, key)
     if key in OPTIMIZERS:
         return key
     close = difflib.get_close_matches(key, OPTIMIZERS, n=1)
@@ -55,7 +114,7 @@ def check_optimizer(name: str) -> str:
 
 def check_option(optimizer: str, option: str) -> None:
     """Raise :class:`UsageError` when the optimizer has no such option."""
-    accepted = OPTIMIZERS[optimizer][1]
+    accepted = OPTIMIZERS[optimizer].options
     if option not in accepted:
         raise UsageError(f"optimizer {optimizer} has no option {option!r}; accepted: {', '.join(accepted)}")
 
