@@ -152,10 +152,10 @@ def test_events_take_time_that_can_be_divided_by() -> None:
 
 def test_everything_is_put_back() -> None:
     before = {name: getattr(torch.cuda, name) for name in torch.cuda.__all__}
-    generator, save, compile_, type_ = torch.Generator, torch.save, torch.compile, torch.Tensor.type
+    generator, save, type_ = torch.Generator, torch.save, torch.Tensor.type
     record(lambda: None)
     assert {name: getattr(torch.cuda, name) for name in torch.cuda.__all__} == before
-    assert (torch.Generator, torch.save, torch.compile, torch.Tensor.type) == (generator, save, compile_, type_)
+    assert (torch.Generator, torch.save, torch.Tensor.type) == (generator, save, type_)
     with torch.device("cpu"):
         assert torch.tensor([1.0]).tolist() == [1.0]
 
@@ -248,18 +248,6 @@ def test_the_second_card_is_refused() -> None:
     ):
         assert "one card" in refused(ask)
     assert "'mps'" in refused(lambda: torch.zeros(2, device="mps"))
-
-
-def test_torch_compile_is_left_out() -> None:
-    compiled_before = torch.compile(nn.Linear(4, 4))
-
-    def step() -> None:
-        model = torch.compile(nn.Linear(4, 4)).cuda()
-        model(torch.zeros(2, 4, device="cuda"))
-        torch.compile(mode="max-autotune")(torch.relu)(torch.zeros(2, device="cuda"))
-        compiled_before(torch.zeros(2, 4))
-
-    record(step)
 
 
 # --- what cannot be done ----------------------------------------------------------------------------------------------

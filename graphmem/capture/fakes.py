@@ -48,9 +48,7 @@ def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iter
         _patch_amp(patches)
         _patch_data_parallel(patches)
         _patch_convolution_layout(patches)
-        patches.set(torch, "compile", _compile(on_event))
-        with _eager():
-            yield
+        yield
     finally:
         patches.undo()
 
@@ -264,22 +262,6 @@ def _moved(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(item) for item in value)
     return value
-
-
-def _compile(on_event: Callable[[str], None]) -> Callable[..., Any]:
-    """``torch.compile`` that changes nothing; what is analysed is the eager step, and ``on_event`` hears of it."""
-
-    def compile_(model: Any = None, **_: Any) -> Any:
-        on_event("compile")
-        return model if model is not None else (lambda function: function)
-
-    return compile_
-
-
-def _eager() -> contextlib.AbstractContextManager[Any]:
-    """What was compiled before runs as if it were not."""
-    set_stance: Any = getattr(torch.compiler, "set_stance", None)  # 2.6 and later
-    return set_stance("force_eager") if set_stance is not None else contextlib.nullcontext()
 
 
 def _patch_convolution_layout(patches: Patches) -> None:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem.capture import modules
 from graphmem.capture.autocast import cuda_autocast
+from graphmem.capture.bitsandbytes_package import bitsandbytes_in_captures
 from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
@@ -89,9 +90,6 @@ def capture(
     holder: list[Recorder] = []
 
     def on_event(name: str) -> None:
-        if name == "compile":
-            holder[0].assumed["torch.compile is left out: the step is analysed as it runs without it"] += 1
-            return
         kind = EventKind.EMPTY_CACHE if name == "empty_cache" else EventKind.SYNCHRONIZE
         holder[0].cache_event(kind)
 
@@ -100,6 +98,7 @@ def capture(
         stack.enter_context(pretend_cuda(device, on_event))
         substitutes = stack.enter_context(cuda_substitutes(card))
         stack.enter_context(cuda_autocast())
+        stack.enter_context(bitsandbytes_in_captures())
         patches = Patches()
         stack.callback(patches.undo)
         patch_initializers(patches)
