@@ -122,6 +122,7 @@ class Estimate:
     fit: Fit | None
     host_bytes: int = 0
     pinned_bytes: int = 0
+    managed_bytes: int = 0
     assumptions: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -175,7 +176,11 @@ class Estimate:
             "moment": asdict(self.moment),
             "breakdown": dict(self.breakdown),
             "fits": asdict(self.fit) if self.fit else None,
-            "host": {"host_bytes": self.host_bytes, "pinned_bytes": self.pinned_bytes},
+            "host": {
+                "host_bytes": self.host_bytes,
+                "pinned_bytes": self.pinned_bytes,
+                "managed_bytes": self.managed_bytes,
+            },
             "assumptions": list(self.assumptions),
             "diagnostics": [asdict(d) for d in self.diagnostics],
             "details": dict(self.details),

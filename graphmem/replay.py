@@ -2,7 +2,7 @@
 
     Trace + Allocator -> Replay
 
-Only storages on the device reach the allocator; those in host and pinned memory are summed beside it. All figures are
+Only storages on the device reach the allocator; those in host, pinned and managed memory are summed beside it. All figures are
 bytes.
 """
 
@@ -43,6 +43,7 @@ class Replay:
     peak_reserved_bytes: int
     host_peak_bytes: int
     pinned_peak_bytes: int
+    managed_peak_bytes: int
     out_of_memory: OutOfMemory | None
     retries: int
     segments: tuple[SegmentView, ...] = field(repr=False)
@@ -97,7 +98,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     rest = len(trace) - done
     allocated += [allocator.allocated_bytes] * rest
     reserved += [allocator.reserved_bytes] * rest
-    requested, host, pinned = _live_bytes(trace, places, refused, done)
+    requested, host, pinned, managed = _live_bytes(trace, places, refused, done)
     allocated_array = np.array(allocated, dtype=np.int64)
     reserved_array = np.array(reserved, dtype=np.int64)
     return Replay(
@@ -109,6 +110,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
         peak_reserved_bytes=max(getattr(allocator, "peak_reserved_bytes", 0), _peak(reserved_array)),
         host_peak_bytes=_peak(host),
         pinned_peak_bytes=_peak(pinned),
+        managed_peak_bytes=_peak(managed),
         out_of_memory=out_of_memory,
         retries=getattr(allocator, "num_alloc_retries", 0),
         segments=allocator.segments(),

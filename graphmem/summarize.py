@@ -61,6 +61,7 @@ def summarize(
         fit=_fit(trace, replay, limited, target),
         host_bytes=replay.host_peak_bytes,
         pinned_bytes=replay.pinned_peak_bytes,
+        managed_bytes=replay.managed_peak_bytes,
         assumptions=tuple(assumptions),
         diagnostics=tuple(diagnostics),
         details=details or {},

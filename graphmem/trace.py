@@ -38,11 +38,15 @@ class Category(IntEnum):
 
 
 class Place(IntEnum):
-    """Where a storage lives. Only ``DEVICE`` storages reach a device allocator."""
+    """Where a storage lives. Only ``DEVICE`` storages reach a device allocator.
+
+    ``MANAGED`` memory comes from the driver, outside every allocator, and moves between host and device by pages.
+    """
 
     DEVICE = 0
     HOST = 1
     PINNED = 2
+    MANAGED = 3
 
 
 class EventKind(IntEnum):

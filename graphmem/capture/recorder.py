@@ -341,6 +341,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if label:
                 self.builder.labels[ref.index] = label
 
+    def place(self, tensor: Any, place: Place) -> None:
+        """Say where a live tensor's storage lies, when its device does not tell."""
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        if ref is not None:
+            self.builder.places[ref.index] = place
+
     def label_input(self, tensor: torch.Tensor) -> None:
         """A leaf given to the outermost module is an input, unless it is known to be something else."""
         if not isinstance(tensor, FakeTensor):

@@ -89,7 +89,7 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
     yield _moment(estimate, len(estimate.top) if details else top)
     if estimate.phases:
         yield _phases(estimate, details)
-    if estimate.host_bytes or estimate.pinned_bytes:
+    if estimate.host_bytes or estimate.pinned_bytes or estimate.managed_bytes:
         yield _host(estimate)
     yield from _remarks(estimate)
     if details and estimate.details:
@@ -201,8 +201,11 @@ def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
 
 
 def _host(estimate: Estimate) -> RenderableType:
-    text = f"{format_bytes(estimate.host_bytes)} pageable, {format_bytes(estimate.pinned_bytes)} pinned"
-    return _section("Host memory of the step (not on the GPU)", Text(text))
+    lines = [f"{format_bytes(estimate.host_bytes)} pageable, {format_bytes(estimate.pinned_bytes)} pinned"]
+    if estimate.managed_bytes:
+        managed = format_bytes(estimate.managed_bytes)
+        lines.append(f"{managed} managed: on the GPU where it has room, beside the figures above; else on the host")
+    return _section("Host memory of the step (not on the GPU)", Text("\n".join(lines)))
 
 
 def _remarks(estimate: Estimate) -> Iterator[RenderableType]:

@@ -80,7 +80,8 @@ def _table() -> dict[str, Named]:
     table["transformersadafactor"] = Named(TRANSFORMERS, "Adafactor", _TRANSFORMERS_ADAFACTOR)
     for family, has_paged, options in _OF_BITSANDBYTES.values():
         for paged in ("", "Paged") if has_paged else ("",):
-            for bits in ("8bit", "32bit"):
+            # AdEMAMix's class without a number keeps other states than its 32-bit one.
+            for bits in ("8bit", "32bit", "") if family == "AdEMAMix" else ("8bit", "32bit"):
                 class_name = f"{paged}{family}{bits}"
                 table[class_name.lower()] = Named(BITSANDBYTES, class_name, options)
     return table
@@ -92,10 +93,9 @@ OPTIMIZERS: dict[str, Named] = _table()
 #: Other spellings: classes of bitsandbytes whose states have 32 bits unless told otherwise, and the names that
 #: transformers' ``TrainingArguments(optim=...)`` gives them (``OptimizerNames``).
 _SPELLINGS = {
-    **{f"paged{name}": f"paged{name}32bit" for name, (_, paged, _) in _OF_BITSANDBYTES.items() if paged},
+    **{f"paged{name}": f"paged{name}32bit" for name in ("adam", "adamw", "lion")},
     **{f"{name}bnb8bit": f"{name}8bit" for name in _OF_BITSANDBYTES},
     **{f"{name}bnb32bit": f"{name}32bit" for name in _OF_BITSANDBYTES},
-    "ademamix": "ademamix32bit",
     "adamwtorch": "adamw",
     "rmspropbnb": "rmsprop32bit",
 }
