@@ -1,7 +1,7 @@
 """A recorded run, the same run captured on fake tensors, and the two compared.
 
-The recordings were made with PyTorch 2.13.0's CUDA build on a stub of the CUDA driver (real operators and allocator, no
-GPU), with the loop that :func:`step_of` repeats: build on the host, move, then iterations of forward, loss, backward,
+The recordings were made with CUDA builds of PyTorch (2.13.0 unless they say otherwise) on a stub of the CUDA driver
+(real operators and allocator, no GPU), with the loop that :func:`step_of` repeats: build on the host, move, then iterations of forward, loss, backward,
 clipping, optimizer. A recording keeps the peaks, how many allocations every part of every iteration made, and the
 allocator's events.
 """
@@ -27,6 +27,7 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.capture.fakes import PretendDevice
 from graphmem.capture.session import capture
 from graphmem.replay import Replay, replay
+from graphmem.runtimes.pytorch import version_named
 from graphmem.trace import EventKind, Place, Trace
 from graphmem.units import GIB
 from models_zoo import libraries, reference
@@ -35,7 +36,6 @@ from tests.steps.align import Match, align
 
 FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "steps"
 SUFFIX = ".json.gz"
-TORCH_VERSION = (2, 13)
 
 #: Options of a run that this module understands; a recording with another one is refused rather than half followed.
 OPTIONS = {
@@ -68,6 +68,7 @@ class RecordedRun:
     options: dict[str, str]
     alloc_conf: str
     capability: int
+    torch_version: tuple[int, int]  # (major, minor) that recorded, and that is predicted
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     marks: tuple[tuple[str, int], ...]  # (part that ends, allocations so far)
@@ -138,6 +139,7 @@ def load(name: str, folder: Path = FOLDER) -> RecordedRun:
         options=options,
         alloc_conf=document["alloc_conf"],
         capability=document["cc"],
+        torch_version=version_named(document["torch"]),
         peak_allocated_bytes=document["allocated_peak"],
         peak_reserved_bytes=document["reserved_peak"],
         marks=tuple((row[0], row[6]) for row in document["marks"]),
@@ -160,11 +162,11 @@ def predict(run: RecordedRun, cudnn_workspaces: bool = False) -> PredictedRun:
             lambda _: step(),
             source=run.name,
             device=device,
-            torch_version=TORCH_VERSION,
+            torch_version=run.torch_version,
             cudnn_workspaces=cudnn_workspaces,
         )
-    conf = parse_alloc_conf(run.alloc_conf, TORCH_VERSION)
-    replayed = replay(captured.trace, PyTorchCachingAllocator(conf=conf, torch_version=TORCH_VERSION))
+    conf = parse_alloc_conf(run.alloc_conf, run.torch_version)
+    replayed = replay(captured.trace, PyTorchCachingAllocator(conf=conf, torch_version=run.torch_version))
     seconds = time.perf_counter() - start
     return PredictedRun(captured.trace, replayed, *_changes(captured.trace), seconds)
 
