@@ -178,10 +178,20 @@ def _write_trace(path: Path, case: Case) -> None:
 
 
 def main() -> None:
-    """Read ``{"case", "cap_bytes", "trace"}`` from stdin, measure, print the answer as the last line."""
+    """Read ``{"case", "cap_bytes", "trace"}`` from stdin and print the answer as the last line.
+
+    Without a case the answer is the machine alone. Exits with one line where there is no CUDA card.
+    """
+    import torch
+
     request = json.load(sys.stdin)
-    trace = Path(request["trace"]) if request.get("trace") else None
-    answer = run_case(Case.from_json(request["case"]), request.get("cap_bytes"), trace)
+    if not torch.cuda.is_available():
+        sys.exit(f"PyTorch {torch.__version__} finds no CUDA device")
+    if request["case"] is None:
+        answer: dict[str, Any] = {"status": "ok", "machine": machine(DeviceMeter())}
+    else:
+        trace = Path(request["trace"]) if request.get("trace") else None
+        answer = run_case(Case.from_json(request["case"]), request.get("cap_bytes"), trace)
     print(json.dumps(answer), flush=True)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from graphmem.accuracy.case import Case
 from graphmem.accuracy.record import OK, Machine, Record
 from graphmem.analyze import analyze
 from graphmem.devices import Device, device_named, estimated_context_bytes
@@ -77,18 +78,21 @@ def compare(
 
 def _predictions(records: Sequence[Record], jobs: int) -> Iterator[Predicted]:
     if jobs <= 1 or len(records) <= 1:
-        yield from map(predict, records)
+        yield from map(_predict_record, records)
         return
     # Spawned, not forked: a copy of a process with torch's threads may hang.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(predict, records)
+        yield from pool.map(_predict_record, records)
 
 
-def predict(record: Record) -> Predicted:
-    """The prediction of a record's case. An error of the analysis is part of the answer."""
-    case, machine = record.case, record.machine
-    if machine is None:
+def _predict_record(record: Record) -> Predicted:
+    if record.machine is None:
         return Predicted(error="the record does not say on which card")
+    return predict(record.case, record.machine)
+
+
+def predict(case: Case, machine: Machine) -> Predicted:
+    """The prediction of a case on a card. An error of the analysis is part of the answer."""
     try:
         estimate = analyze(
             case.model,

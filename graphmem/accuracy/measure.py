@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
-from graphmem.accuracy.record import FAILED, Record, append, read_records, record_from
+from graphmem.accuracy.record import FAILED, Machine, Record, append, machine_from, read_records, record_from
 from graphmem.errors import UsageError
 
 #: Longest time one case may take, in seconds: building a large model on the host included.
 CASE_SECONDS = 900.0
-
-_HAS_GPU = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 1)"
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,12 @@ class Plan:
     environment: Mapping[str, str] | None = None
 
 
-def require_gpu(plan: Plan) -> None:
-    """Raise :class:`UsageError` unless the measuring processes will find a CUDA card."""
-    done = subprocess.run([plan.python, "-c", _HAS_GPU], env=_environment(plan, ""), capture_output=True, check=False)
-    if done.returncode:
-        raise UsageError(
-            "no CUDA GPU that PyTorch can use is on this machine; run 'graphmem measure' where there is one"
-        )
+def machine_here(plan: Plan) -> Machine:
+    """The card that the measuring processes will find. Raises :class:`UsageError` where there is none."""
+    answer = _in_fresh_process({"case": None}, plan, plan.case_seconds)
+    if answer["status"] == FAILED:
+        raise UsageError(f"no CUDA GPU to measure on; predictions need none ({answer['error']})")
+    return machine_from(answer["machine"])
 
 
 def measure(cases: Sequence[Case], plan: Plan) -> Iterator[Record]:
@@ -87,7 +84,7 @@ def _in_fresh_process(request: Mapping[str, Any], plan: Plan, limit_seconds: flo
         done = subprocess.run(
             [plan.python, "-m", "graphmem.accuracy.child"],
             input=json.dumps(request),
-            env=_environment(plan, request["case"]["alloc_conf"]),
+            env=_environment(plan, (request["case"] or {}).get("alloc_conf", "")),
             capture_output=True,
             text=True,
             timeout=limit_seconds,

@@ -88,8 +88,7 @@ def record_from(document: Mapping[str, Any]) -> Record:
         values = {item.name: document[item.name] for item in fields(Record) if item.name in document}
         values["case"] = Case.from_json(values["case"])
         if values.get("machine") is not None:
-            machine = dict(values["machine"])
-            values["machine"] = Machine(**{**machine, "capability": tuple(machine["capability"])})
+            values["machine"] = machine_from(values["machine"])
         if values.get("measured") is not None:
             measured = dict(values["measured"])
             measured["device"] = DeviceUse(**measured["device"])
@@ -97,6 +96,11 @@ def record_from(document: Mapping[str, Any]) -> Record:
         return Record(**values)
     except (KeyError, TypeError) as error:
         raise TraceError(f"not a record of graphmem: {error}") from None
+
+
+def machine_from(document: Mapping[str, Any]) -> Machine:
+    """The machine of a record. Raises ``KeyError`` or ``TypeError`` for another document."""
+    return Machine(**{**document, "capability": tuple(document["capability"])})
 
 
 def read_records(path: Path) -> list[Record]:

@@ -16,7 +16,9 @@ import click
 from graphmem.cli.analyze import analyze_command
 from graphmem.cli.export_trace import export_trace_command
 from graphmem.cli.gpus import gpus_command
+from graphmem.cli.measure import measure_command
 from graphmem.cli.replay import replay_command
+from graphmem.cli.zoo import zoo_command
 from graphmem.errors import GraphmemError
 from graphmem.reports import text
 
@@ -61,6 +63,8 @@ cli.add_command(analyze_command)
 cli.add_command(replay_command)
 cli.add_command(export_trace_command)
 cli.add_command(gpus_command)
+cli.add_command(zoo_command)
+cli.add_command(measure_command)
 
 
 def main() -> None:

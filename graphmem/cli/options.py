@@ -37,17 +37,21 @@ _STEP_OPTIONS = (
         metavar="NAME=VALUE",
         help="An option of the optimizer, e.g. momentum=0.9, foreach=false, betas=0.9,0.95. Repeatable.",
     ),
-    click.option("--dtype", default="fp32", metavar="TYPE", help=f"Precision of weights: {', '.join(DTYPES)}."),
-    click.option("--amp", default="off", metavar="TYPE", help=f"Autocast: {', '.join(AMP_DTYPES)} or off."),
+    click.option("--dtype", metavar="TYPE", help=f"Precision of weights: {', '.join(DTYPES)}. Default fp32."),
+    click.option("--amp", metavar="TYPE", help=f"Autocast: {', '.join(AMP_DTYPES)} or off. Default off."),
     click.option("--checkpoint-activations", is_flag=True, help="Recompute activations in the backward pass."),
     click.option("--grad-accum", type=POSITIVE, metavar="N", help="Micro-batches per optimizer step. Default 1."),
     click.option("--clip-grad-norm", type=float, metavar="NORM", help="Clip the gradients to this norm."),
     click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
 )
 
-_INPUT_OPTIONS = (
+_SIZE_OPTIONS = (
     click.option("-b", "--batch", type=POSITIVE, metavar="N", help="Batch size (of a micro-batch)."),
     click.option("--seq-len", type=POSITIVE, metavar="N", help="Sequence length of language models."),
+)
+
+_INPUT_OPTIONS = (
+    *_SIZE_OPTIONS,
     click.option("--dim", multiple=True, metavar="NAME=VALUE", help="Bind a symbolic dimension. Repeatable."),
     click.option(
         "--input-shape",
@@ -61,10 +65,15 @@ _INPUT_OPTIONS = (
     ),
 )
 
+_MEASURED_OPTIONS = (
+    *_SIZE_OPTIONS,
+    click.option("--iterations", type=POSITIVE, default=3, metavar="N", help="Steps to run. Default 3."),
+)
+
 _TARGET_OPTIONS = (
     click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
-    click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, e.g. expandable_segments:True."),
+    click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, or ONNX Runtime options as name:value,..."),
     click.option("--runtime", metavar="NAME", help="pytorch or onnxruntime. Default: natural for the model."),
     click.option("--torch-version", metavar="X.Y", help="Version of PyTorch to predict. Default: the installed one."),
 )
@@ -84,6 +93,14 @@ def model_options(command: Command) -> Command:
     for option in reversed((*_INPUT_OPTIONS, *_STEP_OPTIONS)):
         decorated = option(decorated)
     return click.argument("model")(decorated)
+
+
+def measured_step_options(command: Command) -> Command:
+    """What says how a model is run, without what says how a file is read."""
+    decorated = command
+    for option in reversed((*_MEASURED_OPTIONS, *_STEP_OPTIONS)):
+        decorated = option(decorated)
+    return decorated
 
 
 def target_options(command: Command) -> Command:
@@ -117,16 +134,20 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     """The step the options describe. Raises :class:`UsageError` for a value or a combination that is not accepted."""
     chosen = [written for name, written in _TRAINING_ONLY.items() if _is_given(given[name])]
     training = given["training"]
+    if model.startswith("zoo:") and not chosen and given["dtype"] is None and given["amp"] is None:
+        from graphmem.sources.zoo import usual_step
+
+        return usual_step(model.removeprefix("zoo:"), training=training is not False)
     if training is None:
         training = bool(chosen) or Path(model).suffix.lower() != ".onnx"
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
-        return Inference(dtype=given["dtype"], amp=given["amp"])
+        return Inference(dtype=given["dtype"] or "fp32", amp=given["amp"])
     return Training(
         optimizer=given["optimizer"] or "adamw",
         optimizer_args=tuple(parse_optimizer_arg(text) for text in given["optimizer_arg"]),
-        dtype=given["dtype"],
+        dtype=given["dtype"] or "fp32",
         amp=given["amp"],
         checkpoint_activations=given["checkpoint_activations"],
         grad_accum=given["grad_accum"] or 1,

@@ -1,0 +1,67 @@
+"""Every model of the zoo analysed, in a few processes side by side: its peak, and what the analysis took."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphmem.accuracy.case import Case
+from graphmem.analyze import analyze
+from graphmem.errors import GraphmemError
+from graphmem.estimate import Peak
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """One analysis: the peak in bytes or the error, its seconds, the most memory its process held, in bytes, and how
+    many times it met something that is not modelled."""
+
+    case: Case
+    peak: Peak | None
+    error: str
+    unknown: int
+    seconds: float
+    ram_bytes: int
+
+
+def survey(cases: Sequence[Case], device: str | None = None, jobs: int = 1) -> Iterator[Surveyed]:
+    """Analyse the cases, ``jobs`` at a time, and yield them in order."""
+    # Spawned, not forked: a copy of a process with torch's threads may hang.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_survey_one, cases, [device] * len(cases))
+
+
+def _survey_one(case: Case, device: str | None) -> Surveyed:
+    _forget_peak_ram()
+    begun = time.perf_counter()
+    peak, error, unknown = None, "", 0
+    try:
+        estimate = analyze(case.model, training=case.step, device=device, top=0)
+        peak, unknown = estimate.peak, sum(diagnostic.count for diagnostic in estimate.diagnostics)
+    except GraphmemError as raised:
+        error = str(raised)
+    seconds = time.perf_counter() - begun
+    return Surveyed(case, peak, error, unknown, seconds, _peak_ram_bytes())
+
+
+def _forget_peak_ram() -> None:
+    """Let the process's high-water mark start anew; Linux alone can."""
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text("5")
+
+
+def _peak_ram_bytes() -> int:
+    """The most memory this process has held since then, or since its start; both are counted in KiB."""
+    with contextlib.suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,94 @@
+"""``graphmem measure``: cases run on the CUDA card of this machine, and what they really take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphmem.cli.options import measured_step_options, step_of
+from graphmem.cli.progress import progress_bar
+from graphmem.cli.tables import plain_table
+from graphmem.errors import UsageError
+from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from graphmem.accuracy.case import Case
+    from graphmem.accuracy.record import Machine, Record
+
+
+@click.command("measure")
+@click.argument("models", nargs=-1)
+@click.option("--zoo", is_flag=True, help="Every model of the zoo, in its usual training step and in inference.")
+@measured_step_options
+@click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of the measured process.")
+@click.option("-o", "--output", default="measured.jsonl", metavar="FILE", help="Records. Default measured.jsonl.")
+@click.option(
+    "--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep allocation traces there."
+)
+@click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="Start no case after that.")
+@click.option("--case-timeout", type=click.FloatRange(min=1), default=900.0, metavar="SECONDS", help="Default 900.")
+@click.option("--cap", is_flag=True, help="Limit each case to its estimate and 1 %, to see whether it is enough.")
+def measure_command(models: tuple[str, ...], zoo: bool, **options: Any) -> None:
+    """Run MODELS on the GPU of this machine, each in a fresh process, and record what they take.
+
+    MODELS are what 'graphmem analyze' takes: zoo:NAME, module.py:factory, hf:..., timm:... A case that the output file
+    holds already is not run again, so an interrupted run goes on where it stopped. Running out of memory is a record.
+    Unlike every other command this one executes the models. Without a CUDA GPU it exits with 1.
+    """
+    from graphmem.accuracy.measure import Plan, machine_here, measure
+
+    cases = _cases(models, zoo, options)
+    plan = Plan(
+        output=Path(options["output"]),
+        budget_seconds=options["budget"],
+        case_seconds=options["case_timeout"],
+        traces=options["traces"],
+    )
+    machine = machine_here(plan)
+    if options["cap"]:
+        plan = replace(plan, cap=lambda case: _cap_bytes(case, machine))
+    records = []
+    with progress_bar("measuring", len(cases)) as advance:
+        for record in measure(cases, plan):
+            records.append(record)
+            advance(record.case.name)
+    click.echo(_table(records), nl=False)
+    click.echo(f"wrote {len(records)} records to {options['output']}", err=True)
+
+
+def _cases(models: tuple[str, ...], zoo: bool, options: dict[str, Any]) -> list[Case]:
+    from graphmem.accuracy.case import case_of, zoo_cases
+
+    if not models and not zoo:
+        raise UsageError("name the models to measure, or give --zoo")
+    cases = zoo_cases() if zoo else []
+    for model in models:
+        step = step_of(model, options)
+        sizes = options["batch"], options["seq_len"]
+        cases.append(case_of(model, step, *sizes, options["iterations"], options["alloc_conf"]))
+    return cases
+
+
+def _cap_bytes(case: Case, machine: Machine) -> int | None:
+    """The predicted reserved bytes and 1 %: the limit on what PyTorch may reserve."""
+    from graphmem.accuracy.compare import CAP_SLACK, predict
+
+    peak = predict(case, machine).peak
+    return None if peak is None else int((1 + CAP_SLACK) * peak.reserved_bytes)
+
+
+def _table(records: list[Record]) -> str:
+    titles = ("case", "status", "allocated>", "reserved>", "device>", "retries>", "time>")
+    return plain_table(titles, [_row(record) for record in records])
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    seconds = f"{record.seconds:.0f} s"
+    if record.measured is None:
+        return (record.case.name, f"{record.status}: {record.error[:60]}", "", "", "", "", seconds)
+    measured = record.measured
+    sizes = (measured.allocated_bytes, measured.reserved_bytes, measured.device.peak_bytes)
+    return (record.case.name, record.status, *map(format_bytes, sizes), str(measured.retries), seconds)

@@ -1,0 +1,28 @@
+"""A progress bar on stderr, where that is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yields a function that moves the bar one on and says what is next to it; elsewhere it does nothing."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    columns = (
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[at]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total, at="")
+        yield lambda text: bar.update(task, advance=1, at=text)

@@ -1,0 +1,25 @@
+"""Plain tables for terminals and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+#: Wide enough for every table graphmem prints; a narrow terminal wraps its own lines.
+WIDTH = 140
+
+
+def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Aligned columns without lines or colours; a title that ends with ``>`` stands over right-aligned figures."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in titles:
+        right = title.endswith(">")
+        table.add_column(title.rstrip(">"), justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    buffer = StringIO()
+    Console(file=buffer, width=WIDTH, color_system=None, highlight=False, markup=False).print(table)
+    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())

@@ -1,0 +1,106 @@
+"""``graphmem zoo``: the models that come with graphmem, listed, analysed all at once, or exported to ONNX."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from graphmem.cli.output import check_output, emit
+from graphmem.cli.progress import progress_bar
+from graphmem.cli.tables import plain_table
+from graphmem.units import format_bytes
+
+SCHEMA = "graphmem.zoo/1"
+_STEPS = {"training": ("training",), "inference": ("inference",), "both": ("training", "inference")}
+_format = click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table.")
+_output = click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")
+
+
+@click.group("zoo", invoke_without_command=True)
+@click.option("--family", metavar="NAME", help="Only this family, e.g. Llama.")
+@_format
+@_output
+@click.pass_context
+def zoo_command(context: click.Context, family: str | None, form: str, output: str | None) -> None:
+    """List the models of the zoo; 'graphmem analyze zoo:NAME' and 'graphmem measure zoo:NAME' take any of them."""
+    if context.invoked_subcommand is not None:
+        return
+    from graphmem.sources.zoo import zoo_entries
+
+    check_output(output)
+    entries = [entry for entry in zoo_entries() if family is None or entry.family.lower() == family.lower()]
+    if form == "json":
+        emit(json.dumps({"schema": SCHEMA, "models": [asdict(entry) for entry in entries]}, indent=2) + "\n", output)
+        return
+    rows = [
+        (entry.name, entry.family, entry.library, str(entry.batch), str(entry.length or "-"), _step_words(entry.name))
+        for entry in entries
+    ]
+    titles = ("name", "family", "library", "batch>", "tokens>", "usual step")
+    emit(plain_table(titles, rows) + f"\n{len(entries)} models.\n", output)
+
+
+@zoo_command.command("analyze")
+@click.argument("names", nargs=-1)
+@click.option("--step", type=click.Choice(list(_STEPS)), default="both", help="Default both.")
+@click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes at a time. Default: the CPU's cores.")
+@_format
+@_output
+def analyze_zoo(
+    names: tuple[str, ...], step: str, gpu: str | None, jobs: int | None, form: str, output: str | None
+) -> None:
+    """Analyse NAMES, or the whole zoo, each model with its usual batch and step; exit with 1 if one fails."""
+    from graphmem.accuracy.case import zoo_cases
+    from graphmem.accuracy.survey import survey
+
+    check_output(output)
+    cases = zoo_cases(names, _STEPS[step])
+    results = []
+    with progress_bar("analysing", len(cases)) as advance:
+        for result in survey(cases, gpu, jobs or os.cpu_count() or 1):
+            results.append(result)
+            advance(result.case.name)
+    if form == "json":
+        documents = [{**asdict(result), "case": result.case.to_json()} for result in results]
+        emit(json.dumps({"schema": SCHEMA, "analyses": documents}, indent=2) + "\n", output)
+    else:
+        titles = ("case", "allocated>", "reserved>", "device>", "not modelled>", "time>", "RAM>")
+        emit(plain_table(titles, [_survey_row(result) for result in results]) + "\n", output)
+    failed = [result for result in results if result.error]
+    for result in failed:
+        click.echo(f"graphmem: {result.case.name}: {result.error}", err=True)
+    if failed:
+        click.get_current_context().exit(1)
+
+
+@zoo_command.command("export")
+@click.argument("name")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("-b", "--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of the example.")
+@click.option("--seq-len", type=click.IntRange(min=1), metavar="N", help="Sequence length of the example.")
+def export_zoo(name: str, file: str, batch: int | None, seq_len: int | None) -> None:
+    """Export NAME for inference to the ONNX FILE, with weights of random numbers and a free batch dimension."""
+    from graphmem.sources.zoo_export import export_onnx
+
+    check_output(file)
+    export_onnx(name, file, batch, seq_len)
+    click.echo(f"wrote {file}", err=True)
+
+
+def _step_words(name: str) -> str:
+    from graphmem.sources.zoo import usual_step
+
+    return usual_step(name).describe().removeprefix("training, ")
+
+
+def _survey_row(result: Any) -> tuple[str, ...]:
+    taken = (f"{result.seconds:.1f} s", format_bytes(result.ram_bytes))
+    if result.peak is None:
+        return (result.case.name, "failed", "", "", "", *taken)
+    sizes = (format_bytes(getattr(result.peak, f"{level}_bytes")) for level in ("allocated", "reserved", "device"))
+    return (result.case.name, *sizes, str(result.unknown or "-"), *taken)
