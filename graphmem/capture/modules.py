@@ -69,6 +69,11 @@ class ModuleWatch:
         recorder.module_depth += 1
         recorder.set_module(name)
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module is running now."""
+        return bool(self._stack)
+
     def leave(self) -> None:
         if self._stack:
             self._stack.pop()
@@ -93,7 +98,7 @@ class ModuleWatch:
         recorder = self._recorder
         if recorder.stage == "build":
             recorder.begin_iteration()
-        for model in filter(None, [known() for known in self._adopted]):
+        for model in [model for known in self._adopted if (model := known()) is not None]:
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
                     recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")

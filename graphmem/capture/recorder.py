@@ -347,6 +347,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if ref is not None:
             self.builder.places[ref.index] = place
 
+    def name_storage(self, tensor: Any, label: str) -> None:
+        """Give a live tensor's storage a name for people, unless it has one."""
+        if isinstance(tensor, FakeTensor):
+            ref = self._live.get(tensor.untyped_storage()._cdata)
+            if ref is not None and not self.builder.labels[ref.index]:
+                self.builder.labels[ref.index] = label
+
     def label_input(self, tensor: torch.Tensor) -> None:
         """A leaf given to the outermost module is an input, unless it is known to be something else."""
         if not isinstance(tensor, FakeTensor):

@@ -24,7 +24,7 @@ _aten = torch.ops.aten
 GEMMS = {
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addbmm.default,
     _aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten.vdot.default, _aten._int_mm.default,
-    _aten.addmm_.default, _aten.baddbmm_.default,
+    _aten.addmm_.default, _aten.baddbmm_.default, _aten.mm.out, _aten.addmm.out, _aten.bmm.out, _aten.baddbmm.out,
 }  # fmt: skip
 
 #: 2 x 4096 KiB + 8 x 16 KiB, the default below Hopper (``parseChosenWorkspaceSize``).
@@ -102,6 +102,6 @@ class Workspaces:
 def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:
     """The bias epilogue of ``addmm`` (ATen/native/cuda/Blas.cpp, ``addmm_out_cuda_impl``): a 1-D bias, and no matrix
     with a side of 1."""
-    if func is not _aten.addmm.default or args[0].dim() != 1:
+    if func not in (_aten.addmm.default, _aten.addmm.out) or args[0].dim() != 1:
         return False
     return bool(min(*args[1].shape, args[2].shape[1]) > 1)

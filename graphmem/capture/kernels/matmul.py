@@ -52,12 +52,12 @@ def _product(matrices: Sequence[torch.Tensor]) -> Script | None:
     return script
 
 
-@rule("aten.mm.default", "aten.bmm.default")
+@rule("aten.mm.default", "aten.bmm.default", "aten.mm.out", "aten.bmm.out")
 def mm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     return _product(args[:2])
 
 
-@rule("aten.addmm.default", "aten.baddbmm.default")
+@rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmm.out", "aten.baddbmm.out")
 def addmm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     return _product(args[1:3])
 
