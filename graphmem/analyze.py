@@ -24,6 +24,7 @@ def analyze(
     alloc_conf: str | None = None,
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: str | None = None,
     iterations: int | None = None,
     top: int = 10,
     torch_version: str | None = None,
@@ -35,7 +36,7 @@ def analyze(
     Args:
         model: a path or name (``model.onnx``, ``model.pt2``, ``module.py:factory``, ``hf:<config.json or type>``,
             ``timm:<name>``, ``torchvision:<name>``), an ``nn.Module``, a factory, or a step function that builds and
-            runs its own iterations.
+            runs its own iterations. A list of ONNX files is as many sessions in one process.
         example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments.
         batch, seq_len: sizes, passed on to factories that name them.
         training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
@@ -44,6 +45,7 @@ def analyze(
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or ONNX Runtime's arena options; by default the environment's.
         dims, input_shapes: bind dimensions of ONNX files.
+        shapes: the shapes of the runs of an ONNX session in order, as ``batch=1;batch=16,seq=128``.
         iterations: how many iterations to run; by default 3 of training (2 where one has more than 5,000 operators)
             and 2 of inference.
         top: how many of the largest storages to list.
@@ -58,7 +60,10 @@ def analyze(
     step = simulate.step_for(model, training)
     target = simulate.target_for(runtime, device, alloc_conf, torch_version)
     say("loading")
-    loaded = sources.load(model, example_inputs, batch=batch, dims=dims, input_shapes=input_shapes)
+    level = simulate.fusion_level(model, step, target)
+    loaded = sources.load(
+        model, example_inputs, batch=batch, dims=dims, input_shapes=input_shapes, shapes=shapes, level=level
+    )
     say("tracing")
     traced = simulate.trace_of(loaded, step, target, sources.Sizes(batch, seq_len), iterations, build_on)
     say("replaying")

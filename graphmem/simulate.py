@@ -11,8 +11,10 @@ from graphmem.allocators.base import Allocator
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import UsageError
 from graphmem.estimate import Diagnostic, Estimate
+from graphmem.graph.tensorflow_executor import plan_executor
 from graphmem.replay import replay
-from graphmem.runtimes import onnxruntime, pytorch, runtime_named
+from graphmem.runtimes import onnxruntime, pytorch, runtime_named, tensorflow
+from graphmem.runtimes.onnxruntime_findings import findings
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.summarize import Target, fits_without_retry, summarize
 from graphmem.trace import Trace
@@ -56,7 +58,8 @@ def step_for(model: Any, training: Training | Inference | bool | None) -> Traini
         if not isinstance(training, (Training, Inference)):
             raise UsageError(f"training is a graphmem.Training, a graphmem.Inference or a bool, not {training!r}")
         return training
-    is_onnx = isinstance(model, (str, Path)) and Path(model).suffix.lower() == ".onnx"
+    names = model if isinstance(model, (list, tuple)) else [model]
+    is_onnx = all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
     return Inference() if is_onnx else Training()
 
 
@@ -89,8 +92,11 @@ def trace_of(
     """The trace of the step: planned for a graph, captured for a PyTorch model."""
     if isinstance(loaded, OnnxModel):
         return _planned(loaded, step, target, iterations)
-    if runtime_named(target.runtime, "pytorch") != "pytorch":
-        raise UsageError(f"{loaded.name} is a PyTorch model and runs under --runtime pytorch; export it to ONNX first")
+    if runtime_named(target.runtime, loaded.runtime) == "onnxruntime":
+        raise UsageError(
+            f"{loaded.name} is a {loaded.framework} model; export it to ONNX for ONNX Runtime, "
+            "or use --runtime pytorch or tensorflow"
+        )
     return _captured(loaded, step, target, sizes, iterations, build_on)
 
 
@@ -102,10 +108,33 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype and --amp")
     runtime = runtime_named(target.runtime, "onnxruntime")
-    trace = onnxruntime.plan(loaded.graph, iterations=iterations or SESSION_RUNS)
-    assumptions = [f"{key}: {value}" for key, value in trace.notes]
-    assumptions.append("kernel workspaces (cuDNN, cuBLAS) of ONNX Runtime are not modelled and count as 0")
-    return Traced(trace, loaded.name, runtime, "inference", tuple(assumptions))
+    if runtime == "tensorflow":
+        return _planned_for_tensorflow(loaded, iterations)
+    options = onnxruntime.parse_options(target.alloc_conf or "")
+    sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
+    planned = onnxruntime.plan(sessions, options)
+    said, details = findings(sessions, options, planned)
+    assumptions = [*onnxruntime.notes_of(options), *(f"{key}: {value}" for key, value in planned.trace.notes)]
+    diagnostics = tuple(Diagnostic("note", sentence) for sentence in said)
+    figures = tuple(details.items())
+    return Traced(planned.trace, loaded.name, runtime, "inference", tuple(assumptions), diagnostics, details=figures)
+
+
+def fusion_level(model: Any, step: Training | Inference, target: RunsOn) -> str | None:
+    """The level to optimize an ONNX file at while it is loaded: ONNX Runtime's, or None for other runtimes."""
+    names = model if isinstance(model, (list, tuple)) else [model]
+    is_onnx = all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
+    if not is_onnx or isinstance(step, Training) or runtime_named(target.runtime, "onnxruntime") != "onnxruntime":
+        return None
+    return onnxruntime.parse_options(target.alloc_conf or "").fusion_level
+
+
+def _planned_for_tensorflow(loaded: OnnxModel, iterations: int | None) -> Traced:
+    if len(loaded.sessions) != 1 or len(loaded.sessions[0]) != 1:
+        raise UsageError("several ONNX files, or runs of several shapes (--shapes), are for --runtime onnxruntime")
+    trace = plan_executor(loaded.graph, iterations=iterations or SESSION_RUNS)
+    assumptions = (*(f"{key}: {value}" for key, value in trace.notes), tensorflow.XLA_ASSUMED)
+    return Traced(tensorflow.with_eigen_scratch(trace), loaded.name, "tensorflow", "inference", assumptions)
 
 
 def operator_graph(
@@ -158,8 +187,12 @@ def _captured(
         assumptions.append(f"{name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")
     assumptions.extend(_version_notes(target, captured.installed_version))
     diagnostics = [Diagnostic("unknown", message, count) for message, count in captured.unknown.items()]
-    words = step.describe() if not captured.custom_step else "custom step function"
-    return Traced(captured.trace, loaded.name, "pytorch", words, tuple(assumptions), tuple(diagnostics))
+    words = step.describe() if not captured.custom_step else loaded.step_words or "custom step function"
+    runtime, trace = runtime_named(target.runtime, loaded.runtime), captured.trace
+    if runtime == "tensorflow":
+        assumptions += [tensorflow.CAPTURED_ASSUMED, tensorflow.XLA_ASSUMED]
+        trace = tensorflow.with_eigen_scratch(trace)
+    return Traced(trace, loaded.name, runtime, words, tuple(assumptions), tuple(diagnostics))
 
 
 def _pretended(device: Device) -> Any:
@@ -197,12 +230,19 @@ def recorded(trace: Trace, target: RunsOn) -> Traced:
 def replay_on(traced: Traced, target: RunsOn, top: int) -> Estimate:
     """Replay the trace without a limit and, where that exceeds the card, once more within the card."""
     device = target.device
-    make, allocator = _allocator_factory(traced, target)
     card = Target(device.name, device.capacity_bytes, device.context_bytes)
-    free = replay(traced.trace, make(None))
-    limited = None
-    if not fits_without_retry(free, card):
-        limited = replay(traced.trace, make(max(0, device.capacity_bytes - device.context_bytes)))
+    diagnostics, details = traced.diagnostics, dict(traced.details)
+    if traced.runtime == "tensorflow":
+        options = tensorflow.options_of(target.alloc_conf)
+        allocator = tensorflow.describe(options, device)
+        runs = tensorflow.run_on_card(traced.trace, options, device)
+        free, limited = runs.main, runs.limited
+        diagnostics, details = (*diagnostics, *runs.notes), {**details, **dict(runs.details)}
+    else:
+        make, allocator = _allocator_factory(traced, target)
+        free, limited = replay(traced.trace, make(None)), None
+        if not fits_without_retry(free, card):
+            limited = replay(traced.trace, make(max(0, device.capacity_bytes - device.context_bytes)))
     return summarize(
         traced.trace,
         free,
@@ -214,8 +254,9 @@ def replay_on(traced: Traced, target: RunsOn, top: int) -> Estimate:
         limited=limited,
         top=top,
         assumptions=(*_device_notes(target), *traced.assumptions),
-        diagnostics=traced.diagnostics,
-        details=dict(traced.details),
+        diagnostics=diagnostics,
+        details=details,
+        preallocates=traced.runtime == "tensorflow",
     )
 
 
@@ -223,9 +264,11 @@ def _allocator_factory(traced: Traced, target: RunsOn) -> tuple[Callable[[int | 
     """(capacity in bytes or None -> fresh allocator, its description)."""
     if traced.runtime == "onnxruntime":
         options = target.alloc_conf or ""
-        count = onnxruntime.initializer_count(traced.trace)
+        reserved = onnxruntime.reserved_allocations(traced.trace)
+        sessions = onnxruntime.session_count(traced.trace)
         described = f"ONNX Runtime BFC arena ({options or 'default options'})"
-        return lambda limit: onnxruntime.default_allocator(options, limit, initializers=count), described
+        make = onnxruntime.default_allocator
+        return lambda limit: make(options, limit, reserved=reserved, sessions=sessions), described
     given = target.alloc_conf if target.alloc_conf is not None else traced.alloc_conf
     text = pytorch.configuration_text(given)
     version = ".".join(map(str, target.torch_version))

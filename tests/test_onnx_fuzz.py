@@ -48,7 +48,7 @@ def load_and_plan(path: Path, data: bytes) -> bool:
     path.write_bytes(data)
     message = "none"
     try:
-        onnxruntime.plan(load_onnx(path, batch=2), iterations=1)
+        onnxruntime.plan([[load_onnx(path, batch=2)]])
     except GraphmemError as error:
         message = str(error)
     assert len(message.splitlines()) == 1, message

@@ -5,8 +5,8 @@ A *region* is one device allocation; it is cut into *chunks*, which are split wh
 All chunk and region sizes are multiples of 256 bytes; a *reserved* block is a device allocation of exactly its size
 that never becomes part of a region. Routine names follow upstream.
 
-Not modelled: the stream tags of the CUDA arena (``StreamAwareBFCArena``), which keep a chunk freed on one stream from
-merging with the never-used rest of its region until the run ends. ``stream`` arguments are accepted and ignored.
+:class:`StreamAwareBFCArena` is the CUDA provider's: a chunk once used on a stream does not merge with the never-used
+rest of its region until the run ends. It was read and never run on a GPU.
 """
 
 from __future__ import annotations
@@ -83,13 +83,16 @@ class BFCArena:
         self._driver_free = driver_free or (lambda address: None)
         self._limit = self.config.max_mem or SIZE_MAX
         self._curr_region_bytes = rounded_bytes(min(self._limit, self.config.initial_chunk_size_bytes))
-        self._heap = ChunkHeap(self.config.max_dead_bytes_per_chunk)
+        self._heap = self._new_heap()
         self._regions: dict[int, _Region] = {}  # by address
         self._reserved: dict[int, int] = {}
         self.allocated_bytes = 0  # InUse
         self.reserved_bytes = 0  # TotalAllocated
         self.peak_reserved_bytes = 0  # upstream keeps no maximum of TotalAllocated; this one is ours
         self._counts = dict.fromkeys(_COUNTERS, 0)
+
+    def _new_heap(self) -> ChunkHeap:
+        return ChunkHeap(self.config.max_dead_bytes_per_chunk)
 
     # -- the allocator protocol ---------------------------------------------------------------------------------------
 
@@ -162,7 +165,7 @@ class BFCArena:
         self._curr_region_bytes = self.config.initial_growth_chunk_size_bytes
 
     def record_stream(self, handle: int | None, stream: int) -> None:
-        """Nothing: stream tags are not modelled."""
+        """Nothing: a session uses one stream."""
 
     def synchronize(self) -> None:
         """Nothing: a freed chunk is free at once."""
@@ -237,6 +240,73 @@ class BFCArena:
         counts["RequestedInUse"] += requested
         counts["MaxInUse"] = max(counts["MaxInUse"], self.allocated_bytes)
         counts["MaxAllocSize"] = max(counts["MaxAllocSize"], size)
+
+
+class _TaggedHeap(ChunkHeap):
+    """Chunks that know whether the stream has used them; only chunks of one kind merge (``StreamAwareBFCArena``)."""
+
+    def __init__(self, most_waste: int) -> None:
+        super().__init__(most_waste)
+        self._tagged: set[int] = set()  # addresses of chunks used on the stream since the last reset
+
+    def take(self, rounded: int, requested: int) -> Chunk | None:
+        chunk = super().take(rounded, requested)
+        if chunk is not None:
+            self._tagged.add(chunk.address)
+        return chunk
+
+    def _split(self, chunk: Chunk, size: int) -> None:  # before the chunk is tagged: the rest keeps what it was
+        super()._split(chunk, size)
+        assert chunk.next is not None
+        if chunk.address in self._tagged:
+            self._tagged.add(chunk.next.address)
+
+    def coalesce(self, chunk: Chunk) -> Chunk:
+        if chunk.next is not None and not chunk.next.in_use and self._alike(chunk, chunk.next):
+            self.remove_free(chunk.next)
+            self._merge(chunk, chunk.next)
+        before = chunk.previous
+        if before is not None and not before.in_use and self._alike(before, chunk):
+            self.remove_free(before)
+            self._merge(before, chunk)
+            return before
+        return chunk
+
+    def _alike(self, left: Chunk, right: Chunk) -> bool:
+        return (left.address in self._tagged) == (right.address in self._tagged)
+
+    def _merge(self, left: Chunk, right: Chunk) -> None:
+        super()._merge(left, right)
+        self._tagged.discard(right.address)
+
+    def reset(self, first: Chunk) -> None:
+        """Forget the stream in the region that begins with ``first``, and merge what is free
+        (``ResetChunkOnTargetStream``)."""
+        chunk: Chunk | None = first
+        while chunk is not None:
+            self._tagged.discard(chunk.address)
+            chunk = chunk.next
+        chunk = first
+        while chunk is not None:
+            if not chunk.in_use:
+                self.remove_free(chunk)
+                chunk = self.coalesce(chunk)
+                self.insert_free(chunk)
+            chunk = chunk.next
+
+
+class StreamAwareBFCArena(BFCArena):
+    """The arena of the CUDA provider, all of whose allocations are on one stream (``bfc_arena.cc``, ~1.25)."""
+
+    def _new_heap(self) -> ChunkHeap:
+        return _TaggedHeap(self.config.max_dead_bytes_per_chunk)
+
+    def synchronize(self) -> None:
+        """The end of a run: chunks lose their stream (``ReleaseStreamBuffers``)."""
+        heap = self._heap
+        assert isinstance(heap, _TaggedHeap)
+        for region in self._regions.values():
+            heap.reset(region.first)
 
 
 _COUNTERS = (

@@ -15,6 +15,8 @@ KEPT = 25
 
 @click.command("analyze")
 @model_options
+@click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
+@click.option("--shapes", metavar="RUNS", help="Runs of an ONNX session, e.g. 'batch=1;batch=16,seq=128'.")
 @target_options
 @output_options
 def analyze_command(**options: Any) -> None:
@@ -22,7 +24,7 @@ def analyze_command(**options: Any) -> None:
 
     \b
     MODEL is one of:
-      model.onnx             an ONNX file
+      model.onnx             an ONNX file; several are sessions on one card
       model.pt2              a saved torch.export program
       train.py:build         a function returning (model, example inputs)
       package.module:build   the same in an importable module
@@ -34,9 +36,10 @@ def analyze_command(**options: Any) -> None:
     """
     output = output_of(options)
     check_output(output.output)
-    request = request_of(options)
+    request = {**request_of(options), "shapes": options["shapes"]}
+    model = [options["model"], *options["more"]] if options["more"] else options["model"]
     with working() as progress:
         from graphmem.analyze import analyze
 
-        estimate = analyze(options["model"], **request, top=max(output.top, KEPT), progress=progress)
+        estimate = analyze(model, **request, top=max(output.top, KEPT), progress=progress)
     show(estimate, output)

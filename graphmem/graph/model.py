@@ -56,7 +56,8 @@ class TensorSpec:
 class Node:
     """One operator. ``inputs`` and ``outputs`` are tensor names, ``""`` standing for an absent optional one.
 
-    ``domain`` is ``""`` for ONNX's own operators. ``attributes`` hold numbers, strings and tuples of them only.
+    ``domain`` is ``""`` for ONNX's own operators. ``attributes`` hold numbers, strings and tuples of them only;
+    ``implicit_inputs`` are the tensors that subgraphs of the node read from around it.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    implicit_inputs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         kind = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
@@ -73,7 +75,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in file order, and the spec of every tensor by name. ``inputs`` do not include initializers."""
+    """Nodes in file order, and the spec of every tensor by name. ``inputs`` do not include initializers.
+
+    ``symbolic`` are the shapes as the runtime sees them before anything is bound: None for an unknown rank, ``""`` for
+    a dimension without a name. A tensor that is not in it has the shape of its spec. ``is_ordered``: the nodes stand
+    in the order in which the runtime executes them.
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -83,3 +90,9 @@ class Graph:
     initializers: tuple[str, ...]
     opsets: tuple[tuple[str, int], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
+    symbolic: Mapping[str, tuple[Dimension, ...] | None] = field(default_factory=dict)
+    is_ordered: bool = False
+
+    def symbolic_shape(self, name: str) -> tuple[Dimension, ...] | None:
+        """The shape of a tensor before binding."""
+        return self.symbolic[name] if name in self.symbolic else self.tensors[name].shape

@@ -8,8 +8,8 @@ GPU). A tensor needed on both sides exists twice (``MemcpyFromHost`` / ``MemcpyT
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from graphmem.graph.model import Graph, Node
 from graphmem.trace import Place
@@ -63,6 +63,44 @@ def place(graph: Graph, order: Sequence[int]) -> Placement:
         home.update((name, Place.HOST if on_host else Place.DEVICE) for name in node.outputs if name)
     copies = frozenset(name for name, places in readers.items() if places - {home[name]})
     return Placement(home, copies, host_nodes)
+
+
+@dataclass(frozen=True)
+class CopiedGraph:
+    """A graph with the copies between host and device as nodes, as ``transformer_memcpy.cc`` inserts them.
+
+    ``original`` maps each copy to what it copies; an initializer needed on both sides exists twice
+    (``initializers`` lists the second ones). ``host_nodes`` are indices into ``nodes``.
+    """
+
+    nodes: tuple[Node, ...]
+    places: Mapping[str, Place]
+    original: Mapping[str, str]
+    initializers: tuple[str, ...]
+    host_nodes: frozenset[int]
+
+
+def insert_copies(graph: Graph, placement: Placement) -> CopiedGraph:
+    """Give every tensor that is needed on both sides a second one, and a node that fills it."""
+    places = dict(placement.home)
+    constants = frozenset(graph.initializers)
+    names = {name: f"{name} (copy)" for name in graph.tensors if name in placement.copies}
+    original = {copy: name for name, copy in names.items()}
+    for name, copy in names.items():
+        places[copy] = Place.HOST if places[name] == Place.DEVICE else Place.DEVICE
+    nodes = []
+    for index, node in enumerate(graph.nodes):
+        inputs = tuple(
+            names[name] if name and placement.read_at(index, node, position) != placement.home[name] else name
+            for position, name in enumerate(node.inputs)
+        )
+        nodes.append(replace(node, inputs=inputs))
+    for name, copy in names.items():
+        if name not in constants:
+            kind = "MemcpyToHost" if places[copy] == Place.HOST else "MemcpyFromHost"
+            nodes.append(Node(f"{kind} {name}", kind, "", (name,), (copy,)))
+    doubled = tuple(names[name] for name in graph.initializers if name in names)
+    return CopiedGraph(tuple(nodes), places, original, doubled, placement.host_nodes)
 
 
 def _host_nodes(graph: Graph, order: Sequence[int]) -> frozenset[int]:

@@ -7,7 +7,7 @@ come from the shapes written in the file, or from ONNX Runtime's rules when onnx
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Propagation:
     directory: Path | None
     annotated: dict[str, TensorSpec]
     opsets: dict[str, int] = field(default_factory=dict)
+    hints: dict[str, TensorSpec] = field(default_factory=dict)
     specs: dict[str, TensorSpec] = field(default_factory=dict)
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
@@ -63,15 +64,21 @@ def element_type(dtype: str) -> int:
 
 
 def propagate(
-    model: onnx.ModelProto, nodes: Sequence[Node], binding: Binding, directory: Path | None = None
+    model: onnx.ModelProto,
+    nodes: Sequence[Node],
+    binding: Binding,
+    directory: Path | None = None,
+    symbolic: Mapping[str, TensorSpec] | None = None,
 ) -> Propagation:
     """Specs of all tensors of ``model``, whose nodes are ``nodes``, for the bound inputs.
 
-    ``Constant`` nodes become constants. Raises :class:`ShapeError` naming the node whose output shape cannot be found,
+    ``symbolic`` are shapes known from elsewhere, for operators whose rules ONNX does not have. ``Constant`` nodes
+    become constants. Raises :class:`ShapeError` naming the node whose output shape cannot be found,
     :class:`SourceError` for what graphmem does not plan: subgraphs, sequences, unknown domains.
     """
     graph = model.graph
     state = Propagation(model, directory, _annotations(graph, binding), onnx_import.opset_versions(model))
+    state.hints = _bound_shapes(symbolic or {}, binding.symbols)
     for tensor in graph.initializer:
         state.add_constant(tensor, tensor.name)
     for sparse in graph.sparse_initializer:
@@ -98,6 +105,16 @@ def _annotations(graph: onnx.GraphProto, binding: Binding) -> dict[str, TensorSp
             if not any(isinstance(d, str) for d in shape):
                 annotated[spec.name] = TensorSpec(spec.name, spec.dtype, shape)
     return annotated
+
+
+def _bound_shapes(symbolic: Mapping[str, TensorSpec], symbols: Mapping[str, int]) -> dict[str, TensorSpec]:
+    """The specs all of whose dimensions are numbers once ``symbols`` are bound; a scalar may be an unknown rank."""
+    bound: dict[str, TensorSpec] = {}
+    for name, spec in symbolic.items():
+        dims = tuple(symbols.get(d, d) if isinstance(d, str) else d for d in spec.shape)
+        if dims and not any(isinstance(d, str) for d in dims):
+            bound[name] = TensorSpec(name, spec.dtype, dims)
+    return bound
 
 
 def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
@@ -179,6 +196,9 @@ def _schema(state: Propagation, node: Node) -> Any:
 
 
 def _without_schema(state: Propagation, node: Node, proto: onnx.NodeProto, wanted: list[str]) -> list[TensorSpec]:
+    if all(name in state.hints for name in wanted):
+        state.notes["operators unknown to ONNX"] = "shapes by the rules of onnxruntime"
+        return [state.hints[name] for name in wanted]
     if all(name in state.annotated for name in wanted):
         state.notes["operators unknown to ONNX"] = "shapes taken from the file"
         return [state.annotated[name] for name in wanted]

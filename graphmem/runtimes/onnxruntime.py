@@ -1,24 +1,32 @@
-"""ONNX Runtime with the CUDA execution provider: its plan, its arena, its provider options."""
+"""ONNX Runtime: the options of its sessions and providers by their own names, the trace and the arenas they make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from graphmem.allocators.base import SegmentView
 from graphmem.allocators.bfc import BumpDriver
-from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy
+from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy, StreamAwareBFCArena
 from graphmem.errors import UsageError
-from graphmem.graph.liveness import plan_liveness
+from graphmem.graph.kernel_memory import KernelMemory
 from graphmem.graph.model import Graph
-from graphmem.trace import Category, Place, Trace
+from graphmem.graph.onnx_optimizer import level_named
+from graphmem.graph.session_plan import SessionSettings, plan_session
+from graphmem.graph.session_trace import LOAD, Runs
+from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
 from graphmem.units import parse_bytes
 
 STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.value): s for s in ExtendStrategy}
+PROVIDERS = {
+    "cuda": "cuda", "cudaexecutionprovider": "cuda", "cpu": "cpu", "cpuexecutionprovider": "cpu",
+}  # fmt: skip
+ALGO_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 
-#: Accepted options: ``gpu_mem_limit`` and ``arena_extend_strategy`` of the CUDA provider, the rest of ``OrtArenaCfg``
+#: Arena options: ``gpu_mem_limit`` and ``arena_extend_strategy`` of the CUDA provider, the rest of ``OrtArenaCfg``
 #: (onnxruntime_c_api.h, ``CreateArenaCfgV2``), each with the field of the arena it sets.
-OPTIONS = {
+ARENA_OPTIONS = {
     "arena_extend_strategy": "arena_extend_strategy",
     "gpu_mem_limit": "max_mem",
     "max_mem": "max_mem",
@@ -27,97 +35,284 @@ OPTIONS = {
     "initial_growth_chunk_size_bytes": "initial_growth_chunk_size_bytes",
     "max_power_of_two_extend_bytes": "max_power_of_two_extend_bytes",
 }
+#: Session and run options that are on or off, each with the field of :class:`SessionSettings` it sets.
+SWITCHES = {
+    "enable_mem_pattern": "enable_mem_pattern",
+    "enable_mem_reuse": "enable_mem_reuse",
+    "session.disable_prepacking": "disable_prepacking",
+    "io_binding": "io_binding",
+}
+#: Everything :func:`parse_options` reads.
+OPTIONS = (
+    *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage", "session.use_device_allocator_for_initializers",
+    "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace", "cudnn_workspace_bytes",
+)  # fmt: skip
 
 
-def plan(graph: Graph, *, iterations: int = 2) -> Trace:
-    """The trace of a session: initializers in phase ``load``, then ``iterations`` runs (two show the steady state)."""
-    return plan_liveness(graph, iterations=iterations)
+@dataclass(frozen=True)
+class Options:
+    """What was asked for. ``level`` is the optimization level; ``cudnn_workspace_bytes`` None means the assumption of
+    :attr:`KernelMemory.convolution_workspace`."""
+
+    arena: ArenaConfig = field(default_factory=ArenaConfig)
+    session: SessionSettings = field(default_factory=SessionSettings)
+    level: str = "all"
+    cudnn_conv_algo_search: str = "EXHAUSTIVE"
+    cudnn_workspace_bytes: int | None = None
+
+    @property
+    def fusion_level(self) -> str:
+        """The level to run ONNX Runtime's optimizer at. Its layout level is the CPU provider's alone."""
+        cpu_only = self.session.provider == "cuda" and self.level in ("layout", "all")
+        return "extended" if cpu_only else self.level
+
+    def kernel_memory(self) -> KernelMemory:
+        """The working buffers of the provider's kernels."""
+        workspace = self.cudnn_workspace_bytes
+        return KernelMemory(self.session.provider, self.session.intra_op_num_threads, workspace)
 
 
-def parse_options(text: str) -> ArenaConfig:
+def parse_options(text: str) -> Options:
     """Read ``key:value,key:value`` under ONNX Runtime's own names.
 
     Sizes are bytes and take units (``2GiB``); ``-1`` is ONNX Runtime's default, as in ``OrtArenaCfg``. Raises
     :class:`~graphmem.errors.UsageError` listing what is accepted.
     """
-    config = ArenaConfig()
+    options = Options()
     seen: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = (part.strip() for part in entry.partition(":"))
         if key not in OPTIONS:
-            raise UsageError(f"ONNX Runtime has no arena option {key!r}; accepted: {', '.join(OPTIONS)}")
+            raise UsageError(f"ONNX Runtime has no memory option {key!r}; accepted: {', '.join(OPTIONS)}")
         if not separator or not value:
             raise UsageError(f"{key} has no value; write {key}:VALUE")
-        field = OPTIONS[key]
-        if field in seen:
-            raise UsageError(f"{key} is given after {seen[field]}; give one of them once")
-        seen[field] = key
-        if field == "arena_extend_strategy":
-            if value not in STRATEGIES:
-                raise UsageError(f"arena_extend_strategy is {value!r}; accepted: {', '.join(STRATEGIES)}")
-            config = replace(config, arena_extend_strategy=STRATEGIES[value])
-        elif value != "-1":
-            config = _with_size(config, field, parse_bytes(value))
-    return config
+        name = ARENA_OPTIONS.get(key, key)
+        if name in seen:
+            raise UsageError(f"{key} is given after {seen[name]}; give one of them once")
+        seen[name] = key
+        options = _with(options, key, value)
+    return options
 
 
-def _with_size(config: ArenaConfig, field: str, size: int) -> ArenaConfig:
-    changes: dict[str, Any] = {field: size}
+def _with(options: Options, key: str, value: str) -> Options:
+    if key in ARENA_OPTIONS:
+        return replace(options, arena=_with_arena(options.arena, key, value))
+    if key in SWITCHES:
+        return _with_session(options, **{SWITCHES[key]: _switch(key, value)})
+    if key == "memory.enable_memory_arena_shrinkage":  # a list of devices: gpu:0;cpu:0
+        return _with_session(options, enable_memory_arena_shrinkage=True)
+    if key == "provider":
+        return _with_session(options, provider=_among(key, value.lower(), PROVIDERS))
+    if key == "intra_op_num_threads":
+        return _with_session(options, intra_op_num_threads=_count(key, value))
+    if key == "graph_optimization_level":
+        return replace(options, level=level_named(value))
+    if key == "cudnn_conv_algo_search":
+        spelled = {name: name for name in ALGO_SEARCHES} | {str(i): name for i, name in enumerate(ALGO_SEARCHES)}
+        return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
+    if key == "cudnn_workspace_bytes":
+        return replace(options, cudnn_workspace_bytes=parse_bytes(value))
+    _switch(key, value)  # read, and without effect: see notes_of
+    return options
+
+
+def _with_session(options: Options, **changes: Any) -> Options:
+    return replace(options, session=replace(options.session, **changes))
+
+
+def _with_arena(config: ArenaConfig, key: str, value: str) -> ArenaConfig:
+    if key == "arena_extend_strategy":
+        return replace(config, arena_extend_strategy=_among(key, value, STRATEGIES))
+    if value == "-1":
+        return config
+    changes: dict[str, Any] = {ARENA_OPTIONS[key]: parse_bytes(value)}
     return replace(config, **changes)
 
 
-def initializer_count(trace: Trace) -> int:
-    """How many device allocations of ``trace`` are initializers: those a session reserves while it loads."""
-    return sum(
-        storage.category == Category.PARAMETER and storage.place == Place.DEVICE and storage.bytes > 0
-        for storage in trace.storages
-    )
+def _among(key: str, value: str, accepted: Mapping[str, Any]) -> Any:
+    if value not in accepted:
+        raise UsageError(f"{key} is {value!r}; accepted: {', '.join(accepted)}")
+    return accepted[value]
 
 
-class OnnxRuntimeSession(BFCArena):
-    """The arena as a session uses it: the first ``initializers`` allocations are reserved, each at its exact size.
+def _switch(key: str, value: str) -> bool:
+    switches = {"1": True, "0": False, "true": True, "false": False}
+    return bool(_among(key, value.lower(), switches))
 
-    1.31.1 takes deserialised initializers with ``Reserve`` whatever ``session.use_device_allocator_for_initializers``
-    says (measured on the CPU provider; the CUDA provider shares that code). Requests of 0 bytes do not count.
+
+def _count(key: str, value: str) -> int:
+    if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= 4096:
+        raise UsageError(f"{key} is {value!r}; accepted: 1 to 4096")
+    return int(value)
+
+
+def notes_of(options: Options) -> list[str]:
+    """What the options assume, for the reader."""
+    notes = []
+    if options.session.provider == "cuda":
+        notes.append(
+            "CUDA provider: in-place kernels, host copies and the stream-tagged arena are read in ONNX Runtime's "
+            "source and were never compared with a GPU"
+        )
+        size = options.kernel_memory().convolution_workspace
+        notes.append(
+            f"cudnn_conv_algo_search {options.cudnn_conv_algo_search}: cuDNN's workspace has no rule; each convolution "
+            f"is assumed to take {size} bytes while it runs (set cudnn_workspace_bytes)"
+        )
+        notes.append("cuBLAS: its own workspace, outside the arena, is part of the card's context figure or missing")
+    else:
+        notes.append(
+            f"CPU provider of ONNX Runtime 1.31 on x86-64, {options.session.intra_op_num_threads} intra-op thread(s): "
+            "what is shown as the card's memory is its arena in host memory"
+        )
+    return notes
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A trace of one or more sessions, and the bytes of the pattern block of each run of each session."""
+
+    trace: Trace
+    blocks: tuple[tuple[int, ...], ...]
+
+
+def plan(sessions: Sequence[Sequence[Graph]], options: Options | None = None) -> Planned:
+    """The trace of one session for each sequence of graphs, which are the shapes of its runs in order.
+
+    Sessions are loaded one after another and then run in turns, as one process with several models does.
+    """
+    chosen = options or Options()
+    names = ", ".join(dict.fromkeys(graphs[0].name for graphs in sessions))
+    notes = dict(note for graphs in sessions for note in graphs[0].notes)
+    builder = TraceBuilder(source=names, notes=list(notes.items()))
+    runs = []
+    for index, graphs in enumerate(sessions):
+        prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
+        runs.append(
+            Runs(plan_session(graphs[0], chosen.session), chosen.kernel_memory(), builder, index, prefix=prefix)
+        )
+        runs[-1].load(graphs[0])
+    for iteration in range(max(map(len, sessions))):
+        for session, graphs in zip(runs, sessions, strict=True):
+            if iteration < len(graphs):
+                session.run(graphs[iteration], iteration + 1)
+    return Planned(builder.build(), tuple(tuple(session.blocks) for session in runs))
+
+
+def reserved_allocations(trace: Trace) -> frozenset[int]:
+    """Which device allocations of ``trace``, counted from 0 and without empty ones, are made with ``Reserve``.
+
+    Initializers and prepacked weights: 1.31.1 takes them so whatever
+    ``session.use_device_allocator_for_initializers`` says (measured on the CPU provider; the CUDA provider shares that
+    code).
+    """
+    births = trace.subjects[trace.kinds == EventKind.ALLOC].tolist()
+    storages = [trace.storages[subject] for subject in births]
+    held = [storage for storage in storages if storage.place == Place.DEVICE and storage.bytes > 0]
+    return frozenset(index for index, storage in enumerate(held) if storage.category == Category.PARAMETER)
+
+
+def session_count(trace: Trace) -> int:
+    """How many sessions a planned trace holds; 1 for a trace of something else, whatever its streams are."""
+    loads = sum(phase.iteration == 0 and phase.name.endswith(LOAD) for phase in trace.phases)
+    return max(1, loads)
+
+
+# --- allocators -------------------------------------------------------------------------------------------------------
+
+
+class OnnxRuntimeSessions:
+    """The arenas of several sessions on one device, one each; a storage's stream says whose it is.
+
+    A handle is (session, address). ``reserved`` are the allocations to make outside every region.
     """
 
-    def __init__(
-        self,
-        config: ArenaConfig | None = None,
-        *,
-        initializers: int = 0,
-        driver_alloc: Callable[[int], int | None] | None = None,
-        driver_free: Callable[[int], None] | None = None,
-    ) -> None:
-        super().__init__(config, driver_alloc=driver_alloc, driver_free=driver_free)
-        self._to_reserve = initializers
+    name = "onnxruntime-arena"
 
-    def malloc(self, size: int, stream: int = 0) -> int | None:
-        """Reserve an initializer, or allocate. Raises :class:`~graphmem.errors.DeviceOutOfMemory`."""
-        if size and self._to_reserve:
-            self._to_reserve -= 1
-            return self.reserve(size)
-        return super().malloc(size, stream)
+    def __init__(self, arenas: Sequence[BFCArena], reserved: frozenset[int] = frozenset()) -> None:
+        self.arenas = tuple(arenas)
+        self._reserved = reserved
+        self._count = 0
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
+
+    def malloc(self, size: int, stream: int = 0) -> tuple[int, int] | None:
+        """Reserve or allocate in the arena of session ``stream``, of the only one if there is one. Raises
+        :class:`~graphmem.errors.DeviceOutOfMemory`."""
+        if not size:
+            return None
+        stream = min(stream, len(self.arenas) - 1)
+        arena = self.arenas[stream]
+        before = (arena.allocated_bytes, arena.reserved_bytes)
+        address = arena.reserve(size) if self._count in self._reserved else arena.malloc(size)
+        self._count += 1
+        self._update(arena, before)
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return None if address is None else (stream, address)
+
+    def free(self, handle: tuple[int, int] | None) -> None:
+        """Give a chunk or a reserved block back to its arena."""
+        if handle is None:
+            return
+        arena = self.arenas[handle[0]]
+        before = (arena.allocated_bytes, arena.reserved_bytes)
+        arena.free(handle[1])
+        self._update(arena, before)
+
+    def _update(self, arena: BFCArena, before: tuple[int, int]) -> None:
+        self.allocated_bytes += arena.allocated_bytes - before[0]
+        self.reserved_bytes += arena.reserved_bytes - before[1]
+
+    def record_stream(self, handle: tuple[int, int] | None, stream: int) -> None:
+        """Nothing: a session uses one stream."""
+
+    def synchronize(self) -> None:
+        """The end of a run, for the arenas that tag chunks with streams."""
+        for arena in self.arenas:
+            arena.synchronize()
+
+    def empty_cache(self) -> None:
+        """Shrink every arena."""
+        for arena in self.arenas:
+            before = (arena.allocated_bytes, arena.reserved_bytes)
+            arena.empty_cache()
+            self._update(arena, before)
+
+    def segments(self) -> tuple[SegmentView, ...]:
+        """The regions and reserved blocks of all sessions, by address."""
+        views = [view for arena in self.arenas for view in arena.segments()]
+        return tuple(sorted(views, key=lambda view: view.address))
+
+    def stats(self, session: int = 0) -> dict[str, int]:
+        """``GetStats`` of one session's arena."""
+        return self.arenas[session].stats()
 
 
 def default_allocator(
-    options: str | Mapping[str, object] = "",
+    options: str | Options = "",
     capacity: int | None = None,
     *,
-    initializers: int = 0,
+    reserved: frozenset[int] = frozenset(),
+    sessions: int = 1,
     driver_alloc: Callable[[int], int | None] | None = None,
     driver_free: Callable[[int], None] | None = None,
-) -> OnnxRuntimeSession:
-    """A fresh session's allocator.
+) -> OnnxRuntimeSessions:
+    """Fresh arenas of ``sessions`` sessions on one device.
 
-    ``options`` are provider options, as text or by name; ``capacity`` is what the device can give, in bytes;
-    ``initializers`` is :func:`initializer_count` of the trace to replay. Raises
-    :class:`~graphmem.errors.UsageError`.
+    ``capacity`` is what the device can give, in bytes; ``reserved`` is :func:`reserved_allocations` of the trace to
+    replay. Raises :class:`~graphmem.errors.UsageError`.
     """
-    text = options if isinstance(options, str) else ",".join(f"{key}:{value}" for key, value in options.items())
+    chosen = parse_options(options) if isinstance(options, str) else options
     if driver_alloc is None:
         driver = BumpDriver(capacity)
         driver_alloc, driver_free = driver.alloc, driver.free
-    return OnnxRuntimeSession(
-        parse_options(text), initializers=initializers, driver_alloc=driver_alloc, driver_free=driver_free
-    )
+    kind = StreamAwareBFCArena if chosen.session.stream_aware else BFCArena
+    arenas = [kind(chosen.arena, driver_alloc=driver_alloc, driver_free=driver_free) for _ in range(sessions)]
+    return OnnxRuntimeSessions(arenas, reserved)

@@ -25,20 +25,30 @@ def load(
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: str | None = None,
+    level: str | None = None,
 ) -> OnnxModel | TorchModel:
     """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, or a factory or step function.
 
-    ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files. Raises :class:`SourceError`.
+    ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files, ``shapes`` those of several runs;
+    ``level`` is the level ONNX Runtime optimizes them at. A list of ONNX files is one session each. Raises
+    :class:`SourceError`.
     """
+    if isinstance(model, (list, tuple)):
+        models = [load(one, batch=batch, dims=dims, input_shapes=input_shapes, shapes=shapes, level=level)
+                  for one in model]  # fmt: skip
+        if not models or not all(isinstance(one, OnnxModel) for one in models):
+            raise SourceError("several models can be analysed together if all are ONNX files")
+        sessions = [session for one in models if isinstance(one, OnnxModel) for session in one.sessions]
+        return OnnxModel(", ".join(one.name for one in models), tuple(sessions))
     if isinstance(model, (str, os.PathLike)):
         text = os.fspath(model)
         if not text.strip():
             raise SourceError(f"no model given; {_FORMS}")
         if _suffix(text) == ".onnx":
-            from graphmem.sources.onnx_file import load_onnx
+            from graphmem.sources.onnx_file import read_onnx
 
-            graph = load_onnx(text, batch=batch, dims=dims, input_shapes=input_shapes)
-            return OnnxModel(Path(text).name, graph)
+            return read_onnx(text, level).model_of(batch, dims, input_shapes, shapes)
         return _load_torch(text)
     from graphmem.sources.module_object import from_object
 

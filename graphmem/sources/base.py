@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A loaded ONNX graph with every dimension bound."""
+    """Loaded ONNX graphs with every dimension bound: for each session the shapes of its runs, in order."""
 
     name: str
-    graph: Graph
+    sessions: tuple[tuple[Graph, ...], ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The first run of the first session."""
+        return self.sessions[0][0]
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,15 @@ class Built:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A PyTorch model that can be built on fake tensors. ``build`` returns None if it ran the whole step itself."""
+    """A model of PyTorch operators that can be built on fake tensors. ``build`` returns None if it ran the whole step
+    itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it."""
 
     name: str
     build: Callable[[Sizes], Built | None]
     notes: tuple[str, ...] = field(default=())
+    framework: str = "PyTorch"
+    runtime: str = "pytorch"
+    step_words: str = ""
 
 
 def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:

@@ -2,19 +2,93 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.graph import onnx_import
-from graphmem.graph.binding import bind
-from graphmem.graph.model import Graph, Node, TensorSpec
+from graphmem.graph.binding import Binding, bind
+from graphmem.graph.model import Dimension, Graph, Node, TensorSpec
+from graphmem.graph.onnx_optimizer import OptimizedModel, optimize
 from graphmem.graph.shapes import Propagation, element_type, propagate
+from graphmem.sources.base import OnnxModel
 
-__all__ = ["load_onnx", "parse_dim", "parse_input_shape"]
+__all__ = ["OnnxFile", "load_onnx", "parse_dim", "parse_input_shape", "parse_shapes", "read_onnx"]
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A read and optimized file, to be bound to as many shapes as wanted; ``optimized`` says what was optimized."""
+
+    path: Path
+    optimized: OptimizedModel | None
+    model: onnx.ModelProto
+    declared: tuple[TensorSpec, ...]
+    shapeless: tuple[str, ...]
+
+    def bind(
+        self,
+        *,
+        batch: int | None = None,
+        dims: Mapping[str, int] | None = None,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> Graph:
+        """The graph with every dimension bound; arguments and errors as :func:`load_onnx`."""
+        with _one_line_errors():
+            binding = bind(self.declared, shapeless=self.shapeless, batch=batch, dims=dims, input_shapes=input_shapes)
+            return self._graph(binding)
+
+    def model_of(
+        self,
+        batch: int | None,
+        dims: Mapping[str, int] | None,
+        input_shapes: Mapping[str, Sequence[int]] | None,
+        shapes: str | None,
+    ) -> OnnxModel:
+        """One session of this file: a single bound graph, or one for each run of ``shapes``."""
+        graphs = []
+        for run in parse_shapes(shapes) if shapes is not None else [RunShapes()]:
+            run_batch = batch if run.batch is None else run.batch
+            run_dims = {**(dims or {}), **run.dims}
+            run_shapes = {**(input_shapes or {}), **run.input_shapes}
+            graphs.append(self.bind(batch=run_batch, dims=run_dims, input_shapes=run_shapes))
+        return OnnxModel(self.path.name, (tuple(graphs),))
+
+    def _graph(self, binding: Binding) -> Graph:
+        symbolic: Mapping[str, TensorSpec] = self.optimized.symbolic if self.optimized else {}
+        model = self.model
+        if self.optimized and not binding.keeps_annotations:  # shapes in the file are others than those asked for
+            again = optimize(_rebound(self.optimized.source, binding), self.optimized.level)
+            model, symbolic = again.model, again.symbolic
+        nodes = [onnx_import.node_of_proto(proto, index) for index, proto in enumerate(model.graph.node)]
+        state = propagate(model, nodes, binding, self.path.parent, symbolic)
+        notes = (*binding.notes, *state.notes.items(), *_level_notes(self.optimized))
+        graph = _graph(model, self.path, nodes, state, tuple(spec.name for spec in self.declared), notes)
+        if self.optimized is None:
+            return graph
+        is_ordered = _outputs(self.optimized.source) != _outputs(model)
+        return replace(graph, symbolic=_checked_ranks(symbolic, graph), is_ordered=is_ordered)
+
+
+def read_onnx(path: str | os.PathLike[str], level: str | None = None) -> OnnxFile:
+    """Read the ONNX model at ``path`` without its weights, and let ONNX Runtime optimize it to ``level`` (None: keep
+    it as it is in the file). Raises as :func:`load_onnx`."""
+    file = Path(path)
+    if file.is_dir():
+        raise SourceError(f"{file} is a directory; give the .onnx file in it")
+    if not file.exists():
+        raise SourceError(f"{file} does not exist")
+    with _one_line_errors():
+        model = onnx_import.read_model(file)
+        constants = {tensor.name for tensor in model.graph.initializer}
+        declared, shapeless = _declared([value for value in model.graph.input if value.name not in constants])
+        optimized = optimize(model, level) if level else None
+        return OnnxFile(file, optimized, optimized.model if optimized else model, tuple(declared), tuple(shapeless))
 
 
 def load_onnx(
@@ -23,40 +97,71 @@ def load_onnx(
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    level: str | None = None,
 ) -> Graph:
     """Load the ONNX model at ``path`` and find the shape of every tensor; neither torch nor a weight is needed.
 
-    ``batch`` binds the batch dimension, ``dims`` named dimensions, ``input_shapes`` whole inputs. Raises
-    :class:`~graphmem.errors.SourceError` for a file that is missing, a directory, truncated or no ONNX model, or that
-    graphmem cannot plan; :class:`~graphmem.errors.ShapeError` for a dimension that is not bound or a shape that cannot
-    be inferred; :class:`~graphmem.errors.UsageError` for a name that the model does not have.
+    ``batch`` binds the batch dimension, ``dims`` named dimensions, ``input_shapes`` whole inputs; ``level`` is a level
+    of :data:`graphmem.graph.onnx_optimizer.LEVELS`. Raises :class:`~graphmem.errors.SourceError` for a file that is
+    missing, a directory, truncated or no ONNX model, or that graphmem cannot plan;
+    :class:`~graphmem.errors.ShapeError` for a dimension that is not bound or a shape that cannot be inferred;
+    :class:`~graphmem.errors.UsageError` for a name that the model does not have.
     """
-    file = Path(path)
-    if file.is_dir():
-        raise SourceError(f"{file} is a directory; give the .onnx file in it")
-    if not file.exists():
-        raise SourceError(f"{file} does not exist")
+    return read_onnx(path, level).bind(batch=batch, dims=dims, input_shapes=input_shapes)
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """A name of the file may hold a line break; messages stay one line."""
     try:
-        model = onnx_import.read_model(file)
-        return _bound_graph(model, file, batch, dims or {}, input_shapes or {})
+        yield
     except GraphmemError as error:
         if str(error).isprintable():
             raise
-        # a name of the file with a line break in it: the message must stay one line
         raise type(error)("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))) from None
 
 
-def _bound_graph(
-    model: onnx.ModelProto, path: Path, batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
-) -> Graph:
-    graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    declared, shapeless = _declared([value for value in graph.input if value.name not in constants])
-    binding = bind(declared, shapeless=shapeless, batch=batch, dims=dims, input_shapes=shapes)
-    nodes = [onnx_import.node_of_proto(proto, index) for index, proto in enumerate(graph.node)]
-    state = propagate(model, nodes, binding, path.parent)
-    notes = (*binding.notes, *state.notes.items())
-    return _graph(model, path, nodes, state, tuple(spec.name for spec in declared), notes)
+def _rebound(model: onnx.ModelProto, binding: Binding) -> onnx.ModelProto:
+    """``model`` with the bound shapes written over those of its inputs, and none for other tensors."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    bound = {spec.name: spec.shape for spec in binding.inputs}
+    for value in copy.graph.input:
+        if value.name in bound:
+            shape = value.type.tensor_type.shape
+            del shape.dim[:]
+            for dimension in bound[value.name]:
+                shape.dim.add(dim_value=int(dimension))
+    copy.graph.ClearField("value_info")
+    for value in copy.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return copy
+
+
+def _level_notes(optimized: OptimizedModel | None) -> tuple[tuple[str, str], ...]:
+    if optimized is None:
+        return ()
+    done = f"level {optimized.level}"
+    if optimized.reason:
+        return (("graph optimization", f"{done}, the graph as in the file: {optimized.reason}"),)
+    by = f"onnxruntime {optimized.runtime_version}"
+    return (("graph optimization", f"{done}, as {by} does for its CPU provider; the CUDA provider may fuse others"),)
+
+
+def _outputs(model: onnx.ModelProto) -> list[tuple[str, ...]]:
+    """The outputs of the nodes in file order. ONNX Runtime writes a graph that it changed in the order in which it
+    executes it, and leaves one that it did not change in the order of its file."""
+    return [tuple(node.output) for node in model.graph.node if node.op_type != "Constant"]
+
+
+def _checked_ranks(symbolic: Mapping[str, TensorSpec], graph: Graph) -> dict[str, tuple[Dimension, ...] | None]:
+    """onnxruntime's Python API gives no shape for an unknown rank as it does for a scalar; the bound rank tells."""
+    known = {name: spec.shape for name, spec in symbolic.items()}
+    made = [name for node in graph.nodes for name in node.outputs if name]
+    return {
+        name: known[name] if name in known and len(known[name]) == len(graph.tensors[name].shape) else None
+        for name in (*made, *graph.inputs)
+    }
 
 
 def _declared(values: Sequence[onnx.ValueInfoProto]) -> tuple[list[TensorSpec], list[str]]:
@@ -96,6 +201,36 @@ def _graph(
         opsets=tuple(sorted(state.opsets.items())),
         notes=notes,
     )
+
+
+@dataclass(frozen=True)
+class RunShapes:
+    """What one run of ``--shapes`` binds."""
+
+    batch: int | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def parse_shapes(text: str) -> list[RunShapes]:
+    """Read ``--shapes``: runs separated by ``;``, each with ``batch=N``, ``NAME=N`` or ``INPUT:1x3x224x224`` between
+    commas. Raises :class:`~graphmem.errors.UsageError`."""
+    runs = []
+    for part in text.split(";"):
+        batch, dims, shapes = None, {}, {}
+        for entry in filter(None, (entry.strip() for entry in part.split(","))):
+            if "=" not in entry:
+                name, shape = parse_input_shape(entry)
+                shapes[name] = shape
+            elif entry.startswith("batch="):
+                batch = parse_dim(entry)[1]
+            else:
+                name, value = parse_dim(entry)
+                dims[name] = value
+        if batch is None and not dims and not shapes:
+            raise UsageError(f"cannot read the run {part!r} of --shapes; write for example 'batch=1;batch=16,seq=128'")
+        runs.append(RunShapes(batch, dims, shapes))
+    return runs
 
 
 def parse_dim(text: str) -> tuple[str, int]:

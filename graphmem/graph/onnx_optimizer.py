@@ -1,0 +1,189 @@
+"""The graph as ONNX Runtime executes it: its own optimizer run on a model whose weights are a file of holes.
+
+Weights are replaced by references to one sparse file, so that none is read and all the fusions that look at types,
+shapes and small constants still happen. A second session, in which every tensor is an output, tells the symbolic shapes
+its planner compares. Both sessions are made and never run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from graphmem.errors import SourceError, UsageError
+from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
+from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
+from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
+
+#: Level names as on ONNX Runtime's command lines, and the members of ``GraphOptimizationLevel``.
+LEVELS = {
+    "disabled": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+_WEIGHTS = "weights"
+_PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+
+
+@dataclass(frozen=True)
+class OptimizedModel:
+    """``model`` without weights, made from ``source``; ``symbolic`` are types and shapes before binding (``""``: a
+    dimension without a name; a scalar may also be a tensor of unknown rank); ``level`` is what was done, which is less
+    than was asked for when ``reason`` says why."""
+
+    source: onnx.ModelProto
+    model: onnx.ModelProto
+    symbolic: Mapping[str, TensorSpec]
+    level: str
+    runtime_version: str = ""
+    reason: str = ""
+
+
+def level_named(text: str) -> str:
+    """The canonical level. Raises :class:`UsageError` listing the accepted ones."""
+    key = text.strip().lower().removeprefix("ort_").removeprefix("enable_").removesuffix("_all")
+    key = {"disable": "disabled", "none": "disabled"}.get(key, key)
+    if key not in LEVELS:
+        raise UsageError(f"unknown optimization level {text!r}; accepted: {', '.join(LEVELS)}")
+    return key
+
+
+def optimize(model: onnx.ModelProto, level: str) -> OptimizedModel:
+    """``model`` after ONNX Runtime's optimizations of ``level`` for the CPU provider.
+
+    Where onnxruntime is not installed, or refuses the model, the graph stays as it is and the shapes are ONNX's.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        return _unoptimized(model, "onnxruntime is not installed")
+    try:
+        with tempfile.TemporaryDirectory(prefix="graphmem-") as directory:
+            changed = _optimized_by(onnxruntime, model, level, Path(directory))
+            symbolic = _symbolic_shapes(onnxruntime, changed, Path(directory))
+            return OptimizedModel(model, changed, symbolic, level, onnxruntime.__version__)
+    except SourceError:
+        raise
+    except Exception as error:  # onnxruntime raises its own kinds, and has kernels for the CPU only
+        return _unoptimized(model, f"onnxruntime {onnxruntime.__version__} refuses the model: {_first_line(error)}")
+
+
+def _optimized_by(onnxruntime: Any, model: onnx.ModelProto, level: str, directory: Path) -> onnx.ModelProto:
+    source, target = directory / "model.onnx", directory / "optimized.onnx"
+    source.write_bytes(_without_weights(model, directory).SerializeToString())
+    options = _options(onnxruntime, level)
+    options.optimized_model_filepath = str(target)
+    _session(onnxruntime, source, options)
+    return read_model(target)
+
+
+def _options(onnxruntime: Any, level: str) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what it thinks of the model is no news to the user
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def _session(onnxruntime: Any, path: Path, options: Any) -> Any:
+    # the fallback prints to standard output, where graphmem's answer goes
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+def _without_weights(model: onnx.ModelProto, directory: Path) -> onnx.ModelProto:
+    """A copy of ``model`` whose large initializers all lie in one file of zeros, at the same place."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    largest = 0
+    for tensor in _constants(copy.graph):
+        size = spec_of_tensor(tensor).nbytes
+        if _has_values(tensor, size):
+            continue
+        largest = max(largest, size)
+        for field in _PAYLOADS:
+            tensor.ClearField(field)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        del tensor.external_data[:]
+        for key, value in (("location", _WEIGHTS), ("offset", "0"), ("length", str(size))):
+            tensor.external_data.add(key=key, value=value)
+    with (directory / _WEIGHTS).open("wb") as file:
+        file.truncate(max(largest, 1))  # holes: no disk, no writing
+    return copy
+
+
+def _has_values(tensor: onnx.TensorProto, size: int) -> bool:
+    inside = tensor.data_location != onnx.TensorProto.EXTERNAL
+    return not size or (inside and size <= KEPT_PAYLOAD_BYTES and any(len(getattr(tensor, f)) for f in _PAYLOADS))
+
+
+def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The initializers of ``graph`` and of its subgraphs; large ``Constant`` nodes are made initializers first."""
+    for node in list(graph.node):
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensor = node.attribute[0].t
+            if not _has_values(tensor, spec_of_tensor(tensor).nbytes):
+                added = graph.initializer.add()
+                added.CopyFrom(tensor)
+                added.name = node.output[0]
+                graph.node.remove(node)
+                continue
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _constants(attribute.g)
+    yield from graph.initializer
+
+
+def _symbolic_shapes(onnxruntime: Any, model: onnx.ModelProto, directory: Path) -> dict[str, TensorSpec]:
+    """ONNX Runtime's own inferred shapes of all tensors that nodes make: a session with each of them as output."""
+    copy = _without_weights(model, directory)
+    outputs = {value.name for value in copy.graph.output}
+    for node in copy.graph.node:
+        for name in node.output:
+            if name and name not in outputs:
+                copy.graph.output.append(onnx.ValueInfoProto(name=name))
+                outputs.add(name)
+    path = directory / "shapes.onnx"
+    path.write_bytes(copy.SerializeToString())
+    session = _session(onnxruntime, path, _options(onnxruntime, "disabled"))
+    found = {}
+    for value in (*session.get_outputs(), *session.get_inputs()):
+        kind = value.type.removeprefix("tensor(").removesuffix(")")  # "tensor(float16)"; others are no tensors
+        kind = {"float": "float32", "double": "float64"}.get(kind, kind)
+        if kind in ELEMENT_BITS:
+            found[value.name] = TensorSpec(value.name, kind, tuple(_dimension(d) for d in value.shape))
+    return found
+
+
+def _dimension(value: Any) -> Dimension:
+    return value if isinstance(value, int) and value >= 0 else value if isinstance(value, str) else ""
+
+
+def _unoptimized(model: onnx.ModelProto, reason: str) -> OptimizedModel:
+    return OptimizedModel(model, model, onnx_symbolic_shapes(model), "disabled", reason=reason)
+
+
+def onnx_symbolic_shapes(model: onnx.ModelProto) -> dict[str, TensorSpec]:
+    """Symbolic shapes by ONNX's own inference, which comes close to ONNX Runtime's; names it makes up are no names."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+    except Exception:  # whatever onnx's C++ throws; no shape is known then
+        inferred = model
+    known = {}
+    for value in (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info):
+        spec = spec_of_value(value) if value.type.HasField("tensor_type") else None
+        if spec is not None:
+            named = tuple("" if isinstance(d, str) and (d == "?" or d.startswith("unk__")) else d for d in spec.shape)
+            known[spec.name] = TensorSpec(spec.name, spec.dtype, named)
+    return known
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,130 @@
+"""What a session decides once, before any shape is bound: providers, memory places, copies, order, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from graphmem.graph.kernel_tables import TABLES
+from graphmem.graph.memory_pattern import MemoryPatternPlanner
+from graphmem.graph.model import Graph, Node
+from graphmem.graph.order import execution_order
+from graphmem.graph.placement import insert_copies, place
+from graphmem.graph.reuse_plan import ReusePlan, Value, reuse_plan
+from graphmem.trace import Place
+
+#: Initializers up to this size are copied into the CPU arena; larger ones stay in the mapped file (1.31.1, measured).
+SMALL_INITIALIZER_BYTES = 127
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What the user can set about a session's memory, by ONNX Runtime's own names.
+
+    ``io_binding``: inputs and outputs are the caller's device buffers. ``intra_op_num_threads`` sizes working buffers
+    of CPU kernels. ``equal_weights`` maps initializers to a token of their content, equal for equal content: packed
+    weights are shared by content, which nobody can know without reading weights; different names are taken to differ.
+    """
+
+    provider: str = "cuda"
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    disable_prepacking: bool = False
+    enable_memory_arena_shrinkage: bool = False
+    io_binding: bool = False
+    intra_op_num_threads: int = 1
+    equal_weights: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stream_aware(self) -> bool:
+        """Whether the arena tags chunks with streams (``StreamAwareBFCArena``)."""
+        return self.provider == "cuda"
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """``nodes`` include the copies between host and device; ``original`` maps the tensors these make to what they
+    copy. ``home`` is where the provider's arena is."""
+
+    settings: SessionSettings
+    nodes: tuple[Node, ...]
+    reuse: ReusePlan
+    places: Mapping[str, Place]
+    original: Mapping[str, str]
+    copied_inputs: tuple[str, ...]
+    bound_outputs: frozenset[str]
+    initializers: tuple[str, ...]
+    pattern_forbidden: bool = False
+    home: Place = Place.DEVICE
+
+    def place(self, name: str) -> Place:
+        """The memory of a tensor."""
+        return self.places.get(name, self.home)
+
+    def shape(self, graph: Graph, name: str) -> tuple[int, ...]:
+        """The bound shape of a tensor."""
+        return tuple(int(d) for d in graph.tensors[name].shape)
+
+    def initializer_blocks(self, graph: Graph) -> Iterator[tuple[str, int, Place]]:
+        """(label, bytes, place) of the device allocations that hold the initializers.
+
+        One each; or, without prepacking but with memory patterns, all of a device packed into one block.
+        """
+        held = [(name, graph.tensors[self.original.get(name, name)].nbytes) for name in self.initializers]
+        if self.settings.provider == "cpu":
+            held = [(name, size) for name, size in held if size <= SMALL_INITIALIZER_BYTES or self.is_contiguous]
+        if not self.is_contiguous:
+            yield from ((name, size, self.place(name)) for name, size in held)
+            return
+        for where in (Place.DEVICE, Place.HOST):
+            planner = MemoryPatternPlanner()
+            for name, size in held:
+                if self.place(name) == where and graph.tensors[self.original.get(name, name)].dtype != "string":
+                    planner.trace_allocation(name, size)
+            if planner.peak_bytes:
+                yield "all initializers", planner.peak_bytes, where
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the initializers are packed into one block (1.31.1, measured on the CPU)."""
+        return self.settings.disable_prepacking and self.settings.enable_mem_pattern
+
+
+def plan_session(graph: Graph, settings: SessionSettings) -> SessionPlan:
+    """Plan a session of ``graph``, of which only names, types, and symbolic shapes are looked at."""
+    places: Mapping[str, Place] = {}
+    original: Mapping[str, str] = {}
+    if settings.provider == "cpu":
+        nodes = graph.nodes
+        initializers, inputs = graph.initializers, graph.inputs
+    else:
+        copied = insert_copies(graph, place(graph, execution_order(graph.nodes)))
+        nodes, places, original = copied.nodes, copied.places, copied.original
+        initializers, inputs = (*graph.initializers, *copied.initializers), graph.inputs
+    values = {}
+    for name in {*graph.tensors, *original}:
+        known = original.get(name, name)
+        where = places.get(name, Place.DEVICE)
+        values[name] = Value(graph.tensors[known].dtype, graph.symbolic_shape(known), int(where))
+    is_ordered = graph.is_ordered and settings.provider == "cpu"
+    reuse = reuse_plan(
+        nodes,
+        range(len(nodes)) if is_ordered else execution_order(nodes),
+        values,
+        inputs=inputs,
+        initializers=initializers,
+        outputs=graph.outputs,
+        table=TABLES[settings.provider],
+        enable_mem_reuse=settings.enable_mem_reuse,
+    )
+    on_device = settings.provider != "cpu" and not settings.io_binding
+    return SessionPlan(
+        settings,
+        nodes,
+        reuse,
+        places,
+        original,
+        tuple(name for name in inputs if places.get(name, Place.DEVICE) == Place.DEVICE) if on_device else (),
+        frozenset(graph.outputs) if settings.io_binding else frozenset(),
+        tuple(initializers),
+    )
