@@ -36,10 +36,15 @@ def summarize(
     assumptions: Sequence[str] = (),
     diagnostics: Sequence[Diagnostic] = (),
     details: dict[str, object] | None = None,
+    preallocates: bool = False,
 ) -> Estimate:
     """The Estimate of a run. ``replay`` had no limit; ``limited`` is the same trace on the card's own memory, needed
-    only where the unlimited one exceeds it."""
+    only where the unlimited one exceeds it. Where the allocator ``preallocates``, the moment of the peak is that of
+    the most allocated bytes, since the reserved ones tell nothing."""
     position = _first_maximum(replay.reserved_bytes)
+    if preallocates:
+        at_peak = replay.reserved_bytes == replay.reserved_bytes.max(initial=0)
+        position = _first_maximum(np.where(at_peak, replay.allocated_bytes, -1))
     moment = _moment(trace, position)
     return Estimate(
         model=model,
@@ -154,9 +159,10 @@ def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
 def _fit(trace: Trace, replay: Replay, limited: Replay | None, target: Target) -> Fit:
     device_bytes = replay.peak_reserved_bytes + target.context_bytes
     margin = target.capacity_bytes - device_bytes
-    if margin >= 0:
+    ran_out = limited.out_of_memory if limited is not None else None
+    if margin >= 0 and ran_out is None:
         return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, True)
-    if limited is not None and limited.out_of_memory is None:
+    if limited is not None and ran_out is None:
         return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, True, needs_cache_flush=True)
-    failed = limited.out_of_memory.event if limited is not None and limited.out_of_memory is not None else -1
-    return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, False, failed_at=_moment(trace, failed))
+    failed_at = _moment(trace, ran_out.event if ran_out is not None else -1)
+    return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, False, failed_at=failed_at)

@@ -16,17 +16,21 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.estimate import Diagnostic, Estimate, LiveStorage, Moment, PhasePeak
+from graphmem.runtimes import tensorflow
 from graphmem.units import format_bytes
 
 DEFAULT_WIDTH = 80
 MINIMUM_WIDTH = 60
 
+#: The levels in the words of PyTorch; other runtimes call them otherwise.
 LEVELS = (
     ("requested", "what the tensors asked for"),
     ("allocated", "blocks handed out for them (max_memory_allocated)"),
     ("reserved", "segments held from the driver (max_memory_reserved)"),
     ("device", "what nvidia-smi shows: reserved plus context"),
 )
+
+_LEVELS_OF = {"tensorflow": tensorflow.LEVELS}
 
 #: category -> the words of the breakdown
 WORDS = {
@@ -116,8 +120,11 @@ def _verdict(estimate: Estimate) -> RenderableType:
     need, capacity = format_bytes(fit.device_bytes), format_bytes(fit.capacity_bytes)
     gpu = clean(fit.gpu)
     if not fit.fits:
-        missing = format_bytes(-fit.margin_bytes)
-        lines = [f"DOES NOT FIT {gpu}: needs {need} of device memory, the card has {capacity}, {missing} missing."]
+        line = f"DOES NOT FIT {gpu}: needs {need} of device memory, the card has {capacity}"
+        if fit.margin_bytes < 0:
+            lines = [f"{line}, {format_bytes(-fit.margin_bytes)} missing."]
+        else:
+            lines = [f"{line}, but the allocator's own limit or fragmentation stops it."]
         if fit.failed_at:
             lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
         return Text("\n".join(lines))
@@ -132,7 +139,7 @@ def _levels(estimate: Estimate) -> RenderableType:
     recorded = estimate.details.get("recorded") or {}
     table = _table("", ">", *([">"] if recorded else []), "")
     table.add_row("", "predicted", *(["recorded"] if recorded else []), "")
-    for name, meaning in LEVELS:
+    for name, meaning in _LEVELS_OF.get(estimate.runtime, LEVELS):
         figures = [format_bytes(getattr(estimate, name))]
         if recorded:
             value = recorded.get(f"{name}_bytes")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from graphmem.errors import UsageError
 
-RUNTIMES = ("pytorch", "onnxruntime")
+RUNTIMES = ("pytorch", "onnxruntime", "tensorflow")
+_SPELLINGS = {"torch": "pytorch", "ort": "onnxruntime", "tf": "tensorflow", "keras": "tensorflow"}
 
 
 def runtime_named(name: str | None, default: str) -> str:
@@ -12,7 +13,7 @@ def runtime_named(name: str | None, default: str) -> str:
     if name is None:
         return default
     key = name.strip().lower().replace("-", "").replace("_", "")
-    for known, spellings in (("pytorch", ("pytorch", "torch")), ("onnxruntime", ("onnxruntime", "ort"))):
-        if key in spellings:
-            return known
+    known = _SPELLINGS.get(key, key)
+    if known in RUNTIMES:
+        return known
     raise UsageError(f"unknown runtime {name!r}; accepted: {', '.join(RUNTIMES)}")

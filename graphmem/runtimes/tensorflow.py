@@ -39,14 +39,17 @@ _ENDLESS = 1 << 56
 #: How the four levels are called by TensorFlow's own tools.
 LEVELS = (
     ("requested", "what the tensors asked for"),
-    ("allocated", "chunks in use (tf.config.experimental.get_memory_info, peak)"),
+    ("allocated", "chunks in use (get_memory_info: peak)"),
     ("reserved", "regions held from the driver (pool_bytes)"),
     ("device", "what nvidia-smi shows: reserved plus context"),
 )
 
+CAPTURED_ASSUMED = (
+    "operators, their order, temporaries and library workspaces are PyTorch's, replayed under TensorFlow's allocator"
+)
 XLA_ASSUMED = (
-    "XLA is off: operators run one by one (Keras compiles with XLA on GPUs by default, jit_compile='auto'; then "
-    "activations lie in one temporary buffer that XLA plans, usually smaller than their sum here)"
+    "XLA is off and operators run one by one; Keras turns XLA on by default on GPUs (jit_compile='auto'), and then "
+    "activations lie in one temporary buffer that XLA plans, which is not modelled"
 )
 
 
