@@ -15,19 +15,12 @@ from typing import Any
 
 import onnx
 
-from graphmem.errors import SourceError, UsageError
+from graphmem.errors import SourceError
+from graphmem.graph.levels import LEVELS
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
 
-#: Level names as on ONNX Runtime's command lines, and the members of ``GraphOptimizationLevel``.
-LEVELS = {
-    "disabled": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "layout": "ORT_ENABLE_LAYOUT",
-    "all": "ORT_ENABLE_ALL",
-}
 _WEIGHTS = "weights"
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
@@ -44,15 +37,6 @@ class OptimizedModel:
     level: str
     runtime_version: str = ""
     reason: str = ""
-
-
-def level_named(text: str) -> str:
-    """The canonical level. Raises :class:`UsageError` listing the accepted ones."""
-    key = text.strip().lower().removeprefix("ort_").removeprefix("enable_").removesuffix("_all")
-    key = {"disable": "disabled", "none": "disabled"}.get(key, key)
-    if key not in LEVELS:
-        raise UsageError(f"unknown optimization level {text!r}; accepted: {', '.join(LEVELS)}")
-    return key
 
 
 def optimize(model: onnx.ModelProto, level: str) -> OptimizedModel:

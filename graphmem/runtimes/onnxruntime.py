@@ -11,8 +11,8 @@ from graphmem.allocators.bfc import BumpDriver
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy, StreamAwareBFCArena
 from graphmem.errors import UsageError
 from graphmem.graph.kernel_memory import KernelMemory
+from graphmem.graph.levels import level_named
 from graphmem.graph.model import Graph
-from graphmem.graph.onnx_optimizer import level_named
 from graphmem.graph.session_plan import SessionSettings, plan_session
 from graphmem.graph.session_trace import LOAD, Runs
 from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder

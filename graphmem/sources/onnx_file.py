@@ -102,7 +102,7 @@ def load_onnx(
     """Load the ONNX model at ``path`` and find the shape of every tensor; neither torch nor a weight is needed.
 
     ``batch`` binds the batch dimension, ``dims`` named dimensions, ``input_shapes`` whole inputs; ``level`` is a level
-    of :data:`graphmem.graph.onnx_optimizer.LEVELS`. Raises :class:`~graphmem.errors.SourceError` for a file that is
+    of :data:`graphmem.graph.levels.LEVELS`. Raises :class:`~graphmem.errors.SourceError` for a file that is
     missing, a directory, truncated or no ONNX model, or that graphmem cannot plan;
     :class:`~graphmem.errors.ShapeError` for a dimension that is not bound or a shape that cannot be inferred;
     :class:`~graphmem.errors.UsageError` for a name that the model does not have.
