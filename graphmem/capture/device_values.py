@@ -7,8 +7,11 @@ harmless constant is assumed, and counted.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -27,11 +30,29 @@ _COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
     _aten.eq.Scalar: operator.eq,
     _aten.ne.Scalar: operator.ne,
 }
+#: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
+_CURVATURE = _aten.le.Tensor
 #: Operators whose outcome can be known.
-TRACKED = _COPIES | set(_COMPARISONS)
+TRACKED = _COPIES | set(_COMPARISONS) | {_CURVATURE}
 
 #: Code that reads the device in order to decide when to stop: an assumed value could keep it going for ever.
 _DECIDES = ("transformers/generation/utils.py",)
+
+
+#: Losses of the descents that go on now, the innermost last; and how large other values are.
+_descents: list[Iterator[float]] = []
+_MAGNITUDE = 0.5
+
+
+@contextlib.contextmanager
+def descending() -> Iterator[None]:
+    """Until the end, numbers read from the device fall, and comparisons have the outcome of a descent that goes on."""
+    losses = itertools.chain([1.0], (_MAGNITUDE - 1e-6 * count for count in itertools.count()))
+    _descents.append(losses)
+    try:
+        yield
+    finally:
+        _descents.pop()
 
 
 def follow(func: Any, args: Sequence[Any], out: Any) -> None:
@@ -40,9 +61,15 @@ def follow(func: Any, args: Sequence[Any], out: Any) -> None:
     if not isinstance(out, FakeTensor) or out.dim() or not isinstance(source, torch.Tensor) or out.is_inference():
         return
     value = known(source)
+    compare = _COMPARISONS.get(func)
+    if value is None and _descents:
+        if func is _CURVATURE:
+            out._graphmem_value = (True, out._version)
+            return
+        # Norms and curvatures exceed tolerances, which are positive; a slope is below its negative one.
+        value = math.copysign(_MAGNITUDE, args[1]) if compare is not None else None
     if value is None:
         return
-    compare = _COMPARISONS.get(func)
     result = value if compare is None else compare(value, args[1])
     out._graphmem_value = (result, out._version)
 
@@ -60,6 +87,8 @@ def assumed(tensor: torch.Tensor) -> float | int | bool:
     """What a training loop reads back for its log: no data exists, so a harmless constant."""
     if tensor.dtype is torch.bool:
         return False
+    if _descents and tensor.is_floating_point():
+        return next(_descents[-1])
     return 1.0 if tensor.is_floating_point() else 1
 
 

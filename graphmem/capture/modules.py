@@ -109,7 +109,8 @@ class ModuleWatch:
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 for key, value in state.items():
-                    self._recorder.label(value, Category.OPTIMIZER_STATE, str(key))
+                    for tensor in value if isinstance(value, list) else [value]:  # L-BFGS keeps lists
+                        self._recorder.label(tensor, Category.OPTIMIZER_STATE, str(key))
 
 
 @contextlib.contextmanager

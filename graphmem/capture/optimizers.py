@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,17 @@ def make_optimizers(model: nn.Module, training: Training) -> tuple[list[torch.op
         return optimizers, []
     optimizers.append(torch.optim.AdamW(others))
     return optimizers, [f"{training.optimizer} steps {len(chosen)} of the parameters, adamw the other {len(others)}"]
+
+
+def iterations_of_history(optimizer: torch.optim.Optimizer) -> int:
+    """Steps after which the history of L-BFGS is full and a new pair has replaced the oldest; 0 for other optimizers.
+
+    The first evaluation makes no pair, and a new pair exists before the oldest goes (``torch/optim/lbfgs.py``).
+    """
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return 0
+    group = optimizer.param_groups[0]
+    return math.ceil((group["history_size"] + 2) / max(1, group["max_iter"]))
 
 
 def _class_of(training: Training) -> Callable[..., torch.optim.Optimizer]:

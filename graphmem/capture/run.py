@@ -59,7 +59,7 @@ def capture_model(
             return
         notes.extend(built.notes)
         if isinstance(step, Training):
-            run_training(session, built.model, built.inputs, built.loss, step, iterations)
+            notes.extend(run_training(session, built.model, built.inputs, built.loss, step, iterations))
         else:
             run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
         ran.append(session.recorder.iteration)
@@ -68,6 +68,7 @@ def capture_model(
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"
         notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
+    notes.extend(captured.notes)
     return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph)
 
 

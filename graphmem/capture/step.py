@@ -10,13 +10,14 @@ the common trainers do.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from graphmem.capture.fakes import DEVICE
+from graphmem.capture.optimizers import iterations_of_history, make_optimizers
 from graphmem.capture.session import Session, move
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
@@ -32,28 +33,43 @@ DEFAULT_ITERATIONS, MANY_OPERATORS = 3, 5000
 
 def run_training(
     session: Session, model: nn.Module, inputs: Any, loss: Any, training: Training, iterations: int | None
-) -> None:
-    """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device."""
+) -> list[str]:
+    """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
+
+    Returns remarks for the reader.
+    """
     model, inputs, loss = _to_device(session, model, inputs, loss, training.dtype)
     model.train()
     if training.checkpoint_activations:
         checkpoint_blocks(model)
-    optimizer = make_optimizer(model, training)
+    optimizers, remarks = make_optimizers(model, training)
     scaler = torch.amp.GradScaler("cuda") if training.amp == "fp16" else None
-    begun = 0
-    for number in range(iterations or DEFAULT_ITERATIONS):
-        before = session.recorder.operator_count
-        if number >= 2 and iterations is None and before - begun > MANY_OPERATORS:
-            break
-        begun = before
-        session.recorder.begin_iteration()
+    of_history = iterations_of_history(optimizers[0])
+    if of_history and scaler:
+        raise CaptureError("lbfgs evaluates the loss itself, which torch.amp.GradScaler does not support; use bf16")
+
+    def gradients() -> torch.Tensor:
         for _ in range(training.grad_accum):
             value = _forward_loss(model, inputs, loss, training.amp)
             if training.grad_accum > 1:
                 value = value / training.grad_accum
             (scaler.scale(value) if scaler else value).backward()
-        _optimizer_step(model, optimizer, scaler, training)
-        del value
+        return value
+
+    begun = 0
+    for number in range(iterations or max(DEFAULT_ITERATIONS, of_history)):
+        before = session.recorder.operator_count
+        if number >= 2 and not of_history and iterations is None and before - begun > MANY_OPERATORS:
+            break
+        begun = before
+        session.recorder.begin_iteration()
+        if of_history:
+            _closure_step(model, optimizers[0], gradients, training)
+        else:
+            value = gradients()
+            _optimizer_step(model, optimizers, scaler, training)
+            del value
+    return remarks
 
 
 def run_inference(session: Session, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
@@ -110,35 +126,36 @@ def _tensors_of(value: Any) -> list[torch.Tensor]:
     return [tensor for item in items for tensor in _tensors_of(item)]
 
 
-def _optimizer_step(model: nn.Module, optimizer: Any, scaler: Any, training: Training) -> None:
+def _optimizer_step(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: Any, training: Training
+) -> None:
     if training.clip_grad_norm is not None:
         if scaler:
-            scaler.unscale_(optimizer)
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad_norm)
+    for optimizer in optimizers:
+        if scaler:
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
     if scaler:
-        scaler.step(optimizer)
         scaler.update()
-    else:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=training.zero_grad == "set_to_none")
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=training.zero_grad == "set_to_none")
 
 
-def make_optimizer(model: nn.Module, training: Training) -> Any:
-    """The optimizer over the parameters that require a gradient. Raises :class:`CaptureError` if torch refuses it."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise CaptureError("no parameter of the model requires a gradient, so there is nothing to train")
-    kind = getattr(torch.optim, training.optimizer_class, None)
-    if kind is None:
-        raise CaptureError(f"torch {torch.__version__} has no optimizer {training.optimizer_class}")
-    options = dict(training.optimizer_args)
-    if training.optimizer in ("sgd", "muon") and "lr" not in options:
-        options["lr"] = 1e-3
-    try:
-        return kind(parameters, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        first = (str(error).splitlines() or ["no message"])[0]
-        raise CaptureError(f"torch.optim.{training.optimizer_class} refused its arguments: {first}") from None
+def _closure_step(model: nn.Module, optimizer: Any, gradients: Callable[[], torch.Tensor], training: Training) -> None:
+    """A step that evaluates the loss as often as it likes, as in the documentation of ``torch.optim``."""
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=training.zero_grad == "set_to_none")
+        value = gradients()
+        if training.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad_norm)
+        return value
+
+    optimizer.step(closure)
 
 
 def _autocast(amp: str | None) -> Any:
