@@ -22,6 +22,7 @@ from graphmem.capture.bitsandbytes_package import bitsandbytes_in_captures
 from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
+from graphmem.capture.lbfgs import patch_lbfgs
 from graphmem.capture.messages import explained
 from graphmem.capture.recorder import Recorder
 from graphmem.capture.rnn import patch_rnn_modules
@@ -107,6 +108,7 @@ def capture(
         workspaces = Workspaces(device.capability, torch_version)
         recorder = Recorder(builder, card, workspaces, substitutes, graph)
         holder.append(recorder)
+        patch_lbfgs(patches, recorder)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(recorder)
         recorder.calibrate()
