@@ -40,6 +40,7 @@ class Captured:
     trace: Trace
     assumed: dict[str, int]
     graph: Any | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Session:
