@@ -21,6 +21,7 @@ from graphmem.capture.fast_paths import fast_paths
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.kernels.sdp_choice import choose_sdp_backend
 from graphmem.capture.missing_fakes import missing_fakes
+from graphmem.capture.older_torch import ExistingFakes
 from graphmem.capture.rnn import rnn_fakes, rnn_substitutes
 
 _aten = torch.ops.aten
@@ -32,16 +33,17 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
     """Install the substitutes for the duration; yields them by operator."""
     table = _table(card)
     library = torch.library.Library("aten", "IMPL")
+    fakes = ExistingFakes(library)
     try:
         with quiet_registration():
             for op, function in table.items():
                 library.impl(op, function, "AutogradCUDA")
             for op in FUSED_ON_CUDA:
                 library.impl(op, _never_called, "CUDA")
-            for name, fake in {**missing_fakes(), **rnn_fakes()}.items():
-                torch.library.register_fake(name, fake, lib=library, allow_override=True)
+            fakes.replace({**missing_fakes(), **rnn_fakes()})
         yield table
     finally:
+        fakes.restore()
         library._destroy()
 
 
