@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from graphmem.graph.kernel_tables import MICROSOFT
-from graphmem.graph.model import Graph, Node
+from graphmem.graph.model import Graph, Node, TensorSpec
+from graphmem.graph.reuse_plan import element_size
 
 if TYPE_CHECKING:
     from graphmem.graph.session_plan import SessionPlan
@@ -30,10 +32,13 @@ _CUDNN_CONVOLUTIONS = frozenset((("", "Conv"), ("", "ConvTranspose"), (MICROSOFT
 
 @dataclass(frozen=True, slots=True)
 class WorkingBuffers:
-    """Bytes of the buffers taken before and after the outputs are allocated, each given back at once."""
+    """Bytes of the buffers a kernel takes: ``before`` and ``after`` its outputs are allocated, each given back at once;
+    ``around``: all before the outputs, and given back after them; ``together``: all after the outputs."""
 
     before: tuple[int, ...] = ()
+    around: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    together: tuple[int, ...] = ()
 
 
 NONE = WorkingBuffers()
@@ -130,10 +135,24 @@ def _conv_transpose(node: Node, graph: Graph, threads: int) -> WorkingBuffers:
     return WorkingBuffers(after=(depth * math.prod(map(int, image[2:])) * FLOAT_BYTES,))
 
 
+def _where(node: Node, graph: Graph, threads: int) -> WorkingBuffers:
+    """``Where`` (``core/providers/cpu/tensor/where_op.cc``): what is selected of either side, each as a tensor."""
+    condition, first, second = (graph.tensors[name] for name in node.inputs)
+    size = element_size(graph.tensors[node.outputs[0]].dtype)
+    return WorkingBuffers(around=tuple(_broadcast(condition, side) * size for side in (first, second)))
+
+
+def _broadcast(first: TensorSpec, second: TensorSpec) -> int:
+    """Elements of two tensors broadcast together."""
+    pairs = zip_longest(reversed(first.shape), reversed(second.shape), fillvalue=1)
+    return math.prod(int(b) if a == 1 else int(a) for a, b in pairs)
+
+
 _WORKING: dict[tuple[str, str], Callable[[Node, Graph, int], WorkingBuffers]] = {
     ("", "Conv"): _conv,
     (MICROSOFT, "FusedConv"): _conv,
     ("", "ConvTranspose"): _conv_transpose,
+    ("", "Where"): _where,
 }
 
 

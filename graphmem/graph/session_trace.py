@@ -104,11 +104,13 @@ class _Frame:
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
         memory = session.memory.working_buffers(node, self.graph)
         for size in memory.before:
-            self._scratch(size)
+            self._give_back([self._scratch(size)])
+        around = [self._scratch(size) for size in memory.around]
         for name in filter(None, node.outputs):
             self._output(name)
         for size in memory.after:
-            self._scratch(size)
+            self._give_back([self._scratch(size)])
+        self._give_back([*around, *(self._scratch(size) for size in memory.together)])
         for name in releases:
             if self.tracer is not None and self._is_traced(name):
                 self.tracer.trace_free(name)
@@ -116,9 +118,12 @@ class _Frame:
             if storage is not None:
                 session.builder.free(storage, self.operator)
 
-    def _scratch(self, size: int) -> None:
-        storage = self.session._alloc(size, self.operator, Category.WORKSPACE, self.session.plan.home, "")
-        self.session.builder.free(storage, self.operator)
+    def _scratch(self, size: int) -> int:
+        return self.session._alloc(size, self.operator, Category.WORKSPACE, self.session.plan.home, "")
+
+    def _give_back(self, storages: Sequence[int]) -> None:
+        for storage in reversed(storages):
+            self.session.builder.free(storage, self.operator)
 
     def _output(self, name: str) -> None:
         kind = self.session.plan.reuse.kind[name]
