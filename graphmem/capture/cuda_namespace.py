@@ -24,7 +24,6 @@ def patch_cuda_namespace(patches: Patches, device: PretendDevice, on_event: _OnE
     """Make ``torch.cuda`` answer for ``device``; ``on_event`` hears ``synchronize`` and ``empty_cache``."""
     _patch_c_functions(patches, on_event)
     _patch_functions(patches, device)
-    _patch_streams(patches)
     _patch_generators(patches)
     _patch_profiling(patches)
     _patch_backends(patches)
@@ -155,6 +154,7 @@ def _patch_functions(patches: Patches, device: PretendDevice) -> None:
         "initial_seed": 0,
         "cudart": _Runtime(device),
         "check_error": None,
+        "is_current_stream_capturing": False,
     }
     for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
         answers[name] = None
@@ -206,68 +206,7 @@ def check_device(device: Any) -> None:
         )
 
 
-# --- streams, generators, profiling -----------------------------------------------------------------------------------
-
-
-class Stream:
-    """Stands for any CUDA stream, and for a context of one. Work is recorded on the default stream; see
-    docs/MODELING.md, streams."""
-
-    cuda_stream = 0
-    stream_id = 0
-    device_index = 0
-    device_type = 1
-    priority = 0
-    device = DEVICE
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or Event()
-
-    synchronize = wait_stream = wait_event = _nothing
-
-
-class Event:
-    """Stands for any CUDA event. Whatever lies between two of them is said to take a millisecond."""
-
-    device = DEVICE
-    cuda_event = event_id = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        return 1.0
-
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
-
-    synchronize = record = wait = _nothing
-
-
-def _patch_streams(patches: Patches) -> None:
-    for name in ("Stream", "ExternalStream", "StreamContext"):
-        _replace(patches, name, Stream)
-    _replace(patches, "Event", Event)
-    for name in ("current_stream", "default_stream", "get_stream_from_external", "stream"):
-        _replace(patches, name, lambda *_, **__: Stream())
-    _replace(patches, "set_stream", lambda *_, **__: None)
-    _replace(patches, "is_current_stream_capturing", lambda: False)
+# --- generators, profiling --------------------------------------------------------------------------------------------
 
 
 def _patch_generators(patches: Patches) -> None:
@@ -354,8 +293,6 @@ def _patch_accelerator(patches: Patches, device: PretendDevice, on_event: _OnEve
         "device_count": 1,
         "current_device_index": 0,
         "current_device_idx": 0,
-        "current_stream": Stream(),
-        "set_stream": None,
         "get_memory_info": (device.total_bytes, device.total_bytes),
         "reset_peak_memory_stats": None,
         "reset_accumulated_memory_stats": None,

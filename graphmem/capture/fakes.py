@@ -76,7 +76,6 @@ def _patch_fake_tensor(patches: Patches) -> None:
     patches.set(FakeTensor, "get_device", lambda self: 0 if self.is_cuda else -1)
     patches.set(torch.Tensor, "pin_memory", _pin_memory)
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
-    patches.set(FakeTensor, "record_stream", _record_stream)
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
     patches.set(torch, "save", lambda *_, **__: None)  # nothing of it is on the device, and there is no data
     if hasattr(fake_tensor, "init_gpu_context"):
@@ -176,10 +175,6 @@ def _storage_copied(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     if whole.dtype is not tensor.dtype:
         whole = whole.view(tensor.dtype)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
-
-
-def _record_stream(self: torch.Tensor, stream: Any) -> None:
-    del self, stream  # every stream of the pretence is the default one; see docs/MODELING.md, streams
 
 
 def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:

@@ -24,12 +24,14 @@ from graphmem.capture.fused_optimizers import FUSED_STEPS
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
 from graphmem.capture.kernels.unknown import unmodelled
-from graphmem.capture.workspaces import GEMMS, Workspaces, WorkspaceUse
+from graphmem.capture.streams import Streams
+from graphmem.capture.workspaces import GEMMS, NOTHING, Workspaces, WorkspaceUse
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 _aten = torch.ops.aten
 _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = _aten.add.Tensor
+_ADD_NAME = str(_ADD)
 _DETACH = _aten.detach.default
 _CLONE = _aten.clone.default
 _RESIZERS = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Tensor}
@@ -78,12 +80,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._known: dict[Any, tuple[str, Rule | None, str | None]] = {}
         self._module = ""
         self._by_sequence: dict[int, tuple[str, str]] = {}
+        self.streams = Streams()
         self._phase = builder.phase(0, "build")
         self._base_phase = self._phase
         self._backward_phase = self._phase
         self._iteration = 0
         self._stage = "build"
         self._sole_counts: tuple[int, int, int] | None = None
+        self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
         self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
 
     @classmethod
@@ -163,7 +167,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if hidden is not None and _on_device(args):
             self.unmodelled[f"{name}: {hidden}"] += 1
         in_backward = torch._C._current_graph_task_id() != -1
-        self._begin_operator(name, in_backward)
+        self._begin_operator(name, args, in_backward)
         if in_backward:
             if func is _ADD and self._adds_in_place(args, kwargs):
                 return args[0]
@@ -186,7 +190,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _pinned(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A new tensor in pinned host memory, which a build without a device could not make."""
-        self._begin_operator(str(func), torch._C._current_graph_task_id() != -1)
+        self._begin_operator(str(func), args, torch._C._current_graph_task_id() != -1)
         out = func(*args, **{**kwargs, "pin_memory": False})
         self._see(out, place=Place.PINNED)
         out._graphmem_pinned = True
@@ -212,7 +216,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         with self:
             return func.decompose(*args, **kwargs)
 
-    def _begin_operator(self, name: str, in_backward: bool) -> None:
+    def _begin_operator(self, name: str, args: Any, in_backward: bool) -> None:
         builder = self.builder
         if in_backward:
             if self._stage == "forward":
@@ -230,7 +234,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if torch.is_grad_enabled():
                 # The first operator after a node was made is the one it belongs to; later ones may make no node.
                 self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, (module, source))
+                self.streams.note_forward(torch.autograd._get_sequence_nr() - 1, args)
         self._operator = builder.operator(name, module, self._phase, source)
+        if self.streams.used:
+            self._gradients_change_stream(name, args, in_backward)
+
+    def _gradients_change_stream(self, name: str, args: Any, in_backward: bool) -> None:
+        """The engine calls ``record_stream`` on a gradient that a node on another stream will use
+        (torch/csrc/autograd/input_buffer.cpp)."""
+        storages = self.builder.storage_bytes
+        if not in_backward:
+            self._first_gradient = None
+            return
+        if self._first_gradient is None:
+            self._first_gradient = len(storages) - 1  # the one of the loss, made just before
+        end = self._node_start[1]
+        if name == _ADD_NAME and _called_by_engine(sys._getframe(3)):
+            self.streams.add_gradients(args[0])
+            end = len(storages)
+        for tensor in _tensors(args):
+            ref = self._live.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+            if ref is None or not self._first_gradient <= ref.index < end:
+                continue
+            if self.builder.streams[ref.index] != self.streams.current:
+                self.record_stream(tensor, self.streams.current)
 
     # --- births and deaths --------------------------------------------------------------------------------------------
 
@@ -248,15 +275,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         script = None
         if rule is not None and (_on_device(outputs) or _on_device(args)):
             script = rule(args, kwargs, outputs, self.card)
+        workspaces = NOTHING
+        if func in GEMMS and _on_device(outputs):
+            workspaces = self.workspaces.use(func, args, in_backward, self.streams.current)
         if script is None:
             for tensor in outputs:
                 self._see(tensor)
         else:
-            self._follow(script, outputs)
+            self._follow(script, outputs, workspaces)
+            workspaces = NOTHING
         if func in _RESIZERS:
             self._resized(args[0])
-        if func in GEMMS and _on_device(outputs):
-            self._take_workspaces(self.workspaces.use(func, args, in_backward))
+        self._take_workspaces(workspaces)
 
     def _see(self, tensor: Any, size: int | None = None, place: Place | None = None) -> None:
         """Record the birth of the tensor's storage, unless it is known."""
@@ -273,11 +303,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if place is None:
             place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
         bytes_ = storage.nbytes() if size is None else size
-        index = self.builder.alloc(bytes_, self._operator, self._category_of_birth(), place=place)
+        index = self._alloc(bytes_, self._category_of_birth(), place=place)
         ref = _StorageRef(storage, self._died)
         ref.index = index
         ref.key = key
         self._live[key] = ref
+
+    def _alloc(self, size: int, category: Category, label: str = "", place: Place = Place.DEVICE) -> int:
+        return self.builder.alloc(size, self._operator, category, stream=self.streams.current, place=place, label=label)
+
+    def record_stream(self, tensor: Any, stream: int) -> None:
+        """The work of another stream uses the tensor's storage."""
+        ref = self._live.get(tensor.untyped_storage()._cdata)
+        if ref is not None and self.builder.places[ref.index] is Place.DEVICE:
+            self.builder.event(EventKind.RECORD_STREAM, self._operator, ref.index, stream)
 
     def _died(self, ref: _StorageRef) -> None:
         if self._live.get(ref.key) is ref:
@@ -287,7 +326,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _category_of_birth(self) -> Category:
         return Category.ACTIVATION if self._stage == "forward" else Category.TEMPORARY
 
-    def _follow(self, script: Script, outputs: Sequence[Any]) -> None:
+    def _follow(self, script: Script, outputs: Sequence[Any], workspaces: WorkspaceUse) -> None:
+        """Libraries take their ``workspaces`` when they are called, before the operator gives anything back."""
         taken: dict[int, int] = {}
         mentioned = set()
         for step in script.steps:
@@ -295,21 +335,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 mentioned.add(step.index)
                 self._see(outputs[step.index], step.bytes)
             elif step.kind == "take":
-                taken[step.index] = self.builder.alloc(
-                    step.bytes or 0, self._operator, Category.TEMPORARY, label=step.label
-                )
+                taken[step.index] = self._alloc(step.bytes or 0, Category.TEMPORARY, step.label)
             else:
+                self._take_workspaces(workspaces)
+                workspaces = NOTHING
                 self.builder.free(taken[step.index], self._operator)
         for index, tensor in enumerate(outputs):
             if index not in mentioned:
                 self._see(tensor)
+        self._take_workspaces(workspaces)
 
     def _take_workspaces(self, use: WorkspaceUse) -> None:
         around = None
         if use.temporary:
-            around = self.builder.alloc(use.temporary, self._operator, Category.WORKSPACE, label="cublasLt workspace")
+            around = self._alloc(use.temporary, Category.WORKSPACE, "cublasLt workspace")
         for label, size in use.kept:
-            self.builder.alloc(size, self._operator, Category.WORKSPACE, label=label)
+            self._alloc(size, Category.WORKSPACE, label)
         if around is not None:
             self.builder.free(around, self._operator)
 

@@ -27,6 +27,7 @@ from graphmem.capture.messages import explained
 from graphmem.capture.recorder import Recorder
 from graphmem.capture.rnn import patch_rnn_modules
 from graphmem.capture.settings import same_settings
+from graphmem.capture.streams import patch_streams
 from graphmem.capture.substitutes import cuda_substitutes
 from graphmem.capture.workspaces import Workspaces
 from graphmem.errors import CaptureError, GraphmemError
@@ -110,6 +111,7 @@ def capture(
         recorder = Recorder(builder, card, workspaces, substitutes, graph)
         holder.append(recorder)
         patch_lbfgs(patches, recorder)
+        patch_streams(patches, recorder)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(recorder)
         recorder.calibrate()

@@ -75,24 +75,25 @@ class Workspaces:
             config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         self.size = configured_workspace_bytes(config) if config else default_workspace_bytes(capability, torch_version)
         self._version = torch_version
-        self._held: set[tuple[str, bool]] = set()
+        self._held: set[tuple[str, bool, int]] = set()
 
-    def use(self, func: Any, args: Sequence[Any], in_backward: bool) -> WorkspaceUse:
-        """What this operator takes; notes what it keeps."""
+    def use(self, func: Any, args: Sequence[Any], in_backward: bool, stream: int = 0) -> WorkspaceUse:
+        """What this operator takes on ``stream``; notes what it keeps."""
         if func not in GEMMS:
             return NOTHING
         thread = "autograd thread" if in_backward else "main thread"
+        where = f"{thread}, stream {stream}" if stream else thread
         kept = []
-        if self.size and self._is_first("cuBLAS", in_backward):
-            kept.append((f"cuBLAS workspace ({thread})", self.size))
+        if self.size and self._is_first("cuBLAS", in_backward, stream):
+            kept.append((f"cuBLAS workspace ({where})", self.size))
         separate_lt = self._version < (2, 12) and _uses_cublaslt(func, args)
-        if separate_lt and self._version >= (2, 9) and self._is_first("cublasLt", in_backward):
-            kept.append((f"cublasLt workspace ({thread})", LT_WORKSPACE))
+        if separate_lt and self._version >= (2, 9) and self._is_first("cublasLt", in_backward, stream):
+            kept.append((f"cublasLt workspace ({where})", LT_WORKSPACE))
         temporary = LT_WORKSPACE if separate_lt and self._version < (2, 9) else 0
         return WorkspaceUse(tuple(kept), temporary) if kept or temporary else NOTHING
 
-    def _is_first(self, library: str, in_backward: bool) -> bool:
-        key = (library, in_backward)
+    def _is_first(self, library: str, in_backward: bool, stream: int) -> bool:
+        key = (library, in_backward, stream)
         if key in self._held:
             return False
         self._held.add(key)

@@ -1,0 +1,160 @@
+"""Events with their streams: how a loop is recorded on the CUDA build, and how a capture predicts the same.
+
+    python -m tests.parallel.recordings [part of a name ...]     records, on a machine with a CUDA build
+
+writes ``tests/golden/pytorch/parallel/<group>.jsonl.gz``, one loop a line: bytes asked for and given back (negative)
+with the stream (0: the default one; others by first use), and the most bytes reserved.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import gzip
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphmem.allocators.cuda_driver import CudaDriver
+from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator
+from graphmem.capture.fakes import PretendDevice
+from graphmem.capture.session import Session, capture
+from graphmem.replay import replay
+from graphmem.trace import EventKind, Place, Trace
+from graphmem.units import GIB
+from tests.loops import runner
+from tests.loops.cases import Case
+from tests.parallel import streams
+
+FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "parallel"
+CASES = {**streams.CASES}
+_MOST_EVENTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """``events``: (bytes, stream) in order, negative when given back. ``reserved_bytes``: the peak when the work of a
+    stream is done at once; ``late_bytes``: the peak of blocks in use, those that wait for events
+    included, when an event is ready after :data:`LATE` queries."""
+
+    events: list[tuple[int, int]]
+    reserved_bytes: int
+    late_bytes: int
+
+
+#: Queries until an event is ready, in the second recording of a loop.
+LATE = 50
+
+
+def record(case: Case) -> Run:
+    """What the CUDA build does, on a driver that can be told when events are ready."""
+    driver = ctypes.CDLL(None)
+    events, reserved, _ = _recorded(case)
+    driver.fake_cuda_set_event_lag(ctypes.c_ulonglong(LATE))
+    _, _, late = _recorded(case)
+    driver.fake_cuda_set_event_lag(ctypes.c_ulonglong(0))
+    return Run(events, reserved, late)
+
+
+def _recorded(case: Case) -> tuple[list[tuple[int, int]], int, int]:
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    runner.warm_up()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    found: list[tuple[int, int]] = []
+    started = False
+
+    def mark() -> None:
+        nonlocal started
+        if started:
+            for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+                if event["action"] in ("alloc", "free_requested"):
+                    sign = 1 if event["action"] == "alloc" else -1
+                    found.append((sign * event["size"], event["stream"]))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        else:
+            torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
+        started = True
+
+    runner.run(case, mark)
+    stats = torch.cuda.memory_stats()
+    return _numbered(found), stats["reserved_bytes.all.peak"], stats["active_bytes.all.peak"]
+
+
+def predict(case: Case) -> Run:
+    """What a capture says of it."""
+    trace, marks = captured(case)
+    events = []
+    columns = (trace.kinds, trace.subjects)
+    for kind, subject in list(zip(*(column.tolist() for column in columns), strict=True))[slice(*marks)]:
+        storage = trace.storages[subject]
+        if kind in (EventKind.ALLOC, EventKind.FREE) and storage.place == Place.DEVICE and storage.bytes:
+            events.append((storage.bytes if kind == EventKind.ALLOC else -storage.bytes, storage.stream))
+    late = PyTorchCachingAllocator(driver=CudaDriver(event_lag=LATE), track_stats=True)
+    replay(trace, late)
+    reserved = replay(trace, PyTorchCachingAllocator()).peak_reserved_bytes
+    return Run(_numbered(events), reserved, late.memory_stats()["active_bytes.all.peak"])
+
+
+def captured(case: Case) -> tuple[Trace, list[int]]:
+    """The trace of a loop, and the events between which it ran."""
+    marks: list[int] = []
+
+    def step(session: Session) -> None:
+        runner.warm_up()
+        torch.cuda.empty_cache()
+        runner.run(case, lambda: marks.append(len(session.recorder.builder.rows)))
+
+    device = PretendDevice(runner.NAME, runner.CAPABILITY, 80 * GIB, runner.MULTIPROCESSORS, runner.THREADS)
+    trace = capture(step, source=case.name, device=device, torch_version=(2, 13), cudnn_workspaces=False).trace
+    return trace, marks
+
+
+def _numbered(events: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    numbers = {0: 0}
+    return [(change, numbers.setdefault(stream, len(numbers))) for change, stream in events]
+
+
+def load(folder: Path = FOLDER) -> dict[str, Run]:
+    """Every recording by name of its loop."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+            document = json.loads(line)
+            found[document["case"]] = Run([tuple(pair) for pair in document["events"]], *document["reserved_bytes"])
+    return found
+
+
+def main(parts: list[str]) -> None:
+    runs = load() if parts else {}
+    for case in CASES.values():
+        if not case.refused and (not parts or any(part in case.name for part in parts)):
+            runs[case.name] = record(case)
+            print(case.name, len(runs[case.name].events), runs[case.name].reserved_bytes, flush=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for group in dict.fromkeys(case.group for case in CASES.values()):
+        lines = [
+            json.dumps(_document(name, runs[name]))
+            for name, case in CASES.items()
+            if case.group == group and name in runs
+        ]
+        (FOLDER / f"{group}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode() + b"\n", 9, mtime=0))
+
+
+def _document(name: str, run: Run) -> dict[str, Any]:
+    return {
+        "case": name,
+        "torch": torch.__version__,
+        "reserved_bytes": [run.reserved_bytes, run.late_bytes],
+        "events": run.events,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
