@@ -21,10 +21,12 @@ CAP_SLACK = 0.01
 
 @dataclass(frozen=True)
 class Predicted:
-    """What graphmem says of a case now: peaks in bytes, and how much it knows it does not model. Or why it cannot."""
+    """What graphmem says of a case now: peaks in bytes, how often it met something it does not model, and the largest
+    buffer whose size is an estimate. Or the error of the analysis."""
 
     peak: Peak | None = None
     unknown: int = 0
+    estimated_buffer_bytes: int = 0
     error: str = ""
 
 
@@ -107,7 +109,10 @@ def predict(case: Case, machine: Machine) -> Predicted:
         )
     except GraphmemError as error:
         return Predicted(error=str(error))
-    return Predicted(estimate.peak, sum(diagnostic.count for diagnostic in estimate.diagnostics))
+    storages = estimate.trace.storages if estimate.trace is not None else ()
+    guessed = [storage.bytes for storage in storages if storage.label.endswith("(estimate)")]
+    unknown = sum(diagnostic.count for diagnostic in estimate.diagnostics)
+    return Predicted(estimate.peak, unknown, max(guessed, default=0))
 
 
 def device_of(machine: Machine) -> Device:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from graphmem.cli.accuracy import accuracy_command
 from graphmem.cli.analyze import analyze_command
 from graphmem.cli.export_trace import export_trace_command
 from graphmem.cli.gpus import gpus_command
@@ -65,6 +66,7 @@ cli.add_command(export_trace_command)
 cli.add_command(gpus_command)
 cli.add_command(zoo_command)
 cli.add_command(measure_command)
+cli.add_command(accuracy_command)
 
 
 def main() -> None:
