@@ -39,12 +39,13 @@ IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
     _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"})),
     _aten.logical_and.default: (_aten.logical_and_.default, _EVENLY_DISTRIBUTED),
     _aten.logical_or.default: (_aten.logical_or_.default, _EVENLY_DISTRIBUTED),
+    _aten.masked_fill.Scalar: (_aten.masked_fill_.Scalar, frozenset({"Atan2Backward0"})),
     _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
     _aten.mul.Tensor: (_aten.mul_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
 }
 
 #: Nodes whose formulas end in a sum of temporaries, which must not be taken for the engine's fan-in of gradients.
-ADDED_OUT_OF_PLACE = frozenset({"Atan2Backward0", "StdMeanBackward0", "VarMeanBackward0"})
+ADDED_OUT_OF_PLACE = frozenset({"Atan2Backward0", "LogcumsumexpBackward0", "StdMeanBackward0", "VarMeanBackward0"})
 
 
 def composite_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
@@ -57,6 +58,7 @@ def composite_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
         _aten.cummaxmin_backward.default: _cummaxmin_backward,
         _aten.trace_backward.default: _trace_backward,
         _aten.one_hot.default: _one_hot,
+        _aten.masked_select_backward.default: _masked_select_backward,
         _aten.ctc_loss.IntList: _ctc_loss,
         _aten.ctc_loss.Tensor: _ctc_loss_of_tensors,
     }
@@ -89,6 +91,12 @@ def _trace_backward(grad: Tensor, sizes: Any) -> Tensor:
     result = torch.zeros(sizes[0] * sizes[1], dtype=grad.dtype, device=grad.device)
     indices = torch.arange(0, result.numel(), sizes[1] + 1, dtype=torch.int64, device=grad.device)
     return result.index_fill_(0, indices, grad).view(sizes)
+
+
+def _masked_select_backward(grad: Tensor, input: Tensor, mask: Tensor) -> Tensor:
+    """Zeros of the shape of both, the gradient scattered into them (ATen/native/TensorAdvancedIndexing.cpp)."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    return torch.zeros(shape, dtype=grad.dtype, device=grad.device).masked_scatter_(mask, grad)
 
 
 def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:

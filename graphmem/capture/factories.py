@@ -45,7 +45,7 @@ def device_named(device: Any) -> Any:
     return torch.device(device) if isinstance(device, str) else device
 
 
-def _with_numbered_device(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _with_numbered_device(factory: Any) -> Callable[..., Any]:
     """C++ takes a number for the accelerator that this build has, and there may be none."""
 
     def make(*args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture import device_values, frames, host_values
 from graphmem.capture.composites import ADDED_OUT_OF_PLACE, FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
+from graphmem.capture.data_dependent import SELECTING, Selection, outputs_of
 from graphmem.capture.fused_optimizers import FUSED_STEPS
+from graphmem.capture.kernel_bodies import BODIES
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
 from graphmem.capture.kernels.unknown import unmodelled
@@ -64,6 +66,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         workspaces: Workspaces,
         decompositions: dict[Any, Callable[..., Any]] | None = None,
         graph: Any | None = None,
+        selection: Selection | None = None,
     ) -> None:
         super().__init__()
         self.builder = builder
@@ -71,6 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.workspaces = workspaces
         self.decompositions = decompositions or {}
         self.graph = graph
+        self.selection = selection or Selection(None)
         self.values_assumed = 0
         self.unmodelled: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
@@ -182,7 +186,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             value = self._read_back(func, args[0])
             if value is not None:
                 return value
-        out = None if func in FUSED_STEPS else func(*args, **kwargs)
+        body = BODIES.get(func)
+        if body is not None and _on_device(args):
+            with self:
+                out = body(self.selection, *args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = outputs_of(func, self.selection, args, kwargs) if func in SELECTING else None
+        if out is None and func not in FUSED_STEPS:
+            out = func(*args, **kwargs)
         self._record(func, out, args, kwargs, rule, in_backward)
         if func in device_values.TRACKED:
             device_values.follow(func, args, out)

@@ -19,6 +19,7 @@ from graphmem.capture.kernels import norm as norm
 from graphmem.capture.kernels import random as random
 from graphmem.capture.kernels import recurrent as recurrent
 from graphmem.capture.kernels import reduce as reduce
+from graphmem.capture.kernels import select as select
 from graphmem.capture.kernels import softmax as softmax
 from graphmem.capture.kernels import sort_scan as sort_scan
 from graphmem.capture.kernels.script import RULES as RULES

@@ -20,8 +20,8 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _storage(*sizes: int) -> int:
-    """AliasTemporaries: every part aligned, and room to align the first."""
+def storage(*sizes: int) -> int:
+    """Bytes of AliasTemporaries: every part aligned, and room to align the first."""
     return sum(_aligned(size) for size in sizes) + _ALIGNMENT - 1
 
 
@@ -59,24 +59,24 @@ def radix_sort_bytes(items: int, key: int, value: int, bits: int, capability: tu
     passes = -(-bits // 8)
     extra = (items * key, items * value) if passes > 1 else (0, 0)
     if key < 4 and capability < (9, 0):
-        return _storage(items * key, items * value)
+        return storage(items * key, items * value)
     tile = _onesweep_tile(key, value, capability)
     portion = (2**28 - 1) // tile * tile
     portions = -(-items // portion)
     blocks = -(-min(items, portion) // tile)
-    return _storage(
+    return storage(
         portions * passes * _DIGITS * _OFFSET, blocks * _DIGITS * _COUNTER, *extra, portions * passes * _COUNTER
     )
 
 
 def segmented_sort_bytes(items: int, key: int, value: int) -> int:
     """DeviceSegmentedRadixSort::SortPairs."""
-    return _storage(items * key, items * value)
+    return storage(items * key, items * value)
 
 
 def _tile_states(items: int, tile: int, state: int) -> int:
     """Storage of a single-pass scan: a state for each tile, and 32 to pad the front."""
-    return _storage(_storage((-(-items // tile) + 32) * state))
+    return storage(storage((-(-items // tile) + 32) * state))
 
 
 def scan_bytes(items: int, value: int) -> int:
@@ -84,6 +84,23 @@ def scan_bytes(items: int, value: int) -> int:
     if value == 2:
         return _tile_states(items, 512 * 15, 16)
     return _tile_states(items, 128 * max(1, 15 * 4 // max(4, value)), 2 * max(4, value))
+
+
+#: Items a block of DeviceSelect takes, by size of the value, and for 2-byte floating-point values. Observed on 9.0.
+_SELECT_TILES = {1: 512 * 11, 2: 512 * 11, 4: 384 * 17, 8: 192 * 22, 16: 96 * 22}
+_SELECT_TILE_HALF = 128 * 10
+#: Items a block takes that numbers the runs of equal values. Observed on 9.0.
+_RUN_TILE = 6144
+
+
+def select_bytes(items: int, value: int, half: bool = False) -> int:
+    """DeviceSelect::Flagged and DeviceSelect::Unique."""
+    return _tile_states(items, _SELECT_TILE_HALF if half else _SELECT_TILES[value], 8)
+
+
+def run_numbers_bytes(items: int) -> int:
+    """DeviceScan over flags that are made on the way, into 64-bit numbers."""
+    return storage((-(-items // _RUN_TILE) + 32) * 16)
 
 
 def scan_by_key_bytes(items: int) -> int:

@@ -537,11 +537,20 @@ def welford_pair_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequ
     return _reduction(args[0], outputs, dims, keepdim, kernel, card)
 
 
+def _extrema(value: torch.dtype) -> Kernel:
+    # ReduceAMinMaxKernel.cu: the accumulator is a pair of values.
+    size = value.itemsize
+    return Kernel(size, 2 * size, (size, size), accumulates_in_output=False)
+
+
+def extrema_buffers(tensor: torch.Tensor, card: Card) -> Buffers:
+    """Buffers of the smallest and the largest of all values."""
+    return reduction_buffers(tensor, None, False, _extrema(tensor.dtype), card)
+
+
 @rule("aten.aminmax.default")
 def extrema_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    # ReduceAMinMaxKernel.cu: the accumulator is a pair of values.
-    size = args[0].element_size()
-    kernel = Kernel(size, 2 * size, (size, size), accumulates_in_output=False)
+    kernel = _extrema(args[0].dtype)
     return _reduction(args[0], outputs, kwargs.get("dim"), kwargs.get("keepdim", False), kernel, card)
 
 

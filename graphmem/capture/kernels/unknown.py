@@ -12,7 +12,6 @@ _UNMODELLED = {
     "aten._linalg_svd": "the decomposition's workspace (cuSOLVER)",
     "aten._spdiags": "sparse matrices",
     "aten._sparse": "sparse matrices (cuSPARSE)",
-    "aten._trilinear": "one product a step, each as large as an operand",
     "aten.cholesky": "the factorization's workspace (cuSOLVER)",
     "aten.geqrf": "the decomposition's workspace (cuSOLVER)",
     "aten.linalg_cholesky_ex": "the factorization's workspace (cuSOLVER)",
@@ -25,9 +24,7 @@ _UNMODELLED = {
     "aten.linalg_qr": "the decomposition's workspace (cuSOLVER)",
     "aten.linalg_solve_triangular": "copies of operands",
     "aten.lu_": "the factorization's workspace (cuSOLVER)",
-    "aten.masked_scatter": "the mask's running sum: 8 bytes an element",
     "aten.ormqr": "the product's workspace (cuSOLVER)",
-    "aten.scatter_reduce": "counts of what was reduced, for means",
     "aten.triangular_solve": "copies of operands",
 }
 

@@ -1,0 +1,117 @@
+"""Results whose size is data: ``nonzero``, boolean masks, ``unique``. The user says how much they select.
+
+Without that share such operators are refused, as PyTorch's fake tensors do. Where the program itself says the size (the
+gradient of a masked selection, counts with ``minlength``), no share is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+class Selection:
+    """How many elements are selected: ``share`` of the candidates (above 0, at most 1), or None for "refuse"."""
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share
+        self.assumed = 0
+        self._exact: int | None = None
+
+    def rows(self, candidates: int) -> int | None:
+        """The number selected out of ``candidates``, rounded up; None where nobody knows."""
+        if self._exact is not None:
+            return self._exact
+        if self.share is None:
+            return None
+        self.assumed += 1
+        return math.ceil(self.share * candidates)
+
+    @contextlib.contextmanager
+    def exactly(self, rows: int | None) -> Iterator[None]:
+        """Selections inside are of ``rows``; None changes nothing."""
+        self._exact, before = rows, self._exact
+        try:
+            yield
+        finally:
+            self._exact = before
+
+
+def outputs_of(func: Any, selection: Selection, args: Any, kwargs: Any) -> Any:
+    """What an operator of :data:`SELECTING` returns, by its rules of shape; None where its size stays unknown."""
+    return SELECTING[func](selection, *args, **kwargs)
+
+
+def _nonzero(selection: Selection, self: Tensor) -> Tensor | None:
+    rows = selection.rows(self.numel())
+    return None if rows is None else self.new_empty((self.dim(), rows), dtype=torch.int64).t()
+
+
+def _unique(
+    selection: Selection,
+    self: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Any:
+    del sorted
+    rows = selection.rows(self.numel())
+    if rows is None:
+        return None
+    inverse = self.new_empty(self.shape if return_inverse else (0,), dtype=torch.int64)
+    return self.new_empty(rows), inverse, self.new_empty(rows if return_counts else 0, dtype=torch.int64)
+
+
+def _unique_consecutive(
+    selection: Selection, self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: Any = None
+) -> Any:
+    if dim is not None:
+        return _unique_dim(selection, self, dim, True, return_inverse, return_counts)
+    return _unique(selection, self, True, return_inverse, return_counts)
+
+
+def _unique_dim(
+    selection: Selection,
+    self: Tensor,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Any:
+    del sorted, return_inverse
+    length = self.shape[dim]
+    rows = selection.rows(length)
+    if rows is None:
+        return None
+    shape = list(self.shape)
+    shape[dim] = rows
+    counts = self.new_empty(rows if return_counts else 0, dtype=torch.int64)
+    return self.new_empty(shape), self.new_empty(length, dtype=torch.int64), counts
+
+
+def _bincount(selection: Selection, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
+    """As long as ``minlength``, which models set to the number of classes or experts."""
+    length = minlength or selection.rows(self.numel())
+    if length is None:
+        return None
+    length = max(1, length)
+    if weights is None:
+        return self.new_empty(length, dtype=torch.int64)
+    return self.new_empty(length, dtype=weights.dtype if weights.dtype is torch.float32 else torch.float64)
+
+
+#: Operators of PyTorch whose outputs' size is data -> their outputs for a given selection.
+SELECTING: dict[Any, Callable[..., Any]] = {
+    _aten.nonzero.default: _nonzero,
+    _aten._unique2.default: _unique,
+    _aten.unique_consecutive.default: _unique_consecutive,
+    _aten.unique_dim.default: _unique_dim,
+    _aten.bincount.default: _bincount,
+}
