@@ -20,13 +20,13 @@ torch = pytest.importorskip("torch")
 from graphmem.errors import CaptureError  # noqa: E402
 from tests.functions.cases import CASES  # noqa: E402
 from tests.functions.predict import predict  # noqa: E402
-from tests.functions.record import FOLDER, load  # noqa: E402
-from tests.functions.runner import peak_bytes  # noqa: E402
+from tests.functions.record import FOLDER, recordings  # noqa: E402
+from tests.recorded.device import peak_bytes  # noqa: E402
 
 RATCHET = FOLDER.parent / "functions_ratchet.json"
-RECORDINGS = load()
+RECORDINGS = recordings()
 GROUPS = list(dict.fromkeys(case.group for case in CASES.values()))
-RECORDED = [case for case in CASES.values() if "changes" in RECORDINGS[case.name] and not case.refused]
+RECORDED = [case for case in CASES.values() if "changes" in RECORDINGS[case.name]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,7 +62,7 @@ def test_functions_are_predicted_no_worse_than_before(group: str, request: pytes
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case.refused], ids=lambda case: case.name)
 def test_operators_that_need_values_are_refused(case: Any) -> None:
     with pytest.raises(CaptureError, match="needs the values"):
-        predict(case)
+        predict(case, None)
 
 
 def test_every_recorded_case_is_in_the_ratchet() -> None:

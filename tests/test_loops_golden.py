@@ -16,19 +16,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphmem.accuracy.align import align  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
 from tests.loops.cases import CASES, Case  # noqa: E402
 from tests.loops.predict import predict  # noqa: E402
-from tests.loops.record import FOLDER, load  # noqa: E402
-from tests.loops.runner import peak_bytes  # noqa: E402
-from tests.steps.align import align  # noqa: E402
+from tests.loops.record import FOLDER, recordings  # noqa: E402
+from tests.recorded.device import peak_bytes  # noqa: E402
 
 RATCHET = FOLDER.parent / "loops_ratchet.json"
 QUICK = {
-    "accumulation", "adam_tensor_lr_capturable", "clip_norm", "checkpoint_reentrant", "data_parallel", "ema_lerp",
-    "evaluation_inference_mode", "frozen_backbone", "sgd_fused", "sgd_momentum", "zero_grad_zeros_first",
+    "accumulation", "adam_tensor_lr_capturable", "bitsandbytes_PagedAdEMAMix8bit", "checkpoint_reentrant", "clip_norm",
+    "data_parallel", "ema_lerp", "evaluation_inference_mode", "frozen_backbone", "sgd_fused", "sgd_momentum",
+    "zero_grad_zeros_first",
 }  # fmt: skip
-RECORDED = load()
+RECORDED = recordings()
 _EQUAL = {"peak_error_bytes": 0, "matched": 1.0}
 
 
@@ -38,10 +39,12 @@ def _parameters() -> list[Any]:
     ]
 
 
+#: Parts of names -> the package that such loops need.
+_PACKAGES = {"lora": "peft", "transformers": "transformers", "gener": "transformers", "installed": "bitsandbytes"}
+
+
 def _needs(case: Case) -> str:
-    return (
-        "peft" if "lora" in case.name else "transformers" if "transformers" in case.name or "gener" in case.name else ""
-    )
+    return next((package for part, package in _PACKAGES.items() if part in case.name), "")
 
 
 @pytest.mark.parametrize("case", _parameters())

@@ -10,15 +10,6 @@ import torch
 
 from tests.functions.cases import Case
 
-#: The card that the recordings were made for.
-NAME, CAPABILITY, MULTIPROCESSORS, THREADS = "H200", (9, 0), 132, 2048
-
-
-def warm_up() -> None:
-    """Both threads take their cuBLAS workspace now, and not inside a case."""
-    weight = torch.zeros(64, 64, device="cuda", requires_grad=True)
-    (weight @ weight).sum().backward()
-
 
 def run(case: Case, mark: Callable[[], None]) -> None:
     """Set the case up, then run it between two calls of ``mark``; everything that it returns stays alive."""
@@ -46,12 +37,3 @@ def leaves(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from leaves(item)
-
-
-def peak_bytes(changes: list[int]) -> int:
-    """Most bytes asked for at once, beyond what was there before."""
-    current = peak = 0
-    for change in changes:
-        current += change
-        peak = max(peak, current)
-    return peak

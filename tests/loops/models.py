@@ -55,6 +55,31 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
+def mixed() -> nn.Module:
+    model = Transformer()
+    for block in model.blocks:
+        block.up.bfloat16()
+        block.down.bfloat16()
+        block.norm_2.bfloat16()
+    model.wrap = _mixed_precision_block
+    return model
+
+
+def _mixed_precision_block(block: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cuda", torch.bfloat16):
+        return block(x).float()
+
+
+def transformers_model(**kwargs: Any) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=520, hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=3,
+        num_key_value_heads=1, max_position_embeddings=128,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, **kwargs)
+
+
 def convolutional() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),

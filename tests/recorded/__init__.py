@@ -1,0 +1,1 @@
+"""What cases of single functions and of whole loops share: recording them, predicting them, showing differences."""

@@ -1,0 +1,26 @@
+"""The card of the recordings, and figures of a sequence of allocations and frees."""
+
+from __future__ import annotations
+
+import torch
+
+from graphmem.capture.fakes import PretendDevice
+from graphmem.units import GIB
+
+CARD = PretendDevice("H200", (9, 0), 80 * GIB, 132, 2048)
+TORCH_VERSION = (2, 13)
+
+
+def warm_up() -> None:
+    """Both threads take their cuBLAS workspace now, and not inside a case."""
+    weight = torch.zeros(64, 64, device="cuda", requires_grad=True)
+    (weight @ weight).sum().backward()
+
+
+def peak_bytes(changes: list[int]) -> int:
+    """Most bytes asked for at once, beyond what was there before."""
+    current = peak = 0
+    for change in changes:
+        current += change
+        peak = max(peak, current)
+    return peak

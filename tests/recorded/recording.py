@@ -1,0 +1,99 @@
+"""Record what cases allocate on a CUDA build of PyTorch, and keep it: one file a group, one case a line.
+
+A line has the case's name, the version of torch, and ``changes``: the bytes asked for and given back (negative), in
+order; ``error`` instead where the build cannot run it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tests.recorded.device import warm_up
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "pytorch"
+_MOST_EVENTS = 1_000_000
+#: Cases after which everything is written, in case the build crashes.
+_WRITE_EVERY = 10
+
+Documents = dict[str, dict[str, Any]]
+
+
+class Case(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def refused(self) -> Any: ...
+
+
+def record(case: Case, run: Callable[[Any, Callable[[], None]], None]) -> dict[str, Any]:
+    """The recording of one case; ``run`` calls its second argument before and after what is recorded."""
+    changes: list[int] = []
+    started = False
+
+    def mark() -> None:
+        nonlocal started
+        if started:
+            for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+                if event["action"] in ("alloc", "free_requested"):
+                    changes.append(event["size"] if event["action"] == "alloc" else -event["size"])
+            torch.cuda.memory._record_memory_history(enabled=None)
+        else:
+            torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
+        started = True
+
+    document = {"case": case.name, "torch": torch.__version__}
+    try:
+        run(case, mark)
+    except Exception as error:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return document | {"error": (str(error).strip().splitlines() or [type(error).__name__])[0][:200]}
+    return document | {"changes": changes}
+
+
+def load(folder: Path) -> Documents:
+    """Every recording by name of its case."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+            if line:
+                document = json.loads(line)
+                found[document["case"]] = document
+    return found
+
+
+def record_all(
+    folder: Path,
+    cases: Mapping[str, Case],
+    run: Callable[[Any, Callable[[], None]], None],
+    parts: list[str],
+    wanted: Callable[[Any], bool] = lambda case: True,
+) -> None:
+    """Record the ``wanted`` cases anew, or, given ``parts`` of names, those that contain one."""
+    warm_up()
+    warm_up()
+    documents = load(folder) if parts else {}
+    for count, case in enumerate(cases.values()):
+        if wanted(case) and (not parts or any(part in case.name for part in parts)):
+            documents[case.name] = record(case, run)
+            print(case.name, len(documents[case.name].get("changes", ())), flush=True)
+            if "error" in documents[case.name]:
+                print(case.name, documents[case.name]["error"], flush=True)
+            if count % _WRITE_EVERY == 0:
+                _write(folder, cases, documents)
+    _write(folder, cases, documents)
+
+
+def _write(folder: Path, cases: Mapping[str, Case], documents: Documents) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for group in dict.fromkeys(case.group for case in cases.values()):
+        chosen = [documents[c.name] for c in cases.values() if c.group == group and c.name in documents]
+        data = "\n".join(json.dumps(document, separators=(",", ":")) for document in chosen).encode() + b"\n"
+        (folder / f"{group}.jsonl.gz").write_bytes(gzip.compress(data, 9, mtime=0))
