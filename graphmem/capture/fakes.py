@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.cuda_namespace import patch_cuda_namespace
 from graphmem.capture.factories import device_named, patch_factories
+from graphmem.capture.older_torch import patch_module_conversion
 from graphmem.capture.pretence import DEVICE as DEVICE
 from graphmem.capture.pretence import Patches as Patches
 from graphmem.capture.pretence import PretendDevice as PretendDevice
@@ -48,6 +49,7 @@ def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iter
         _patch_amp(patches)
         _patch_data_parallel(patches)
         _patch_convolution_layout(patches)
+        patch_module_conversion(patches)
         yield
     finally:
         patches.undo()

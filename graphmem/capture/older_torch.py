@@ -14,6 +14,8 @@ import torch
 # FakeTensorMode imports it when first made; under 2.4 that must be before torch.cuda's classes are replaced.
 import torch._dynamo.config
 
+from graphmem.capture.pretence import Patches
+
 _HAS_OVERRIDE = "allow_override" in inspect.signature(torch.library.register_fake).parameters
 
 
@@ -46,3 +48,13 @@ class ExistingFakes:
         holder = entry.fake_impl if hasattr(entry, "fake_impl") else entry.abstract_impl  # renamed in 2.5
         self._replaced.append((holder, holder.kernel))
         holder.kernel = torch._library.utils.Kernel(fake, "graphmem")
+
+
+def patch_module_conversion(patches: Patches) -> None:
+    """``nn.Module.to`` swaps fake parameters in place, so that tied ones stay tied.
+
+    Newer versions do so themselves (2.9's ``torch/nn/modules/module.py``, ``_apply``). 2.4 would write a fake device
+    tensor into the ``data`` of a fake host parameter, which would go on saying that it is on the host.
+    """
+    if "FakeTensor" not in torch.nn.Module._apply.__code__.co_names:
+        patches.set(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)
