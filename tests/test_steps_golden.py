@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from graphmem.accuracy.align import align  # noqa: E402
 from tests.steps import runs  # noqa: E402
-from tests.steps.align import align  # noqa: E402
 
 RATCHET = runs.FOLDER.parent / "steps_ratchet.json"
 

@@ -14,6 +14,7 @@ from graphmem.analyze import analyze
 from graphmem.devices import Device, device_named, estimated_context_bytes
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Peak
+from graphmem.trace import Trace
 
 #: Iterations and precision aside, a capped run may take this much more than the estimate, as the literature allows.
 CAP_SLACK = 0.01
@@ -28,6 +29,7 @@ class Predicted:
     unknown: int = 0
     estimated_buffer_bytes: int = 0
     error: str = ""
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _predict_record(record: Record) -> Predicted:
     return predict(record.case, record.machine)
 
 
-def predict(case: Case, machine: Machine) -> Predicted:
+def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predicted:
     """The prediction of a case on a card. An error of the analysis is part of the answer."""
     try:
         estimate = analyze(
@@ -112,7 +114,8 @@ def predict(case: Case, machine: Machine) -> Predicted:
     storages = estimate.trace.storages if estimate.trace is not None else ()
     guessed = [storage.bytes for storage in storages if storage.label.endswith("(estimate)")]
     unknown = sum(diagnostic.count for diagnostic in estimate.diagnostics)
-    return Predicted(estimate.peak, unknown, max(guessed, default=0))
+    trace = estimate.trace if keep_trace else None
+    return Predicted(estimate.peak, unknown, max(guessed, default=0), trace=trace)
 
 
 def device_of(machine: Machine) -> Device:

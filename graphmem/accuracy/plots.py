@@ -36,9 +36,7 @@ def _figure() -> tuple[Any, Any]:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError(
-            "plots need matplotlib; install it with: pip install 'graphmem[report]'"
-        ) from None
+        raise UsageError("plots need matplotlib; install it with: pip install 'graphmem[report]'") from None
     matplotlib.use("svg")
     # Ids in the file are random unless salted, and glyphs as paths would depend on the fonts installed.
     matplotlib.rcParams.update({"svg.hashsalt": "graphmem", "svg.fonttype": "none"})

@@ -19,6 +19,7 @@ from graphmem.cli.export_trace import export_trace_command
 from graphmem.cli.gpus import gpus_command
 from graphmem.cli.measure import measure_command
 from graphmem.cli.replay import replay_command
+from graphmem.cli.verify import verify_command
 from graphmem.cli.zoo import zoo_command
 from graphmem.errors import GraphmemError
 from graphmem.reports import text
@@ -66,6 +67,7 @@ cli.add_command(export_trace_command)
 cli.add_command(gpus_command)
 cli.add_command(zoo_command)
 cli.add_command(measure_command)
+cli.add_command(verify_command)
 cli.add_command(accuracy_command)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from graphmem.accuracy.align import align
 from graphmem.errors import CaptureError
 from tests.parallel.recordings import CASES, load, predict
-from tests.steps.align import align
 
 
 def main(parts: list[str]) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from graphmem.accuracy.align import Match, align
 from tests.steps import runs
-from tests.steps.align import Match, align
 
 _ROUNDING = 512
 _SHOWN = 12

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from graphmem.accuracy.align import Match, align
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.capture.fakes import PretendDevice
@@ -32,7 +33,6 @@ from graphmem.trace import EventKind, Place, Trace
 from graphmem.units import GIB
 from models_zoo import libraries, reference
 from models_zoo.recipe import Recipe
-from tests.steps.align import Match, align
 
 FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "steps"
 SUFFIX = ".json.gz"

@@ -1,0 +1,62 @@
+"""``graphmem verify``: one model predicted and measured on this machine's card, and where the two part."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graphmem.cli.options import measured_step_options, step_of
+from graphmem.cli.output import working
+from graphmem.cli.tables import plain_table
+from graphmem.units import format_bytes
+
+LEVELS = ("requested", "allocated", "reserved", "device")
+
+
+@click.command("verify")
+@click.argument("model")
+@measured_step_options
+@click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of both.")
+@click.option(
+    "-n", "--number", type=click.IntRange(min=0), default=5, metavar="N", help="Differences to show. Default 5."
+)
+def verify_command(model: str, number: int, **options: Any) -> None:
+    """Predict MODEL, run it on the GPU of this machine, and compare the two, allocation by allocation.
+
+    Like 'graphmem measure' this executes the model. Without a CUDA GPU it exits with 1.
+    """
+    from graphmem.accuracy.case import case_of
+    from graphmem.accuracy.compare import Comparison, predict
+    from graphmem.accuracy.divergence import describe_divergence, measured_changes
+    from graphmem.accuracy.measure import Plan, machine_here, measure_one
+    from graphmem.errors import SourceError
+
+    step = step_of(model, options)
+    case = case_of(model, step, options["batch"], options["seq_len"], options["iterations"], options["alloc_conf"])
+    with tempfile.TemporaryDirectory() as folder, working() as progress:
+        plan = Plan(traces=Path(folder))
+        progress("looking for a GPU")
+        machine = machine_here(plan)
+        progress("predicting")
+        predicted = predict(case, machine, keep_trace=True)
+        if predicted.error:
+            raise SourceError(predicted.error)
+        progress("measuring")
+        record = measure_one(case, plan)
+        if record.measured is None:
+            raise SourceError(f"measuring failed: {record.error}")
+        measured = measured_changes(Path(folder) / record.trace)
+    comparison = Comparison(record, predicted)
+    click.echo(f"{case.name} on {machine.gpu}: {record.status}\n")
+    click.echo(plain_table(("level", "predicted>", "measured>", "error>"), [_row(comparison, at) for at in LEVELS]))
+    assert predicted.trace is not None
+    for line in describe_divergence(predicted.trace, measured, number):
+        click.echo(line)
+
+
+def _row(comparison: Any, level: str) -> tuple[str, ...]:
+    sizes = comparison.predicted_bytes(level), comparison.measured_bytes(level)
+    return (level, *map(format_bytes, sizes), f"{comparison.error(level):+.3%}")
