@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import (
 from graphmem.capture import modules
 from graphmem.capture.autocast import cuda_autocast
 from graphmem.capture.bitsandbytes_package import bitsandbytes_in_captures
+from graphmem.capture.data_dependent import Selection
+from graphmem.capture.double_backward import numbered_as_on_a_card
 from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
@@ -69,10 +71,12 @@ def capture(
     torch_version: tuple[int, int],
     record_graph: bool = False,
     cudnn_workspaces: bool = True,
+    data_dependent: float | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
-    ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings.
+    ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select; None refuses
+    them. ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings.
 
     Raises :class:`CaptureError` when the step needs data that fake tensors do not have; errors of the user's own code
     come through as :class:`CaptureError` too, with the line that raised.
@@ -101,6 +105,7 @@ def capture(
         stack.enter_context(pretend_cuda(device, on_event))
         substitutes = stack.enter_context(cuda_substitutes(card))
         stack.enter_context(cuda_autocast())
+        stack.enter_context(numbered_as_on_a_card())
         stack.enter_context(bitsandbytes_in_captures())
         patches = Patches()
         stack.callback(patches.undo)
@@ -108,7 +113,8 @@ def capture(
         patches.set(fake_tensor.log, "disabled", True)  # of shapes that do not fit; the error says it
         patch_rnn_modules(patches)
         workspaces = Workspaces(device.capability, torch_version)
-        recorder = Recorder(builder, card, workspaces, substitutes, graph)
+        selection = Selection(data_dependent)
+        recorder = Recorder(builder, card, workspaces, substitutes, graph, selection)
         holder.append(recorder)
         patch_lbfgs(patches, recorder)
         patch_streams(patches, recorder)
@@ -123,6 +129,9 @@ def capture(
             assumed["values read back from the device by the training loop were assumed to be 1"] = (
                 recorder.values_assumed
             )
+        if selection.assumed:
+            share = f"nonzero, boolean masks and unique were assumed to select {data_dependent:.0%} of the candidates"
+            assumed[share] = selection.assumed
         for message, count in sorted(recorder.unmodelled.items()):
             assumed[f"memory inside operators is not modelled: {message}"] = count
         # The references of the step die here, while the recorder no longer listens.
@@ -142,7 +151,8 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
         raise CaptureError(
             f"{where}: {operator} needs the values of a tensor, and an analysis has only shapes. "
             "Keep .item(), bool(tensor), nonzero() and masks that select out of the model's forward, "
-            "or replace them by a fixed size for the analysis"
+            "replace them by a fixed size for the analysis, or say with --data-dependent SHARE how much nonzero, masks "
+            "and unique select"
         ) from None
     except UnsupportedOperatorException as error:
         reason = explained(error) or (
