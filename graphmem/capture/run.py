@@ -64,7 +64,14 @@ def capture_model(
             run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
         ran.append(session.recorder.iteration)
 
-    captured = capture(run, source=name, device=device, torch_version=torch_version, record_graph=record_graph)
+    captured = capture(
+        run,
+        source=name,
+        device=device,
+        torch_version=torch_version,
+        record_graph=record_graph,
+        data_dependent=step.data_dependent,
+    )
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"
         notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))

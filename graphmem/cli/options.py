@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +43,12 @@ _STEP_OPTIONS = (
     click.option("--grad-accum", type=POSITIVE, metavar="N", help="Micro-batches per optimizer step. Default 1."),
     click.option("--clip-grad-norm", type=float, metavar="NORM", help="Clip the gradients to this norm."),
     click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
+    click.option(
+        "--data-dependent",
+        type=float,
+        metavar="SHARE",
+        help="How much nonzero, boolean masks and unique select, e.g. 0.25. Default: such operators are refused.",
+    ),
 )
 
 _SIZE_OPTIONS = (
@@ -137,13 +143,14 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     if model.startswith("zoo:") and not chosen and given["dtype"] is None and given["amp"] is None:
         from graphmem.sources.zoo import usual_step
 
-        return usual_step(model.removeprefix("zoo:"), training=training is not False)
+        usual = usual_step(model.removeprefix("zoo:"), training=training is not False)
+        return replace(usual, data_dependent=given["data_dependent"])
     if training is None:
         training = bool(chosen) or Path(model).suffix.lower() != ".onnx"
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
-        return Inference(dtype=given["dtype"] or "fp32", amp=given["amp"])
+        return Inference(given["dtype"] or "fp32", given["amp"], given["data_dependent"])
     return Training(
         optimizer=given["optimizer"] or "adamw",
         optimizer_args=tuple(parse_optimizer_arg(text) for text in given["optimizer_arg"]),
@@ -153,6 +160,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         grad_accum=given["grad_accum"] or 1,
         clip_grad_norm=given["clip_grad_norm"],
         zero_grad=given["zero_grad"] or "set_to_none",
+        data_dependent=given["data_dependent"],
     )
 
 

@@ -59,6 +59,8 @@ class Training:
         grad_accum: number of forward and backward passes (micro-batches) per optimizer step.
         clip_grad_norm: maximum norm of the gradients, or None for no clipping.
         zero_grad: ``set_to_none`` or ``zeros``.
+        data_dependent: the share of candidates, above 0 and at most 1, that operators select whose result's size is
+            data (``nonzero``, boolean masks, ``unique``); None refuses them.
 
     Raises:
         UsageError: a field is not accepted; the message lists what is.
@@ -72,6 +74,7 @@ class Training:
     grad_accum: int = 1
     clip_grad_norm: float | None = None
     zero_grad: str = "set_to_none"
+    data_dependent: float | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -84,6 +87,7 @@ class Training:
         clip = self.clip_grad_norm
         if clip is not None and not (_is_number(clip) and clip > 0):
             raise UsageError(f"clip_grad_norm is a number above 0 or None, not {clip!r}")
+        _check_share(self.data_dependent)
         if self.zero_grad not in ZERO_GRAD:
             raise UsageError(f"unknown zero_grad {self.zero_grad!r}; accepted: {', '.join(ZERO_GRAD)}")
 
@@ -109,14 +113,17 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """One forward pass without gradients. ``dtype`` and ``amp`` as in :class:`Training`; raises :class:`UsageError`."""
+    """One forward pass without gradients. ``dtype``, ``amp`` and ``data_dependent`` as in :class:`Training`; raises
+    :class:`UsageError`."""
 
     dtype: str = "fp32"
     amp: str | None = None
+    data_dependent: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         object.__setattr__(self, "amp", amp_named(self.amp))
+        _check_share(self.data_dependent)
 
     def describe(self) -> str:
         """The step in words: ``inference, fp32 weights, bf16 autocast``."""
@@ -145,6 +152,11 @@ def amp_named(name: str | None) -> str | None:
 
 def _precision(step: Training | Inference) -> list[str]:
     return [f"{step.dtype} weights"] + ([f"{step.amp} autocast"] if step.amp else [])
+
+
+def _check_share(share: object) -> None:
+    if share is not None and not (_is_number(share) and 0 < share <= 1):  # type: ignore[operator]
+        raise UsageError(f"data_dependent is a share above 0 and at most 1, or None, not {share!r}")
 
 
 def _is_number(value: object) -> bool:
