@@ -158,7 +158,7 @@ def _capture(
 ) -> Any:
     from graphmem.capture.run import capture_model
 
-    wanted = replace(sizes, training=isinstance(step, Training))
+    wanted = replace(sizes, training=isinstance(step, Training), iterations=iterations)
     return capture_model(
         loaded.build,
         wanted,
@@ -180,6 +180,8 @@ def _captured(
     iterations: int | None,
     build_on: str,
 ) -> Traced:
+    if loaded.framework == "Keras" and (step.dtype != "fp32" or step.amp):
+        raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
     captured = _capture(loaded, step, target, sizes, iterations, build_on)
     assumptions = [*loaded.notes, *captured.notes]
     if target.device.compute_capability is None:
@@ -201,7 +203,12 @@ def _pretended(device: Device) -> Any:
     like = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)
     assert like.compute_capability is not None
     return PretendDevice(
-        device.name, like.compute_capability, device.capacity_bytes, like.sm_count, like.max_threads_per_sm
+        device.name,
+        like.compute_capability,
+        device.capacity_bytes,
+        like.sm_count,
+        like.max_threads_per_sm,
+        device.cublas_workspace_bytes,
     )
 
 

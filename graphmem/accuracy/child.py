@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from graphmem.accuracy.calibration_step import run_calibration
 from graphmem.accuracy.case import Case
 from graphmem.accuracy.device_meter import DeviceMeter
 from graphmem.accuracy.record import GPU, STUB_DRIVER
@@ -180,7 +181,8 @@ def _write_trace(path: Path, case: Case) -> None:
 def main() -> None:
     """Read ``{"case", "cap_bytes", "trace"}`` from stdin and print the answer as the last line.
 
-    Without a case the answer is the machine alone. Exits with one line where there is no CUDA card.
+    Without a case the answer is the machine, and its constants if the request says ``calibrate``. Exits with one line
+    where there is no CUDA card.
     """
     import torch
 
@@ -188,7 +190,11 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit(f"PyTorch {torch.__version__} finds no CUDA device")
     if request["case"] is None:
-        answer: dict[str, Any] = {"status": "ok", "machine": machine(DeviceMeter())}
+        meter = DeviceMeter()
+        answer: dict[str, Any] = {"status": "ok"}
+        if request.get("calibrate"):
+            answer["calibration"] = run_calibration(meter)
+        answer["machine"] = machine(meter)
     else:
         trace = Path(request["trace"]) if request.get("trace") else None
         answer = run_case(Case.from_json(request["case"]), request.get("cap_bytes"), trace)

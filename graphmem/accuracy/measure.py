@@ -37,10 +37,15 @@ class Plan:
 
 def machine_here(plan: Plan) -> Machine:
     """The card that the measuring processes will find. Raises :class:`UsageError` where there is none."""
-    answer = _in_fresh_process({"case": None}, plan, plan.case_seconds)
+    return machine_from(ask({"case": None}, plan)["machine"])
+
+
+def ask(request: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """What a fresh process on the card answers to a request without a case. Raises :class:`UsageError`."""
+    answer = _in_fresh_process(request, plan, plan.case_seconds)
     if answer["status"] == FAILED:
         raise UsageError(f"no CUDA GPU to measure on; predictions need none ({answer['error']})")
-    return machine_from(answer["machine"])
+    return answer
 
 
 def measure(cases: Sequence[Case], plan: Plan) -> Iterator[Record]:

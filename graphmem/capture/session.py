@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from graphmem.capture import modules
 from graphmem.capture.autocast import cuda_autocast
 from graphmem.capture.bitsandbytes_package import bitsandbytes_in_captures
+from graphmem.capture.compile import follow_compiled_code
 from graphmem.capture.data_dependent import Selection
 from graphmem.capture.double_backward import numbered_as_on_a_card
 from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
@@ -112,7 +113,7 @@ def capture(
         patch_initializers(patches)
         patches.set(fake_tensor.log, "disabled", True)  # of shapes that do not fit; the error says it
         patch_rnn_modules(patches)
-        workspaces = Workspaces(device.capability, torch_version)
+        workspaces = Workspaces(device.capability, torch_version, measured_bytes=device.cublas_workspace_bytes)
         selection = Selection(data_dependent)
         recorder = Recorder(builder, card, workspaces, substitutes, graph, selection)
         holder.append(recorder)
@@ -122,6 +123,7 @@ def capture(
         stack.enter_context(recorder)
         recorder.calibrate()
         watch = stack.enter_context(modules.watch_modules(recorder))
+        compiled = stack.enter_context(follow_compiled_code(recorder, watch, device))
         with _readable_errors(recorder):
             run(Session(recorder, watch))
         assumed = dict(recorder.assumed)
@@ -134,9 +136,10 @@ def capture(
             assumed[share] = selection.assumed
         for message, count in sorted(recorder.unmodelled.items()):
             assumed[f"memory inside operators is not modelled: {message}"] = count
+        assumed.update(compiled.assumed)
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
-    return Captured(builder.build(), assumed, graph.graph if graph is not None else None)
+    return Captured(builder.build(), assumed, graph.graph if graph is not None else None, compiled.notes())
 
 
 @contextlib.contextmanager

@@ -70,10 +70,18 @@ class Workspaces:
     per thread beside cuBLAS's; since 2.12 it shares cuBLAS's (pull requests 156495, 173002, 175879).
     """
 
-    def __init__(self, capability: tuple[int, int], torch_version: tuple[int, int], config: str | None = None) -> None:
+    def __init__(
+        self,
+        capability: tuple[int, int],
+        torch_version: tuple[int, int],
+        config: str | None = None,
+        measured_bytes: int | None = None,
+    ) -> None:
         if config is None:
             config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        self.size = configured_workspace_bytes(config) if config else default_workspace_bytes(capability, torch_version)
+        by_rule = default_workspace_bytes(capability, torch_version)
+        default = by_rule if measured_bytes is None else measured_bytes
+        self.size = configured_workspace_bytes(config) if config else default
         self._version = torch_version
         self._held: set[tuple[str, bool, int]] = set()
 

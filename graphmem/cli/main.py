@@ -15,6 +15,7 @@ import click
 
 from graphmem.cli.accuracy import accuracy_command
 from graphmem.cli.analyze import analyze_command
+from graphmem.cli.calibrate import calibrate_command
 from graphmem.cli.export_trace import export_trace_command
 from graphmem.cli.gpus import gpus_command
 from graphmem.cli.measure import measure_command
@@ -68,6 +69,7 @@ cli.add_command(gpus_command)
 cli.add_command(zoo_command)
 cli.add_command(measure_command)
 cli.add_command(verify_command)
+cli.add_command(calibrate_command)
 cli.add_command(accuracy_command)
 
 

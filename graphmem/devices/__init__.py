@@ -14,6 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from graphmem.devices.user_table import read_user_table
 from graphmem.errors import UsageError
 from graphmem.units import MIB, format_bytes
 
@@ -64,6 +65,8 @@ class Device:
     context_source: str
     context_measured: bool = False
     unified_memory: bool = False
+    #: Bytes of one cuBLAS workspace where the user measured it, else None: the rule for the capability holds.
+    cublas_workspace_bytes: int | None = None
 
     @property
     def capacity_assumed(self) -> bool:
@@ -78,9 +81,13 @@ def estimated_context_bytes(sm_count: int, max_threads_per_sm: int) -> int:
 
 @cache
 def all_devices() -> tuple[Device, ...]:
-    """Every known card, in the order of the table."""
+    """Every known card, in the order of the table; those that the user measured take the place of the table's."""
     text = files("graphmem.devices").joinpath("table.json").read_text(encoding="utf-8")
-    return tuple(_device(row) for row in json.loads(text))
+    rows = {row["name"]: row for row in json.loads(text)}
+    for row in read_user_table():
+        known = rows.get(row["name"], {})
+        rows[row["name"]] = {**known, **row, "aliases": [*known.get("aliases", []), *row.get("aliases", [])]}
+    return tuple(_device(row) for row in rows.values())
 
 
 def device_named(name: str) -> Device:
@@ -123,9 +130,9 @@ def _device(row: dict[str, Any]) -> Device:
     return Device(
         name=row["name"],
         aliases=tuple(row["aliases"]),
-        vendor=row["vendor"],
+        vendor=row.get("vendor", "NVIDIA"),
         capacity_bytes=row["capacity_bytes"],
-        capacity_source=row["capacity_source"],
+        capacity_source=row.get("capacity_source", "given by the user"),
         compute_capability=(capability[0], capability[1]) if capability else None,
         sm_count=sms,
         max_threads_per_sm=threads,
@@ -133,6 +140,7 @@ def _device(row: dict[str, Any]) -> Device:
         context_source=row.get("context_source", _estimate_source(sms, threads)),
         context_measured=row.get("context_measured", False),
         unified_memory=row.get("unified_memory", False),
+        cublas_workspace_bytes=row.get("cublas_workspace_bytes"),
     )
 
 
