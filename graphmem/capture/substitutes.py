@@ -21,7 +21,16 @@ from graphmem.capture.fast_paths import fast_paths
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.kernels.sdp_choice import choose_sdp_backend
 from graphmem.capture.missing_fakes import missing_fakes
+from graphmem.capture.older_operators import (
+    FUSED_RMS_NORM_SINCE,
+    MATH_ATTENTION_IN_FP32_SINCE,
+    RMS_NORM_UPCASTS_SINCE,
+    composed_rms_norm,
+    mask_by_filling,
+    patch_indexing,
+)
 from graphmem.capture.older_torch import ExistingFakes
+from graphmem.capture.pretence import Patches
 from graphmem.capture.rnn import rnn_fakes, rnn_substitutes
 
 _aten = torch.ops.aten
@@ -33,8 +42,9 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
     """Install the substitutes for the duration; yields them by operator."""
     table = _table(card)
     library = torch.library.Library("aten", "IMPL")
-    fakes = ExistingFakes(library)
+    fakes, patches = ExistingFakes(library), Patches()
     try:
+        patch_indexing(patches, card.torch_version)
         with quiet_registration():
             for op, function in table.items():
                 library.impl(op, function, "AutogradCUDA")
@@ -43,6 +53,7 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
             fakes.replace({**missing_fakes(), **rnn_fakes()})
         yield table
     finally:
+        patches.undo()
         fakes.restore()
         library._destroy()
 
@@ -62,7 +73,7 @@ def _table(card: Card) -> dict[Any, Callable[..., Any]]:
         _aten.dropout.default: _dropout,
         _aten.softmax.int: _softmax_like(_aten._softmax.default),
         _aten.log_softmax.int: _softmax_like(_aten._log_softmax.default),
-        _aten.rms_norm.default: _rms_norm,
+        _aten.rms_norm.default: _rms_norm_of(card),
         _aten.batch_norm.default: _batch_norm,
         _aten.scaled_dot_product_attention.default: _attention(card),
     }
@@ -99,6 +110,12 @@ def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
         return kernel(converted, dim, False)
 
     return softmax
+
+
+def _rms_norm_of(card: Card) -> Callable[..., Tensor]:
+    if card.torch_version < FUSED_RMS_NORM_SINCE or not hasattr(_aten, "_fused_rms_norm"):
+        return composed_rms_norm(card.torch_version >= RMS_NORM_UPCASTS_SINCE)
+    return _rms_norm
 
 
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -201,8 +218,8 @@ def _attention(card: Card) -> Callable[..., Tensor]:
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
         if backend == "math":
-            return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        mask = _float_mask(attn_mask, query)
+            return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, card)
+        mask = _float_mask(attn_mask, query, card)
         if backend == "cudnn":
             return _aten._scaled_dot_product_cudnn_attention.default(
                 query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
@@ -225,18 +242,20 @@ def _math_attention(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    card: Card,
 ) -> Tensor:
     """``_scaled_dot_product_attention_math``. Spelled out because C++ adds the mask out of place to anything that looks
     like a tensor subclass, and in place on a card."""
     dtype = query.dtype
-    if dtype in _HALF and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+    is_newer = card.torch_version >= MATH_ATTENTION_IN_FP32_SINCE
+    if is_newer and dtype in _HALF and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
-    mask = _float_mask(mask, query)
+    mask = _float_mask(mask, query, card)
     root = math.sqrt(abs(scale if scale is not None else 1 / math.sqrt(query.shape[-1])))
     scaled = query * (-root if scale is not None and scale < 0 else root)
     if is_causal:
         causal = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
-        mask = _float_mask(causal, query)
+        mask = _float_mask(causal, query, card)
         del causal
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
@@ -244,7 +263,7 @@ def _math_attention(
     attention = torch.matmul(scaled, key.transpose(-2, -1) * root)
     if mask is not None:
         attention.add_(mask)
-    attention = _aten._safe_softmax.default(attention, -1)
+    attention = _aten._safe_softmax.default(attention, -1) if is_newer else torch.softmax(attention, -1)
     if dropout_p > 0:
         attention = torch.dropout(attention, dropout_p, True)
     weights = attention.to(dtype)  # the second result, computed first (arguments are evaluated from right to left)
@@ -264,10 +283,12 @@ def _enabled_backends() -> frozenset[str]:
     return frozenset(name for name, enabled in flags.items() if enabled)
 
 
-def _float_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
+def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None:
     """``convert_boolean_attn_mask``: a boolean mask becomes 0 and -inf in the query's dtype."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
+    if card.torch_version < MATH_ATTENTION_IN_FP32_SINCE:
+        return mask_by_filling(mask, query.dtype)
     options = {"dtype": query.dtype, "device": query.device}
     return torch.where(mask, torch.scalar_tensor(0.0, **options), torch.scalar_tensor(-math.inf, **options))
 
