@@ -7,6 +7,9 @@ it holds still alive. Nothing here knows who records: the same code runs on the 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.loops.models import Transformer, loss_of, tokens
 
@@ -75,6 +79,41 @@ def _constant(read: Callable[..., Any], kind: type | None, truth: bool) -> Calla
         return kind(assumed) if kind is not None else assumed
 
     return constant
+
+
+@contextlib.contextmanager
+def descending_values() -> Iterator[None]:
+    """On a CUDA build, whose device here has no values: those of a descent that goes on, as a capture assumes.
+
+    Numbers fall; what is compared with a number is 0.5, or -0.5 where the number is negative; tensors compare as true.
+    """
+    numbers = itertools.chain([1.0], (0.5 - 1e-6 * count for count in itertools.count()))
+
+    def falling(_: Tensor) -> float:
+        return next(numbers)
+
+    comparisons = {"__gt__": operator.gt, "__ge__": operator.ge, "__lt__": operator.lt, "__le__": operator.le}
+    with contextlib.ExitStack() as stack:
+        for name, compare in comparisons.items():
+            patched = _descending(getattr(Tensor, name), compare)
+            stack.enter_context(mock.patch.object(Tensor, name, patched))
+        stack.enter_context(mock.patch.object(Tensor, "__bool__", lambda self: self.outcome))
+        stack.enter_context(mock.patch.object(Tensor, "__float__", falling))
+        yield
+
+
+def _descending(original: Callable[..., Tensor], compare: Callable[[float, Any], bool]) -> Callable[..., Tensor]:
+    def comparison(self: Tensor, other: Any) -> Tensor:
+        result: Any = original(self, other)
+        result.outcome = isinstance(other, Tensor) or compare(math.copysign(0.5, other), other)
+        return result
+
+    return comparison
+
+
+def is_captured(model: nn.Module) -> bool:
+    """Whether this runs in a capture and not on a CUDA build."""
+    return isinstance(next(model.parameters()), FakeTensor)
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, optimizer: Any) -> Tensor:

@@ -17,7 +17,9 @@ from tests.loops.registry import (
     add,
     case,
     constant_values,
+    descending_values,
     group,
+    is_captured,
     made,
     plain,
 )
@@ -117,7 +119,7 @@ def lbfgs(**options: Any) -> Loop:
         loss.backward()
         return loss
 
-    with constant_values():
+    with contextlib.nullcontext() if is_captured(model) else descending_values():
         for _ in range(ITERATIONS):
             optimizer.step(closure)
     yield
@@ -140,6 +142,37 @@ def sparse_adam() -> Loop:
             optimizer.step()
             optimizer.zero_grad()
     yield
+
+
+def sparse(make: Callable[[Any], Any], forward: Callable[[Any, Tensor], Tensor] | None = None) -> Loop:
+    """Sparse gradients of an embedding: once, or several of them added up."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(520, 96, sparse=True)
+            self.head = nn.Linear(96, 520)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(forward(self.embedding, x) if forward else self.embedding(x))
+
+    model = Model().cuda()
+    x, y = tokens()
+    optimizer = make([model.embedding.weight])
+    for _ in range(ITERATIONS):
+        for _ in range(2):
+            loss = loss_of(model(x), y)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    yield
+
+
+add("sparse_adam_accumulated", partial(sparse, _O.SparseAdam))
+add("sparse_sgd", partial(sparse, partial(_O.SGD, lr=0.1)))
+add("sparse_sgd_momentum", partial(sparse, partial(_O.SGD, lr=0.1, momentum=0.9)))
+add("sparse_adagrad", partial(sparse, _O.Adagrad))
+add("sparse_fan_in", partial(sparse, _O.SparseAdam, lambda e, x: e(x) + e(x + 1) + e(x[:, :1])))
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.loops.models import Transformer
-from tests.loops.registry import Loop, add, group, plain
+from tests.loops.registry import Loop, add, group, is_captured, plain
 
 group("quantized")
 
@@ -39,10 +38,6 @@ def _transposed() -> nn.Module:
     return model
 
 
-def _is_captured(model: nn.Module) -> bool:
-    return isinstance(next(model.parameters()), FakeTensor)
-
-
 #: class name -> options
 _CLASSES: dict[str, dict[str, Any]] = {
     "Adam8bit": {},
@@ -65,7 +60,7 @@ _CLASSES: dict[str, dict[str, Any]] = {
 
 def _quantized(name: str, options: dict[str, Any], build: Any) -> Loop:
     def make(model: nn.Module) -> Any:
-        if options.get("installed") or not _is_captured(model):
+        if options.get("installed") or not is_captured(model):
             import bitsandbytes
 
             kind = getattr(bitsandbytes.optim, name)
@@ -90,7 +85,7 @@ for _name in ("AdamW8bit", "PagedAdamW8bit", "PagedAdEMAMix8bit"):
 
 def _lion(options: dict[str, Any]) -> Loop:
     def make(model: nn.Module) -> Any:
-        if _is_captured(model):
+        if is_captured(model):
             from graphmem.capture.lion import Lion
         else:
             from lion_pytorch import Lion
