@@ -274,6 +274,24 @@ def test_a_file_that_does_not_import(tmp_path: Path) -> None:
         analyze(f"{tmp_path}/typo.py:build")
 
 
+def test_a_file_that_chooses_its_device_while_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+        "def train():\n"
+        "    torch.zeros(1 << 20, device=device)\n"
+    )
+    before = torch.cuda.is_available
+    assert analyze(f"{tmp_path}/script.py:train").requested == 4 << 20
+    assert torch.cuda.is_available is before
+
+
+def test_a_package_of_cuda_kernels_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "uses.py").write_text("import mamba_ssm\n")
+    with pytest.raises(SourceError, match=r"'mamba_ssm' \(a package of CUDA kernels"):
+        analyze(f"{tmp_path}/uses.py:build")
+
+
 def test_things_that_are_no_model() -> None:
     with pytest.raises(SourceError, match="example_inputs"):
         analyze(nn.Linear(2, 2))

@@ -8,7 +8,8 @@ memory pools of one's own) raises :class:`CaptureError` and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,17 @@ def patch_cuda_namespace(patches: Patches, device: PretendDevice, on_event: _OnE
                 _replace(patches, name, _refusal(f"torch.cuda.{name}", reason))
     if hasattr(torch, "accelerator"):
         _patch_accelerator(patches, device, on_event)
+
+
+@contextlib.contextmanager
+def card_at_import(device: PretendDevice) -> Iterator[None]:
+    """Let a user's file that chooses its device while it is imported choose the card, as it would beside one."""
+    patches = Patches()
+    try:
+        _patch_functions(patches, device)
+        yield
+    finally:
+        patches.undo()
 
 
 # --- C functions under torch.cuda -------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if value is not None:
                 return value
         body = BODIES.get(func)
-        if body is not None and _on_device(args):
+        if body is not None and (_on_device(args) or self.selection.share is not None):
             with self:
                 out = body(self.selection, *args, **kwargs)
             if out is not NotImplemented:

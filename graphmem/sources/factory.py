@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from graphmem.devices import DEFAULT_DEVICE, device_named
 from graphmem.errors import SourceError
 from graphmem.sources.base import TorchModel, call_factory
 
 
 def load_factory(text: str) -> TorchModel:
-    """Import the module and find the factory; it is called later, on fake tensors.
+    """Import the module and find the factory; it is called later, on fake tensors. Raises :class:`SourceError`."""
+    factory, name = find_factory(text)
+    return TorchModel(text, lambda sizes: call_factory(factory, name, sizes))
+
+
+def find_factory(text: str) -> tuple[Callable[..., Any], str]:
+    """The function that ``module.py:factory`` or ``package.module:factory`` names, and its name.
 
     Raises :class:`SourceError` when the module cannot be imported or has no such function.
     """
@@ -31,7 +41,7 @@ def load_factory(text: str) -> TorchModel:
         raise SourceError(f"{where} has no function {name!r}{hint}")
     if not callable(factory):
         raise SourceError(f"{name} in {where} is a {type(factory).__name__}, not a function")
-    return TorchModel(text, lambda sizes: call_factory(factory, name, sizes))
+    return factory, name
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -47,21 +57,53 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.resolve().parent))  # so that it finds its neighbours, as a script would
     try:
-        spec.loader.exec_module(module)
+        with _beside_a_card():
+            spec.loader.exec_module(module)
     except Exception as error:
-        raise SourceError(f"importing {path} raised {type(error).__name__}: {_first_line(error)}") from error
+        raise SourceError(f"importing {path} raised {_raised(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
+
+
+def _beside_a_card() -> contextlib.AbstractContextManager[None]:
+    """``device = "cuda" if torch.cuda.is_available() else "cpu"`` at the top of a file means the card. Which one is
+    analysed is not known yet, so it says to be the default one."""
+    try:
+        from graphmem.capture.cuda_namespace import card_at_import
+        from graphmem.capture.pretence import PretendDevice
+    except ImportError:  # a Keras model beside another backend
+        return contextlib.nullcontext()
+    card = device_named(DEFAULT_DEVICE)
+    assert card.compute_capability is not None
+    return card_at_import(
+        PretendDevice(card.name, card.compute_capability, card.capacity_bytes, card.sm_count, card.max_threads_per_sm)
+    )
 
 
 def _import_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise SourceError(f"no Python module {error.name!r} (for a file, write path/to/file.py:factory)") from None
+        hint = _CUDA_ONLY if error.name in _CUDA_PACKAGES else "for a file, write path/to/file.py:factory"
+        raise SourceError(f"no Python module {error.name!r} ({hint})") from None
     except Exception as error:
-        raise SourceError(f"importing {name} raised {type(error).__name__}: {_first_line(error)}") from error
+        raise SourceError(f"importing {name} raised {_raised(error)}") from error
+
+
+#: Packages of CUDA kernels, which do not install or import without a card.
+_CUDA_PACKAGES = frozenset(
+    ("flash_attn", "xformers", "mamba_ssm", "causal_conv1d", "apex", "transformer_engine", "triton", "deepspeed")
+)
+_CUDA_ONLY = (
+    "a package of CUDA kernels; import it only where it is there, or choose the PyTorch implementation for the analysis"
+)
+
+
+def _raised(error: BaseException) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    hint = f" ({_CUDA_ONLY})" if missing.partition(".")[0] in _CUDA_PACKAGES else ""
+    return f"{type(error).__name__}: {_first_line(error)}{hint}"
 
 
 def _first_line(error: BaseException) -> str:
