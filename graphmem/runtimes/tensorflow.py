@@ -217,10 +217,15 @@ def _bfc_runs(trace: Trace, options: TensorFlowOptions, device: Device, limit: i
 
 
 def _enough(whole: Replay, bfc: BFCOptions, under: Callable[[int], Replay]) -> int:
-    """A limit that this run works with: the highest chunk's end if that does, else with room for a split above it."""
+    """A limit that this run works with: the end of the highest chunk, or a little more.
+
+    A rest of the region that is too small to be split goes to one chunk whole, and may then be missing. With room for a
+    split above everything that cannot happen.
+    """
     size = whole.peak_reserved_bytes
-    if bfc.fragmentation_fraction == 0 and under(-(-size // MIB) * MIB).out_of_memory is None:
-        return size
+    for spare in (0, 16 * MIB, 64 * MIB):
+        if bfc.fragmentation_fraction == 0 and under(-(-(size + spare) // MIB) * MIB).out_of_memory is None:
+            return size + spare
     return size + MAX_INTERNAL_FRAGMENTATION_BYTES
 
 

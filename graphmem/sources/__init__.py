@@ -14,7 +14,7 @@ __all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
 
 _FORMS = (
     "accepted: model.onnx, model.pt2, module.py:factory, package.module:factory, hf:<config.json or model type>, "
-    "timm:<name>, torchvision:<name>, zoo:<name>"
+    "timm:<name>, torchvision:<name>, keras:module.py:factory, zoo:<name>"
 )
 
 
@@ -71,7 +71,8 @@ def _load_torch(text: str) -> TorchModel:
     raise SourceError(f"{text} is neither a file nor a known kind of model; {_FORMS}")
 
 
-_EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "zoo": "zoo:bert-base"}
+_EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "zoo": "zoo:bert-base",
+             "keras": "keras:model.py:build"}  # fmt: skip
 
 
 def _loader(kind: str) -> Callable[[str], TorchModel]:
@@ -79,6 +80,10 @@ def _loader(kind: str) -> Callable[[str], TorchModel]:
         from graphmem.sources.huggingface import load_huggingface
 
         return load_huggingface
+    if kind == "keras":
+        from graphmem.sources.keras_model import load_keras
+
+        return load_keras
     if kind == "timm":
         from graphmem.sources.image_models import load_timm
 

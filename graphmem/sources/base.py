@@ -33,6 +33,7 @@ class Sizes:
     batch: int | None = None
     seq_len: int | None = None
     training: bool = True
+    iterations: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built 
     :class:`SourceError` when it returns something else than ``(model, inputs)`` or ``(model, inputs, loss)``, or when
     a size was asked for that it does not take, or needs an argument that graphmem does not know.
     """
-    result = factory(**_known_arguments(factory, name, sizes))
+    result = factory(**known_arguments(factory, name, sizes))
     if result is None:
         return None
     wanted = "return (model, inputs) or (model, inputs, loss), or run the whole step and return None"
@@ -84,7 +85,8 @@ def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built 
     return Built(model, inputs, loss)
 
 
-def _known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Mapping[str, int]:
+def known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Mapping[str, int]:
+    """``batch`` and ``seq_len`` where they were given and the factory names them. Raises :class:`SourceError`."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
