@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from graphmem.capture.fakes import Patches, quiet_registration
 
@@ -70,8 +71,8 @@ class _WeightCache:
 
 def _eligible(value: Any) -> bool:
     return (
-        isinstance(value, FakeTensor)
-        and value.fake_device.type == "cuda"
+        isinstance(value, (FakeTensor, FunctionalTensor))
+        and value.device.type == "cuda"
         and value.is_floating_point()
         and value.dtype is not torch.float64
     )

@@ -1,0 +1,63 @@
+"""AOTAutograd's own tensors, with the pretended device's two faces.
+
+While AOTAutograd traces, tensors are wrapped in ``FunctionalTensor``, whose C++ device and dispatch keys come from the
+fake tensor inside, that is from ``meta``. Composite operators and autocast would then take the entries of a device that
+has no kernels. As with fake tensors (:mod:`graphmem.capture.fakes`) the C++ device stays ``meta``, for autograd, and the
+dispatch keys become CUDA's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from graphmem.capture.pretence import DEVICE, Patches
+
+
+def patch_functional_tensors(patches: Patches) -> None:
+    """Give ``FunctionalTensor`` CUDA's dispatch keys, and to Python the device of the tensor inside."""
+    construct = FunctionalTensor.__new__
+
+    def new(cls: Any, elem: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        wrapper = construct(cls, elem, *args, **kwargs)
+        if not _is_inside_on_device(elem) or not _is_plain(elem):
+            return wrapper
+        tensor = torch.Tensor._make_subclass(
+            cls, _same_shape(elem), elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE
+        )
+        torch._C._set_throw_on_mutable_data_ptr(tensor)
+        tensor.__dict__.update(wrapper.__dict__)
+        return tensor
+
+    device = torch.Tensor.device.__get__
+
+    def device_of(self: Any) -> torch.device:
+        return DEVICE if _is_inside_on_device(self.elem) else device(self)
+
+    patches.set(FunctionalTensor, "__new__", staticmethod(new))
+    patches.set(FunctionalTensor, "device", property(device_of))
+    patches.set(FunctionalTensor, "is_cuda", property(lambda self: self.device.type == "cuda"))
+
+
+def _is_inside_on_device(elem: torch.Tensor) -> bool:
+    inside: Any = elem
+    while torch._is_functional_tensor(inside):
+        inside = torch._from_functional_tensor(inside)
+    return isinstance(inside, FakeTensor) and inside.fake_device.type == "cuda"
+
+
+def _is_plain(elem: torch.Tensor) -> bool:
+    """Strided, of known sizes, and no lazy view of numbers."""
+    numbers = (*elem.shape, *elem.stride(), elem.storage_offset()) if elem.layout is torch.strided else (None,)
+    return all(type(number) is int for number in numbers) and not elem.is_conj() and not elem.is_neg()
+
+
+def _same_shape(elem: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory that has the sizes, strides and offset of ``elem``."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(elem.shape, elem.stride(), strict=True))
+    with torch._C._DisableTorchDispatch():
+        storage = torch.empty(elem.storage_offset() + max(span, 0), dtype=elem.dtype, device="meta")
+        return storage.as_strided(elem.shape, elem.stride(), elem.storage_offset())

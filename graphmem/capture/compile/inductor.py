@@ -1,0 +1,277 @@
+"""Inductor without a card: its questions about the device are answered, its kernels are never built.
+
+Written against ``torch/_inductor`` and ``torch/_dynamo/device_interface.py`` of PyTorch 2.13. What is replaced: the
+device interface, the compilation of Triton and C++ kernels, the C functions with which generated code allocates and
+views buffers (``torch/csrc/dynamo/guards.cpp``), the check of pointer alignment, and the timing of padded matrix
+products. Everything else, from fusion to the reuse of buffers, is Inductor's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from graphmem.capture.compile.functional import patch_functional_tensors
+from graphmem.capture.pretence import Patches, PretendDevice
+from graphmem.capture.recorder import Recorder
+
+_PADDING = (
+    "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; assumed "
+    "not to be"
+)
+
+
+@contextlib.contextmanager
+def pretend_inductor(device: PretendDevice, recorder: Recorder, assumed: Counter[str]) -> Iterator[None]:
+    """Let Inductor compile for the pretended ``device``; ``assumed`` counts what would be decided by timing."""
+    import_compiler()
+    patches = Patches()
+    forget = _device_caches()
+    settings = {"force_disable_caches": True, "compile_threads": 1}
+    try:
+        forget()
+        with torch._inductor.config.patch(settings):
+            _patch_device(patches, device)
+            patch_functional_tensors(patches)
+            _allow_factories()
+            _patch_triton(patches)
+            _patch_kernels(patches, recorder)
+            _patch_buffers(patches)
+            _patch_constants(patches)
+            _patch_timing(patches, assumed)
+            yield
+    finally:
+        patches.undo()
+        forget()
+
+
+def import_compiler() -> None:
+    """Import the compiler as if there were no pretence: its tables hold the functions that it finds."""
+    with Patches.lifted(), _disable_current_modes():
+        import torch._dynamo
+        import torch._inductor.codegen.triton
+        import torch._inductor.compile_fx
+        import torch._inductor.fx_passes.pad_mm
+        import torch._inductor.lowering
+        import torch._inductor.scheduler
+        from torch._dynamo import trace_rules
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+        TorchInGraphFunctionVariable._get_handlers()
+        trace_rules.get_torch_obj_rule_map()
+
+
+def _device_caches() -> Callable[[], None]:
+    """Forgets what Inductor remembers of the device."""
+    from torch._inductor import utils
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    def forget() -> None:
+        DeviceProperties.create.cache_clear()
+        for function in vars(utils).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
+
+    return forget
+
+
+# --- the device -------------------------------------------------------------------------------------------------------
+
+
+def _patch_device(patches: Patches, device: PretendDevice) -> None:
+    from torch._dynamo import device_interface
+
+    device_interface.get_interface_for_device("cpu")  # fills the table
+    interface = _interface(device_interface.CudaInterface, device)
+    table = dict(device_interface.device_interfaces)
+    table.update({name: interface for name in table if name.startswith("cuda")}, cuda=interface)
+    patches.set(device_interface, "device_interfaces", table)
+    patches.set(torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext())
+
+
+def _interface(base: Any, device: PretendDevice) -> Any:
+    def constant(value: Any) -> Any:
+        return staticmethod(lambda *_, **__: value)
+
+    properties = torch.cuda.get_device_properties(0)
+    answers: dict[str, Any] = {
+        "get_device_properties": properties,
+        "current_device": 0,
+        "set_device": None,
+        "device_count": 1,
+        "synchronize": None,
+        "get_raw_stream": 0,
+        "exchange_device": 0,
+        "maybe_exchange_device": 0,
+        "memory_allocated": 0,
+        "is_bf16_supported": True,
+        "is_available": True,
+        "get_compute_capability": device.capability[0] * 10 + device.capability[1],
+        "is_triton_capable": device.capability[0] >= 7,
+        "raise_if_triton_unavailable": None,
+    }
+    worker = type("Worker", (base.Worker,), {"get_device_properties": constant(properties)})
+    return type("PretendInterface", (base,), {**{k: constant(v) for k, v in answers.items()}, "Worker": worker})
+
+
+def _allow_factories() -> None:
+    """Dynamo takes the capture's factories into its graph, as it does PyTorch's."""
+    for name in ("tensor", "as_tensor", "asarray"):
+        torch._dynamo.allow_in_graph(getattr(torch, name))
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+class _Kernel:
+    """Stands for a compiled kernel; launching it gives the buffers it writes first a name, and does nothing else."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self._name = name
+        self._recorder = recorder
+
+    def run(self, *args: Any, **_: Any) -> None:
+        for argument in args:
+            if isinstance(argument, torch.Tensor):
+                self._recorder.name_storage(argument, self._name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.run(*args, **kwargs)
+
+
+def _patch_triton(patches: Patches) -> None:
+    """Triton counts as installed; whether it is changes nothing that is allocated."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch._inductor.") and "has_triton" in vars(module):
+            patches.set(module, "has_triton", lambda *_: True)
+    patches.set(torch.utils._triton, "triton_hash_with_backend", lambda: "")
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    def header(self: Any) -> None:
+        self.imports.splice(
+            "from torch._inductor.runtime.triton_heuristics import start_graph, end_graph\n"
+            "get_raw_stream = lambda _: 0\n"
+        )
+
+    for name in ("write_triton_header_once", "write_get_raw_stream_header"):
+        patches.set(PythonWrapperCodegen, name, header)
+
+
+def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    def named(_: Any, name: str, *args: Any, **kwargs: Any) -> _Kernel:
+        return _Kernel(name, recorder)
+
+    def unnamed(*_: Any, **__: Any) -> _Kernel:
+        return _Kernel("compiled kernel", recorder)
+
+    patches.set(AsyncCompile, "triton", named)
+    for name in ("multi_kernel", "size_hint_multi_kernel"):
+        patches.set(AsyncCompile, name, named)
+    for name in ("cpp", "cpp_pybinding"):
+        patches.set(AsyncCompile, name, unnamed)
+
+
+# --- buffers ----------------------------------------------------------------------------------------------------------
+
+
+def _patch_buffers(patches: Patches) -> None:
+    from torch._inductor import utils
+
+    guards = torch._C._dynamo.guards
+    patches.set(guards, "_empty_strided_cuda", _empty_on("cuda"))
+    patches.set(guards, "_empty_strided_cpu", _empty_on("cpu"))
+    patches.set(guards, "_reinterpret_tensor", _reinterpret)
+    for name in ("assert_size_stride", "assert_alignment"):
+        patches.set(guards, name, lambda *_: None)
+    patches.set(guards, "copy_if_misaligned", _aligned)
+    patches.set(utils, "copy_misaligned_inputs", _align_inputs)
+
+
+def _empty_on(device: str) -> Callable[..., torch.Tensor]:
+    def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    return empty
+
+
+def _reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy if its first element is not aligned. Addresses of storages always are."""
+    from torch._inductor.utils import ALIGNMENT, clone_preserve_strides
+
+    misaligned = tensor.storage_offset() * tensor.element_size() % ALIGNMENT
+    return clone_preserve_strides(tensor) if misaligned else tensor
+
+
+def _align_inputs(
+    inputs: list[Any], checked: Sequence[int], returned: Any = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """``copy_misaligned_inputs`` (``torch/_inductor/utils.py``)."""
+    old, new = [], []
+    for index in checked:
+        tensor, inputs[index] = inputs[index], _aligned(inputs[index])
+        if tensor is not inputs[index] and returned is not None and index in returned:
+            old.append(tensor)
+            new.append(inputs[index])
+    return old, new
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+
+class _OnHost(TorchDispatchMode):  # type: ignore[misc]
+    """Computes on the host what the compiler would compute on the card to know its value."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.ops.prims.device_put.default:
+            return args[0]
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+def _patch_constants(patches: Patches) -> None:
+    """Constant folding works on tensors of one element (``joint_graph.py``), which are freed when it is done."""
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+
+    for name in ("_deduce_value", "create_unknown_value_placeholder"):
+        if name in vars(Folder):
+            patches.set(Folder, name, _on_host(vars(Folder)[name]))
+
+
+def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _OnHost():
+            return method(*args, **kwargs)
+
+    return run
+
+
+# --- what timing decides ----------------------------------------------------------------------------------------------
+
+
+def _patch_timing(patches: Patches, assumed: Counter[str]) -> None:
+    from torch._inductor.fx_passes import pad_mm
+
+    def should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
+        del match, input
+        if torch._inductor.config.force_shape_pad:
+            return True
+        rows, inner, columns = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+        if pad_mm.is_mm_compute_bound(rows, inner, columns, mat1.dtype):
+            assumed[_PADDING] += 1
+        return False
+
+    patches.set(pad_mm, "_should_pad", should_pad)

@@ -1,0 +1,241 @@
+"""Where compiled code begins and ends, and what of a capture must not be seen by the compiler.
+
+Dynamo calls back whenever a frame of a compiled region is entered for the first time. While it listens, the capture's
+module hooks are lifted: Dynamo would trace them into the user's code and break the graph there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from graphmem.capture.pretence import Patches, PretendDevice
+from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
+from graphmem.capture.modules import ModuleWatch
+from graphmem.capture.recorder import Recorder
+from graphmem.errors import CaptureError, GraphmemError
+
+#: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.
+COMPILER_SINCE = (2, 13)
+
+_HOOK_TABLES = (
+    nn_module._global_forward_pre_hooks,
+    nn_module._global_forward_hooks,
+    nn_module._global_forward_hooks_always_called,
+)
+
+
+class CompiledCode:
+    """What a capture learns of the code that was compiled in it.
+
+    ``regions`` counts the calls of compiled code, ``assumed`` what only timing on a card decides (message -> count).
+    """
+
+    def __init__(self, recorder: Recorder, watch: ModuleWatch, device: PretendDevice) -> None:
+        self.regions = 0
+        self.assumed: Counter[str] = Counter()
+        self._recorder = recorder
+        self._watch = watch
+        self._device = device
+        self._stack = contextlib.ExitStack()
+        self._ready = False
+        self._listening = False
+        self._lifted: list[tuple[Any, Any, Any]] = []
+
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of an estimate should know of its compiled part; empty when nothing was compiled."""
+        if not self.regions:
+            return ()
+        return (
+            f"torch.compile: compiled by PyTorch {torch.__version__.split('+')[0]} itself (Inductor, kernels not run); "
+            "buffers are allocated and freed as the generated code does",
+            "torch.compile: what compiling takes on the card (autotuning kernels in the first iteration, Triton's "
+            "modules in the context) is not counted",
+        )
+
+    # --- regions ------------------------------------------------------------------------------------------------------
+
+    def set_listening(self, listening: bool) -> None:
+        """Dynamo starts or stops looking at the frames that run."""
+        if listening == self._listening:
+            return
+        self._listening = listening
+        if listening:
+            self.regions += 1
+            self._prepare()
+            self._begin_forward()
+            self._lift_hooks()
+        else:
+            self._restore_hooks()
+
+    def _begin_forward(self) -> None:
+        """A compiled function called from outside any module is a forward pass, as an outermost module call is."""
+        recorder = self._recorder
+        if self._watch.is_inside or torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled():
+            return
+        if recorder.stage in ("build", "optimizer"):
+            recorder.begin_iteration()
+        elif recorder.stage == "backward":
+            recorder.enter("forward")
+
+    def _lift_hooks(self) -> None:
+        ours = {key for table in _HOOK_TABLES for key, hook in table.items() if _is_ours(hook)}
+        self._lifted = [(table, key, table[key]) for table in _HOOK_TABLES for key in table if key in ours]
+        for table, key, _ in self._lifted:
+            del table[key]
+
+    def _restore_hooks(self) -> None:
+        for table, key, hook in self._lifted:
+            table[key] = hook
+        self._lifted = []
+
+    # --- the compiler -------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        self._ready = True
+        _forget_compiled()
+        self._stack.enter_context(_quiet())
+        self._stack.enter_context(pretend_inductor(self._device, self._recorder, self.assumed))
+
+    def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Dynamo's callback for a new frame, kept away from the capture's own frames."""
+        from torch._dynamo import convert_frame
+        from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+        skip_with_callees = convert_frame.ConvertFrameReturn(
+            frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+        )
+        # Dynamo listens again after a frame that is skipped with its callees; this module's frames tell it when to.
+        skip = convert_frame.ConvertFrameReturn()
+
+        def call(self: Any, frame: Any, *args: Any) -> Any:
+            name = frame.f_globals.get("__name__", "")
+            if name.startswith("graphmem."):
+                return skip if name == __name__ else skip_with_callees
+            try:
+                return original(self, frame, *args)
+            except GraphmemError:
+                raise
+            except Exception as error:
+                raise CaptureError(_failure(frame, error)) from error
+
+        return call
+
+    def close(self) -> None:
+        self._restore_hooks()
+        self._stack.close()
+        if self._ready:
+            _forget_compiled()
+
+
+@contextlib.contextmanager
+def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: PretendDevice) -> Iterator[CompiledCode]:
+    """Let ``torch.compile`` work inside a capture, whenever and however the step uses it."""
+    code = CompiledCode(recorder, watch, device)
+    patches = Patches()
+    prepared: list[bool] = []
+
+    def prepare() -> None:
+        if not prepared:
+            prepared.append(True)
+            import_compiler()
+            _watch_dynamo(patches, code)
+
+    def compile_(*args: Any, **kwargs: Any) -> Any:
+        _check_version()
+        prepare()
+        return _REAL_COMPILE(*args, **kwargs)
+
+    try:
+        patches.set(torch, "compile", compile_)
+        if "torch._inductor.compile_fx" in sys.modules and _followed():
+            prepare()  # something may have been compiled before
+        yield code
+    finally:
+        code.close()
+        patches.undo()
+
+
+_REAL_COMPILE = torch.compile
+
+
+def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
+    from torch._dynamo import convert_frame, eval_frame
+
+    set_eval_frame = eval_frame.set_eval_frame
+
+    def watched(callback: Any) -> Any:
+        prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens
+        code.set_listening(callback is not None)
+        set_eval_frame(callback)
+        return prior
+
+    patches.set(eval_frame, "set_eval_frame", watched)
+    patches.set(eval_frame, "_maybe_set_eval_frame", watched)
+    patches.set(convert_frame.CatchErrorsWrapper, "__call__", code.convert(convert_frame.CatchErrorsWrapper.__call__))
+    # Dynamo refuses to work below a dispatch mode; the recorder's own calls of it happen outside compiled graphs.
+    patches.set(convert_frame, "is_in_any_mode_without_ignore_compile_internals", lambda: False)
+    patches.set(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False)
+
+
+def _forget_compiled() -> None:
+    """Code compiled for real tensors and code compiled for the pretended device must not meet."""
+    patches = Patches()
+    patches.set(torch.cuda, "is_available", lambda: False)  # else CUDA graphs are reset, which needs a CUDA build
+    try:
+        torch._dynamo.reset()
+    finally:
+        patches.undo()
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("graphmem.")
+
+
+def _followed() -> bool:
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= COMPILER_SINCE
+
+
+def _check_version() -> None:
+    if not _followed():
+        wanted = ".".join(map(str, COMPILER_SINCE))
+        raise CaptureError(
+            f"torch.compile is followed with PyTorch {wanted} or later, and {torch.__version__} is installed; leave it "
+            "out for the step as it runs without it"
+        )
+
+
+def _failure(frame: Any, error: Exception) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()] or ["no message"]
+    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return (
+        f"{where}: torch.compile failed: {type(error).__name__}: {lines[0]}. Leave torch.compile out for the step as "
+        "it runs without it"
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The compiler's advice on speed is not about memory."""
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._inductor", "torch._functorch")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
