@@ -32,7 +32,9 @@ MATH_ATTENTION_IN_FP32_SINCE = (2, 5)
 def composed_rms_norm(upcasts: bool) -> Callable[..., Tensor]:
     """``at::rms_norm`` before it was one kernel; ``upcasts``: half types are computed in fp32."""
 
-    def rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    def rms_norm(
+        input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
         wide = input.float() if upcasts and input.dtype in (torch.float16, torch.bfloat16) else input
         dims = list(range(input.dim() - len(normalized_shape), input.dim()))
         squares = torch.pow(wide, 2)

@@ -1,9 +1,9 @@
 """A recorded run, the same run captured on fake tensors, and the two compared.
 
 The recordings were made with CUDA builds of PyTorch (2.13.0 unless they say otherwise) on a stub of the CUDA driver
-(real operators and allocator, no GPU), with the loop that :func:`step_of` repeats: build on the host, move, then iterations of forward, loss, backward,
-clipping, optimizer. A recording keeps the peaks, how many allocations every part of every iteration made, and the
-allocator's events.
+(real operators and allocator, no GPU), with the loop that :func:`step_of` repeats: build on the host, move, then
+iterations of forward, loss, backward, clipping, optimizer. A recording keeps the peaks, how many allocations every part
+of every iteration made, and the allocator's events.
 """
 
 from __future__ import annotations
