@@ -81,6 +81,30 @@ _add_if_there("onnxruntime", "graphmem.allocators.onnxruntime_arena", _arena(0, 
 _add_if_there("onnxruntime, as requested", "graphmem.allocators.onnxruntime_arena", _arena(1, 0))
 _add_if_there("onnxruntime, 100 MiB", "graphmem.allocators.onnxruntime_arena", _arena(0, 100 * MIB))
 
+
+def _bfc(limit: int, capacity: int | None = None, **options: Any) -> Callable[[Any], Allocator]:
+    def make(module: Any) -> Allocator:
+        driver = module.BumpDriver(capacity)
+        allocator: Allocator = module.TensorFlowBFC(
+            limit, module.BFCOptions(**options), driver_alloc=driver.alloc, driver_free=driver.free
+        )
+        return allocator
+
+    return make
+
+
+_add_if_there("tensorflow", "graphmem.allocators.tensorflow_bfc", _bfc(1 << 40))
+_add_if_there("tensorflow, growth", "graphmem.allocators.tensorflow_bfc", _bfc(1 << 40, allow_growth=True))
+_add_if_there("tensorflow, 100 MiB", "graphmem.allocators.tensorflow_bfc", _bfc(100 * MIB, 90 * MIB))
+_add_if_there(
+    "tensorflow, growth, 100 MiB", "graphmem.allocators.tensorflow_bfc", _bfc(100 * MIB, 95 * MIB, allow_growth=True)
+)
+_add_if_there(
+    "tensorflow, growth, no garbage collection, 1 %",
+    "graphmem.allocators.tensorflow_bfc",
+    _bfc(100 * MIB, allow_growth=True, garbage_collection=False, fragmentation_fraction=0.01),
+)
+
 SIZES = st.one_of(
     st.sampled_from([0, 1, 511, 512, 513, MIB - 1, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB, 21 * MIB]),
     st.integers(1, 64 * KIB),

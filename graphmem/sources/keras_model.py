@@ -155,12 +155,13 @@ def _keras_module(model: Any) -> Any:
     return KerasModule()
 
 
+# `value` may be a copy in the precision of the layer that is running; `_value` is the tensor itself.
 def _trained(layer: Any, *_: Any, **__: Any) -> list[tuple[str, Any]]:
-    return [(variable.path, variable.value) for variable in layer.trainable_variables]
+    return [(variable.path, variable._value) for variable in layer.trainable_variables]
 
 
 def _not_trained(layer: Any, *_: Any, **__: Any) -> list[tuple[str, Any]]:
-    return [(variable.path, variable.value) for variable in layer.non_trainable_variables]
+    return [(variable.path, variable._value) for variable in layer.non_trainable_variables]
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
