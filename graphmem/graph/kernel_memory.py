@@ -7,21 +7,18 @@ CUDA provider's workspaces come from cuDNN and cuBLAS, for which there is no rul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from graphmem.graph.kernel_tables import MICROSOFT
-from graphmem.graph.model import Graph, Node, TensorSpec
-from graphmem.graph.reuse_plan import element_size
+from graphmem.graph.model import Graph, Node
+from graphmem.graph.working_buffers import FLOAT_BYTES, ONLY_OUTPUTS, OUTPUTS, WITHOUT_RULE, WORKING, Steps
 
 if TYPE_CHECKING:
     from graphmem.graph.session_plan import SessionPlan
 
-FLOAT_BYTES = 4
-#: Floats of im2col a thread works on: MLAS_SGEMM_STRIDEN x MLAS_SGEMM_STRIDEK (``core/mlas/lib/mlasi.h``).
-CONV_BUFFER_FLOATS = 128 * 128
 #: Columns of a packed matrix are padded to this (MLAS_SGEMM_STRIDEN_THREAD_ALIGN, ``MlasGemmPackBSize``).
 PACKED_COLUMNS = 16
 #: AlgoSearchWorkspaceSize of ``core/providers/cuda/nn/conv.cc``: what ONNX Runtime lets cuDNN 8 take while it searches.
@@ -31,29 +28,16 @@ _CUDNN_CONVOLUTIONS = frozenset((("", "Conv"), ("", "ConvTranspose"), (MICROSOFT
 
 
 @dataclass(frozen=True, slots=True)
-class WorkingBuffers:
-    """Bytes of the buffers a kernel takes: ``before`` and ``after`` its outputs are allocated, each given back at once;
-    ``around``: all before the outputs, and given back after them; ``together``: all after the outputs."""
-
-    before: tuple[int, ...] = ()
-    around: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    together: tuple[int, ...] = ()
-
-
-NONE = WorkingBuffers()
-
-
-@dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A weight rearranged for its kernel. ``reserved``: outside the arena's regions; ``dropped``: found to equal one
-    that is there already, and given back."""
+    that is there already, and given back; ``frees_weight``: no kernel needs the weight as it was any more."""
 
     node: str
     weight: str
     bytes: int
     reserved: bool
     dropped: bool = False
+    frees_weight: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,15 +54,23 @@ class KernelMemory:
         given = self.cudnn_workspace_bytes
         return ASSUMED_CUDNN_WORKSPACE_BYTES if given is None else given
 
-    def working_buffers(self, node: Node, graph: Graph) -> WorkingBuffers:
-        """What the kernel of ``node`` takes while it runs."""
+    def steps(self, node: Node, graph: Graph) -> Steps:
+        """What the kernel of ``node`` does with memory while it runs."""
         kind = (node.domain, node.op_type)
         if self.provider == "cpu":
-            rule = _WORKING.get(kind)
-            return NONE if rule is None else rule(node, graph, self.threads)
+            rule = WORKING.get(kind)
+            return ONLY_OUTPUTS if rule is None else rule(node, graph, self.threads)
         if kind in _CUDNN_CONVOLUTIONS and self.convolution_workspace:
-            return WorkingBuffers(after=(self.convolution_workspace,))
-        return NONE
+            return (OUTPUTS, self.convolution_workspace)
+        return ONLY_OUTPUTS
+
+    def unknown(self, nodes: Iterable[Node]) -> dict[str, int]:
+        """How many of ``nodes``, by operator, have kernels that take working buffers for which there is no rule."""
+        found: dict[str, int] = {}
+        for node in nodes if self.provider == "cpu" else ():
+            if (node.domain, node.op_type) in WITHOUT_RULE:
+                found[node.op_type] = found.get(node.op_type, 0) + 1
+        return found
 
     def prepacked(self, graph: Graph, plan: SessionPlan) -> Iterator[PackedWeight]:
         """The packed weights of a session, in the order of the nodes."""
@@ -86,74 +78,21 @@ class KernelMemory:
             return
         constants = frozenset(graph.initializers)
         seen: set[tuple[Any, ...]] = set()
+        readers = Counter(name for node in graph.nodes for name in node.inputs)
+        readers.update(graph.outputs)
         for node in graph.nodes:
             rule = _PACKING.get((node.domain, node.op_type))
-            weight = node.inputs[1] if len(node.inputs) > 1 else ""
+            position = _WEIGHT_POSITION.get(node.op_type, 1)
+            weight = node.inputs[position] if len(node.inputs) > position else ""
             if rule is None or weight not in constants or weight in graph.inputs:
                 continue
             size, layout = rule(node, graph.tensors[weight].shape, graph.tensors[weight].dtype)
             if not size:
                 continue
             key = (node.op_type, layout, plan.settings.equal_weights.get(weight, weight))
-            yield PackedWeight(node.name, weight, size, layout != "transposed", key in seen)
+            readers[weight] -= 1
+            yield PackedWeight(node.name, weight, size, layout != "transposed", key in seen, not readers[weight])
             seen.add(key)
-
-
-def _conv(node: Node, graph: Graph, threads: int) -> WorkingBuffers:
-    """``Conv<float>`` (``core/providers/cpu/nn/conv.cc``) asks ``MlasConvPrepare`` (``core/mlas/lib/convolve.cpp``)."""
-    image, weight = graph.tensors[node.inputs[0]].shape, graph.tensors[node.inputs[1]].shape
-    output = graph.tensors[node.outputs[0]]
-    if output.dtype != "float32" or not output.elements:
-        return NONE
-    kernel = weight[2:]
-    depth = int(weight[1]) * math.prod(map(int, kernel))
-    pixels = math.prod(map(int, output.shape[2:]))
-    group = int(node.attributes.get("group", 1))
-    filters = int(weight[0]) // group
-    strides = node.attributes.get("strides", (1,) * len(kernel))
-    dilations = node.attributes.get("dilations", (1,) * len(kernel))
-    if all(s == 1 for s in strides) and _unpadded(image[2:], kernel, dilations, output.shape[2:]):
-        if depth == weight[1]:
-            return NONE  # pointwise: GEMM on the input as it is
-        is_plane = len(kernel) == 2 and all(d == 1 for d in dilations) and weight[1] == 1
-        if is_plane and (kernel[1] == image[3] or (kernel[0] == image[2] and kernel[1] == 1)):
-            return NONE  # the kernel spans the image
-    if filters > pixels:
-        return WorkingBuffers(after=(pixels * depth * FLOAT_BYTES,))
-    return WorkingBuffers(after=(CONV_BUFFER_FLOATS * FLOAT_BYTES * threads,))
-
-
-def _unpadded(image: Any, kernel: Any, dilations: Any, output: Any) -> bool:
-    """Whether a convolution of stride 1 has no padding: its output is as small as the kernel makes it."""
-    return all(o == i - (k - 1) * d for i, k, d, o in zip(image, kernel, dilations, output, strict=True))
-
-
-def _conv_transpose(node: Node, graph: Graph, threads: int) -> WorkingBuffers:
-    """The column buffer of ``ConvTranspose<float>`` (``core/providers/cpu/nn/conv_transpose.cc``)."""
-    image, weight = graph.tensors[node.inputs[0]].shape, graph.tensors[node.inputs[1]].shape
-    depth = int(weight[1]) * math.prod(map(int, weight[2:]))
-    return WorkingBuffers(after=(depth * math.prod(map(int, image[2:])) * FLOAT_BYTES,))
-
-
-def _where(node: Node, graph: Graph, threads: int) -> WorkingBuffers:
-    """``Where`` (``core/providers/cpu/tensor/where_op.cc``): what is selected of either side, each as a tensor."""
-    condition, first, second = (graph.tensors[name] for name in node.inputs)
-    size = element_size(graph.tensors[node.outputs[0]].dtype)
-    return WorkingBuffers(around=tuple(_broadcast(condition, side) * size for side in (first, second)))
-
-
-def _broadcast(first: TensorSpec, second: TensorSpec) -> int:
-    """Elements of two tensors broadcast together."""
-    pairs = zip_longest(reversed(first.shape), reversed(second.shape), fillvalue=1)
-    return math.prod(int(b) if a == 1 else int(a) for a, b in pairs)
-
-
-_WORKING: dict[tuple[str, str], Callable[[Node, Graph, int], WorkingBuffers]] = {
-    ("", "Conv"): _conv,
-    (MICROSOFT, "FusedConv"): _conv,
-    ("", "ConvTranspose"): _conv_transpose,
-    ("", "Where"): _where,
-}
 
 
 def _packed_matrix(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
@@ -163,6 +102,16 @@ def _packed_matrix(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
     transposed = bool(node.attributes.get("transB", 0))
     rows, columns = (shape[1], shape[0]) if transposed else shape
     return -(-columns // PACKED_COLUMNS) * PACKED_COLUMNS * rows * FLOAT_BYTES, f"packed {transposed}"
+
+
+def _packed_int8(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
+    """``MlasGemmPackBSize`` for 8-bit matrices (``core/mlas/lib/qgemm.cpp``): sums of columns, then the matrix with
+    columns padded to 16 and rows to 4 (x86-64 kernels), the whole to 64 bytes."""
+    if len(shape) != 2 or dtype not in ("int8", "uint8") or 0 in shape:
+        return 0, ""
+    columns = -(-shape[1] // PACKED_COLUMNS) * PACKED_COLUMNS
+    size = columns * FLOAT_BYTES + columns * (-(-shape[0] // 4) * 4)
+    return -(-size // 64) * 64, "packed"
 
 
 def _transposed_filter(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
@@ -180,4 +129,9 @@ _PACKING: dict[tuple[str, str], Callable[[Node, Any, str], tuple[int, str]]] = {
     (MICROSOFT, "FusedMatMul"): _packed_matrix,
     (MICROSOFT, "FusedGemm"): _packed_matrix,
     ("", "ConvTranspose"): _transposed_filter,
+    ("", "MatMulInteger"): _packed_int8,
+    ("", "QLinearMatMul"): _packed_int8,
+    (MICROSOFT, "DynamicQuantizeMatMul"): _packed_int8,
+    (MICROSOFT, "MatMulIntegerToFloat"): _packed_int8,
 }
+_WEIGHT_POSITION = {"QLinearMatMul": 3}

@@ -51,12 +51,16 @@ _ALIASES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 _ACTIVATIONS = (
     "Relu", "Sigmoid", "Tanh", "Elu", "Selu", "LeakyRelu", "HardSigmoid", "Softplus", "Softsign", "ThresholdedRelu",
 )  # fmt: skip
+_CPU_INPLACE = (
+    "Clip", "Softmax", "LogSoftmax", "Cast", "Trilu", "Shrink", "Scatter", "ScatterElements", "TensorScatter",
+)  # fmt: skip
 
 CPU = KernelTable(
     "CPU",
     _rules(
-        (_ALIAS, "", _ALIASES),
-        (_INPLACE, "", (*_ACTIVATIONS, "Clip", "Softmax", "Cast")),
+        (_ALIAS, "", (*_ALIASES, "BitCast")),
+        (_INPLACE, "", (*_ACTIVATIONS, *_CPU_INPLACE)),
+        (_INPLACE, "ai.onnx.ml", ("TreeEnsemble",)),
         (KernelRule(may_inplace=((3, 0),)), NCHWC, ("Conv",)),
         (KernelRule(may_inplace=((3, 0),)), MICROSOFT, ("FusedConv",)),
     ),

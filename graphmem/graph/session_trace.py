@@ -15,6 +15,7 @@ from graphmem.graph.memory_pattern import MemoryPattern, MemoryPatternPlanner, a
 from graphmem.graph.model import Graph, Node
 from graphmem.graph.reuse_plan import AllocKind
 from graphmem.graph.session_plan import SessionPlan
+from graphmem.graph.working_buffers import OUTPUTS
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 #: Name of the phase in which a session is loaded, after the session's own prefix.
@@ -40,14 +41,18 @@ class Runs:
         """Initializers, then prepacked weights, each in a device allocation of its own."""
         phase = self.builder.phase(0, f"{self.prefix}{LOAD}")
         operator = self.builder.operator("initializers", phase=phase)
-        for label, size, place in self.plan.initializer_blocks(graph):
-            self._alloc(size, operator, Category.PARAMETER, place, label)
+        held = {
+            label: self._alloc(size, operator, Category.PARAMETER, place, label)
+            for label, size, place in self.plan.initializer_blocks(graph)
+        }
         for block in self.memory.prepacked(graph, self.plan):
             operator = self.builder.operator("prepacking", block.node, phase)
             category = Category.PARAMETER if block.reserved else Category.BUFFER
             storage = self._alloc(block.bytes, operator, category, self.plan.home, f"{block.weight} (packed)")
             if block.dropped:
                 self.builder.free(storage, operator)
+            if block.frees_weight and block.weight in held:
+                self.builder.free(held.pop(block.weight), operator)
 
     def _alloc(self, size: int, operator: int, category: Category, place: Place, label: str) -> int:
         return self.builder.alloc(size, operator, category, stream=self.stream, place=place, label=label)
@@ -97,20 +102,27 @@ class _Frame:
                 label = "memory pattern block"
                 self.block = session._alloc(size, self.operator, Category.ACTIVATION, plan.home, label)
         session.blocks.append(size)
+        constants = frozenset(plan.initializers)
+        for name in self.graph.outputs:  # a constant that is an output is copied for the caller
+            if name in constants:
+                self.operator = self.operator or session.builder.operator("constant outputs", phase=self.phase)
+                self.live[name] = self._alloc(name, self._bytes(name), Category.ACTIVATION, plan.place(name))
 
     def execute(self, node: Node, releases: Sequence[str]) -> None:
         """Outputs and working buffers of one kernel, and what is given back after it."""
         session = self.session
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
-        memory = session.memory.working_buffers(node, self.graph)
-        for size in memory.before:
-            self._give_back([self._scratch(size)])
-        around = [self._scratch(size) for size in memory.around]
-        for name in filter(None, node.outputs):
-            self._output(name)
-        for size in memory.after:
-            self._give_back([self._scratch(size)])
-        self._give_back([*around, *(self._scratch(size) for size in memory.together)])
+        taken: list[int | None] = []
+        for step in session.memory.steps(node, self.graph):
+            if step > 0:
+                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, session.plan.home, ""))
+            elif step == OUTPUTS:
+                for name in filter(None, node.outputs):
+                    self._output(name)
+            else:
+                self._give_back(taken, -step - 1)
+        for position in reversed(range(len(taken))):
+            self._give_back(taken, position)
         for name in releases:
             if self.tracer is not None and self._is_traced(name):
                 self.tracer.trace_free(name)
@@ -118,12 +130,11 @@ class _Frame:
             if storage is not None:
                 session.builder.free(storage, self.operator)
 
-    def _scratch(self, size: int) -> int:
-        return self.session._alloc(size, self.operator, Category.WORKSPACE, self.session.plan.home, "")
-
-    def _give_back(self, storages: Sequence[int]) -> None:
-        for storage in reversed(storages):
+    def _give_back(self, taken: list[int | None], position: int) -> None:
+        storage = taken[position]
+        if storage is not None:
             self.session.builder.free(storage, self.operator)
+            taken[position] = None
 
     def _output(self, name: str) -> None:
         kind = self.session.plan.reuse.kind[name]

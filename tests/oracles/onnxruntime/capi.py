@@ -33,7 +33,8 @@ class _Base(c.Structure):
 
 def _load() -> tuple[Any, str]:
     spec = importlib.util.find_spec("onnxruntime")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     library = c.CDLL(str(sorted((Path(spec.origin).parent / "capi").glob("libonnxruntime.so*"))[-1]))
     library.OrtGetApiBase.restype = c.POINTER(_Base)
     base = library.OrtGetApiBase().contents

@@ -78,7 +78,9 @@ def vit() -> tuple[nn.Module, Inputs]:
     config = t.ViTConfig(
         hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128, image_size=64, patch_size=16
     )
-    return Picked(t.ViTForImageClassification(config), ("logits",), ("pixel_values",)), {"pixel_values": torch.randn(2, 3, 64, 64)}
+    return Picked(t.ViTForImageClassification(config), ("logits",), ("pixel_values",)), {
+        "pixel_values": torch.randn(2, 3, 64, 64)
+    }
 
 
 def whisper() -> tuple[nn.Module, Inputs]:
@@ -89,16 +91,16 @@ def whisper() -> tuple[nn.Module, Inputs]:
         d_model=64, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=128, max_source_positions=100,
         num_mel_bins=20,
     )  # fmt: skip
-    return Picked(WhisperEncoder(config), ("last_hidden_state",), ("input_features",)), {"input_features": torch.randn(2, 20, 200)}
+    return Picked(WhisperEncoder(config), ("last_hidden_state",), ("input_features",)), {
+        "input_features": torch.randn(2, 20, 200)
+    }
 
 
 def clip() -> tuple[nn.Module, Inputs]:
     import transformers as t
 
-    text = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=500)
-    vision = dict(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=64, patch_size=16
-    )
+    common = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    text, vision = {**common, "vocab_size": 500}, {**common, "image_size": 64, "patch_size": 16}
     config = t.CLIPConfig(text_config=text, vision_config=vision, projection_dim=32)
     inputs = {
         "input_ids": _ids(16), "pixel_values": torch.randn(2, 3, 64, 64),
@@ -114,11 +116,16 @@ def segformer() -> tuple[nn.Module, Inputs]:
         depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 48, 64], decoder_hidden_size=32, num_attention_heads=[1, 2, 2, 4],
         num_labels=10,
     )  # fmt: skip
-    return Picked(t.SegformerForSemanticSegmentation(config), ("logits",), ("pixel_values",)), {"pixel_values": torch.randn(2, 3, 64, 64)}
+    return Picked(t.SegformerForSemanticSegmentation(config), ("logits",), ("pixel_values",)), {
+        "pixel_values": torch.randn(2, 3, 64, 64)
+    }
 
 
 def _timm(name: str, **options: Any) -> Callable[[], tuple[nn.Module, Inputs]]:
     def build() -> tuple[nn.Module, Inputs]:
+        from models_zoo.libraries import make_torchvision_importable
+
+        make_torchvision_importable()
         import timm
 
         return timm.create_model(name, pretrained=False, num_classes=10, **options), {"x": torch.randn(2, 3, 64, 64)}

@@ -33,32 +33,48 @@ def record(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-class _Recorder:
-    def __init__(self, job: dict[str, Any]) -> None:
+class Environment:
+    """The environment of the process, with an allocator of ours (``trace``) or an arena as configured."""
+
+    def __init__(self, mode: str = "arena", arena: dict[str, int] | None = None) -> None:
         import capi
 
-        self.api, self.job = capi, job
+        self.recorder: Recorder | None = None
+        self.env = capi.environment(self._logged)
+        self.info = capi.memory_info(True)
+        if mode == "trace":
+            capi.register_tracer(self.env, self._event)
+        elif arena:
+            capi.register_arena(self.env, self.info, arena)
+
+    def _logged(self, text: str) -> None:
+        if self.recorder is not None and LOGGED.search(text):
+            self.recorder.log.append([self.recorder.phase, re.sub(r"0x[0-9a-f]+", "PTR", text)])
+
+    def _event(self, kind: str, size: int, number: int) -> None:
+        if self.recorder is not None:
+            self.recorder.events.append([self.recorder.phase, kind, size, number])
+
+
+class Recorder:
+    """One session. ``log``, ``events`` and ``stats`` fill while it runs."""
+
+    def __init__(self, job: dict[str, Any], environment: Environment) -> None:
+        import capi
+
+        self.api, self.job, self.environment = capi, job, environment
+        environment.recorder = self
         self.phase = "init"
         self.log: list[list[Any]] = []
         self.events: list[list[Any]] = []
         self.stats: dict[str, dict[str, int]] = {}
-        self.env = capi.environment(self._logged)
-        self.info = capi.memory_info(True)
-        if job.get("mode") == "trace":
-            capi.register_tracer(self.env, lambda kind, size, number: self.events.append(
-                [self.phase, kind, size, number]))  # fmt: skip
-        elif job.get("arena"):
-            capi.register_arena(self.env, self.info, job["arena"])
+        self.env, self.info = environment.env, environment.info
         self.session = self._session()
         self.allocator = None
         if job.get("mode") != "trace":
             pointer = capi.POINTER
             self.allocator = capi.made("CreateAllocator", (pointer, self.session), (pointer, self.info))
         self.note("init")
-
-    def _logged(self, text: str) -> None:
-        if LOGGED.search(text):
-            self.log.append([self.phase, re.sub(r"0x[0-9a-f]+", "PTR", text)])
 
     def _session(self) -> Any:
         api, job, pointer = self.api, self.job, self.api.POINTER
@@ -81,7 +97,8 @@ class _Recorder:
         if self.allocator is not None:
             self.stats[tag] = self.api.statistics(self.allocator)
 
-    def run(self, number: int, shapes: dict[str, list[int]], shrink: bool) -> None:
+    def run(self, number: int, shapes: dict[str, Any], shrink: bool = False) -> None:
+        """One run; an input is given by its shape, or as an array."""
         import numpy as np
 
         api, pointer = self.api, self.api.POINTER
@@ -93,8 +110,9 @@ class _Recorder:
         names, values, kept = [], [], []
         plain = api.memory_info(False)
         for name, (kind, dtype) in inputs.items():
-            shape = shapes[name]
+            shape = getattr(shapes[name], "shape", shapes[name])
             array = np.full(shape, 0.5 if np.issubdtype(dtype, np.floating) else 0, dtype)
+            array[...] = shapes[name] if isinstance(shapes[name], np.ndarray) else array
             dims = (c.c_int64 * max(1, len(shape)))(*shape)
             kept += [array, dims]
             names.append(name.encode())
@@ -134,7 +152,7 @@ class _Recorder:
 
 def main() -> None:
     job = json.load(sys.stdin)
-    recorder = _Recorder(job)
+    recorder = Recorder(job, Environment(job.get("mode", "arena"), job.get("arena")))
     for number, shapes in enumerate(job["runs"], 1):
         recorder.run(number, shapes, bool(job.get("shrink")) and number == len(job["runs"]))
     result = {

@@ -1,0 +1,196 @@
+"""Working buffers of the CPU provider's kernels: what they take from the arena while they run, and when.
+
+The rules are those of 1.31.1 on x86-64. Each was compared with recorded sessions of ONNX's test cases or of exported
+models (``tests/oracles/onnxruntime``), and names its source in ``core/providers/cpu``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import zip_longest
+
+from graphmem.graph.kernel_tables import MICROSOFT
+from graphmem.graph.model import Graph, Node
+from graphmem.graph.reuse_plan import element_size
+
+#: What a kernel does with memory, in order: ``n > 0`` takes a buffer of n bytes, :data:`OUTPUTS` allocates the outputs,
+#: ``-k`` gives the k-th buffer back. Buffers that are not given back go when the kernel ends, the newest first.
+Steps = tuple[int, ...]
+OUTPUTS = 0
+ONLY_OUTPUTS: Steps = (OUTPUTS,)
+Rule = Callable[[Node, Graph, int], Steps]
+
+FLOAT_BYTES = 4
+#: Floats of im2col a thread works on: MLAS_SGEMM_STRIDEN x MLAS_SGEMM_STRIDEK (``core/mlas/lib/mlasi.h``).
+CONV_BUFFER_FLOATS = 128 * 128
+#: First opset in which the softmax family looks at one axis only.
+SOFTMAX_ONE_AXIS = 13
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in graph.tensors[name].shape)
+
+
+def _output_bytes(node: Node, graph: Graph) -> int:
+    return graph.tensors[node.outputs[0]].nbytes
+
+
+def _conv(node: Node, graph: Graph, threads: int) -> Steps:
+    """``nn/conv.cc`` asks ``MlasConvPrepare`` (``core/mlas/lib/convolve.cpp``) for the im2col buffer."""
+    image, weight = _shape(graph, node.inputs[0]), _shape(graph, node.inputs[1])
+    output = graph.tensors[node.outputs[0]]
+    if output.dtype != "float32" or not output.elements:
+        return ONLY_OUTPUTS
+    depth = math.prod(weight[1:])
+    pixels = math.prod(_shape(graph, node.outputs[0])[2:])
+    filters = weight[0] // int(node.attributes.get("group", 1))
+    if _is_direct(node, graph, image, weight):
+        return ONLY_OUTPUTS
+    if filters > pixels:
+        return (OUTPUTS, pixels * depth * FLOAT_BYTES)
+    return (OUTPUTS, _conv_threads(filters * pixels * depth, pixels, threads) * CONV_BUFFER_FLOATS * FLOAT_BYTES)
+
+
+def _conv_threads(complexity: int, pixels: int, threads: int) -> int:
+    """Threads among which ``MlasConvPrepare`` divides the output; each is worth 64 Ki multiplications
+    (MLAS_SGEMM_THREAD_COMPLEXITY) and takes a multiple of 16 columns."""
+    count = min(complexity // (64 << 10) + 1, threads)
+    stride = -(-pixels // count)
+    if count > 1:
+        stride = -(-stride // 16) * 16
+        if stride >= pixels:
+            return 1
+        if stride * (count - 1) >= pixels:
+            return count - 1
+    return count
+
+
+def _is_direct(node: Node, graph: Graph, image: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    """Whether the convolution is a matrix product on the input as it lies: pointwise, or a kernel that spans it."""
+    kernel = weight[2:]
+    ones = (1,) * len(kernel)
+    dilations = tuple(node.attributes.get("dilations", ones))
+    if tuple(node.attributes.get("strides", ones)) != ones:
+        return False
+    output = _shape(graph, node.outputs[0])[2:]
+    if any(o != i - (k - 1) * d for i, k, d, o in zip(image[2:], kernel, dilations, output, strict=True)):
+        return False  # padded
+    if kernel == ones:
+        return True
+    is_plane = len(kernel) == 2 and dilations == ones and weight[1] == 1
+    return is_plane and (kernel[1] == image[3] or (kernel[0] == image[2] and kernel[1] == 1))
+
+
+def _conv_transpose(node: Node, graph: Graph, threads: int) -> Steps:
+    """The column buffer of ``nn/conv_transpose.cc``."""
+    image, weight = _shape(graph, node.inputs[0]), _shape(graph, node.inputs[1])
+    return (OUTPUTS, math.prod(weight[1:]) * math.prod(image[2:]) * FLOAT_BYTES)
+
+
+def _conv_integer(node: Node, graph: Graph, threads: int) -> Steps:
+    """The column buffer of ``nn/conv_integer.cc``, none for pointwise convolutions."""
+    weight = _shape(graph, node.inputs[1])
+    if _is_direct(node, graph, _shape(graph, node.inputs[0]), weight) and math.prod(weight[2:]) == 1:
+        return ONLY_OUTPUTS
+    return (OUTPUTS, math.prod(weight[1:]) * math.prod(_shape(graph, node.outputs[0])[2:]))
+
+
+def _where(node: Node, graph: Graph, threads: int) -> Steps:
+    """``tensor/where_op.cc``: what is selected of either side, each as a tensor."""
+    condition, *sides = (_shape(graph, name) for name in node.inputs)
+    size = element_size(graph.tensors[node.outputs[0]].dtype)
+    return (*(math.prod(_broadcast(condition, side)) * size for side in sides), OUTPUTS)
+
+
+def _broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    pairs = zip_longest(reversed(first), reversed(second), fillvalue=1)
+    return tuple(b if a == 1 else a for a, b in pairs)[::-1]
+
+
+def _variadic(node: Node, graph: Graph, threads: int) -> Steps:
+    """``math/element_wise_ops.cc``, ``UntypedBroadcastVariadic``: a tensor for every partial result but the last."""
+    shapes = [_shape(graph, name) for name in node.inputs]
+    size = element_size(graph.tensors[node.outputs[0]].dtype)
+    steps: list[int] = []
+    partial = shapes[0]
+    for count, shape in enumerate(shapes[1:-1], 1):
+        partial = _broadcast(partial, shape)
+        steps.append(math.prod(partial) * size)
+        if count > 1:
+            steps.append(1 - count)
+    return (*steps, OUTPUTS)
+
+
+def _softmax(node: Node, graph: Graph, threads: int) -> Steps:
+    """``math/softmax.cc``: an axis that is not the last is brought there in a copy, and the result back."""
+    shape = _shape(graph, node.inputs[0])
+    axis = int(node.attributes.get("axis", -1))
+    if dict(graph.opsets).get("", 1) < SOFTMAX_ONE_AXIS or axis % max(1, len(shape)) == len(shape) - 1 or not shape:
+        return ONLY_OUTPUTS
+    size = _output_bytes(node, graph)
+    return (OUTPUTS, size, size)
+
+
+def _local_response(node: Node, graph: Graph, threads: int) -> Steps:
+    """``nn/lrn.cc``: the scale, and the squares of one image with channels padded."""
+    shape = _shape(graph, node.inputs[0])
+    padded = (shape[1] + int(node.attributes["size"]) - 1) * math.prod(shape[2:]) * FLOAT_BYTES
+    return (OUTPUTS, _output_bytes(node, graph), padded)
+
+
+def _mean_variance(node: Node, graph: Graph, threads: int) -> Steps:
+    """``tensor/mean_variance_normalization.cc``: input and output transposed."""
+    size = _output_bytes(node, graph)
+    return (OUTPUTS, size, size)
+
+
+def _resize(node: Node, graph: Graph, threads: int) -> Steps:
+    """``tensor/upsample.cc``: linear interpolation keeps two indices and two weights for every row and column."""
+    before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
+    if node.attributes.get("mode", "nearest") != "linear" or before == after:
+        return ONLY_OUTPUTS
+    rank = len(after)
+    if rank == 2 or (rank == 4 and (before[0], before[1]) == (after[0], after[1])):
+        sizes = after[-2:]
+    elif rank == 4 and (before[0], before[3]) == (after[0], after[3]):
+        sizes = after[1:3]
+    elif rank == 3 or rank == 5:
+        sizes = after[-3:]
+    else:
+        return ONLY_OUTPUTS
+    return (OUTPUTS, sum(sizes) * 4 * FLOAT_BYTES)
+
+
+def _quantized_product(node: Node, graph: Graph, threads: int) -> Steps:
+    """``quantization/quantize_linear_matmul.cc``: the product in 32-bit integers."""
+    return (OUTPUTS, graph.tensors[node.outputs[0]].elements * 4)
+
+
+WORKING: dict[tuple[str, str], Rule] = {
+    ("", "Conv"): _conv,
+    (MICROSOFT, "FusedConv"): _conv,
+    ("", "ConvTranspose"): _conv_transpose,
+    ("", "ConvInteger"): _conv_integer,
+    ("", "Where"): _where,
+    ("", "Max"): _variadic,
+    ("", "Min"): _variadic,
+    ("", "Sum"): _variadic,
+    ("", "Mean"): _variadic,
+    ("", "Softmax"): _softmax,
+    ("", "LogSoftmax"): _softmax,
+    ("", "Hardmax"): _softmax,
+    ("", "LRN"): _local_response,
+    ("", "MeanVarianceNormalization"): _mean_variance,
+    ("", "Resize"): _resize,
+    ("", "Upsample"): _resize,
+    ("", "QLinearMatMul"): _quantized_product,
+}
+#: Operators whose CPU kernels are known to take working buffers, and whose rules are not written yet.
+WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
+    ("", "Attention"), ("", "LSTM"), ("", "GRU"), ("", "RNN"), ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
+    ("", "Einsum"), ("", "QLinearConv"), (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"),
+    (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "DynamicQuantizeMatMul"),
+    (MICROSOFT, "DynamicQuantizeLSTM"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
+    (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "QMoE"), (MICROSOFT, "MoE"),
+))  # fmt: skip
