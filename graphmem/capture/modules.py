@@ -34,15 +34,16 @@ class ModuleWatch:
         """Learn the names of a model's modules, parameters and buffers."""
         if not any(known() is model for known in self._adopted):
             self._adopted.append(weakref.ref(model))
-            for name, module in model.named_modules():
+            for full_name, module in model.named_modules():
+                name = _as_written(full_name)
                 if id(module) not in self._names:
                     self._remember(module, name or type(model).__name__)
         for name, parameter in model.named_parameters():
-            self._recorder.label(parameter, Category.PARAMETER, name)
+            self._recorder.label(parameter, Category.PARAMETER, _as_written(name))
             if parameter.grad is not None:
-                self._recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
+                self._recorder.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
         for name, buffer in model.named_buffers():
-            self._recorder.label(buffer, Category.BUFFER, name)
+            self._recorder.label(buffer, Category.BUFFER, _as_written(name))
 
     def _remember(self, module: nn.Module, name: str) -> None:
         """Name a module for as long as it lives: the step decides when a model dies."""
@@ -101,7 +102,7 @@ class ModuleWatch:
         for model in [model for known in self._adopted if (model := known()) is not None]:
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
-                    recorder.label(parameter.grad, Category.GRADIENT, f"{name}.grad")
+                    recorder.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
         if torch._C._current_graph_task_id() == -1:
             recorder.enter("optimizer")
 
@@ -111,6 +112,11 @@ class ModuleWatch:
                 for key, value in state.items():
                     for tensor in value if isinstance(value, list) else [value]:  # L-BFGS keeps lists
                         self._recorder.label(tensor, Category.OPTIMIZER_STATE, str(key))
+
+
+def _as_written(name: str) -> str:
+    """The user's name for what ``torch.compile`` has wrapped."""
+    return name.replace("_orig_mod.", "")
 
 
 @contextlib.contextmanager

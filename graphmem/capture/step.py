@@ -48,9 +48,11 @@ def run_training(
     if of_history and scaler:
         raise CaptureError("lbfgs evaluates the loss itself, which torch.amp.GradScaler does not support; use bf16")
 
+    called = _compiled(model, training.compile)
+
     def gradients() -> torch.Tensor:
         for _ in range(training.grad_accum):
-            value = _forward_loss(model, inputs, loss, training.amp)
+            value = _forward_loss(called, inputs, loss, training.amp)
             if training.grad_accum > 1:
                 value = value / training.grad_accum
             (scaler.scale(value) if scaler else value).backward()
@@ -76,11 +78,16 @@ def run_inference(session: Session, model: nn.Module, inputs: Any, inference: In
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
     model, inputs, _ = _to_device(session, model, inputs, None, inference.dtype)
     model.eval()
+    called = _compiled(model, inference.compile)
     for _ in range(iterations):
         session.recorder.begin_iteration()
         with torch.no_grad(), _autocast(inference.amp):
-            output = _call(model, inputs)
+            output = _call(called, inputs)
         del output
+
+
+def _compiled(model: nn.Module, mode: str | None) -> Any:
+    return model if mode is None else torch.compile(model, mode=mode)
 
 
 def _to_device(session: Session, model: nn.Module, inputs: Any, loss: Any, dtype: str) -> tuple[nn.Module, Any, Any]:

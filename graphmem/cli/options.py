@@ -12,7 +12,7 @@ import click
 
 from graphmem.devices import Device, custom_device, device_named
 from graphmem.errors import UsageError
-from graphmem.training import AMP_DTYPES, DTYPES, OPTIMIZERS, Inference, Training, parse_optimizer_arg
+from graphmem.training import AMP_DTYPES, COMPILE_MODES, DTYPES, OPTIMIZERS, Inference, Training, parse_optimizer_arg
 from graphmem.units import parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -39,6 +39,8 @@ _STEP_OPTIONS = (
     ),
     click.option("--dtype", metavar="TYPE", help=f"Precision of weights: {', '.join(DTYPES)}. Default fp32."),
     click.option("--amp", metavar="TYPE", help=f"Autocast: {', '.join(AMP_DTYPES)} or off. Default off."),
+    click.option("--compile", "compile_", is_flag=True, help="Compile the model with torch.compile."),
+    click.option("--compile-mode", metavar="MODE", help=f"Its mode: {', '.join(COMPILE_MODES)}. Implies --compile."),
     click.option("--checkpoint-activations", is_flag=True, help="Recompute activations in the backward pass."),
     click.option("--grad-accum", type=POSITIVE, metavar="N", help="Micro-batches per optimizer step. Default 1."),
     click.option("--clip-grad-norm", type=float, metavar="NORM", help="Clip the gradients to this norm."),
@@ -140,17 +142,18 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     """The step the options describe. Raises :class:`UsageError` for a value or a combination that is not accepted."""
     chosen = [written for name, written in _TRAINING_ONLY.items() if _is_given(given[name])]
     training = given["training"]
+    mode = given["compile_mode"] or ("default" if given["compile_"] else None)
     if model.startswith("zoo:") and not chosen and given["dtype"] is None and given["amp"] is None:
         from graphmem.sources.zoo import usual_step
 
         usual = usual_step(model.removeprefix("zoo:"), training=training is not False)
-        return replace(usual, data_dependent=given["data_dependent"])
+        return replace(usual, data_dependent=given["data_dependent"], compile=mode)
     if training is None:
         training = bool(chosen) or Path(model).suffix.lower() != ".onnx"
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
-        return Inference(given["dtype"] or "fp32", given["amp"], given["data_dependent"])
+        return Inference(given["dtype"] or "fp32", given["amp"], given["data_dependent"], mode)
     return Training(
         optimizer=given["optimizer"] or "adamw",
         optimizer_args=tuple(parse_optimizer_arg(text) for text in given["optimizer_arg"]),
@@ -161,6 +164,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         clip_grad_norm=given["clip_grad_norm"],
         zero_grad=given["zero_grad"] or "set_to_none",
         data_dependent=given["data_dependent"],
+        compile=mode,
     )
 
 

@@ -19,6 +19,7 @@ from graphmem.training.optimizers import (
 
 __all__ = [
     "AMP_DTYPES",
+    "COMPILE_MODES",
     "DTYPES",
     "OPTIMIZERS",
     "Inference",
@@ -42,6 +43,9 @@ DTYPES: Mapping[str, tuple[str, ...]] = {
 #: Accepted precisions of autocast.
 AMP_DTYPES = ("bf16", "fp16")
 
+#: Modes of ``torch.compile``.
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
 #: How gradients are cleared: dropped (PyTorch's default), or filled with zeros and kept.
 ZERO_GRAD = ("set_to_none", "zeros")
 
@@ -61,6 +65,7 @@ class Training:
         zero_grad: ``set_to_none`` or ``zeros``.
         data_dependent: the share of candidates, above 0 and at most 1, that operators select whose result's size is
             data (``nonzero``, boolean masks, ``unique``); None refuses them.
+        compile: mode of ``torch.compile``, one of :data:`COMPILE_MODES`, or None for eager mode.
 
     Raises:
         UsageError: a field is not accepted; the message lists what is.
@@ -75,6 +80,7 @@ class Training:
     clip_grad_norm: float | None = None
     zero_grad: str = "set_to_none"
     data_dependent: float | None = None
+    compile: str | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -88,6 +94,7 @@ class Training:
         if clip is not None and not (_is_number(clip) and clip > 0):
             raise UsageError(f"clip_grad_norm is a number above 0 or None, not {clip!r}")
         _check_share(self.data_dependent)
+        _check_compile(self.compile)
         if self.zero_grad not in ZERO_GRAD:
             raise UsageError(f"unknown zero_grad {self.zero_grad!r}; accepted: {', '.join(ZERO_GRAD)}")
 
@@ -113,17 +120,19 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """One forward pass without gradients. ``dtype``, ``amp`` and ``data_dependent`` as in :class:`Training`; raises
-    :class:`UsageError`."""
+    """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent`` and ``compile`` as in
+    :class:`Training`; raises :class:`UsageError`."""
 
     dtype: str = "fp32"
     amp: str | None = None
     data_dependent: float | None = None
+    compile: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         object.__setattr__(self, "amp", amp_named(self.amp))
         _check_share(self.data_dependent)
+        _check_compile(self.compile)
 
     def describe(self) -> str:
         """The step in words: ``inference, fp32 weights, bf16 autocast``."""
@@ -151,7 +160,17 @@ def amp_named(name: str | None) -> str | None:
 
 
 def _precision(step: Training | Inference) -> list[str]:
-    return [f"{step.dtype} weights"] + ([f"{step.amp} autocast"] if step.amp else [])
+    words = [f"{step.dtype} weights"]
+    if step.amp:
+        words.append(f"{step.amp} autocast")
+    if step.compile:
+        words.append("torch.compile" if step.compile == "default" else f"torch.compile({step.compile})")
+    return words
+
+
+def _check_compile(mode: object) -> None:
+    if mode is not None and mode not in COMPILE_MODES:
+        raise UsageError(f"unknown compile mode {mode!r}; accepted: {', '.join(COMPILE_MODES)}")
 
 
 def _check_share(share: object) -> None:

@@ -1,18 +1,20 @@
 """AOTAutograd's own tensors, with the pretended device's two faces.
 
 While AOTAutograd traces, tensors are wrapped in ``FunctionalTensor``, whose C++ device and dispatch keys come from the
-fake tensor inside, that is from ``meta``. Composite operators and autocast would then take the entries of a device that
-has no kernels. As with fake tensors (:mod:`graphmem.capture.fakes`) the C++ device stays ``meta``, for autograd, and the
-dispatch keys become CUDA's.
+fake tensor inside, that is from ``meta``. Composite operators and autocast would then take that device's entries. As
+with fake tensors (:mod:`graphmem.capture.fakes`) the C++ device stays ``meta``, for autograd, and the dispatch keys
+become CUDA's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from graphmem.capture.pretence import DEVICE, Patches
 
@@ -40,6 +42,19 @@ def patch_functional_tensors(patches: Patches) -> None:
     patches.set(FunctionalTensor, "__new__", staticmethod(new))
     patches.set(FunctionalTensor, "device", property(device_of))
     patches.set(FunctionalTensor, "is_cuda", property(lambda self: self.device.type == "cuda"))
+    for mode in (FunctionalTensorMode, ProxyTorchDispatchMode):
+        patches.set(mode, "__torch_dispatch__", _naming_device(mode.__torch_dispatch__))
+
+
+def _naming_device(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """C++ composites pass on the device they see; graphs should name the one that Python sees."""
+
+    def named(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "meta":
+            kwargs = {**kwargs, "device": DEVICE}
+        return dispatch(self, func, types, args, kwargs)
+
+    return named
 
 
 def _is_inside_on_device(elem: torch.Tensor) -> bool:

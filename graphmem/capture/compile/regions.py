@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-from graphmem.capture.pretence import Patches, PretendDevice
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
 from graphmem.capture.modules import ModuleWatch
+from graphmem.capture.pretence import Patches, PretendDevice
 from graphmem.capture.recorder import Recorder
 from graphmem.errors import CaptureError, GraphmemError
 
