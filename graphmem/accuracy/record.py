@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
-from graphmem.errors import TraceError
+from graphmem.errors import GraphmemError, TraceError
 
 SCHEMA = 1
 OK, OUT_OF_MEMORY, FAILED = "ok", "out of memory", "failed"
@@ -111,7 +111,7 @@ def read_records(path: Path) -> list[Record]:
             continue
         try:
             records.append(record_from(json.loads(line)))
-        except (ValueError, TraceError) as error:
+        except (ValueError, GraphmemError) as error:
             raise TraceError(f"{path}, line {number}: {error}") from None
     return records
 

@@ -1,0 +1,166 @@
+"""Records, their comparison with predictions, and the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from graphmem.accuracy.case import Case, case_of
+from graphmem.accuracy.compare import Comparison, Predicted
+from graphmem.accuracy.record import (
+    FAILED,
+    GPU,
+    OK,
+    OUT_OF_MEMORY,
+    STUB_DRIVER,
+    DeviceUse,
+    Machine,
+    Measured,
+    Record,
+    append,
+    read_folder,
+    read_records,
+)  # fmt: skip
+from graphmem.accuracy.report import published_figures, reason, render_html, render_markdown, section
+from graphmem.accuracy.statistics import percentile, summarize_errors
+from graphmem.errors import TraceError
+from graphmem.estimate import Peak
+from graphmem.training import Inference, Training
+
+MIB = 1 << 20
+CASE = case_of("zoo:mlp", Training(optimizer="adam", optimizer_args=(("betas", (0.9, 0.95)),)), batch=8)
+MACHINE = Machine(STUB_DRIVER, "a card", (9, 0), 132, 2048, 80 << 30, {"torch": "2.13.0"})
+
+
+def _record(reserved: int = 100 * MIB, **changes: object) -> Record:
+    device = DeviceUse("nvml", 10 * MIB, 300 * MIB, 400 * MIB, reserved + 310 * MIB)
+    measured = Measured(90 * MIB, 95 * MIB, reserved, 0, device, ({"allocated_peak_bytes": 95 * MIB},))
+    return replace(Record(CASE, OK, MACHINE, measured, date="2026-01-01"), **changes)  # type: ignore[arg-type]
+
+
+def _compared(record: Record, reserved: int = 100 * MIB, **predicted: object) -> Comparison:
+    peak = Peak(90 * MIB, 95 * MIB, reserved, reserved + 300 * MIB)
+    return Comparison(record, replace(Predicted(peak), **predicted))  # type: ignore[arg-type]
+
+
+# --- cases and records ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [CASE, case_of("train.py:build", Inference(dtype="bf16"), alloc_conf="a:1")])
+def test_a_case_survives_json(case: Case) -> None:
+    assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+
+
+def test_a_case_is_named_after_what_makes_it() -> None:
+    assert CASE.name == "mlp-training-b8"
+    assert (
+        case_of("dir/train.py:build", Inference(), 2, 3, 1, "x:1,y:2").name
+        == "dir-train.py-build-inference-b2-s3-x-1,y-2"
+    )
+
+
+def test_records_survive_a_file(tmp_path: Path) -> None:
+    records = [_record(), Record(CASE, FAILED, error="no such thing"), _record(cap_bytes=5)]
+    append(tmp_path / "b.jsonl", records[:1])
+    append(tmp_path / "b.jsonl", records[1:])
+    assert read_records(tmp_path / "b.jsonl") == records
+    assert read_folder(tmp_path) == records
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "b.jsonl, line 1"),
+        ('{"schema": 99}', "a record of schema 99"),
+        ('{"schema": 1}', "not a record"),
+        ('{"schema": 1, "case": {"name": "x"}, "status": "ok"}', "line 1"),
+    ],
+)
+def test_a_damaged_record_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "b.jsonl").write_text(line)
+    with pytest.raises(TraceError, match=message):
+        read_records(tmp_path / "b.jsonl")
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_signed_and_relative_to_the_measured_value() -> None:
+    compared = _compared(_record(reserved=200 * MIB), reserved=190 * MIB)
+    assert compared.error("reserved") == pytest.approx(-0.05)
+    assert compared.error("allocated") == 0
+    assert compared.measured_bytes("device") == 500 * MIB  # what the run added to the card's use
+
+
+@pytest.mark.parametrize(("reserved", "fails"), [(101 * MIB, False), (102 * MIB, True)])
+def test_a_run_that_needs_a_hundredth_more_than_its_estimate_is_a_failure(reserved: int, fails: bool) -> None:
+    assert _compared(_record(reserved)).exceeds_cap is fails
+
+
+def test_percentiles_are_values_of_the_list() -> None:
+    assert [percentile([1, 2, 3, 4], share) for share in (0.0, 0.25, 0.5, 0.51, 1.0)] == [1, 1, 2, 3, 4]
+    summary = summarize_errors([0.0, -0.1, 0.2, 0.0])
+    assert (summary.count, summary.exact, summary.largest, summary.under_estimated) == (4, 2, 0.2, 0.25)
+    assert (summary.median_signed, summary.median) == (0.0, 0.0)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def _comparisons() -> list[Comparison]:
+    gpu = replace(MACHINE, source=GPU, gpu="H200")
+    other = replace(CASE, name="second")
+    return [
+        _compared(_record()),
+        _compared(_record(110 * MIB, case=other), estimated_buffer_bytes=3 * MIB, unknown=2),
+        _compared(_record(machine=gpu), reserved=90 * MIB),
+        _compared(_record(machine=gpu, status=OUT_OF_MEMORY)),
+        _compared(_record(machine=gpu, cap_bytes=1)),
+        Comparison(_record(machine=gpu), Predicted(error="it cannot be built")),
+    ]
+
+
+def test_kinds_of_truth_are_never_mixed() -> None:
+    stub, gpu = section(STUB_DRIVER, _comparisons()), section(GPU, _comparisons())
+    assert [len(part.comparisons) for part in (stub, gpu)] == [2, 1]
+    assert [group.name for group in stub.levels] == ["allocated", "reserved"]
+    assert [group.name for group in gpu.levels] == ["allocated", "reserved", "device"]
+    assert (stub.failures, gpu.failures, len(gpu.capped)) == (1, 1, 1)
+    assert [why for _, why in gpu.not_compared] == ["ran out of memory", "no prediction: it cannot be built"]
+
+
+def test_the_worst_come_first_and_have_their_reasons() -> None:
+    worst = section(STUB_DRIVER, _comparisons()).worst
+    assert [item.record.case.name for item in worst] == ["second", CASE.name]
+    assert reason(worst[0]) == (
+        "allocated peak equal: the segments differ; cuDNN workspaces are estimates, up to 3.00 MiB; "
+        "2 times something not modelled"
+    )
+    assert reason(worst[1]) == "equal to the byte"
+
+
+def test_the_report_is_the_same_for_the_same_input() -> None:
+    pytest.importorskip("jinja2")
+    first, second = (render_markdown(_comparisons(), published_figures(), "By us.") for _ in range(2))
+    assert first == second
+    assert "| reserved | 2 | 1 |" in first
+    assert "| xMem | 2025 | 3.66 % | 9.46 % |" in first
+
+
+def test_a_report_without_real_gpus_says_that_it_awaits_them() -> None:
+    pytest.importorskip("jinja2")
+    text = render_markdown(_comparisons()[:2], published_figures(), "By us.")
+    assert "No record yet. `graphmem measure --zoo`" in text
+
+
+def test_the_html_is_one_file_with_its_plots() -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    first, second = (render_html(_comparisons(), published_figures(), "By <us>.") for _ in range(2))
+    assert first == second
+    assert first.count("<svg") == 4
+    assert "By &lt;us&gt;." in first
+    assert "src=" not in first
