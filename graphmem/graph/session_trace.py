@@ -170,12 +170,15 @@ class _Frame:
             self.session.patterns[self.key] = self.tracer.pattern()
         outputs = [self.live.pop(name) for name in self.graph.outputs if name in self.live]
         block = [] if self.block is None else [self.block]
-        for storage in (*self.live.values(), *block, *outputs):
+        is_copied = self.session.plan.settings.provider != "cpu"  # the caller gets copies in host memory
+        for storage in (*self.live.values(), *block, *(outputs if is_copied else ())):
             builder.free(storage, self.operator)
         if self.session.plan.settings.stream_aware:
             builder.event(EventKind.SYNCHRONIZE, self.operator)
         if self.session.plan.settings.enable_memory_arena_shrinkage:
             builder.event(EventKind.EMPTY_CACHE, self.operator)
+        for storage in () if is_copied else outputs:
+            builder.free(storage, self.operator)
 
 
 def operator_name(node: Node) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphmem.allocators.base import SegmentView
-from graphmem.allocators.bfc import BumpDriver
+from graphmem.allocators.bfc import DRIVER_ALIGNMENT_BYTES, BumpDriver
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy, StreamAwareBFCArena
 from graphmem.errors import UsageError
 from graphmem.graph.kernel_memory import KernelMemory
@@ -295,6 +295,32 @@ class OnnxRuntimeSessions:
         return self.arenas[session].stats()
 
 
+class HostDriver(BumpDriver):
+    """Host memory as Linux gives large ranges: each new one below those before (``mmap`` searches top-down).
+
+    Only the order matters: of equal chunks the arena takes the lowest.
+    """
+
+    _TOP = 1 << 62
+
+    def __init__(self, capacity: int | None = None) -> None:
+        super().__init__(capacity)
+        self._below: dict[int, int] = {}
+
+    def alloc(self, size: int) -> int | None:
+        """Address of a new range of ``size`` bytes, or None beyond the capacity."""
+        address = super().alloc(size)
+        if address is None:
+            return None
+        start = (self._TOP - address - size) // DRIVER_ALIGNMENT_BYTES * DRIVER_ALIGNMENT_BYTES
+        self._below[start] = address
+        return start
+
+    def free(self, address: int) -> None:
+        """Give a range back."""
+        super().free(self._below.pop(address))
+
+
 def default_allocator(
     options: str | Options = "",
     capacity: int | None = None,
@@ -311,7 +337,7 @@ def default_allocator(
     """
     chosen = parse_options(options) if isinstance(options, str) else options
     if driver_alloc is None:
-        driver = BumpDriver(capacity)
+        driver = HostDriver(capacity) if chosen.session.provider == "cpu" else BumpDriver(capacity)
         driver_alloc, driver_free = driver.alloc, driver.free
     kind = StreamAwareBFCArena if chosen.session.stream_aware else BFCArena
     arenas = [kind(chosen.arena, driver_alloc=driver_alloc, driver_free=driver_free) for _ in range(sessions)]
