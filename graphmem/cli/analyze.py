@@ -6,17 +6,20 @@ from typing import Any
 
 import click
 
+from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import model_options, output_of, output_options, request_of, target_options
 from graphmem.cli.output import check_output, show, working
+
+_RUNS = (click.option("--shapes", metavar="RUNS", help="Runs of an ONNX session: 'batch=1;batch=16,seq=128'."),)
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
 
 
-@click.command("analyze")
+@click.command("analyze", cls=GroupedCommand)
 @model_options
 @click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
-@click.option("--shapes", metavar="RUNS", help="Runs of an ONNX session, e.g. 'batch=1;batch=16,seq=128'.")
+@grouped("Sizes and inputs", _RUNS)
 @target_options
 @output_options
 def analyze_command(**options: Any) -> None:
@@ -31,6 +34,7 @@ def analyze_command(**options: Any) -> None:
       hf:config.json         a Hugging Face configuration, or hf:gpt2
       timm:resnet50          a timm model
       torchvision:resnet50   a torchvision model
+      keras:model.py:build   a function returning a Keras 3 model
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 does not fit (with --fail-on-oom).
     """

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import model_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
 from graphmem.errors import TraceError
 from graphmem.trace import to_json
 
 
-@click.command("export-trace")
+@click.command("export-trace", cls=GroupedCommand)
 @model_options
 @target_options
 @click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")

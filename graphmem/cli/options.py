@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from graphmem.cli.groups import grouped
 from graphmem.devices import Device, custom_device, device_named
 from graphmem.errors import UsageError
+from graphmem.runtimes import runtime_named
 from graphmem.training import AMP_DTYPES, COMPILE_MODES, DTYPES, OPTIMIZERS, Inference, Training, parse_optimizer_arg
 from graphmem.units import parse_bytes
 
@@ -81,8 +83,15 @@ _MEASURED_OPTIONS = (
 _TARGET_OPTIONS = (
     click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
-    click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, or ONNX Runtime options as name:value,..."),
-    click.option("--runtime", metavar="NAME", help="pytorch or onnxruntime. Default: natural for the model."),
+    click.option("--runtime", metavar="NAME", help="pytorch, onnxruntime or tensorflow. Default: the model's own."),
+    click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, or the runtime's options as name:value,..."),
+    click.option(
+        "--tf-option",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A GPU option or environment variable of TensorFlow, e.g. allow_growth=true, memory_limit=4096, "
+        "TF_GPU_ALLOCATOR=cuda_malloc_async. Repeatable; implies --runtime tensorflow.",
+    ),
     click.option("--torch-version", metavar="X.Y", help="Version of PyTorch to predict. Default: the installed one."),
 )
 
@@ -97,9 +106,7 @@ _OUTPUT_OPTIONS = (
 
 def model_options(command: Command) -> Command:
     """MODEL and everything that says what its step is."""
-    decorated = command
-    for option in reversed((*_INPUT_OPTIONS, *_STEP_OPTIONS)):
-        decorated = option(decorated)
+    decorated = grouped("Sizes and inputs", _INPUT_OPTIONS)(grouped("Step", _STEP_OPTIONS)(command))
     return click.argument("model")(decorated)
 
 
@@ -113,18 +120,12 @@ def measured_step_options(command: Command) -> Command:
 
 def target_options(command: Command) -> Command:
     """The card, the runtime and its allocator."""
-    decorated = command
-    for option in reversed(_TARGET_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return grouped("Card, runtime and allocator", _TARGET_OPTIONS)(command)
 
 
 def output_options(command: Command) -> Command:
     """What is shown and where it goes."""
-    decorated = command
-    for option in reversed(_OUTPUT_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return grouped("Output", _OUTPUT_OPTIONS)(command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +217,17 @@ def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments that the target options ask for."""
+    """The keyword arguments that the target options ask for. Raises :class:`UsageError`."""
+    runtime, alloc_conf = options["runtime"], options["alloc_conf"]
+    if options["tf_option"]:
+        if runtime_named(runtime, "tensorflow") != "tensorflow":
+            raise UsageError(f"--tf-option is for --runtime tensorflow, not {runtime}")
+        runtime = "tensorflow"
+        alloc_conf = ",".join(filter(None, (alloc_conf, *options["tf_option"])))
     return {
-        "runtime": options["runtime"],
+        "runtime": runtime,
         "device": device_of(options["gpu"], options["gpu_memory"]),
-        "alloc_conf": options["alloc_conf"],
+        "alloc_conf": alloc_conf,
         "torch_version": options["torch_version"],
     }
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
+from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import output_of, output_options, target_of, target_options
 from graphmem.cli.output import check_output, show, working
 from graphmem.errors import SourceError
 from graphmem.trace import Trace, from_json
 
 
-@click.command("replay")
+@click.command("replay", cls=GroupedCommand)
 @click.argument("snapshot")
 @target_options
 @click.option("--snapshot-device", type=click.IntRange(min=0), metavar="N", help="Which GPU of the snapshot.")
