@@ -51,7 +51,7 @@ def _get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = No
     tensor: Any = managed_memory(shape, dtype)
     tensor.is_paged = True
     tensor.page_deviceid = getattr(device, "index", 0)
-    return tensor  # type: ignore[no-any-return]
+    return tensor
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(torch.optim.Optimizer):  # type: ignore[misc]
     """Sign of an interpolated momentum, one tensor at a time. Raises :class:`ValueError` for a bad option."""
 
     def __init__(
@@ -28,8 +28,8 @@ class Lion(torch.optim.Optimizer):
         del decoupled_weight_decay  # another factor, the same operators
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Any = None) -> None:
         """One update of every parameter that has a gradient."""
         del closure
         for group in self.param_groups:

@@ -52,7 +52,7 @@ def iterations_of_history(optimizer: torch.optim.Optimizer) -> int:
     """
     if not isinstance(optimizer, torch.optim.LBFGS):
         return 0
-    group = optimizer.param_groups[0]
+    group: dict[str, int] = optimizer.param_groups[0]
     return math.ceil((group["history_size"] + 2) / max(1, group["max_iter"]))
 
 

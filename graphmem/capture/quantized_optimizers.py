@@ -48,7 +48,7 @@ _FAMILIES = {
 }
 
 
-class QuantizedOptimizer(torch.optim.Optimizer):
+class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """The states of a class of ``bitsandbytes.optim`` by its name: ``AdamW8bit``, ``PagedLion32bit``.
 
     Options that change no byte are accepted and not used. Raises :class:`ValueError` for what the class refuses.
@@ -69,8 +69,8 @@ class QuantizedOptimizer(torch.optim.Optimizer):
         if self.bits == 8:
             self._tables = [torch.linspace(-1.0, 1.0, 256), torch.linspace(0.0, 1.0, 256)]
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Any = None) -> None:
         """One update of every parameter that has a gradient, with a synchronization after each."""
         del closure
         for group in self.param_groups:

@@ -3,7 +3,7 @@
 The composites ``lstm``, ``gru`` and ``rnn_*`` of a CPU build multiply all inputs of a layer at once; on CUDA every step
 does its own products, and a fused cell does the rest (``aten/src/ATen/native/RNN.cpp``: FullLayer, LSTMCell, GRUCell).
 With cuDNN one operator runs all steps and layers on a flat buffer of the weights
-(``aten/src/ATen/native/cudnn/RNN.cpp``). Packed sequences need the lengths' values, which an analysis does not have.
+(``aten/src/ATen/native/cudnn/RNN.cpp``). Packed sequences: ``packed_rnn``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 
 #: Weights of one layer in one direction: w_ih, w_hh, b_ih, b_hh, w_hr.
-_Weights = tuple[Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None"]
+Weights = tuple[Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None"]
+#: One step: input, hidden state (LSTM: with cell state), weights -> the next hidden state.
+Cell = Callable[..., Any]
 
 
 def rnn_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
@@ -35,9 +37,9 @@ def rnn_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
     del card
     return {
         _aten.lstm.input: _lstm,
-        _aten.gru.input: _one_hidden("gru", _gru_cell),
-        _aten.rnn_tanh.input: _one_hidden("rnn_tanh", _simple_cell(torch.tanh)),
-        _aten.rnn_relu.input: _one_hidden("rnn_relu", _simple_cell(torch.relu)),
+        _aten.gru.input: _one_hidden("gru", gru_cell),
+        _aten.rnn_tanh.input: _one_hidden("rnn_tanh", simple_cell(torch.tanh)),
+        _aten.rnn_relu.input: _one_hidden("rnn_relu", simple_cell(torch.relu)),
     }
 
 
@@ -72,14 +74,14 @@ def _lstm(
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``at::lstm``."""
-    if _cudnn_acceptable(input):
-        return _cudnn(
+    if cudnn_acceptable(input):
+        return cudnn(
             "lstm", input, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
         )
     steps = input.transpose(0, 1) if batch_first else input
     hidden = list(zip(hx[0].unbind(0), hx[1].unbind(0), strict=True))
-    weights = _gather(params, has_biases, projected=hx[0].shape[2] != hx[1].shape[2])
-    output, final = _layers(steps, hidden, weights, num_layers, dropout, train, bidirectional, _lstm_cell)
+    weights = gather(params, has_biases, projected=hx[0].shape[2] != hx[1].shape[2])
+    output, final = _layers(steps, hidden, weights, num_layers, dropout, train, bidirectional, lstm_cell)
     del hidden
     hidden_states, cell_states = [h for h, _ in final], [c for _, c in final]
     del final
@@ -102,12 +104,12 @@ def _one_hidden(mode: str, cell: Callable[..., Any]) -> Callable[..., tuple[Tens
         batch_first: bool,
     ) -> tuple[Tensor, Tensor]:
         """``at::gru``, ``at::rnn_tanh``, ``at::rnn_relu``."""
-        if _cudnn_acceptable(input):
-            return _cudnn(
+        if cudnn_acceptable(input):
+            return cudnn(
                 mode, input, hx, None, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
             )[:2]
         steps = input.transpose(0, 1) if batch_first else input
-        weights = _gather(params, has_biases, projected=False)
+        weights = gather(params, has_biases, projected=False)
         output, final = _layers(steps, hx.unbind(0), weights, num_layers, dropout, train, bidirectional, cell)
         hy = torch.stack(final, 0)
         return (output.transpose(0, 1) if batch_first else output), hy
@@ -115,15 +117,15 @@ def _one_hidden(mode: str, cell: Callable[..., Any]) -> Callable[..., tuple[Tens
     return rnn
 
 
-def _cudnn_acceptable(input: Tensor) -> bool:
+def cudnn_acceptable(input: Tensor) -> bool:
     """``at::cudnn_is_acceptable``."""
     return torch.backends.cudnn.enabled and input.dtype in _CUDNN_DTYPES and input.numel() > 0
 
 
-def _gather(params: Sequence[Tensor], has_biases: bool, projected: bool) -> list[_Weights]:
+def gather(params: Sequence[Tensor], has_biases: bool, projected: bool) -> list[Weights]:
     """``gather_params``: the flat list, layer by layer and direction by direction."""
     width = (4 if has_biases else 2) + projected
-    layers: list[_Weights] = []
+    layers: list[Weights] = []
     for start in range(0, len(params), width):
         part = params[start : start + width]
         biases = (part[2], part[3]) if has_biases else (None, None)
@@ -137,7 +139,7 @@ def _gather(params: Sequence[Tensor], has_biases: bool, projected: bool) -> list
 def _layers(
     input: Tensor,
     hidden: Sequence[Any],
-    weights: Sequence[_Weights],
+    weights: Sequence[Weights],
     num_layers: int,
     dropout: float,
     train: bool,
@@ -164,7 +166,7 @@ def _layers(
 
 
 def _steps(
-    inputs: Sequence[Tensor], hidden: Any, weights: _Weights, cell: Callable[..., Any]
+    inputs: Sequence[Tensor], hidden: Any, weights: Weights, cell: Callable[..., Any]
 ) -> tuple[list[Tensor], Any]:
     """``FullLayer``."""
     outputs = []
@@ -175,7 +177,7 @@ def _steps(
 
 
 def _both_directions(
-    input: Tensor, hidden: Sequence[Any], weights: Sequence[_Weights], cell: Callable[..., Any]
+    input: Tensor, hidden: Sequence[Any], weights: Sequence[Weights], cell: Callable[..., Any]
 ) -> tuple[Tensor, list[Any]]:
     """``FullBidirectionalLayer``."""
     inputs = input.unbind(0)
@@ -192,7 +194,7 @@ def _both_directions(
     return output, [forward_end, backward_end]
 
 
-def _lstm_cell(input: Tensor, hidden: tuple[Tensor, Tensor], weights: _Weights) -> tuple[Tensor, Tensor]:
+def lstm_cell(input: Tensor, hidden: tuple[Tensor, Tensor], weights: Weights) -> tuple[Tensor, Tensor]:
     w_ih, w_hh, b_ih, b_hh, w_hr = weights
     hx, cx = hidden
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
@@ -205,15 +207,15 @@ def _lstm_cell(input: Tensor, hidden: tuple[Tensor, Tensor], weights: _Weights) 
     return projected, cy
 
 
-def _gru_cell(input: Tensor, hidden: Tensor, weights: _Weights) -> Tensor:
+def gru_cell(input: Tensor, hidden: Tensor, weights: Weights) -> Tensor:
     w_ih, w_hh, b_ih, b_hh, _ = weights
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hidden, w_hh.t())
     hy: Tensor = _aten._thnn_fused_gru_cell.default(*gates, hidden, b_ih, b_hh)[0]
     return hy
 
 
-def _simple_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    def cell(input: Tensor, hidden: Tensor, weights: _Weights) -> Tensor:
+def simple_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def cell(input: Tensor, hidden: Tensor, weights: Weights) -> Tensor:
         w_ih, w_hh, b_ih, b_hh, _ = weights
         linear = nn.functional.linear
         # Both products live until the end of the expression.
@@ -249,7 +251,7 @@ def _fused_gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool)
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
 
 
-def _cudnn(
+def cudnn(
     mode: str,
     input: Tensor,
     hx: Tensor,
@@ -261,6 +263,7 @@ def _cudnn(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    batch_sizes: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``_cudnn_impl``: one operator on the flat weights, which are gathered for every call if they are not flat."""
     hidden_size, proj_size = hx.shape[2], 0
@@ -270,7 +273,7 @@ def _cudnn(
         buffer = _weight_buffer(params, _flat_size(_MODES[mode], params, has_biases, hidden_size, len(hx)))
     result = _aten._cudnn_rnn.default(
         input, params, (4 if has_biases else 2) + (proj_size != 0), buffer, hx, cx, _MODES[mode], hidden_size,
-        proj_size, num_layers, batch_first, dropout, train, bidirectional, [], None,
+        proj_size, num_layers, batch_first, dropout, train, bidirectional, list(batch_sizes), None,
     )  # fmt: skip
     return result[0], result[1], result[2]
 

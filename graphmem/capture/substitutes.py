@@ -24,12 +24,12 @@ from graphmem.capture.missing_fakes import missing_fakes
 from graphmem.capture.older_operators import (
     FUSED_RMS_NORM_SINCE,
     MATH_ATTENTION_IN_FP32_SINCE,
-    RMS_NORM_UPCASTS_SINCE,
     composed_rms_norm,
     mask_by_filling,
     patch_indexing,
 )
 from graphmem.capture.older_torch import ExistingFakes
+from graphmem.capture.packed_rnn import packed_rnn_substitutes
 from graphmem.capture.pretence import Patches
 from graphmem.capture.rnn import rnn_fakes, rnn_substitutes
 
@@ -68,6 +68,7 @@ def _table(card: Card) -> dict[Any, Callable[..., Any]]:
     return {
         **composite_substitutes(card),
         **rnn_substitutes(card),
+        **packed_rnn_substitutes(),
         **fast_paths(_attention(card), _linear, _fuses_attention(card)),
         _aten.linear.default: _linear,
         _aten.dropout.default: _dropout,
@@ -114,7 +115,7 @@ def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
 
 def _rms_norm_of(card: Card) -> Callable[..., Tensor]:
     if card.torch_version < FUSED_RMS_NORM_SINCE or not hasattr(_aten, "_fused_rms_norm"):
-        return composed_rms_norm(card.torch_version >= RMS_NORM_UPCASTS_SINCE)
+        return composed_rms_norm(card.torch_version)
     return _rms_norm
 
 
