@@ -112,7 +112,7 @@ def test_the_limit_on_a_card_of_12000_mib_of_which_11000_are_free(text: str, lim
     assert found == limit * MIB
 
 
-#: "Created device ... with N MB memory" as TensorFlow 2.9 to 2.20 logged it on idle cards of public logs; the same card
+#: "Created device ... with N MB memory" as TensorFlow 2 logged it on idle cards of public logs; the same card
 #: differs between drivers by as much as this is asked to meet.
 LOGGED = {
     "A100-40GB": 38366,
