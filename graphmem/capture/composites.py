@@ -33,12 +33,13 @@ FUSED_ON_CUDA = tuple(
 )
 
 _EVENLY_DISTRIBUTED = frozenset({"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"})
+_CLAMPED = frozenset({"ClampBackward0"})
 #: Out-of-place operator -> (what a card runs, names of the autograd nodes that call it so).
 IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
     _aten.index_put.default: (_aten.index_put_.default, frozenset({"IndexBackward0"})),
     _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"})),
-    _aten.logical_and.default: (_aten.logical_and_.default, _EVENLY_DISTRIBUTED),
-    _aten.logical_or.default: (_aten.logical_or_.default, _EVENLY_DISTRIBUTED),
+    _aten.logical_and.default: (_aten.logical_and_.default, _EVENLY_DISTRIBUTED | _CLAMPED),
+    _aten.logical_or.default: (_aten.logical_or_.default, _EVENLY_DISTRIBUTED | _CLAMPED),
     _aten.masked_fill.Scalar: (_aten.masked_fill_.Scalar, frozenset({"Atan2Backward0"})),
     _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
     _aten.mul.Tensor: (_aten.mul_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
@@ -57,6 +58,7 @@ def composite_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
         _aten.index_select_backward.default: _index_select_backward,
         _aten.cummaxmin_backward.default: _cummaxmin_backward,
         _aten.trace_backward.default: _trace_backward,
+        _aten.cumprod_backward.default: _cumprod_backward,
         _aten.one_hot.default: _one_hot,
         _aten.masked_select_backward.default: _masked_select_backward,
         _aten.ctc_loss.IntList: _ctc_loss,
@@ -85,6 +87,22 @@ def _cummaxmin_backward(grad: Tensor, input: Tensor, indices: Tensor, dim: int) 
     if input.numel() == 0:
         return input
     return torch.zeros(input.shape, dtype=input.dtype, device=input.device).scatter_add_(dim, indices, grad)
+
+
+def _cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+    """The way of an input without zeros, which a card finds out by reading one back."""
+    if input.dim() == 0 or input.numel() == 0:
+        return grad.clone()
+    if input.shape[dim] == 1:
+        return grad
+    weighted = output.conj() * grad
+    is_zero = input == 0
+    is_zero.any()
+    flipped = weighted.flip(dim)
+    summed = flipped.cumsum(dim)
+    reversed_sum = summed.flip(dim)
+    del summed, flipped  # the temporaries of one C++ expression
+    return reversed_sum.div(input.conj())
 
 
 def _trace_backward(grad: Tensor, sizes: Any) -> Tensor:

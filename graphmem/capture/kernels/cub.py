@@ -48,8 +48,11 @@ def _onesweep_tile(key: int, value: int, capability: tuple[int, int]) -> int:
     return _tile(threads, items, widest)
 
 
-def radix_sort_bytes(items: int, key: int, value: int, bits: int, capability: tuple[int, int]) -> int:
+def radix_sort_bytes(
+    items: int, key: int, value: int, bits: int, capability: tuple[int, int], floating: bool = False
+) -> int:
     """DeviceRadixSort::SortPairs, or SortKeys if ``value`` is 0 (sizes in bytes) on the lowest ``bits`` of the keys.
+    ``floating``: the keys are floating-point numbers.
 
     Keys of 1 or 2 bytes take another kernel before compute capability 9.0, whose histograms depend on the occupancy;
     they are left out there.
@@ -61,6 +64,8 @@ def radix_sort_bytes(items: int, key: int, value: int, bits: int, capability: tu
     if key < 4 and capability < (9, 0):
         return storage(items * key, items * value)
     tile = _onesweep_tile(key, value, capability)
+    if floating and key == 4 and not value and capability >= (9, 0):
+        tile = _tile(384, 18, 4)  # observed on 9.0
     portion = (2**28 - 1) // tile * tile
     portions = -(-items // portion)
     blocks = -(-min(items, portion) // tile)

@@ -597,6 +597,22 @@ def vector_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Seque
     return _reduction(args[0], outputs, dims, keepdim, _accumulating(args[0].dtype, outputs[0].dtype), card)
 
 
+@rule("aten.renorm.default")
+def renorm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """The norms of the slices, which become their factors; half types get factors of their own (ATen/native/Normalization.cpp)."""
+    tensor, dim = args[0], args[2] % args[0].dim()
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    norm = torch.float32 if half else tensor.dtype
+    script = Script().output(0)
+    held = script.take(tensor.shape[dim] * norm.itemsize, "norms")
+    dims = [d for d in range(tensor.dim()) if d != dim]
+    reduction_buffers(tensor, dims, True, _accumulating(tensor.dtype, norm), card).write(script)
+    if half:
+        script.give(script.take(tensor.shape[dim] * tensor.element_size(), "factors"))
+    script.give(held)
+    return script
+
+
 @rule("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims")
 def logic_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     if args[0].numel() == 1 and args[0].dtype != torch.bool:

@@ -52,16 +52,18 @@ def unique_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[A
         return None
     script = Script()
     held = [script.take(items * element, "sorted values")]
-    inverse = outputs[1].numel() > 0
+    inverse = bool(args[2] if len(args) > 2 else kwargs.get("return_inverse", False))
     if inverse:
         held.append(script.take(items * _INDEX, "sorted indices"))
         order = script.take(items * _INDEX, "range of indices")
-    size = cub.radix_sort_bytes(items, element, _INDEX if inverse else 0, 8 * element, card.compute_capability)
+    value = _INDEX if inverse else 0
+    floating = tensor.is_floating_point()
+    size = cub.radix_sort_bytes(items, element, value, 8 * element, card.compute_capability, floating)
     script.give(script.take(size, "radix sort"))
     if inverse:
         script.give(order)
         _number_runs(script, items, _INDEX)
-    _first_of_runs(script, tensor, outputs)
+    _first_of_runs(script, tensor, bool(args[3] if len(args) > 3 else kwargs.get("return_counts", False)))
     script.give(*reversed(held))
     return script
 
@@ -78,7 +80,7 @@ def unique_consecutive_rule(
         script.output(1)
         starts = script.take(int(tensor.numel()) * 4, "where runs start")
         script.give(script.take(cub.run_numbers_bytes(int(tensor.numel())), "scan"), starts)
-    _first_of_runs(script, tensor, outputs)
+    _first_of_runs(script, tensor, bool(args[2] if len(args) > 2 else kwargs.get("return_counts", False)))
     return script
 
 
@@ -88,11 +90,11 @@ def _number_runs(script: Script, items: int, element: int) -> None:
     script.give(script.take(cub.run_numbers_bytes(items), "scan"), starts)
 
 
-def _first_of_runs(script: Script, tensor: torch.Tensor, outputs: Sequence[Any]) -> None:
+def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool) -> None:
     items, element = int(tensor.numel()), tensor.element_size()
     script.output(0, items * element)
     length = script.take(8, "number of runs")
-    if outputs[2].numel():
+    if counts:
         script.output(2, items * _INDEX)
     half = tensor.is_floating_point() and element == 2
     script.give(script.take(cub.select_bytes(items, element, half), "unique"), length)
@@ -138,6 +140,33 @@ def repeat_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[A
     wide = [] if args[0].dtype is torch.int64 else [script.take(items * _INDEX, "64-bit repeats")]
     script.give(script.take(cub.scan_bytes(items, _INDEX), "scan"), *wide)
     script.output(0).give(sums)
+    return script
+
+
+@rule("aten.histc.default")
+def histc_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """Without limits, the smallest and the largest value are looked up."""
+    tensor = args[0]
+    least = args[2] if len(args) > 2 else kwargs.get("min", 0)
+    most = args[3] if len(args) > 3 else kwargs.get("max", 0)
+    if least != most or not tensor.numel():
+        return None
+    script = Script().output(0)
+    bounds = [script.take(tensor.element_size(), name) for name in ("smallest", "largest")]
+    extrema_buffers(tensor, card).write(script)
+    script.give(*bounds)
+    return script
+
+
+@rule("aten.index_reduce.default", "aten.index_reduce_.default")
+def index_reduce_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    if args[4] != "mean":
+        return None
+    tensor, source = args[0], args[3]
+    script = Script().output(0)
+    counts = script.take(tensor.numel() * tensor.element_size(), "counts")
+    script.give(script.take(source.numel() * source.element_size(), "ones"))
+    script.give(script.take(tensor.numel(), "counts below one"), counts)
     return script
 
 
