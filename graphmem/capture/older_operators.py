@@ -20,6 +20,8 @@ _aten = torch.ops.aten
 _END = 2**63 - 1
 #: Half types are normalized in fp32 from here on (ATen/native/layer_norm.cpp; 2.4.1 and 2.6.0 were recorded).
 RMS_NORM_UPCASTS_SINCE = (2, 5)
+#: The weight is multiplied in fp32 too (pull request 147203 of March 2025; 2.6.0 and 2.8.0 were recorded).
+RMS_NORM_WEIGHS_IN_FP32_SINCE = (2, 7)
 #: One kernel for rms_norm on CUDA (pull request 153666).
 FUSED_RMS_NORM_SINCE = (2, 9)
 #: A slice ``:`` among other indices is left out (``applySlice`` of ATen/TensorIndexing.h: its end is compared with
@@ -29,8 +31,10 @@ WHOLE_SLICES_SKIPPED_SINCE = (2, 9)
 MATH_ATTENTION_IN_FP32_SINCE = (2, 5)
 
 
-def composed_rms_norm(upcasts: bool) -> Callable[..., Tensor]:
-    """``at::rms_norm`` before it was one kernel; ``upcasts``: half types are computed in fp32."""
+def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
+    """``at::rms_norm`` before it was one kernel."""
+    upcasts = torch_version >= RMS_NORM_UPCASTS_SINCE
+    weighs_in_fp32 = torch_version >= RMS_NORM_WEIGHS_IN_FP32_SINCE
 
     def rms_norm(
         input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
@@ -42,9 +46,11 @@ def composed_rms_norm(upcasts: bool) -> Callable[..., Tensor]:
         inverse = torch.rsqrt(mean)
         del mean, squares  # temporaries of one expression go at its end, the last one first
         product = wide.mul(inverse)
+        if weighs_in_fp32 and weight is not None:
+            product = product.mul(weight)
         result = product.to(input.dtype)
         del product
-        return result if weight is None else result.mul(weight)
+        return result if weighs_in_fp32 or weight is None else result.mul(weight)
 
     return rms_norm
 
