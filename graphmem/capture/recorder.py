@@ -7,6 +7,7 @@ lifetimes are exact. What a CUDA build would do otherwise than the fake run is l
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections import Counter
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphmem.capture import device_values, frames, host_values
 from graphmem.capture.composites import ADDED_OUT_OF_PLACE, FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
 from graphmem.capture.data_dependent import SELECTING, Selection, outputs_of
+from graphmem.capture.distributed import COLLECTIVES, MAKES_HOST_VALUES, collective, is_bookkeeping
 from graphmem.capture.fused_optimizers import FUSED_STEPS
 from graphmem.capture.kernel_bodies import BODIES
 from graphmem.capture.kernels import RULES
@@ -91,6 +93,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._iteration = 0
         self._stage = "build"
         self._sole_counts: tuple[int, int, int] | None = None
+        self._purpose: tuple[Category, str] | None = None
         self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
         self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
 
@@ -156,7 +159,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if kwargs.get("pin_memory"):
             return self._pinned(func, args, kwargs)
-        if host_values.computable(func, args, kwargs):
+        if func in COLLECTIVES:
+            self._begin_operator(str(func), args, torch._C._current_graph_task_id() != -1)
+            return collective(func, args, self)
+        bookkeeping = func in MAKES_HOST_VALUES and is_bookkeeping(kwargs, sys._getframe(1))
+        if bookkeeping or host_values.computable(func, args, kwargs):
             return host_values.compute(func, args, kwargs)
         if torch.is_inference_mode_enabled():
             decomposed = self._decompose(func, args, kwargs)
@@ -297,7 +304,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._follow(script, outputs, workspaces)
             workspaces = NOTHING
         if func in _RESIZERS:
-            self._resized(args[0])
+            self.resized(args[0].untyped_storage())
         self._take_workspaces(workspaces)
 
     def _see(self, tensor: Any, size: int | None = None, place: Place | None = None) -> None:
@@ -315,7 +322,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if place is None:
             place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
         bytes_ = storage.nbytes() if size is None else size
-        index = self._alloc(bytes_, self._category_of_birth(), place=place)
+        index = self._alloc(bytes_, *(self._purpose or (self._category_of_birth(), "")), place)
         ref = _StorageRef(storage, self._died)
         ref.index = index
         ref.key = key
@@ -323,6 +330,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _alloc(self, size: int, category: Category, label: str = "", place: Place = Place.DEVICE) -> int:
         return self.builder.alloc(size, self._operator, category, stream=self.streams.current, place=place, label=label)
+
+    @contextlib.contextmanager
+    def births(self, category: Category, label: str) -> Iterator[None]:
+        """Storages that are born in this context are for ``category``."""
+        before, self._purpose = self._purpose, (category, label)
+        try:
+            yield
+        finally:
+            self._purpose = before
+
+    def take_and_give(self, size: int, category: Category, label: str) -> None:
+        """A buffer that the current operator takes and gives back."""
+        if size:
+            self.builder.free(self._alloc(size, category, label), self._operator)
 
     def record_stream(self, tensor: Any, stream: int) -> None:
         """The work of another stream uses the tensor's storage."""
@@ -366,21 +387,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if around is not None:
             self.builder.free(around, self._operator)
 
-    def _resized(self, tensor: torch.Tensor) -> None:
+    def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage that grew or shrank in place is a new allocation: the old bytes go back after the copy."""
-        storage = tensor.untyped_storage()
         ref = self._live.get(storage._cdata)
         if ref is None or self.builder.storage_bytes[ref.index] == storage.nbytes():
             return
-        del self._live[storage._cdata]
-        old = ref.index
-        ref.key = -1
-        self._see(tensor)
-        self.builder.free(old, self._operator)
-        ref.index = self._live[storage._cdata].index
-        del self._live[storage._cdata]
-        ref.key = storage._cdata
-        self._live[ref.key] = ref
+        old, builder = ref.index, self.builder
+        ref.index = self._alloc(storage.nbytes(), builder.categories[old], builder.labels[old], builder.places[old])
+        builder.free(old, self._operator)
 
     # --- what storages are for ----------------------------------------------------------------------------------------
 

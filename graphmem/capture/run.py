@@ -71,12 +71,20 @@ def capture_model(
         torch_version=torch_version,
         record_graph=record_graph,
         data_dependent=step.data_dependent,
+        world_size=world_size_of(step),
     )
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"
         notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
     notes.extend(captured.notes)
     return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph)
+
+
+def world_size_of(step: Training | Inference) -> int | None:
+    """The number of processes that the step is one of; None where nobody said."""
+    if not isinstance(step, Training):
+        return None
+    return step.ddp.world_size if step.ddp is not None else step.world_size
 
 
 def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:

@@ -21,6 +21,7 @@ from graphmem.capture.autocast import cuda_autocast
 from graphmem.capture.bitsandbytes_package import bitsandbytes_in_captures
 from graphmem.capture.compile import follow_compiled_code
 from graphmem.capture.data_dependent import Selection
+from graphmem.capture.distributed import one_rank
 from graphmem.capture.double_backward import numbered_as_on_a_card
 from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
@@ -72,6 +73,7 @@ def capture(
     torch_version: tuple[int, int],
     record_graph: bool = False,
     cudnn_workspaces: bool = True,
+    world_size: int | None = None,
     data_dependent: float | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
@@ -119,6 +121,7 @@ def capture(
         holder.append(recorder)
         patch_lbfgs(patches, recorder)
         patch_streams(patches, recorder)
+        stack.enter_context(one_rank(recorder, world_size))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(recorder)
         recorder.calibrate()

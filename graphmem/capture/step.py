@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphmem.capture.distributed import NCCL_NOTE, data_parallel
 from graphmem.capture.fakes import DEVICE
 from graphmem.capture.optimizers import iterations_of_history, make_optimizers
 from graphmem.capture.session import Session, move
@@ -42,6 +43,8 @@ def run_training(
     model.train()
     if training.checkpoint_activations:
         checkpoint_blocks(model)
+    if training.ddp is not None:
+        model = data_parallel(model, training.ddp)
     optimizers, remarks = make_optimizers(model, training)
     scaler = torch.amp.GradScaler("cuda") if training.amp == "fp16" else None
     of_history = iterations_of_history(optimizers[0])
@@ -51,11 +54,13 @@ def run_training(
     called = _compiled(model, training.compile)
 
     def gradients() -> torch.Tensor:
-        for _ in range(training.grad_accum):
-            value = _forward_loss(called, inputs, loss, training.amp)
-            if training.grad_accum > 1:
-                value = value / training.grad_accum
-            (scaler.scale(value) if scaler else value).backward()
+        for number in range(training.grad_accum):
+            is_last = number == training.grad_accum - 1
+            with contextlib.nullcontext() if training.ddp is None or is_last else model.no_sync():
+                value = _forward_loss(called, inputs, loss, training.amp)
+                if training.grad_accum > 1:
+                    value = value / training.grad_accum
+                (scaler.scale(value) if scaler else value).backward()
         return value
 
     begun = 0
@@ -71,7 +76,7 @@ def run_training(
             value = gradients()
             _optimizer_step(model, optimizers, scaler, training)
             del value
-    return remarks
+    return [*remarks, NCCL_NOTE] if training.ddp is not None else remarks
 
 
 def run_inference(session: Session, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:

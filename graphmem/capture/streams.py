@@ -52,7 +52,7 @@ class Streams:
         self.used = False  # whether the step has made a stream of its own; until then nothing needs to be followed
         self.of_step = 0
         self.of_sequence: dict[int, int] = {}  # sequence number of a node -> stream of its forward operator
-        self._node: tuple[int, int] = (-1, 0)  # sequence number of the node that runs, stream that is current in it
+        self._node: tuple[int, int] = (-1, 0)  # the node that runs, the stream that is current in it
         # Nodes that accumulate gradients have no number. They are known by their leaf, and live as long as a graph, or
         # a reducer, holds them: often from one iteration into the next, where the loss is only then replaced.
         self._of_leaf: dict[int, _Made | weakref.ref[_Made]] = {}
@@ -92,8 +92,9 @@ class Streams:
         if node is None:
             return False
         sequence = node._sequence_nr()
-        if sequence != self._node[0] or sequence == _ACCUMULATES:
-            self._node = (sequence, self._of(node))
+        key = sequence if sequence != _ACCUMULATES else -id(node.variable)
+        if key != self._node[0]:
+            self._node = (key, self._of(node))
         return True
 
     def add_gradients(self, gradient: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,16 @@ from graphmem.cli.groups import grouped
 from graphmem.devices import Device, custom_device, device_named
 from graphmem.errors import UsageError
 from graphmem.runtimes import runtime_named
-from graphmem.training import AMP_DTYPES, COMPILE_MODES, DTYPES, OPTIMIZERS, Inference, Training, parse_optimizer_arg
+from graphmem.training import (
+    AMP_DTYPES,
+    COMPILE_MODES,
+    DTYPES,
+    OPTIMIZERS,
+    DataParallel,
+    Inference,
+    Training,
+    parse_optimizer_arg,
+)
 from graphmem.units import parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -28,6 +37,9 @@ _TRAINING_ONLY = {
     "grad_accum": "--grad-accum",
     "clip_grad_norm": "--clip-grad-norm",
     "zero_grad": "--zero-grad",
+    "ddp": "--ddp",
+    "world_size": "--world-size",
+    "ddp_option": "--ddp-option",
 }
 
 _STEP_OPTIONS = (
@@ -46,6 +58,14 @@ _STEP_OPTIONS = (
     click.option("--checkpoint-activations", is_flag=True, help="Recompute activations in the backward pass."),
     click.option("--grad-accum", type=POSITIVE, metavar="N", help="Micro-batches per optimizer step. Default 1."),
     click.option("--clip-grad-norm", type=float, metavar="NORM", help="Clip the gradients to this norm."),
+    click.option("--ddp", is_flag=True, help="Data-parallel training (DistributedDataParallel); needs --world-size."),
+    click.option("--world-size", type=POSITIVE, metavar="N", help="Processes, one card each; the analysis is of one."),
+    click.option(
+        "--ddp-option",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters or broadcast_buffers.",
+    ),
     click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
     click.option(
         "--data-dependent",
@@ -164,9 +184,26 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         grad_accum=given["grad_accum"] or 1,
         clip_grad_norm=given["clip_grad_norm"],
         zero_grad=given["zero_grad"] or "set_to_none",
+        ddp=_data_parallel(given),
+        world_size=given["world_size"],
         data_dependent=given["data_dependent"],
         compile=mode,
     )
+
+
+def _data_parallel(given: Mapping[str, Any]) -> DataParallel | None:
+    if not given["ddp"]:
+        if given["ddp_option"]:
+            raise UsageError("--ddp-option needs --ddp")
+        return None
+    if given["world_size"] is None:
+        raise UsageError("--ddp needs --world-size, the number of processes")
+    known = [field.name for field in fields(DataParallel) if field.name != "world_size"]
+    options = dict(parse_optimizer_arg(text) for text in given["ddp_option"])
+    for name in options:
+        if name not in known:
+            raise UsageError(f"unknown --ddp-option {name!r}; accepted: {', '.join(known)}")
+    return DataParallel(given["world_size"], **options)  # type: ignore[arg-type]
 
 
 def _is_given(value: object) -> bool:

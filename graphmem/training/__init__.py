@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphmem.errors import UsageError
+from graphmem.training.data_parallel import DataParallel, check_world_size
 from graphmem.training.optimizers import (
     OPTIMIZERS,
     OptionValue,
@@ -22,6 +23,7 @@ __all__ = [
     "COMPILE_MODES",
     "DTYPES",
     "OPTIMIZERS",
+    "DataParallel",
     "Inference",
     "OptionValue",
     "Training",
@@ -63,6 +65,8 @@ class Training:
         grad_accum: number of forward and backward passes (micro-batches) per optimizer step.
         clip_grad_norm: maximum norm of the gradients, or None for no clipping.
         zero_grad: ``set_to_none`` or ``zeros``.
+        ddp: data-parallel training, or None for a single process.
+        world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         data_dependent: the share of candidates, above 0 and at most 1, that operators select whose result's size is
             data (``nonzero``, boolean masks, ``unique``); None refuses them.
         compile: mode of ``torch.compile``, one of :data:`COMPILE_MODES`, or None for eager mode.
@@ -79,6 +83,8 @@ class Training:
     grad_accum: int = 1
     clip_grad_norm: float | None = None
     zero_grad: str = "set_to_none"
+    ddp: DataParallel | None = None
+    world_size: int | None = None
     data_dependent: float | None = None
     compile: str | None = None
 
@@ -97,6 +103,15 @@ class Training:
         _check_compile(self.compile)
         if self.zero_grad not in ZERO_GRAD:
             raise UsageError(f"unknown zero_grad {self.zero_grad!r}; accepted: {', '.join(ZERO_GRAD)}")
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        if self.world_size is not None:
+            check_world_size(self.world_size)
+        if self.ddp is not None and self.world_size not in (None, self.ddp.world_size):
+            raise UsageError(f"world_size is {self.world_size} and DDP's is {self.ddp.world_size}; give one of them")
+        if self.ddp is not None and self.compile:
+            raise UsageError("torch.compile of a model in DDP is not modelled; leave out compile or ddp")
 
     @property
     def optimizer_class(self) -> str:
@@ -113,6 +128,8 @@ class Training:
             words.append(f"{self.grad_accum} micro-batches per step")
         if self.clip_grad_norm is not None:
             words.append(f"gradient norm clipped to {self.clip_grad_norm:g}")
+        if self.ddp is not None:
+            words.append(self.ddp.describe())
         if self.zero_grad != "set_to_none":
             words.append("gradients zeroed in place")
         return ", ".join(words)

@@ -22,17 +22,16 @@ import torch
 
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator
-from graphmem.capture.fakes import PretendDevice
 from graphmem.capture.session import Session, capture
 from graphmem.replay import replay
 from graphmem.trace import EventKind, Place, Trace
-from graphmem.units import GIB
 from tests.loops import runner
-from tests.loops.cases import Case
-from tests.parallel import streams
+from tests.loops.registry import Case
+from tests.parallel import ddp, streams
+from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 
 FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "parallel"
-CASES = {**streams.CASES}
+CASES = {**streams.CASES, **ddp.CASES}
 _MOST_EVENTS = 1_000_000
 
 
@@ -64,7 +63,7 @@ def record(case: Case) -> Run:
 def _recorded(case: Case) -> tuple[list[tuple[int, int]], int, int]:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
-    runner.warm_up()
+    warm_up()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     found: list[tuple[int, int]] = []
@@ -107,12 +106,11 @@ def captured(case: Case) -> tuple[Trace, list[int]]:
     marks: list[int] = []
 
     def step(session: Session) -> None:
-        runner.warm_up()
+        warm_up()
         torch.cuda.empty_cache()
         runner.run(case, lambda: marks.append(len(session.recorder.builder.rows)))
 
-    device = PretendDevice(runner.NAME, runner.CAPABILITY, 80 * GIB, runner.MULTIPROCESSORS, runner.THREADS)
-    trace = capture(step, source=case.name, device=device, torch_version=(2, 13), cudnn_workspaces=False).trace
+    trace = capture(step, source=case.name, device=CARD, torch_version=TORCH_VERSION, cudnn_workspaces=False).trace
     return trace, marks
 
 

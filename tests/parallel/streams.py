@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.loops.cases import Case
 from tests.loops.models import Transformer, convolutional, images, loss_of, tokens
+from tests.loops.registry import Case
 
 ITERATIONS = 3
 Loop = Iterator[None]
