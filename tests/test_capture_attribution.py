@@ -252,3 +252,25 @@ def test_the_breakdown_sums_to_the_device_figure_at_the_peak() -> None:
     assert sum(estimate.breakdown.values()) == estimate.device
     state = sum(sizes(of(trained(), Category.OPTIMIZER_STATE)))
     assert estimate.breakdown["OPTIMIZER_STATE"] in (0, state)
+
+
+def test_a_step_without_modules_has_phases() -> None:
+    def step() -> None:
+        weight = torch.zeros(64, 64, device="cuda", requires_grad=True)
+        optimizer = torch.optim.Adam([weight])
+        for _ in range(2):
+            (weight @ weight).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    phases = dict.fromkeys(str(born.phase) for born in births(record(step)))
+    assert [phase for phase in phases if "backward" in phase or "optimizer" in phase] == [
+        "iteration 1 backward", "iteration 1 optimizer", "iteration 2 backward", "iteration 2 optimizer",
+    ]  # fmt: skip
+
+
+def test_the_gradient_of_the_loss_belongs_to_the_backward_pass() -> None:
+    trace = record(lambda: nn.Linear(4, 4).cuda()(torch.zeros(2, 4, device="cuda")).sum().backward())
+    (root,) = [born for born in births(trace) if born.operator == "aten.ones_like.default"]
+    assert str(root.phase) == "iteration 1 backward"
+    assert root.category is not Category.ACTIVATION

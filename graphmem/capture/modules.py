@@ -97,6 +97,7 @@ class ModuleWatch:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
+        recorder.in_optimizer_step = True
         if recorder.stage == "build":
             recorder.begin_iteration()
         for model in [model for known in self._adopted if (model := known()) is not None]:
@@ -107,6 +108,7 @@ class ModuleWatch:
             recorder.enter("optimizer")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._recorder.in_optimizer_step = False
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 for key, value in state.items():
@@ -126,6 +128,14 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
     patches = Patches()
     originals = _Originals()
     patches.set(nn.Module, "_apply", _apply_to_fakes(nn.Module._apply, originals))
+    make_grads = torch.autograd._make_grads
+
+    def root_gradients(*args: Any, **kwargs: Any) -> Any:
+        """The gradients that a backward pass starts from are its first tensors."""
+        recorder.begin_backward()
+        return make_grads(*args, **kwargs)
+
+    patches.set(torch.autograd, "_make_grads", root_gradients)
     handles = [
         nn_module.register_module_forward_pre_hook(lambda module, inputs: watch.enter(module, inputs)),
         nn_module.register_module_forward_hook(lambda *_: watch.leave(), always_call=True),

@@ -81,6 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.unmodelled: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
         self.module_depth = 0
+        self.in_optimizer_step = False
         self._live: dict[int, _StorageRef] = {}
         self._operator = builder.operator("(start)")
         self._known: dict[Any, tuple[str, Rule | None, str | None]] = {}
@@ -114,6 +115,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._stage = stage
         self._base_phase = self._phase = self.builder.phase(self._iteration, stage)
         self._operator = self.builder.operator(f"({stage})", phase=self._base_phase)
+
+    def begin_backward(self) -> None:
+        """A backward pass begins. Steps without any module have not said that their iteration began."""
+        if self._calibration is not None:
+            return
+        if self._stage == "build" or (self._stage == "optimizer" and not self.in_optimizer_step):
+            self.begin_iteration()
+        if self._stage == "forward":
+            self.enter("backward")
 
     @property
     def stage(self) -> str:
@@ -204,7 +214,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             out = func(*args, **kwargs)
         self._record(func, out, args, kwargs, rule, in_backward)
         if func in device_values.TRACKED:
-            device_values.follow(func, args, out)
+            remark = device_values.follow(func, args, out)
+            if remark:
+                self.assumed[remark] += 1
         return out
 
     def _pinned(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -238,8 +250,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _begin_operator(self, name: str, args: Any, in_backward: bool) -> None:
         builder = self.builder
         if in_backward:
-            if self._stage == "forward":
-                self.enter("backward")
+            if self._stage != "backward":
+                self.begin_backward()
             module, source = self._module, ""
             node = torch._C._current_autograd_node()
             if node is not None:
@@ -369,6 +381,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._see(outputs[step.index], step.bytes)
             elif step.kind == "take":
                 taken[step.index] = self._alloc(step.bytes or 0, Category.TEMPORARY, step.label)
+            elif step.kind == "empty_cache":
+                self.builder.event(EventKind.EMPTY_CACHE, self._operator)
             else:
                 self._take_workspaces(workspaces)
                 workspaces = NOTHING

@@ -599,7 +599,8 @@ def vector_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Seque
 
 @rule("aten.renorm.default")
 def renorm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    """The norms of the slices, which become their factors; half types get factors of their own (ATen/native/Normalization.cpp)."""
+    """The norms of the slices, which become their factors; half types get factors of their own.
+    Source: ``renorm_out`` of ATen/native/Normalization.cpp."""
     tensor, dim = args[0], args[2] % args[0].dim()
     half = tensor.dtype in (torch.float16, torch.bfloat16)
     norm = torch.float32 if half else tensor.dtype
