@@ -156,6 +156,7 @@ def _capture(
     *,
     record_graph: bool = False,
 ) -> Any:
+    pytorch.installed_version()  # one that is too old is refused before it is imported
     from graphmem.capture.run import capture_model
 
     wanted = replace(sizes, training=isinstance(step, Training), iterations=iterations)
@@ -187,7 +188,7 @@ def _captured(
     if target.device.compute_capability is None:
         name = target.device.name
         assumptions.append(f"{name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")
-    assumptions.extend(_version_notes(target, captured.installed_version))
+    assumptions.extend(pytorch.version_notes(target.torch_version, captured.installed_version))
     diagnostics = [Diagnostic("unknown", message, count) for message, count in captured.unknown.items()]
     words = step.describe() if not captured.custom_step else loaded.step_words or "custom step function"
     runtime, trace = runtime_named(target.runtime, loaded.runtime), captured.trace
@@ -210,13 +211,6 @@ def _pretended(device: Device) -> Any:
         like.max_threads_per_sm,
         device.cublas_workspace_bytes,
     )
-
-
-def _version_notes(target: RunsOn, installed: tuple[int, int]) -> list[str]:
-    if target.torch_version == installed:
-        return []
-    asked, here = (".".join(map(str, version)) for version in (target.torch_version, installed))
-    return [f"PyTorch {asked}'s allocator and workspaces on operators recorded with PyTorch {here}"]
 
 
 def recorded(trace: Trace, target: RunsOn) -> Traced:
