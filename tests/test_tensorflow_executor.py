@@ -11,13 +11,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphmem.errors import SourceError
+from graphmem.graph.model import Graph, Node, TensorSpec
 from graphmem.graph.tensorflow_executor import FORWARDS, plan_executor
 from graphmem.sources.onnx_file import load_onnx
-from graphmem.trace import Category
+from graphmem.trace import Category, EventKind, Trace
 from tests import onnx_samples as samples
 from tests.onnx_samples import model, save, value, weights
 
 RECORDED = Path(__file__).parent / "golden" / "tensorflow" / "tf_forwarding.json"
+EXECUTOR = RECORDED.with_name("tf_executor.json")
 #: Operators that only rename a buffer, and one that ONNX has no name for.
 RENAMING = {"Reshape", "Identity", "Squeeze", "BiasAdd"}
 
@@ -33,6 +35,39 @@ def activations(
 
 def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
     return helper.make_node(kind, inputs.split(), [output], name=output, **attributes)
+
+
+def recorded_graphs() -> list[dict[str, Any]]:
+    document = json.loads(EXECUTOR.read_text())
+    return [{**graph, "side": document["side"], "inputs": document["inputs"]} for graph in document["graphs"]]
+
+
+def graph_of(recorded: dict[str, Any]) -> Graph:
+    rows, shape = recorded["rows"], (recorded["side"], recorded["side"])
+    names = [f"t{number}" for number in range(recorded["inputs"] + len(rows))]
+    nodes = [
+        Node(names[position], kind, "", tuple(names[operand] for operand in operands), (names[position],))
+        for position, (kind, operands) in enumerate(rows, recorded["inputs"])
+    ]
+    tensors = {name: TensorSpec(name, "float32", shape) for name in names}
+    return Graph("recorded", tuple(nodes), tensors, tuple(names[: recorded["inputs"]]), (names[-1],), ())
+
+
+def peak_and_count(trace: Trace) -> tuple[int, int]:
+    """Most activations alive at once, and how many were allocated."""
+    live = peak = count = 0
+    for event in trace.events():
+        if trace.storages[event.subject].category == Category.ACTIVATION:
+            born = event.kind == EventKind.ALLOC
+            live, count = live + (1 if born else -1), count + born
+            peak = max(peak, live)
+    return peak, count
+
+
+@pytest.mark.parametrize("recorded", recorded_graphs(), ids=range(len(recorded_graphs())))
+def test_random_graphs_hold_what_tensorflow_held(recorded: dict[str, Any]) -> None:
+    trace = plan_executor(graph_of(recorded), iterations=1)
+    assert peak_and_count(trace) == (recorded["peak"], recorded["count"])
 
 
 def test_the_table_is_what_was_recorded() -> None:
@@ -76,6 +111,17 @@ def test_other_shapes_and_types_are_not_written_over(tmp_path: Path) -> None:
 def test_products_and_normalizations_have_outputs_of_their_own(tmp_path: Path) -> None:
     nodes = [node("Neg", "x", "a"), node("MatMul", "a w", "b"), node("Transpose", "b", "y")]
     assert activations(tmp_path, nodes, shape=(4, 4)) == ["a", "b", "y"]
+
+
+def test_an_output_may_be_another_name_and_is_not_written_over(tmp_path: Path) -> None:
+    nodes = [node("Neg", "x", "a"), node("Identity", "a", "y"), node("Relu", "a", "z")]
+    assert activations(tmp_path, nodes, ("y", "z")) == ["a", "z"]
+
+
+def test_what_nobody_reads_is_freed_at_once(tmp_path: Path) -> None:
+    proto = model([node("Neg", "x", "idle"), node("Neg", "x", "y")], [value("x", [4])], [value("y", None)])
+    trace = plan_executor(load_onnx(save(proto, tmp_path)), iterations=1)
+    assert peak_and_count(trace) == (1, 2)
 
 
 def test_control_flow_is_refused_by_name(tmp_path: Path) -> None:

@@ -43,13 +43,17 @@ class LivePlan:
 
 
 def live_plan(graph: Graph, forwards: Forwards | None = None) -> LivePlan:
-    """Find the live range of every storage of one run of ``graph``; ``forwards``: where kernels write over an input."""
-    order = tuple(execution_order(graph.nodes))
+    """Find the live range of every storage of one run of ``graph``.
+
+    With ``forwards``, as TensorFlow's executor: nodes in the order of the file, kernels write over inputs, and what
+    nobody reads is freed at once. Without, nodes in ONNX Runtime's order, and what nobody reads stays to the end.
+    """
+    order = tuple(execution_order(graph.nodes) if forwards is None else range(len(graph.nodes)))
     placement = place(graph, order)
     owner: dict[Key, Key] = {}
     for name in (*graph.inputs, *graph.initializers):
         owner.update((key, key) for key in _keys(name, placement))
-    pinned = {*graph.inputs, *graph.initializers, *graph.outputs}
+    pinned = {*graph.inputs, *graph.initializers}
     last: dict[Key, int] = {}
     reads = _reads(graph, placement)  # still to come, of every storage
     for step, index in enumerate(order):
@@ -59,11 +63,15 @@ def live_plan(graph: Graph, forwards: Forwards | None = None) -> LivePlan:
         reads.subtract(here)
         for name in filter(None, node.outputs):
             shared = _shared_storage(graph, node, index, name, placement)
+            if forwards is None and name in graph.outputs:  # ONNX Runtime hands it over in a buffer of its own
+                shared = None
             if shared is None and forwards is not None:
                 candidates = _may_forward(graph, node, index, name, placement, forwards)
                 shared = next((key for key in candidates if _is_free(owner, key, reads, here, pinned)), None)
             if shared is not None:
                 reads[owner[shared]] += reads.pop((name, placement.home[name]), 0)
+            elif forwards is not None:  # an executor drops what nobody will read
+                last.update(dict.fromkeys(_keys(name, placement), step))
             for key in _keys(name, placement):
                 owner[key] = owner[shared] if shared is not None and key == (name, placement.home[name]) else key
             if name in placement.copies:  # the copy is made at once, which is a read of the original
@@ -80,13 +88,11 @@ def _keys(name: str, placement: Placement) -> list[Key]:
 
 
 def _reads(graph: Graph, placement: Placement) -> Counter[Key]:
-    """How often every tensor is read in every place."""
-    return Counter(
-        (name, placement.read_at(index, node, position))
-        for index, node in enumerate(graph.nodes)
-        for position, name in enumerate(node.inputs)
-        if name
-    )
+    """How often every tensor is read in every place, an output once more by the caller."""
+    reads = Counter((name, placement.home[name]) for name in graph.outputs)
+    for index, node in enumerate(graph.nodes):
+        reads.update((name, placement.read_at(index, node, i)) for i, name in enumerate(node.inputs) if name)
+    return reads
 
 
 def _may_forward(
@@ -110,8 +116,8 @@ def _is_free(owner: dict[Key, Key], key: Key, reads: Counter[Key], here: list[Ke
 
 
 def _shared_storage(graph: Graph, node: Node, index: int, output: str, placement: Placement) -> Key | None:
-    """The input whose storage ``output`` shares. A graph output never shares: it is handed to the caller."""
-    if node.domain or node.op_type not in ALIASING or output != node.outputs[0] or output in graph.outputs:
+    """The input whose storage ``output`` shares."""
+    if node.domain or node.op_type not in ALIASING or output != node.outputs[0]:
         return None
     source = (node.inputs[0], placement.read_at(index, node, 0))
     same_size = graph.tensors[source[0]].nbytes == graph.tensors[output].nbytes

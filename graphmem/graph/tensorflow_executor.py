@@ -35,8 +35,8 @@ _CONTROL_FLOW = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 PLAN_NOTES = (
     (
         "plan",
-        "each ONNX operator counts as one operator of TensorFlow's executor (one thread, graph mode without XLA); "
-        "outputs are written over inputs where TensorFlow's kernels do so",
+        "each ONNX operator counts as one operator of TensorFlow's executor, in the order of the file (one thread, "
+        "graph mode without XLA); outputs are written over inputs where TensorFlow's kernels do so",
     ),
     ("layout", "copies between NCHW and NHWC, which a converter may add, are not counted"),
 )

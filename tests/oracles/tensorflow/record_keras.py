@@ -1,0 +1,110 @@
+"""Record training steps of Keras models in TensorFlow on the CPU, whose memory comes from TensorFlow's own allocator.
+
+    python tests/oracles/tensorflow/record_keras.py OUTPUT.json.gz [NAME ...]
+
+Every case runs in a process of its own. The result has the form that tests/test_tensorflow_bfc_golden.py reads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+STEPS = 3
+CASES: tuple[dict[str, Any], ...] = (
+    {"model": "mlp", "batch": 128, "opt": "sgd"},
+    {"model": "mlp", "batch": 256, "opt": "adam"},
+    {"model": "cnn", "batch": 32, "opt": "adam"},
+    {"model": "resnet50", "batch": 4, "opt": "adam"},
+)
+MARK_COLUMNS = ["mark", "bytes_in_use", "peak_bytes_in_use", "pool_bytes", "peak_pool_bytes", "num_allocs", "largest"]
+
+
+def build_model(name: str) -> tuple[Any, tuple[int, ...]]:
+    """The model and the shape of one example."""
+    import keras
+    from keras import layers
+
+    if name == "resnet50":
+        return keras.applications.ResNet50(weights=None, input_shape=(224, 224, 3)), (224, 224, 3)
+    if name == "mlp":
+        hidden = [layers.Dense(1024, activation="relu") for _ in range(2)]
+        return keras.Sequential([keras.Input((784,)), *hidden, layers.Dense(10, activation="softmax")]), (784,)
+    body = [
+        layers.Conv2D(32, 3, padding="same", activation="relu"),
+        layers.BatchNormalization(),
+        layers.MaxPooling2D(),
+        layers.Conv2D(64, 3, padding="same", activation="relu"),
+        layers.Flatten(),
+        layers.Dense(128, activation="relu"),
+        layers.Dense(10, activation="softmax"),
+    ]
+    return keras.Sequential([keras.Input((32, 32, 3)), *body]), (32, 32, 3)
+
+
+def record(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one case in this process, which has no TensorFlow yet."""
+    from recording import Recording
+
+    recording = Recording()
+    import keras
+    import numpy as np
+
+    recording.mark("start")
+    keras.utils.set_random_seed(0)
+    model, shape = build_model(case["model"])
+    recording.mark("model_built")
+    optimizer = keras.optimizers.Adam(1e-3) if case["opt"] == "adam" else keras.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy", jit_compile=False)
+    recording.mark("compiled")
+    images, labels = np.ones((case["batch"], *shape), "float32"), np.zeros((case["batch"],), "int32")
+    for step in range(STEPS):
+        model.train_on_batch(images, labels)
+        recording.mark(f"step{step + 1}")
+    names: dict[str, int] = {}
+    events = [
+        event if event[0] == "m" else [*event[:-1], names.setdefault(event[-1], len(names))]
+        for event in recording.events()
+    ]
+
+    def total(variables: list[Any]) -> int:
+        return sum(int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize for variable in variables)
+
+    return {
+        "events": events,
+        "names": list(names),
+        "marks": recording.marks,
+        "mark_columns": MARK_COLUMNS,
+        "variable_bytes": total(model.variables),
+        "opt_bytes": total(model.optimizer.variables),
+        "tf": importlib.metadata.version("tensorflow-cpu"),
+        "keras": keras.__version__,
+    }
+
+
+def main() -> None:
+    if sys.argv[1] == "--case":
+        Path(sys.argv[3]).write_text(json.dumps(record(json.loads(sys.argv[2]))))
+        return
+    cases = []
+    for case in CASES:
+        if len(sys.argv) > 2 and case["model"] not in sys.argv[2:]:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            subprocess.run([sys.executable, __file__, "--case", json.dumps(case), str(result)], check=True)
+            cases.append({"case": case, "result": json.loads(result.read_text())})
+        print(case, len(cases[-1]["result"]["events"]), "events")
+    source = "Keras training on the CPU, memory from TensorFlow's BFC allocator, oneDNN off, one thread, no XLA"
+    with gzip.GzipFile(sys.argv[1], "wb", mtime=0) as file:
+        file.write(json.dumps({"source": source, "cases": cases}, separators=(",", ":")).encode())
+
+
+if __name__ == "__main__":
+    main()
