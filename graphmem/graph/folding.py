@@ -58,6 +58,12 @@ def fold(
     return {name: array for name, array in computed.items() if array.nbytes <= KEPT_PAYLOAD_BYTES}
 
 
+def may_fold(op_type: str, domain: str, outputs: Sequence[TensorSpec]) -> bool:
+    """Whether :func:`fold` might compute a node with these outputs."""
+    is_foldable = op_type in FOLDABLE or op_type in ("Shape", "Size", "Constant")
+    return not domain and is_foldable and all(_is_small(spec) for spec in outputs)
+
+
 def _is_small(spec: TensorSpec) -> bool:
     if any(isinstance(d, str) or not 0 <= d <= KEPT_PAYLOAD_BYTES for d in spec.shape):
         return False

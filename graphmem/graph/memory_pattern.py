@@ -44,7 +44,11 @@ class MemoryPatternPlanner:
     peak_bytes: int = 0
 
     def trace_allocation(self, name: str, size: int) -> None:
-        """Place ``size`` bytes (rounded up here) in the smallest gap between live blocks that holds them."""
+        """Place ``size`` bytes (rounded up here) in the smallest gap that holds them, else after the last live block.
+
+        The room between the last live block and the end of what was ever used is a gap like those between blocks. This
+        is 1.31.1's behaviour, found where sources up to 1.20, which do not look there, gave other blocks.
+        """
         size = aligned(size)
         offset, position = self._place(size)
         self.blocks[name] = (offset, size)
@@ -59,7 +63,10 @@ class MemoryPatternPlanner:
             if gap >= size and (smallest is None or gap < smallest):
                 smallest, best = gap, (end, position)
             end = max(end, offset + length)
-        return best if best is not None else (end, len(self._live))
+        tail = self.peak_bytes - end
+        if best is None or (smallest is not None and size <= tail < smallest):
+            best = (end, len(self._live))
+        return best
 
     def trace_free(self, name: str) -> None:
         """Make room where ``name`` was; what is placed already stays where it is."""

@@ -7,7 +7,7 @@ come from the shapes written in the file, or from ONNX Runtime's rules when onnx
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper, shape_inference
 from graphmem.errors import ShapeError, SourceError
 from graphmem.graph import onnx_import
 from graphmem.graph.binding import Binding
-from graphmem.graph.folding import Value, fold
+from graphmem.graph.folding import Value, fold, may_fold
 from graphmem.graph.model import Node, TensorSpec
 from graphmem.graph.onnx_runtime_rules import onnx_runtime_outputs
 from graphmem.graph.order import execution_order
@@ -27,33 +27,104 @@ _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _RESHAPING = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose"))
 
 
+class _Types(dict[str, onnx.TypeProto]):
+    """The specs as ONNX's C++ rules read them, made when they are asked for."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        super().__init__()
+        self._specs = specs
+
+    def __missing__(self, name: str) -> onnx.TypeProto:
+        spec = self._specs[name]
+        self[name] = made = helper.make_tensor_type_proto(element_type(spec.dtype), list(spec.shape))
+        return made
+
+
 @dataclass
-class Propagation:
-    """What is known so far; lives inside one :func:`propagate`."""
+class ModelFacts:
+    """What holds for a model whatever its inputs are bound to; made once by :func:`facts_of`."""
 
     model: onnx.ModelProto
     directory: Path | None
-    annotated: dict[str, TensorSpec]
+    nodes: tuple[Node, ...] = ()
+    protos: tuple[onnx.NodeProto, ...] = ()
+    order: tuple[int, ...] = ()
     opsets: dict[str, int] = field(default_factory=dict)
-    hints: dict[str, TensorSpec] = field(default_factory=dict)
+    inner: tuple[TensorSpec, ...] = ()  # as declared, dimensions free
+    outputs: tuple[tuple[str, TensorSpec | None], ...] = ()
     specs: dict[str, TensorSpec] = field(default_factory=dict)
-    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     data: dict[str, onnx.TensorProto] = field(default_factory=dict)  # ``values`` as the C++ rules read them
     constants: list[str] = field(default_factory=list)
     schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def add_constant(self, tensor: onnx.TensorProto, name: str) -> None:
+        self.specs[name] = onnx_import.spec_of_tensor(tensor, name)
+        value = onnx_import.value_of_tensor(tensor, self.directory)
+        if value is not None:
+            self.values[name] = value
+            self.data[name] = numpy_helper.from_array(value, name)
+        self.constants.append(name)
+
+
+def facts_of(model: onnx.ModelProto, directory: Path | None = None) -> ModelFacts:
+    """Read the nodes, constants and declared shapes of ``model``. ``Constant`` nodes become constants.
+
+    Raises :class:`SourceError` for what graphmem does not plan: subgraphs, sequences, sparse tensors.
+    """
+    graph = model.graph
+    facts = ModelFacts(model, directory, opsets=onnx_import.opset_versions(model))
+    for tensor in graph.initializer:
+        facts.add_constant(tensor, tensor.name)
+    for sparse in graph.sparse_initializer:
+        raise SourceError(f"initializer {sparse.values.name!r} is sparse; graphmem plans dense tensors only")
+    facts.nodes = tuple(onnx_import.node_of_proto(proto, index) for index, proto in enumerate(graph.node))
+    facts.protos = tuple(graph.node)
+    facts.order = tuple(execution_order(facts.nodes))
+    facts.inner = tuple(_declared_tensors((*graph.value_info, *graph.output)))
+    facts.outputs = tuple((value.name, onnx_import.spec_of_value(value)) for value in graph.output)
+    return facts
+
+
+def _declared_tensors(values: Iterable[onnx.ValueInfoProto]) -> Iterator[TensorSpec]:
+    for value in values:
+        spec = onnx_import.spec_of_value(value) if value.type.WhichOneof("value") == "tensor_type" else None
+        if spec is not None:
+            yield spec
+
+
+@dataclass
+class Propagation:
+    """What is known so far; lives inside one :func:`propagate`."""
+
+    facts: ModelFacts
+    annotated: dict[str, TensorSpec]
+    hints: dict[str, TensorSpec]
+    specs: dict[str, TensorSpec]
+    values: dict[str, Value]
+    data: dict[str, onnx.TensorProto]
+    constants: list[str]
+    types: _Types
     notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model itself."""
+        return self.facts.model
+
+    @property
+    def opsets(self) -> dict[str, int]:
+        """Operator-set versions by domain."""
+        return self.facts.opsets
 
     def add(self, spec: TensorSpec, value: Value | None = None) -> None:
         self.specs[spec.name] = spec
-        number = element_type(spec.dtype)
-        self.types[spec.name] = helper.make_tensor_type_proto(number, list(spec.shape))
         if value is not None:
             self.values[spec.name] = value
             self.data[spec.name] = numpy_helper.from_array(value, spec.name)
 
     def add_constant(self, tensor: onnx.TensorProto, name: str) -> None:
-        self.add(onnx_import.spec_of_tensor(tensor, name), onnx_import.value_of_tensor(tensor, self.directory))
+        self.add(onnx_import.spec_of_tensor(tensor, name), onnx_import.value_of_tensor(tensor, self.facts.directory))
         self.constants.append(name)
 
 
@@ -63,57 +134,45 @@ def element_type(dtype: str) -> int:
     return int(onnx.TensorProto.DataType.Value(name))
 
 
-def propagate(
-    model: onnx.ModelProto,
-    nodes: Sequence[Node],
-    binding: Binding,
-    directory: Path | None = None,
-    symbolic: Mapping[str, TensorSpec] | None = None,
-) -> Propagation:
-    """Specs of all tensors of ``model``, whose nodes are ``nodes``, for the bound inputs.
+def propagate(facts: ModelFacts, binding: Binding, symbolic: Mapping[str, TensorSpec] | None = None) -> Propagation:
+    """Specs of all tensors of a model for the bound inputs.
 
-    ``symbolic`` are shapes known from elsewhere, for operators whose rules ONNX does not have. ``Constant`` nodes
-    become constants. Raises :class:`ShapeError` naming the node whose output shape cannot be found,
-    :class:`SourceError` for what graphmem does not plan: subgraphs, sequences, unknown domains.
+    ``symbolic`` are shapes that ONNX Runtime's own inference gave, which are taken where the bound inputs make numbers
+    of them. Raises :class:`ShapeError` naming the node whose output shape cannot be found, :class:`SourceError` for
+    unknown domains and tensors.
     """
-    graph = model.graph
-    state = Propagation(model, directory, _annotations(graph, binding), onnx_import.opset_versions(model))
-    state.hints = _bound_shapes(symbolic or {}, binding.symbols)
-    for tensor in graph.initializer:
-        state.add_constant(tensor, tensor.name)
-    for sparse in graph.sparse_initializer:
-        raise SourceError(f"initializer {sparse.values.name!r} is sparse; graphmem plans dense tensors only")
+    specs = dict(facts.specs)
+    state = Propagation(
+        facts,
+        _bound_shapes(facts.inner, binding.symbols, scalars=True) if binding.keeps_annotations else {},
+        _bound_shapes((symbolic or {}).values(), binding.symbols, scalars=False),
+        specs,
+        dict(facts.values),
+        dict(facts.data),
+        list(facts.constants),
+        _Types(specs),
+    )
     for spec in binding.inputs:
         state.add(spec)
-    for index in execution_order(nodes):
-        _visit(state, nodes[index], graph.node[index])
-    _check_outputs(graph, state, binding)
+        element_type(spec.dtype)
+    for index in facts.order:
+        _visit(state, facts.nodes[index], facts.protos[index])
+    _check_outputs(facts, state, binding)
     return state
 
 
-def _annotations(graph: onnx.GraphProto, binding: Binding) -> dict[str, TensorSpec]:
-    """Shapes the file gives for inner tensors, as far as they are numbers once the input symbols are bound."""
-    annotated: dict[str, TensorSpec] = {}
-    if not binding.keeps_annotations:
-        return annotated
-    for value in (*graph.value_info, *graph.output):
-        if value.type.WhichOneof("value") != "tensor_type":
-            continue
-        spec = onnx_import.spec_of_value(value)
-        if spec is not None:
-            shape = tuple(binding.symbols.get(d, d) if isinstance(d, str) else d for d in spec.shape)
-            if not any(isinstance(d, str) for d in shape):
-                annotated[spec.name] = TensorSpec(spec.name, spec.dtype, shape)
-    return annotated
+def _bound_shapes(
+    declared: Iterable[TensorSpec], symbols: Mapping[str, int], *, scalars: bool
+) -> dict[str, TensorSpec]:
+    """The specs all of whose dimensions are numbers once ``symbols`` are bound.
 
-
-def _bound_shapes(symbolic: Mapping[str, TensorSpec], symbols: Mapping[str, int]) -> dict[str, TensorSpec]:
-    """The specs all of whose dimensions are numbers once ``symbols`` are bound; a scalar may be an unknown rank."""
+    Without ``scalars`` those of rank 0 are left out, where they may also be tensors of unknown rank.
+    """
     bound: dict[str, TensorSpec] = {}
-    for name, spec in symbolic.items():
-        dims = tuple(symbols.get(d, d) if isinstance(d, str) else d for d in spec.shape)
-        if dims and not any(isinstance(d, str) for d in dims):
-            bound[name] = TensorSpec(name, spec.dtype, dims)
+    for spec in declared:
+        dims = tuple([symbols.get(d, d) if isinstance(d, str) else d for d in spec.shape])
+        if (dims or scalars) and not any(isinstance(d, str) for d in dims):
+            bound[spec.name] = TensorSpec(spec.name, spec.dtype, dims)
     return bound
 
 
@@ -128,6 +187,11 @@ def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
             raise SourceError(f"{node} produces {name!r}, which is an input or an initializer already")
     if node.op_type == "Constant" and not node.domain:
         state.add_constant(_constant(node, proto), node.outputs[0])
+        return
+    hinted = [state.hints[name] for name in node.outputs if name in state.hints]
+    if hinted and len(hinted) == sum(map(bool, node.outputs)) and not may_fold(node.op_type, node.domain, hinted):
+        state.specs.update((spec.name, spec) for spec in hinted)
+        _check_elements(state, node)
         return
     outputs = _infer(state, node, proto)
     values = fold(proto, node.domain, state.opsets.get("", 1), state.specs, state.values, outputs)
@@ -182,7 +246,8 @@ def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[Tensor
 
 def _schema(state: Propagation, node: Node) -> Any:
     key = (node.domain, node.op_type)
-    if key not in state.schemas:
+    schemas = state.facts.schemas
+    if key not in schemas:
         if node.domain not in state.opsets:
             raise SourceError(f"{node}: the model imports no operator set for domain {node.domain!r}")
         try:
@@ -191,8 +256,8 @@ def _schema(state: Propagation, node: Node) -> Any:
             schema = None
         if schema is not None and not schema.has_type_and_shape_inference_function:
             schema = None
-        state.schemas[key] = schema
-    return state.schemas[key]
+        schemas[key] = schema
+    return schemas[key]
 
 
 def _without_schema(state: Propagation, node: Node, proto: onnx.NodeProto, wanted: list[str]) -> list[TensorSpec]:
@@ -235,18 +300,17 @@ def _check_elements(state: Propagation, node: Node) -> None:
         )
 
 
-def _check_outputs(graph: onnx.GraphProto, state: Propagation, binding: Binding) -> None:
-    for value in graph.output:
-        if value.name not in state.specs:
-            raise SourceError(f"nothing produces the graph's output {value.name!r}")
-        declared = onnx_import.spec_of_value(value)
-        shape = state.specs[value.name].shape
+def _check_outputs(facts: ModelFacts, state: Propagation, binding: Binding) -> None:
+    for name, declared in facts.outputs:
+        if name not in state.specs:
+            raise SourceError(f"nothing produces the graph's output {name!r}")
+        shape = state.specs[name].shape
         if binding.rebatched and declared is not None and declared.shape and shape:
             old, new = binding.rebatched
             if declared.shape[0] == old and shape[0] != new:
                 raise ShapeError(
-                    f"the batch is fixed in the file: with {new} in place of {old}, output {value.name!r} is "
-                    f"{state.specs[value.name]}; export the model with a dynamic batch"
+                    f"the batch is fixed in the file: with {new} in place of {old}, output {name!r} is "
+                    f"{state.specs[name]}; export the model with a dynamic batch"
                 )
 
 

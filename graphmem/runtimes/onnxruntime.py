@@ -13,7 +13,7 @@ from graphmem.errors import UsageError
 from graphmem.graph.kernel_memory import KernelMemory
 from graphmem.graph.levels import level_named
 from graphmem.graph.model import Graph
-from graphmem.graph.session_plan import SessionSettings, plan_session
+from graphmem.graph.session_plan import SessionPlan, SessionSettings, plan_session
 from graphmem.graph.session_trace import LOAD, Runs
 from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
 from graphmem.units import parse_bytes
@@ -180,10 +180,12 @@ class Planned:
     blocks: tuple[tuple[int, ...], ...]
 
 
-def plan(sessions: Sequence[Sequence[Graph]], options: Options | None = None) -> Planned:
+def plan(
+    sessions: Sequence[Sequence[Graph]], options: Options | None = None, *, plans: Sequence[SessionPlan] | None = None
+) -> Planned:
     """The trace of one session for each sequence of graphs, which are the shapes of its runs in order.
 
-    Sessions are loaded one after another and then run in turns, as one process with several models does.
+    ``plans`` are the sessions' plans where they are known already: they do not depend on shapes. Sessions are loaded one after another and then run in turns, as one process with several models does.
     """
     chosen = options or Options()
     names = ", ".join(dict.fromkeys(graphs[0].name for graphs in sessions))
@@ -192,9 +194,8 @@ def plan(sessions: Sequence[Sequence[Graph]], options: Options | None = None) ->
     runs = []
     for index, graphs in enumerate(sessions):
         prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
-        runs.append(
-            Runs(plan_session(graphs[0], chosen.session), chosen.kernel_memory(), builder, index, prefix=prefix)
-        )
+        made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
+        runs.append(Runs(made, chosen.kernel_memory(), builder, index, prefix=prefix))
         runs[-1].load(graphs[0])
     for iteration in range(max(map(len, sessions))):
         for session, graphs in zip(runs, sessions, strict=True):

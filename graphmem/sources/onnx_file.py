@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -13,9 +14,9 @@ import onnx
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.graph import onnx_import
 from graphmem.graph.binding import Binding, bind
-from graphmem.graph.model import Dimension, Graph, Node, TensorSpec
+from graphmem.graph.model import Dimension, Graph, TensorSpec
 from graphmem.graph.onnx_optimizer import OptimizedModel, optimize
-from graphmem.graph.shapes import Propagation, element_type, propagate
+from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate
 from graphmem.sources.base import OnnxModel
 
 __all__ = ["OnnxFile", "load_onnx", "parse_dim", "parse_input_shape", "parse_shapes", "read_onnx"]
@@ -59,20 +60,31 @@ class OnnxFile:
             graphs.append(self.bind(batch=run_batch, dims=run_dims, input_shapes=run_shapes))
         return OnnxModel(self.path.name, (tuple(graphs),))
 
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """What holds whatever the inputs are bound to."""
+        return facts_of(self.model, self.path.parent)
+
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether the nodes stand in the order in which ONNX Runtime executes them."""
+        return self.optimized is not None and _outputs(self.optimized.source) != _outputs(self.model)
+
     def _graph(self, binding: Binding) -> Graph:
+        if self.optimized is None or binding.keeps_annotations:
+            return self._bound(binding)
+        # the shapes in the file are others than those asked for
+        again = optimize(_rebound(self.optimized.source, binding), self.optimized.level)
+        return replace(self, optimized=again, model=again.model)._bound(binding)
+
+    def _bound(self, binding: Binding) -> Graph:
         symbolic: Mapping[str, TensorSpec] = self.optimized.symbolic if self.optimized else {}
-        model = self.model
-        if self.optimized and not binding.keeps_annotations:  # shapes in the file are others than those asked for
-            again = optimize(_rebound(self.optimized.source, binding), self.optimized.level)
-            model, symbolic = again.model, again.symbolic
-        nodes = [onnx_import.node_of_proto(proto, index) for index, proto in enumerate(model.graph.node)]
-        state = propagate(model, nodes, binding, self.path.parent, symbolic)
+        state = propagate(self.facts, binding, symbolic)
         notes = (*binding.notes, *state.notes.items(), *_level_notes(self.optimized))
-        graph = _graph(model, self.path, nodes, state, tuple(spec.name for spec in self.declared), notes)
+        graph = _graph(self.path, self.facts, state, tuple(spec.name for spec in self.declared), notes)
         if self.optimized is None:
             return graph
-        is_ordered = _outputs(self.optimized.source) != _outputs(model)
-        return replace(graph, symbolic=_checked_ranks(symbolic, graph), is_ordered=is_ordered)
+        return replace(graph, symbolic=_checked_ranks(symbolic, graph), is_ordered=self.is_ordered)
 
 
 def read_onnx(path: str | os.PathLike[str], level: str | None = None) -> OnnxFile:
@@ -181,24 +193,19 @@ def _declared(values: Sequence[onnx.ValueInfoProto]) -> tuple[list[TensorSpec], 
 
 
 def _graph(
-    model: onnx.ModelProto,
-    path: Path,
-    nodes: Sequence[Node],
-    state: Propagation,
-    inputs: tuple[str, ...],
-    notes: tuple[tuple[str, str], ...],
+    path: Path, facts: ModelFacts, state: Propagation, inputs: tuple[str, ...], notes: tuple[tuple[str, str], ...]
 ) -> Graph:
     """The graph as a value; ``Constant`` nodes are initializers, as ONNX Runtime makes them."""
     for spec in state.specs.values():
         spec.nbytes  # noqa: B018 - raises for a tensor beyond 63 bits, while its name is at hand
     return Graph(
         name=path.name,
-        nodes=tuple(node for node in nodes if node.op_type != "Constant" or node.domain),
+        nodes=tuple(node for node in facts.nodes if node.op_type != "Constant" or node.domain),
         tensors=dict(state.specs),
         inputs=inputs,
-        outputs=tuple(dict.fromkeys(value.name for value in model.graph.output)),
+        outputs=tuple(dict.fromkeys(name for name, _ in facts.outputs)),
         initializers=tuple(dict.fromkeys(state.constants)),
-        opsets=tuple(sorted(state.opsets.items())),
+        opsets=tuple(sorted(facts.opsets.items())),
         notes=notes,
     )
 
