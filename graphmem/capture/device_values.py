@@ -1,8 +1,9 @@
 """Values of scalars on the device that are known all the same, and what is assumed of the others.
 
 A learning rate kept in a tensor on the card was copied from a number: comparing it with another number has a known
-answer, and the optimizers ask (``if not 0.0 <= lr``). Everything else that a training loop reads back is data; a
-harmless constant is assumed, and counted.
+answer, and the optimizers ask (``if not 0.0 <= lr``). A tensor filled with a number is known too, and what follows from
+such tensors: generation keeps its list of unfinished sequences so. Everything else that a training loop reads back is
+data; a harmless constant is assumed, and counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import itertools
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -30,13 +32,31 @@ _COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
     _aten.eq.Scalar: operator.eq,
     _aten.ne.Scalar: operator.ne,
 }
+#: Operators that fill a tensor with one number.
+_FILLS: dict[Any, Callable[..., Any]] = {
+    _aten.full.default: lambda size, value, *_: value,
+    _aten.ones.default: lambda *_: 1,
+    _aten.zeros.default: lambda *_: 0,
+}
+#: Operators of filled tensors element by element.
+_COMBINATIONS: dict[Any, Callable[..., Any]] = {
+    _aten.bitwise_and.Tensor: operator.and_,
+    _aten.bitwise_or.Tensor: operator.or_,
+    _aten.mul.Tensor: operator.mul,
+}
+_NOT = _aten.bitwise_not.default
+#: Operators that keep the value of a filled tensor.
+_REDUCTIONS = {_aten.max.default, _aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim}
+#: Whether a token ends its sequence (``transformers/generation/stopping_criteria.py``).
+_ENDS, _STOPPING = _aten.isin.Tensor_Tensor, "transformers/generation/stopping_criteria.py"
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
 _CURVATURE = _aten.le.Tensor
 #: Operators whose outcome can be known.
-TRACKED = _COPIES | set(_COMPARISONS) | {_CURVATURE}
+TRACKED = {*_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _CURVATURE}
 
-#: Code that reads the device in order to decide when to stop: an assumed value could keep it going for ever.
-_DECIDES = ("transformers/generation/utils.py",)
+#: Loops that read the device in order to decide when to stop: an assumed value could keep them going for ever.
+_GENERATION = "transformers/generation/utils.py"
+_LOOPS = ("_sample", "_beam_search", "_assisted_decoding", "_contrastive_search", "_dola_decoding")
 
 
 #: Losses of the descents that go on now, the innermost last; and how large other values are.
@@ -55,27 +75,48 @@ def descending() -> Iterator[None]:
         _descents.pop()
 
 
-def follow(func: Any, args: Sequence[Any], out: Any) -> None:
-    """Note the value of ``out`` if it follows from known ones. ``func`` is one of :data:`TRACKED`."""
+def follow(func: Any, args: Sequence[Any], out: Any) -> str | None:
+    """Note the value of every element of ``out`` if it is known. ``func`` is one of :data:`TRACKED`.
+
+    Returns what had to be assumed for it, or None.
+    """
+    if not isinstance(out, FakeTensor) or out.is_inference():
+        return None
+    value, remark = _outcome(func, args), None
+    if value is None and func is _ENDS and _called_from(sys._getframe(2), _STOPPING):
+        value, remark = False, "generation goes on to its largest length: no token was taken to end its sequence"
+    if value is not None:
+        out._graphmem_value = (value, out._version)
+    return remark
+
+
+def _outcome(func: Any, args: Sequence[Any]) -> Any:
+    """The value of the result's elements; None where it is not known."""
+    fill = _FILLS.get(func)
+    if fill is not None:
+        return fill(*args)
     source = args[0]
-    if not isinstance(out, FakeTensor) or out.dim() or not isinstance(source, torch.Tensor) or out.is_inference():
-        return
+    if not isinstance(source, torch.Tensor):
+        return None
     value = known(source)
+    if func in _COMBINATIONS:
+        other = known(args[1]) if isinstance(args[1], torch.Tensor) else args[1]
+        return None if value is None or other is None else _COMBINATIONS[func](value, other)
     compare = _COMPARISONS.get(func)
     if value is None and _descents:
         if func is _CURVATURE:
-            out._graphmem_value = (True, out._version)
-            return
+            return True
         # Norms and curvatures exceed tolerances, which are positive; a slope is below its negative one.
         value = math.copysign(_MAGNITUDE, args[1]) if compare is not None else None
-    if value is None:
-        return
-    result = value if compare is None else compare(value, args[1])
-    out._graphmem_value = (result, out._version)
+    if value is None or func is _CURVATURE or func is _ENDS:
+        return None
+    if func is _NOT:
+        return not value if source.dtype is torch.bool else ~value
+    return value if compare is None else compare(value, args[1])
 
 
 def known(tensor: torch.Tensor) -> Any:
-    """The number that a tensor of one element holds; None where it is not known."""
+    """The number that every element of the tensor holds; None where it is not known."""
     if not isinstance(tensor, FakeTensor):
         with unset_fake_temporarily():
             return tensor.item() if tensor.device.type == "cpu" and tensor.dim() == 0 else None
@@ -94,10 +135,18 @@ def assumed(tensor: torch.Tensor) -> float | int | bool:
 
 def refuse_decisions(frame: FrameType | None) -> None:
     """Raise :class:`CaptureError` when the reader is known to decide by the value how long it goes on."""
+    if _called_from(frame, _GENERATION, _LOOPS):
+        raise CaptureError(
+            "this way of model.generate() decides by the generated tokens when to stop, and an analysis has only "
+            "shapes; use greedy decoding or sampling under torch.no_grad(), or call the model a fixed number of times "
+            "with past_key_values"
+        )
+
+
+def _called_from(frame: FrameType | None, file: str, names: tuple[str, ...] = ()) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename.replace("\\", "/").endswith(_DECIDES):
-            raise CaptureError(
-                "model.generate() decides by the generated tokens when to stop, and an analysis has only shapes; write "
-                "a step function that calls the model a fixed number of times with past_key_values"
-            )
+        in_file = frame.f_code.co_filename.replace("\\", "/").endswith(file)
+        if in_file and (not names or frame.f_code.co_name in names):
+            return True
         frame = frame.f_back
+    return False

@@ -111,6 +111,31 @@ def _descending(original: Callable[..., Tensor], compare: Callable[[float, Any],
     return comparison
 
 
+@contextlib.contextmanager
+def running_generation() -> Iterator[None]:
+    """On a CUDA build, whose device here has no values: generation stops at its largest length and not before."""
+    from transformers.generation import stopping_criteria, utils
+
+    reached: list[bool] = []
+    largest = stopping_criteria.MaxLengthCriteria.__call__
+
+    def at_length(self: Any, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        reached[:] = [input_ids.shape[1] >= self.max_length]
+        return largest(self, input_ids, scores, **kwargs)
+
+    original = utils.StopCheck.__call__
+
+    def check(self: Any, unfinished: Tensor, *rest: Any) -> bool:
+        original(self, unfinished, *rest)
+        return reached[0]
+
+    with (
+        mock.patch.object(stopping_criteria.MaxLengthCriteria, "__call__", at_length),
+        mock.patch.object(utils.StopCheck, "__call__", check),
+    ):
+        yield
+
+
 def is_captured(model: nn.Module) -> bool:
     """Whether this runs in a capture and not on a CUDA build."""
     return isinstance(next(model.parameters()), FakeTensor)

@@ -20,6 +20,8 @@ from tests.loops.registry import (
     add,
     case,
     group,
+    is_captured,
+    running_generation,
     train,
 )
 
@@ -322,9 +324,47 @@ def greedy_generation() -> Loop:
     yield
 
 
-@case("generate", refused="generate")
-def generate() -> Loop:
-    model = transformers_model().cuda().eval()
-    prompt = torch.zeros(2, 16, dtype=torch.int64, device="cuda")
-    model.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)
+def generated(train: bool = False, dtype: torch.dtype = BF16, **options: Any) -> Loop:
+    """Generation to a fixed length, alone or after every training iteration."""
+    model = transformers_model(dtype=dtype).cuda()
+    prompt = torch.ones(2, 16, dtype=torch.int64, device="cuda")
+    optimizer = _O.AdamW(model.parameters())
+    results = []
+    for _ in range(2):
+        if train:
+            model.train()
+            model(input_ids=prompt, labels=prompt, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        with contextlib.nullcontext() if is_captured(model) else running_generation():
+            results.append(model.generate(prompt, max_new_tokens=5, pad_token_id=0, **options))
+    yield results
+
+
+add("generate", partial(generated, do_sample=False))
+add("generate_between_iterations", partial(generated, True, torch.float32, do_sample=False))
+add("generate_without_cache", partial(generated, do_sample=False, use_cache=False))
+add("generate_sampled", partial(generated, do_sample=True, top_k=20))
+add("generate_with_logits", partial(generated, do_sample=False, return_dict_in_generate=True, output_logits=True))
+add("generate_beams", partial(generated, num_beams=2), refused="generate")
+
+
+def evaluated_with_gradients() -> Loop:
+    """Evaluation without no_grad: the graph of the last output lives until the next one."""
+    model = Transformer().cuda()
+    x, y = tokens()
+    optimizer = _O.AdamW(model.parameters())
+    for _ in range(ITERATIONS):
+        model.train()
+        loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        output = model(x)
+    del output
     yield
+
+
+add("evaluation_with_gradients", evaluated_with_gradients)
