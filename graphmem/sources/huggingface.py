@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +46,51 @@ def load_huggingface(name: str) -> TorchModel:
         raise SourceError(
             f"hf:{name} needs transformers; install it with: pip install 'graphmem[hf]' ({error})"
         ) from None
-    config = _configuration(transformers, name)
+    notes: tuple[str, ...] = ()
     try:
+        config = _configuration(transformers, name)
         architecture = _architecture(transformers, config)
     except (ImportError, RuntimeError) as error:
-        raise SourceError(f"hf:{name}: transformers cannot import its model class: {_root_cause(error)}") from None
-    return TorchModel(f"hf:{name} ({architecture.__name__})", lambda sizes: _build(architecture, config, sizes))
+        if not without_broken_torchvision():
+            raise SourceError(f"hf:{name}: transformers cannot import its model class: {_root_cause(error)}") from None
+        notes = ("torchvision is installed, but does not import beside this PyTorch: taken to be absent",)
+        config = _configuration(transformers, name)
+        try:
+            architecture = _architecture(transformers, config)
+        except (ImportError, RuntimeError) as second:
+            raise SourceError(
+                f"hf:{name} needs torchvision, which does not import beside this PyTorch; install the torchvision made "
+                f"for torch {_torch_version()} ({_root_cause(second)})"
+            ) from None
+    return TorchModel(
+        f"hf:{name} ({architecture.__name__})", lambda sizes: _build(architecture, config, sizes), notes=notes
+    )
+
+
+def without_broken_torchvision() -> bool:
+    """Whether torchvision is installed and does not import; from then on Python and transformers find none.
+
+    That happens where PyTorch was installed for the CPU and torchvision for CUDA, or for another PyTorch: the operators
+    of torchvision's library are not there.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return False
+    except Exception:
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+        import_utils = importlib.import_module("transformers.utils.import_utils")
+        for function in list(vars(import_utils).values()):
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
+        return True
+    return False
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
 
 
 def _configuration(transformers: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from graphmem.sources.base import Built, Sizes, TorchModel
 #: Side of the input images of torchvision's Inception v3; every other classifier there is trained on 224.
 _INCEPTION_SIDE = 299
 _SIDE = 224
+_BROKEN = "does not import beside this PyTorch; install the version of torchvision that was made for it"
 
 
 def load_timm(name: str) -> TorchModel:
@@ -19,6 +20,8 @@ def load_timm(name: str) -> TorchModel:
     try:
         import timm
     except Exception as error:
+        if "torchvision" in str(error):
+            raise SourceError(f"timm:{name}: timm needs torchvision, which {_BROKEN} ({error})") from None
         raise SourceError(f"timm:{name} needs timm; install it with: pip install 'graphmem[timm]' ({error})") from None
     if not timm.is_model(name):
         raise SourceError(f"timm has no model {name!r}{_hint(name, timm.list_models())}")
@@ -36,7 +39,7 @@ def load_torchvision(name: str) -> TorchModel:
     try:
         from torchvision import models
     except Exception as error:
-        raise SourceError(f"torchvision:{name} needs torchvision, which does not import here ({error})") from None
+        raise SourceError(f"torchvision:{name} needs torchvision, which {_BROKEN} ({error})") from None
     known = models.list_models(module=models)
     if name not in known:
         raise SourceError(f"torchvision has no classifier {name!r}{_hint(name, known)}")
