@@ -104,6 +104,12 @@ _add_if_there(
     "graphmem.allocators.tensorflow_bfc",
     _bfc(100 * MIB, allow_growth=True, garbage_collection=False, fragmentation_fraction=0.01),
 )
+_add_if_there("mxnet", "graphmem.allocators.mxnet_pooled", lambda module: module.MXNetPooledStorage())
+_add_if_there(
+    "mxnet, rounding, 100 MiB",
+    "graphmem.allocators.mxnet_pooled",
+    lambda module: module.MXNetPooledStorage(module.PoolConfig("Round"), capacity_bytes=100 * MIB, other_bytes=5 * MIB),
+)
 
 SIZES = st.one_of(
     st.sampled_from([0, 1, 511, 512, 513, MIB - 1, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB, 21 * MIB]),
@@ -161,7 +167,7 @@ def test_the_same_run_gives_the_same_heap(name: str, operations: list[tuple[str,
     assert first.segments() == second.segments()
 
 
-@pytest.mark.parametrize("name", [name for name in FACTORIES if name.startswith(("pytorch", "ideal"))])
+@pytest.mark.parametrize("name", [name for name in FACTORIES if name.startswith(("pytorch", "ideal", "mxnet"))])
 @settings(max_examples=20, deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=40))
 def test_nothing_stays_reserved_once_all_is_freed_and_the_cache_emptied(
