@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from graphmem.errors import SourceError  # noqa: E402
-from graphmem.sources import load  # noqa: E402
+from graphmem.errors import SourceError
+from graphmem.sources import load
 
 BROKEN = "raise RuntimeError('operator torchvision::nms does not exist')\n"
 

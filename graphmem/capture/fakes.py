@@ -30,6 +30,7 @@ from graphmem.capture.older_torch import patch_module_conversion
 from graphmem.capture.pretence import DEVICE as DEVICE
 from graphmem.capture.pretence import Patches as Patches
 from graphmem.capture.pretence import PretendDevice as PretendDevice
+from graphmem.capture.pretence import move
 from graphmem.capture.readback import patch_readback
 
 _META = torch.device("meta")
@@ -247,18 +248,7 @@ def _patch_data_parallel(patches: Patches) -> None:
         construct(self, module, device_ids, *args, **kwargs)
 
     patches.set(torch.nn.DataParallel, "__init__", init)
-    patches.set(torch.nn.DataParallel, "scatter", lambda _, inputs, options, __: ([_moved(inputs)], [_moved(options)]))
-
-
-def _moved(value: Any) -> Any:
-    """Tensors in nested containers, on the device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(DEVICE)
-    if isinstance(value, dict):
-        return {key: _moved(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_moved(item) for item in value)
-    return value
+    patches.set(torch.nn.DataParallel, "scatter", lambda _, inputs, options, __: ([move(inputs)], [move(options)]))
 
 
 def _patch_convolution_layout(patches: Patches) -> None:

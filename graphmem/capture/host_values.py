@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.pretence import tensors_in
+
 _aten = torch.ops.aten
 
 #: Largest number of elements of a host tensor that is computed for real.
@@ -33,7 +35,7 @@ def computable(func: Any, args: Any, kwargs: Any) -> bool:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         return False
-    tensors = list(_tensors(args))
+    tensors = list(tensors_in(args))
     if tensors:
         return all(not isinstance(t, FakeTensor) and t.device.type == "cpu" and t.numel() <= LIMIT for t in tensors)
     if func in _SHAPED:
@@ -67,11 +69,3 @@ def _length(func: Any, args: Any) -> float:
     if func is _aten.arange.start_step:
         return float(abs(numbers[1] - numbers[0]) / abs(numbers[2] if len(numbers) > 2 else 1))
     return float(numbers[2])
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

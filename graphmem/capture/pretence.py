@@ -68,3 +68,27 @@ class Patches:
         finally:
             for replacement in reversed(replacements):
                 setattr(*replacement)
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Every tensor in nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def move(value: Any, dtype: torch.dtype | None = None) -> Any:
+    """Copy every tensor in ``value`` to the device, in order; floating-point ones become ``dtype`` first if given."""
+    if isinstance(value, torch.Tensor):
+        if dtype is not None and value.is_floating_point():
+            value = value.to(dtype)
+        return value.to(DEVICE)
+    if isinstance(value, dict):
+        return type(value)({key: move(item, dtype) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(move(item, dtype) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(move(item, dtype) for item in value)
+    return value

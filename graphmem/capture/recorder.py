@@ -28,6 +28,7 @@ from graphmem.capture.kernel_bodies import BODIES
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
 from graphmem.capture.kernels.unknown import unmodelled
+from graphmem.capture.pretence import tensors_in
 from graphmem.capture.streams import Streams
 from graphmem.capture.workspaces import GEMMS, NOTHING, Workspaces, WorkspaceUse
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
@@ -283,7 +284,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if name == _ADD_NAME and _called_by_engine(sys._getframe(3)):
             self.streams.add_gradients(args[0])
             end = len(storages)
-        for tensor in _tensors(args):
+        for tensor in tensors_in(args):
             ref = self._live.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
             if ref is None or not self._first_gradient <= ref.index < end:
                 continue
@@ -532,14 +533,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _flattened(value: Any) -> Iterator[Any]:
     """The leaves of nested lists and tuples, whatever they are: positions must not depend on which are tensors."""
     if isinstance(value, (list, tuple)):
@@ -550,4 +543,4 @@ def _flattened(value: Any) -> Iterator[Any]:
 
 
 def _on_device(values: Any) -> bool:
-    return any(isinstance(t, FakeTensor) and t.fake_device.type == "cuda" for t in _tensors(values))
+    return any(isinstance(t, FakeTensor) and t.fake_device.type == "cuda" for t in tensors_in(values))

@@ -23,11 +23,12 @@ from graphmem.capture.compile import follow_compiled_code
 from graphmem.capture.data_dependent import Selection
 from graphmem.capture.distributed import one_rank
 from graphmem.capture.double_backward import numbered_as_on_a_card
-from graphmem.capture.fakes import DEVICE, Patches, PretendDevice, pretend_cuda
+from graphmem.capture.fakes import Patches, PretendDevice, pretend_cuda
 from graphmem.capture.initializers import patch_initializers
 from graphmem.capture.kernels.script import Card
 from graphmem.capture.lbfgs import patch_lbfgs
 from graphmem.capture.messages import explained
+from graphmem.capture.pretence import move as move
 from graphmem.capture.recorder import Recorder
 from graphmem.capture.rnn import patch_rnn_modules
 from graphmem.capture.settings import same_settings
@@ -197,18 +198,3 @@ def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
             yield from named_tensors(item, f"{name}[{position}]")
-
-
-def move(value: Any, dtype: torch.dtype | None = None) -> Any:
-    """Copy every tensor in ``value`` to the device, in order; floating-point ones become ``dtype`` first if given."""
-    if isinstance(value, torch.Tensor):
-        if dtype is not None and value.is_floating_point():
-            value = value.to(dtype)
-        return value.to(DEVICE)
-    if isinstance(value, dict):
-        return type(value)({key: move(item, dtype) for key, item in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(item, dtype) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(move(item, dtype) for item in value)
-    return value

@@ -61,14 +61,15 @@ def embedding_backward_rule(
     if count == 0 or (count <= _UNSORTED_INDICES and not by_frequency):
         script.output(0)
     else:
-        _sorted_gradient(script, grad, indices, rows, by_frequency, card)
+        write_sorted_gradient(script, grad, indices, rows, by_frequency, card)
     script.give(*reversed(copies))
     return script
 
 
-def _sorted_gradient(
+def write_sorted_gradient(
     script: Script, grad: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool, card: Card
 ) -> None:
+    """The buffers of summing the gradient's rows by sorted index; the gradient itself is output 0."""
     count, size, width = indices.numel(), indices.element_size(), grad.shape[-1]
     # Before 2.12 (recorded: 2.6, 2.9, 2.11) every bit of the indices is sorted, since then those that count rows.
     bits = int(rows).bit_length() if card.torch_version >= (2, 12) else 8 * size

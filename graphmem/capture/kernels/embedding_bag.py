@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphmem.capture.kernels.embedding import _sorted_gradient
+from graphmem.capture.kernels.embedding import write_sorted_gradient
 from graphmem.capture.kernels.script import Card, Script, rule
 
 _MAX = 2
@@ -28,5 +28,5 @@ def embedding_bag_backward_rule(
     if mode == _MAX or sparse or indices.numel() == 0:
         return None
     script = Script()
-    _sorted_gradient(script, grad, indices, int(rows), by_frequency, card)
+    write_sorted_gradient(script, grad, indices, int(rows), by_frequency, card)
     return script

@@ -28,8 +28,16 @@ _UNMODELLED = {
     "aten.triangular_solve": "copies of operands",
 }
 
+#: Namespaces of operators whose kernels have rules, or allocate nothing but outputs.
+_MODELLED_LIBRARIES = frozenset(
+    ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "profiler",
+     "inductor", "rngprims", "streams", "graphmem", "bitsandbytes", "debugprims", "higher_order")
+)  # fmt: skip
+
 
 def unmodelled(name: str) -> str | None:
     """What the operator of this full name, for example ``aten._fft_r2c.default``, hides; None if nothing is known."""
+    if name.partition(".")[0] not in _MODELLED_LIBRARIES:
+        return "a kernel outside PyTorch, of which only the outputs are known"
     found = [beginning for beginning in _UNMODELLED if name.startswith(beginning)]
     return _UNMODELLED[max(found, key=len)] if found else None
