@@ -13,7 +13,7 @@ from graphmem.errors import UsageError
 from graphmem.estimate import Diagnostic, Estimate
 from graphmem.graph.tensorflow_executor import plan_executor
 from graphmem.replay import replay
-from graphmem.runtimes import onnxruntime, pytorch, runtime_named, tensorflow
+from graphmem.runtimes import mxnet, onnxruntime, pytorch, runtime_named, tensorflow
 from graphmem.runtimes.onnxruntime_findings import findings
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.summarize import Target, fits_without_retry, summarize
@@ -110,6 +110,8 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
     runtime = runtime_named(target.runtime, "onnxruntime")
     if runtime == "tensorflow":
         return _planned_for_tensorflow(loaded, iterations)
+    if runtime != "onnxruntime":
+        raise UsageError(f"{loaded.name}: ONNX graphs are planned for --runtime onnxruntime or tensorflow, not {runtime}")
     options = onnxruntime.parse_options(target.alloc_conf or "")
     sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
     planned = onnxruntime.plan(sessions, options)
@@ -120,13 +122,14 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
     return Traced(planned.trace, loaded.name, runtime, "inference", tuple(assumptions), diagnostics, details=figures)
 
 
-def fusion_level(model: Any, step: Training | Inference, target: RunsOn) -> str | None:
-    """The level to optimize an ONNX file at while it is loaded: ONNX Runtime's, or None for other runtimes."""
+def optimization_for(model: Any, step: Training | Inference, target: RunsOn) -> tuple[str | None, str]:
+    """The (level, provider) to optimize an ONNX file for while it is loaded; no level for other runtimes."""
     names = model if isinstance(model, (list, tuple)) else [model]
     is_onnx = all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
     if not is_onnx or isinstance(step, Training) or runtime_named(target.runtime, "onnxruntime") != "onnxruntime":
-        return None
-    return onnxruntime.parse_options(target.alloc_conf or "").fusion_level
+        return None, "cpu"
+    options = onnxruntime.parse_options(target.alloc_conf or "")
+    return options.fusion_level, options.session.provider
 
 
 def _planned_for_tensorflow(loaded: OnnxModel, iterations: int | None) -> Traced:
@@ -195,6 +198,8 @@ def _captured(
     if runtime == "tensorflow":
         assumptions += [tensorflow.CAPTURED_ASSUMED, tensorflow.XLA_ASSUMED]
         trace = tensorflow.with_eigen_scratch(trace)
+    if runtime == "mxnet":
+        assumptions.append(mxnet.CAPTURED_ASSUMED)
     return Traced(trace, loaded.name, runtime, words, tuple(assumptions), tuple(diagnostics))
 
 
@@ -270,6 +275,9 @@ def _allocator_factory(traced: Traced, target: RunsOn) -> tuple[Callable[[int | 
         described = f"ONNX Runtime BFC arena ({options or 'default options'})"
         make = onnxruntime.default_allocator
         return lambda limit: make(options, limit, reserved=reserved, sessions=sessions), described
+    if traced.runtime == "mxnet":
+        pool, card = mxnet.options_of(target.alloc_conf), target.device
+        return lambda limit: mxnet.default_allocator(pool, None if limit is None else card), mxnet.describe(pool)
     given = target.alloc_conf if target.alloc_conf is not None else traced.alloc_conf
     text = pytorch.configuration_text(given)
     version = ".".join(map(str, target.torch_version))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from graphmem import replay_trace
 from graphmem.allocators.mxnet_pooled import MXNetPooledStorage, PoolConfig, round_alloc_size
 from graphmem.errors import DeviceOutOfMemory, UsageError
+from graphmem.runtimes.mxnet import read_options
+from graphmem.trace import TraceBuilder
 from graphmem.units import GIB, KIB, MIB
 
 
@@ -95,6 +98,28 @@ def test_nothing_is_no_block() -> None:
     storage.free(None)
     with pytest.raises(ValueError, match="not allocated"):
         storage.free(MXNetPooledStorage().malloc(1))
+
+
+def test_the_variables_of_the_environment_and_of_the_text() -> None:
+    environment = {"MXNET_GPU_MEM_POOL_TYPE": "Round", "MXNET_GPU_MEM_POOL_RESERVE": "10", "MXNET_HOME": "/"}
+    assert read_options("", environment) == PoolConfig("Round", mem_pool_reserve=10)
+    assert read_options("MXNET_GPU_MEM_POOL_TYPE=Naive, MXNET_GPU_POOL_PAGE_SIZE:64", environment) == PoolConfig(
+        pool_page_size=64, mem_pool_reserve=10
+    )
+    with pytest.raises(UsageError, match="accepted: MXNET_GPU_MEM_POOL_TYPE"):
+        read_options("pool:Round", {})
+    with pytest.raises(UsageError, match="a whole number"):
+        read_options("MXNET_GPU_MEM_POOL_RESERVE=five", {})
+
+
+def test_a_trace_replays_in_it() -> None:
+    builder = TraceBuilder("two")
+    operator = builder.operator("op", phase=builder.phase(1, "run"))
+    builder.free(builder.alloc(5 * MIB, operator), operator)
+    builder.alloc(3 * MIB, operator)
+    estimate = replay_trace(builder.build(), runtime="mxnet", alloc_conf="MXNET_GPU_MEM_POOL_RESERVE=7")
+    assert (estimate.allocated, estimate.reserved) == (6 * MIB, 10 * MIB)
+    assert estimate.allocator == "MXNet pooled storage (MXNET_GPU_MEM_POOL_RESERVE=7)"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class PoolConfig:
         least = max(SMALLEST_CUTOFF, _ilog2(page - 1))
         if not least <= cutoff <= LOG2_MAX_MEM:
             raise UsageError(
-                f"MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF is {cutoff}; accepted: {least} to {LOG2_MAX_MEM}, log2 of bytes"
+                f"MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF is {cutoff}; accepted: {least} to {LOG2_MAX_MEM} (log2)"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphmem.errors import UsageError
 
-RUNTIMES = ("pytorch", "onnxruntime", "tensorflow")
+RUNTIMES = ("pytorch", "onnxruntime", "tensorflow", "mxnet")
 _SPELLINGS = {"torch": "pytorch", "ort": "onnxruntime", "tf": "tensorflow", "keras": "tensorflow"}
 
 

@@ -1,0 +1,62 @@
+"""MXNet on one GPU: its pooled storage, by the environment variables that shape it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from graphmem.allocators.mxnet_pooled import MXNetPooledStorage, PoolConfig
+from graphmem.devices import Device
+from graphmem.errors import UsageError
+
+#: Environment variable (``env_var_name`` in src/storage/storage.cc) -> field of :class:`PoolConfig`.
+VARIABLES = {f"MXNET_GPU_{field.name.upper()}": field.name for field in fields(PoolConfig)}
+
+CAPTURED_ASSUMED = (
+    "operators, their order, temporaries and library workspaces are PyTorch's, replayed in MXNet's pooled storage; "
+    "MXNet's own memory planning of graphs is not modelled"
+)
+
+
+def read_options(text: str, environment: Mapping[str, str]) -> PoolConfig:
+    """The pool of ``text``, such as ``MXNET_GPU_MEM_POOL_TYPE=Round``, and of the environment, where ``text`` wins.
+
+    Raises :class:`~graphmem.errors.UsageError` listing what is accepted.
+    """
+    given = {name: environment[name] for name in VARIABLES if environment.get(name)}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(\w+)\s*[:=]\s*(.+)", entry)
+        if match is None or match.group(1) not in VARIABLES:
+            raise UsageError(f"cannot read {entry!r} as NAME=VALUE of MXNet; accepted: {', '.join(VARIABLES)}")
+        given[match.group(1)] = match.group(2)
+    config: dict[str, str | int] = {}
+    for name, value in given.items():
+        field = VARIABLES[name]
+        if field != "mem_pool_type" and not re.fullmatch(r"[0-9]{1,15}", value):
+            raise UsageError(f"{name} is {value!r}; accepted: a whole number")
+        config[field] = value if field == "mem_pool_type" else int(value)
+    return replace(PoolConfig(), **config)  # type: ignore[arg-type]
+
+
+def options_of(text: str | None) -> PoolConfig:
+    """The pool on this machine: ``text`` and the environment. Raises :class:`~graphmem.errors.UsageError`."""
+    return read_options(text or "", os.environ)
+
+
+def default_allocator(config: PoolConfig, device: Device | None) -> MXNetPooledStorage:
+    """A fresh pool on ``device``, which nobody else uses; None for a card without end."""
+    if device is None:
+        return MXNetPooledStorage(config)
+    return MXNetPooledStorage(config, capacity_bytes=device.capacity_bytes, other_bytes=device.context_bytes)
+
+
+def describe(config: PoolConfig) -> str:
+    """The pool in words."""
+    changed = [
+        f"{name}={getattr(config, field)}"
+        for name, field in VARIABLES.items()
+        if getattr(config, field) != getattr(PoolConfig(), field)
+    ]
+    return f"MXNet pooled storage ({', '.join(changed) or 'default options'})"
