@@ -111,7 +111,7 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
     if runtime == "tensorflow":
         return _planned_for_tensorflow(loaded, iterations)
     if runtime != "onnxruntime":
-        raise UsageError(f"{loaded.name}: ONNX graphs are planned for --runtime onnxruntime or tensorflow, not {runtime}")
+        raise UsageError(f"{loaded.name}: ONNX graphs run under --runtime onnxruntime or tensorflow, not {runtime}")
     options = onnxruntime.parse_options(target.alloc_conf or "")
     sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
     planned = onnxruntime.plan(sessions, options)

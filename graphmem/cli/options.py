@@ -103,7 +103,7 @@ _MEASURED_OPTIONS = (
 _TARGET_OPTIONS = (
     click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
-    click.option("--runtime", metavar="NAME", help="pytorch, onnxruntime, tensorflow, mxnet. Default: the model's own."),
+    click.option("--runtime", metavar="NAME", help="pytorch, onnxruntime, tensorflow, mxnet. Default: the model's."),
     click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, or the runtime's options as name:value,..."),
     click.option(
         "--tf-option",
