@@ -60,9 +60,15 @@ def analyze(
     step = simulate.step_for(model, training)
     target = simulate.target_for(runtime, device, alloc_conf, torch_version)
     say("loading")
-    level = simulate.fusion_level(model, step, target)
+    optimization = simulate.optimization_for(model, step, target)
     loaded = sources.load(
-        model, example_inputs, batch=batch, dims=dims, input_shapes=input_shapes, shapes=shapes, level=level
+        model,
+        example_inputs,
+        batch=batch,
+        dims=dims,
+        input_shapes=input_shapes,
+        shapes=shapes,
+        optimization=optimization,
     )
     say("tracing")
     traced = simulate.trace_of(loaded, step, target, sources.Sizes(batch, seq_len), iterations, build_on)

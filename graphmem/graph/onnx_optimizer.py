@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 
 from graphmem.errors import SourceError
+from graphmem.graph import half_precision
 from graphmem.graph.levels import LEVELS
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
@@ -29,7 +30,7 @@ _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data"
 class OptimizedModel:
     """``model`` without weights, made from ``source``; ``symbolic`` are types and shapes before binding (``""``: a
     dimension without a name; a scalar may also be a tensor of unknown rank); ``level`` is what was done, which is less
-    than was asked for when ``reason`` says why."""
+    than was asked for when ``reason`` says why; ``provider`` is whose half precision it has."""
 
     source: onnx.ModelProto
     model: onnx.ModelProto
@@ -37,12 +38,14 @@ class OptimizedModel:
     level: str
     runtime_version: str = ""
     reason: str = ""
+    provider: str = "cpu"
 
 
-def optimize(model: onnx.ModelProto, level: str) -> OptimizedModel:
-    """``model`` after ONNX Runtime's optimizations of ``level`` for the CPU provider.
+def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> OptimizedModel:
+    """``model`` after ONNX Runtime's optimizations of ``level`` for its CPU provider.
 
-    Where onnxruntime is not installed, or refuses the model, the graph stays as it is and the shapes are ONNX's.
+    For another ``provider`` half precision stays half precision, though the CPU's kernels have none: see
+    :mod:`graphmem.graph.half_precision`. Where onnxruntime is not installed, or refuses the model, the graph stays as it is and the shapes are ONNX's.
     """
     try:
         import onnxruntime
@@ -50,9 +53,17 @@ def optimize(model: onnx.ModelProto, level: str) -> OptimizedModel:
         return _unoptimized(model, "onnxruntime is not installed")
     try:
         with tempfile.TemporaryDirectory(prefix="graphmem-") as directory:
-            changed = _optimized_by(onnxruntime, model, level, Path(directory))
-            symbolic = _symbolic_shapes(onnxruntime, changed, Path(directory))
-            return OptimizedModel(model, changed, symbolic, level, onnxruntime.__version__)
+            place = Path(directory)
+            is_wide = provider != "cpu" and half_precision.can_be_widened(model)
+            source = half_precision.widened(model) if is_wide else model
+            changed = _optimized_by(onnxruntime, source, level, place)
+            if provider != "cpu" and not is_wide:
+                changed = half_precision.without_inserted_casts(changed)
+            symbolic = _symbolic_shapes(onnxruntime, changed, place)
+            if is_wide:
+                changed = half_precision.narrowed(changed, model)
+                symbolic = half_precision.narrowed_specs(symbolic, model)
+            return OptimizedModel(model, changed, symbolic, level, onnxruntime.__version__, provider=provider)
     except SourceError:
         raise
     except Exception as error:  # onnxruntime raises its own kinds, and has kernels for the CPU only

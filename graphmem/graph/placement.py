@@ -94,7 +94,7 @@ def insert_copies(graph: Graph, placement: Placement) -> CopiedGraph:
             names[name] if name and placement.read_at(index, node, position) != placement.home[name] else name
             for position, name in enumerate(node.inputs)
         )
-        nodes.append(replace(node, inputs=inputs))
+        nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     for name, copy in names.items():
         if name not in constants:
             kind = "MemcpyToHost" if places[copy] == Place.HOST else "MemcpyFromHost"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphmem.graph.kernel_tables import TABLES
@@ -94,11 +94,16 @@ def plan_session(graph: Graph, settings: SessionSettings) -> SessionPlan:
     """Plan a session of ``graph``, of which only names, types, and symbolic shapes are looked at."""
     places: Mapping[str, Place] = {}
     original: Mapping[str, str] = {}
+    order: Sequence[int]
     if settings.provider == "cpu":
         nodes = graph.nodes
+        order = range(len(nodes)) if graph.is_ordered else execution_order(nodes)
         initializers, inputs = graph.initializers, graph.inputs
     else:
-        copied = insert_copies(graph, place(graph, execution_order(graph.nodes)))
+        order = range(len(graph.nodes)) if graph.is_ordered else execution_order(graph.nodes)
+        copied = insert_copies(graph, place(graph, order))
+        if len(copied.nodes) > len(graph.nodes):
+            order = execution_order(copied.nodes)
         nodes, places, original = copied.nodes, copied.places, copied.original
         initializers, inputs = (*graph.initializers, *copied.initializers), graph.inputs
     values = {}
@@ -106,10 +111,9 @@ def plan_session(graph: Graph, settings: SessionSettings) -> SessionPlan:
         known = original.get(name, name)
         where = places.get(name, Place.DEVICE)
         values[name] = Value(graph.tensors[known].dtype, graph.symbolic_shape(known), int(where))
-    is_ordered = graph.is_ordered and settings.provider == "cpu"
     reuse = reuse_plan(
         nodes,
-        range(len(nodes)) if is_ordered else execution_order(nodes),
+        order,
         values,
         inputs=inputs,
         initializers=initializers,

@@ -26,17 +26,19 @@ def load(
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     shapes: str | None = None,
-    level: str | None = None,
+    optimization: tuple[str | None, str] = (None, "cpu"),
 ) -> OnnxModel | TorchModel:
     """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, or a factory or step function.
 
     ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files, ``shapes`` those of several runs;
-    ``level`` is the level ONNX Runtime optimizes them at. A list of ONNX files is one session each. Raises
-    :class:`SourceError`.
+    ``optimization`` is the (level, provider) ONNX Runtime optimizes them for. A list of ONNX files is one session each.
+    Raises :class:`SourceError`.
     """
     if isinstance(model, (list, tuple)):
-        models = [load(one, batch=batch, dims=dims, input_shapes=input_shapes, shapes=shapes, level=level)
-                  for one in model]  # fmt: skip
+        models = [
+            load(one, batch=batch, dims=dims, input_shapes=input_shapes, shapes=shapes, optimization=optimization)
+            for one in model
+        ]
         if not models or not all(isinstance(one, OnnxModel) for one in models):
             raise SourceError("several models can be analysed together if all are ONNX files")
         sessions = [session for one in models if isinstance(one, OnnxModel) for session in one.sessions]
@@ -48,7 +50,7 @@ def load(
         if _suffix(text) == ".onnx":
             from graphmem.sources.onnx_file import read_onnx
 
-            return read_onnx(text, level).model_of(batch, dims, input_shapes, shapes)
+            return read_onnx(text, *optimization).model_of(batch, dims, input_shapes, shapes)
         return _load_torch(text)
     from graphmem.sources.module_object import from_object
 

@@ -74,7 +74,7 @@ class OnnxFile:
         if self.optimized is None or binding.keeps_annotations:
             return self._bound(binding)
         # the shapes in the file are others than those asked for
-        again = optimize(_rebound(self.optimized.source, binding), self.optimized.level)
+        again = optimize(_rebound(self.optimized.source, binding), self.optimized.level, self.optimized.provider)
         return replace(self, optimized=again, model=again.model)._bound(binding)
 
     def _bound(self, binding: Binding) -> Graph:
@@ -87,9 +87,9 @@ class OnnxFile:
         return replace(graph, symbolic=_checked_ranks(symbolic, graph), is_ordered=self.is_ordered)
 
 
-def read_onnx(path: str | os.PathLike[str], level: str | None = None) -> OnnxFile:
+def read_onnx(path: str | os.PathLike[str], level: str | None = None, provider: str = "cpu") -> OnnxFile:
     """Read the ONNX model at ``path`` without its weights, and let ONNX Runtime optimize it to ``level`` (None: keep
-    it as it is in the file). Raises as :func:`load_onnx`."""
+    it as it is in the file) for ``provider``. Raises as :func:`load_onnx`."""
     file = Path(path)
     if file.is_dir():
         raise SourceError(f"{file} is a directory; give the .onnx file in it")
@@ -99,7 +99,7 @@ def read_onnx(path: str | os.PathLike[str], level: str | None = None) -> OnnxFil
         model = onnx_import.read_model(file)
         constants = {tensor.name for tensor in model.graph.initializer}
         declared, shapeless = _declared([value for value in model.graph.input if value.name not in constants])
-        optimized = optimize(model, level) if level else None
+        optimized = optimize(model, level, provider) if level else None
         return OnnxFile(file, optimized, optimized.model if optimized else model, tuple(declared), tuple(shapeless))
 
 
@@ -157,7 +157,8 @@ def _level_notes(optimized: OptimizedModel | None) -> tuple[tuple[str, str], ...
     if optimized.reason:
         return (("graph optimization", f"{done}, the graph as in the file: {optimized.reason}"),)
     by = f"onnxruntime {optimized.runtime_version}"
-    return (("graph optimization", f"{done}, as {by} does for its CPU provider; the CUDA provider may fuse others"),)
+    other = "; the CUDA provider may fuse others" if optimized.provider != "cpu" else ""
+    return (("graph optimization", f"{done}, as {by} does for its CPU provider{other}"),)
 
 
 def _outputs(model: onnx.ModelProto) -> list[tuple[str, ...]]:
