@@ -39,7 +39,8 @@ SUFFIX = ".json.gz"
 
 #: Options of a run that this module understands; a recording with another one is refused rather than half followed.
 OPTIONS = {
-    "accum", "benchmark", "channels_last", "ckpt", "clip", "cudnn", "foreach", "fused", "keepgrad", "sdp", "tf32",
+    "accum", "benchmark", "channels_last", "ckpt", "clip", "compile", "cudnn", "foreach", "fused", "keepgrad", "sdp",
+    "tf32",
 }  # fmt: skip
 
 #: Threads of a multiprocessor by compute capability, 2048 elsewhere (CUDA C++ Programming Guide, technical
@@ -211,6 +212,8 @@ def step_of(run: RecordedRun) -> Callable[[], None]:
             inputs = inputs.to(torch.bfloat16)
         if _flag(run, "channels_last") and inputs.dim() == 4:
             inputs = inputs.to(memory_format=torch.channels_last)
+        if run.options.get("compile") == "model":
+            model = torch.compile(model)
         if run.optimizer == "none":
             _infer(run, model, inputs)
         else:
@@ -242,9 +245,15 @@ def _train(run: RecordedRun, recipe: Recipe, model: nn.Module, inputs: torch.Ten
     optimizer = _optimizer(run, model)
     scaler = torch.amp.GradScaler("cuda") if run.dtype == "ampfp16" else None
     micro_batches = int(run.options.get("accum", 1))
+
+    def losses(inputs: torch.Tensor, targets: Any) -> torch.Tensor:
+        return recipe.loss(model(inputs), targets)
+
+    if run.options.get("compile") == "loss":
+        losses = torch.compile(losses)
     for iteration in range(run.iterations):
         with _autocast(run):
-            loss = recipe.loss(model(inputs), targets)
+            loss = losses(inputs, targets)
         (scaler.scale(loss) if scaler else loss).backward()
         if "clip" in run.options:  # also between micro-batches
             nn.utils.clip_grad_norm_(model.parameters(), float(run.options["clip"]))

@@ -156,7 +156,10 @@ def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: Pretend
         prepare()
         return _REAL_COMPILE(*args, **kwargs)
 
+    stack = contextlib.ExitStack()
     try:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # with the capture's hooks
         patches.set(torch, "compile", compile_)
         if "torch._inductor.compile_fx" in sys.modules and _followed():
             prepare()  # something may have been compiled before
@@ -164,6 +167,7 @@ def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: Pretend
     finally:
         code.close()
         patches.undo()
+        stack.close()
 
 
 _REAL_COMPILE = torch.compile
@@ -217,11 +221,14 @@ def _check_version() -> None:
 
 
 def _failure(frame: Any, error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()] or ["no message"]
+    cause = error
+    while isinstance(cause.__cause__, Exception):
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or ["no message"]
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return (
-        f"{where}: torch.compile failed: {type(error).__name__}: {lines[0]}. Leave torch.compile out for the step as "
-        "it runs without it"
+        f"{where}: torch.compile failed: {type(cause).__name__}: {lines[0].rstrip('.')}. Leave torch.compile out for "
+        "the step as it runs without it"
     )
 
 

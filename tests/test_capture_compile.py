@@ -1,0 +1,171 @@
+"""``torch.compile`` in a capture: the generated code's buffers, byte for byte, and what cannot be followed."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import graphmem
+from graphmem.capture.compile.regions import COMPILER_SINCE
+from graphmem.cli.main import main
+from tests.captures import births, record
+from tests.steps import runs
+
+FOLDER = Path(__file__).parent / "golden" / "pytorch" / "compiled"
+_INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+pytestmark = pytest.mark.skipif(_INSTALLED < COMPILER_SINCE, reason="torch.compile is followed from 2.13 on")
+
+FAST = ("mlp_64_adam_fp32", "mlp_256_none_fp32")
+FACTORY = """
+    import torch
+    from torch import nn
+
+    @torch.compile
+    def loss_of(output):
+        return (output * output).mean()
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.second(nn.functional.gelu(self.first(x)))
+
+    def plain():
+        return Model(), torch.zeros(1024, 64)
+
+    def compiled():
+        model, inputs = plain()
+        return torch.compile(model), inputs
+
+    def compiled_in_place():
+        model, inputs = plain()
+        model.compile()
+        return model, inputs
+
+    def own_step():
+        model, inputs = plain()
+        model, inputs = model.cuda(), inputs.cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            loss_of(model(inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    class Breaks(nn.Module):
+        def forward(self, x):
+            x = x * 2
+            torch._dynamo.graph_break()
+            return (x + 1).relu()
+
+    def broken():
+        return torch.compile(nn.Sequential(nn.Linear(64, 64), Breaks())), torch.zeros(8, 64)
+
+    def refused():
+        return torch.compile(nn.Sequential(nn.Linear(64, 64), Breaks()), fullgraph=True), torch.zeros(8, 64)
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path) -> Path:
+    path = tmp_path / "compiled_model.py"
+    path.write_text(textwrap.dedent(FACTORY))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in runs.names("", FOLDER)]
+)
+def test_a_compiled_step_allocates_what_the_cuda_build_does(name: str) -> None:
+    compared = runs.compare(name, FOLDER)
+    assert compared.predicted.replay.peak_allocated_bytes == compared.recorded.peak_allocated_bytes
+    assert compared.predicted.replay.peak_reserved_bytes == compared.recorded.peak_reserved_bytes
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_every_allocation_after_the_first_iteration_is_the_same(name: str) -> None:
+    """In the first one the CUDA build also makes and drops constants of 4 bytes while it compiles."""
+    recorded = runs.load(name, FOLDER)
+    sizes, predicted = ([size for size in run.changes if size > 0] for run in (recorded, runs.predict(recorded)))
+    later = len(sizes) - dict(recorded.marks)["end0"]
+    assert later > 0
+    assert predicted[-later:] == sizes[-later:]
+
+
+def test_fused_intermediates_do_not_exist(factories: Path) -> None:
+    eager = graphmem.analyze(f"{factories}:plain")
+    compiled = graphmem.analyze(f"{factories}:compiled")
+    assert compiled.peak.allocated_bytes < eager.peak.allocated_bytes
+    assert any("torch.compile" in text for text in compiled.assumptions)
+    assert not any("torch.compile" in text for text in eager.assumptions)
+
+
+def test_the_ways_to_compile_a_model_agree(factories: Path) -> None:
+    ways = [
+        graphmem.analyze(f"{factories}:compiled"),
+        graphmem.analyze(f"{factories}:compiled_in_place"),
+        graphmem.analyze(f"{factories}:plain", training=graphmem.Training(compile="default")),
+    ]
+    assert len({estimate.peak.allocated_bytes for estimate in ways}) == 1
+    assert len({estimate.peak.reserved_bytes for estimate in ways}) == 1
+
+
+def test_functions_compiled_on_import_are_followed_in_a_step_of_ones_own(factories: Path) -> None:
+    estimate = graphmem.analyze(f"{factories}:own_step")
+    assert any("torch.compile" in text for text in estimate.assumptions)
+
+
+def test_graph_breaks_run_between_compiled_parts(factories: Path) -> None:
+    estimate = graphmem.analyze(f"{factories}:broken")
+    assert any("torch.compile" in text for text in estimate.assumptions)
+
+
+def test_what_does_not_compile_is_one_message(factories: Path) -> None:
+    with pytest.raises(graphmem.GraphmemError, match=r"torch\.compile failed: Unsupported"):
+        graphmem.analyze(f"{factories}:refused")
+
+
+def test_names_are_the_users_and_storages_are_named_after_kernels() -> None:
+    def step() -> None:
+        model = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda())
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+
+    labels = {born.label for born in births(record(step))}
+    assert {"0.weight", "0.bias"} <= labels
+    assert any(label.startswith("triton_") for label in labels)
+
+
+def test_cuda_graphs_and_autotuning_are_left_out_and_said(factories: Path) -> None:
+    estimate = graphmem.analyze(f"{factories}:plain", training=graphmem.Training(compile="max-autotune"))
+    messages = [diagnostic.message for diagnostic in estimate.diagnostics]
+    assert any("CUDA graphs" in message and "higher" in message for message in messages)
+    assert any("max-autotune chooses kernels by timing" in message for message in messages)
+
+
+def test_pytorch_is_left_as_it_was(factories: Path) -> None:
+    from torch._dynamo import device_interface, eval_frame
+    from torch.nn.modules import module as nn_module
+
+    before = (torch.compile, eval_frame.set_eval_frame, device_interface.device_interfaces.get("cuda"))
+    graphmem.analyze(f"{factories}:compiled")
+    assert (torch.compile, eval_frame.set_eval_frame, device_interface.device_interfaces.get("cuda")) == before
+    assert not nn_module._global_forward_pre_hooks
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_the_command_line_compiles(factories: Path) -> None:
+    result = CliRunner().invoke(main, ["analyze", f"{factories}:plain", "--compile"])
+    assert result.exit_code == 0, result.output
+    assert "torch.compile" in result.output
+
+
+def test_the_command_line_names_the_modes(factories: Path) -> None:
+    result = CliRunner().invoke(main, ["analyze", f"{factories}:plain", "--compile-mode", "fast"])
+    assert result.exit_code != 0
+    assert "reduce-overhead" in result.output
