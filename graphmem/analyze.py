@@ -35,15 +35,16 @@ def analyze(
 
     Args:
         model: a path or name (``model.onnx``, ``model.pt2``, ``module.py:factory``, ``hf:<config.json or type>``,
-            ``timm:<name>``, ``torchvision:<name>``), an ``nn.Module``, a factory, or a step function that builds and
+            ``timm:<name>``, ``torchvision:<name>``, ``keras:module.py:factory``), an ``nn.Module``, a factory, or a step function that builds and
             runs its own iterations. A list of ONNX files is as many sessions in one process.
         example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments.
         batch, seq_len: sizes, passed on to factories that name them.
         training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
             their defaults; by default inference for ONNX files and training with AdamW for PyTorch models.
-        runtime: ``pytorch`` or ``onnxruntime``; by default the one natural to the model.
+        runtime: ``pytorch``, ``onnxruntime``, ``tensorflow`` or ``mxnet``; by default the one natural to the model.
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
-        alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or ONNX Runtime's arena options; by default the environment's.
+        alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or the options of another runtime under their own names; by default
+            the environment's.
         dims, input_shapes: bind dimensions of ONNX files.
         shapes: the shapes of the runs of an ONNX session in order, as ``batch=1;batch=16,seq=128``.
         iterations: how many iterations to run; by default 3 of training (2 where one has more than 5,000 operators)
