@@ -17,14 +17,18 @@ from graphmem.capture.kernels.script import Card
 
 BACKENDS = frozenset({"flash", "efficient", "math", "cudnn"})
 
-#: cuDNN of the default CUDA wheel on PyPI, by (major, minor) of torch; older wheels had 9.10 or earlier.
-_WHEEL_CUDNN = {(2, 11): 91900, (2, 12): 92000, (2, 13): 92000}
-_OLDER_CUDNN = 91002
+#: cuDNN of the default CUDA wheel on PyPI, by (major, minor) of torch: the requirements of the wheels of 2.4.1, 2.6.0,
+#: 2.8.0, 2.9.1, 2.11.0 and 2.13.0; those of 2.5, 2.7, 2.10 and 2.12 are from their release notes' build matrix.
+_WHEEL_CUDNN = {
+    (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
+    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000,
+}  # fmt: skip
 
 
 def wheel_cudnn_version(torch_version: tuple[int, int]) -> int:
-    """cuDNN version as an integer (9.20.0 is 92000) of the default wheel of a torch release."""
-    return _WHEEL_CUDNN.get(torch_version, max(_WHEEL_CUDNN.values()) if torch_version > (2, 13) else _OLDER_CUDNN)
+    """cuDNN version as an integer (9.20.0 is 92000) of the default wheel of a torch release or of the one before."""
+    known = [version for version in _WHEEL_CUDNN if version <= torch_version]
+    return _WHEEL_CUDNN[max(known, default=min(_WHEEL_CUDNN))]
 
 
 @dataclass(frozen=True, slots=True)
