@@ -35,8 +35,9 @@ def analyze(
 
     Args:
         model: a path or name (``model.onnx``, ``model.pt2``, ``module.py:factory``, ``hf:<config.json or type>``,
-            ``timm:<name>``, ``torchvision:<name>``, ``keras:module.py:factory``), an ``nn.Module``, a factory, or a step
-            function that builds and runs its own iterations. A list of ONNX files is as many sessions in one process.
+            ``timm:<name>``, ``torchvision:<name>``, ``keras:module.py:factory``), an ``nn.Module``, a factory, or a
+            step function that builds and runs its own iterations. A list of ONNX files is as many sessions in one
+            process.
         example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments.
         batch, seq_len: sizes, passed on to factories that name them.
         training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
