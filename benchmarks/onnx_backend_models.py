@@ -22,7 +22,7 @@ import onnx.backend.test
 from graphmem import analyze
 from graphmem.errors import GraphmemError
 
-DATA = Path(list(onnx.backend.test.__path__)[0]) / "data"
+DATA = Path(next(iter(onnx.backend.test.__path__))) / "data"
 
 
 def models() -> Iterator[tuple[str, bytes]]:

@@ -45,7 +45,8 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
     """``model`` after ONNX Runtime's optimizations of ``level`` for its CPU provider.
 
     For another ``provider`` half precision stays half precision, though the CPU's kernels have none: see
-    :mod:`graphmem.graph.half_precision`. Where onnxruntime is not installed, or refuses the model, the graph stays as it is and the shapes are ONNX's.
+    :mod:`graphmem.graph.half_precision`. Where onnxruntime is not installed, or refuses the model, the graph stays as
+    it is and the shapes are ONNX's.
     """
     try:
         import onnxruntime
@@ -54,15 +55,14 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
     try:
         with tempfile.TemporaryDirectory(prefix="graphmem-") as directory:
             place = Path(directory)
-            is_wide = provider != "cpu" and half_precision.can_be_widened(model)
-            source = half_precision.widened(model) if is_wide else model
+            is_half = provider != "cpu" and half_precision.has_half(model)
+            source = half_precision.widened(model) if is_half else model
+            if source is None:
+                return _unoptimized(model, "its conversions to half precision are not followed through the optimizer")
             changed = _optimized_by(onnxruntime, source, level, place)
-            if provider != "cpu" and not is_wide:
-                changed = half_precision.without_inserted_casts(changed)
-            symbolic = _symbolic_shapes(onnxruntime, changed, place)
-            if is_wide:
+            if is_half:
                 changed = half_precision.narrowed(changed, model)
-                symbolic = half_precision.narrowed_specs(symbolic, model)
+            symbolic = _symbolic_shapes(onnxruntime, changed, place)
             return OptimizedModel(model, changed, symbolic, level, onnxruntime.__version__, provider=provider)
     except SourceError:
         raise
