@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from graphmem import Inference, analyze  # noqa: E402
 from graphmem.capture.messages import explained  # noqa: E402
-from graphmem.errors import CaptureError, GraphmemError  # noqa: E402
+from graphmem.errors import CaptureError, GraphmemError, SourceError  # noqa: E402
 from tests.captures import H100, births, record  # noqa: E402
 
 
@@ -275,3 +276,39 @@ def test_what_cannot_be_done_is_said(ask: Callable[[], Any], said: str) -> None:
 def test_errors_of_the_users_own_are_not_explained_away() -> None:
     assert explained(ValueError("no such checkpoint")) is None
     assert explained(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x5 and 4x4)")) is None
+
+
+def test_models_with_lazy_layers_are_analysed_whole() -> None:
+    """Given as an object and trained: the parameters are known as such once they have a shape."""
+    lazy = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(4))
+    plain = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    example = torch.zeros(8, 16)
+    found, wanted = (analyze(model, example) for model in (lazy, plain))
+    assert found.breakdown == wanted.breakdown
+    assert found.breakdown["PARAMETER"] > 0
+    assert isinstance(lazy[0].weight, nn.UninitializedParameter)
+
+
+def test_programs_of_other_front_ends() -> None:
+    model, example = nn.Linear(16, 4), torch.zeros(8, 16)
+    exported = torch.export.export(model, (example,))
+    assert analyze(exported, example).requested == analyze(model, example).requested
+    with pytest.raises(SourceError, match=r"torch\.jit runs outside Python"):
+        analyze(torch.jit.script(model), example)
+
+
+def test_a_kernel_outside_pytorch_is_counted_as_unknown() -> None:
+    library = torch.library.Library("graphmem_kernels", "DEF")
+    try:
+        library.define("fused(Tensor x) -> Tensor")
+        torch.library.register_fake("graphmem_kernels::fused", torch.empty_like, lib=library)
+
+        class Uses(nn.Linear):
+            def forward(self, x: Any) -> Any:
+                return torch.ops.graphmem_kernels.fused(super().forward(x))
+
+        estimate = analyze(Uses(4, 4), torch.zeros(2, 4), training=Inference())
+        (said,) = [d for d in estimate.diagnostics if "graphmem_kernels.fused" in d.message]
+        assert said.count == 2
+    finally:
+        library._destroy()

@@ -192,6 +192,12 @@ def made_lazy(device: Any, dtype: Any, requires_grad: bool, kind: type = LazyPar
     return tensor
 
 
+def lazy_like(real: Any) -> Any:
+    """A fake lazy parameter or buffer on the host for a real one."""
+    kind = LazyParameter if isinstance(real, torch.nn.Parameter) else LazyBuffer
+    return made_lazy("cpu", real.data.dtype, real.requires_grad, kind)
+
+
 def moved_lazy(lazy: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """What ``move``, as of ``Module.to``, makes of a lazy tensor."""
     like = move(torch.empty(0, dtype=lazy.data.dtype, device=lazy.data.device))

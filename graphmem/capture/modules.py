@@ -29,6 +29,7 @@ class ModuleWatch:
         self._alive: dict[int, weakref.ref[nn.Module]] = {}
         self._adopted: list[weakref.ref[nn.Module]] = []
         self._stack: list[str] = []
+        self._has_lazy = False
 
     def adopt(self, model: nn.Module) -> None:
         """Learn the names of a model's modules, parameters and buffers."""
@@ -38,6 +39,7 @@ class ModuleWatch:
                 name = _as_written(full_name)
                 if id(module) not in self._names:
                     self._remember(module, name or type(model).__name__)
+        self._has_lazy = any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
         for name, parameter in model.named_parameters():
             self._recorder.label(parameter, Category.PARAMETER, _as_written(name))
             if parameter.grad is not None:
@@ -79,6 +81,9 @@ class ModuleWatch:
         if self._stack:
             self._stack.pop()
             self._recorder.module_depth -= 1
+            if self._has_lazy and not self._stack:  # its first forward gave them their shapes
+                for model in filter(None, [known() for known in self._adopted]):
+                    self.adopt(model)
         self._recorder.set_module(self._stack[-1] if self._stack else "")
 
     def _begin_forward(self, inputs: Any) -> None:

@@ -20,6 +20,13 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
         from torch import nn
     except ImportError:
         raise SourceError("a Python object needs PyTorch; install it with: pip install 'graphmem[torch]'") from None
+    if isinstance(model, torch.jit.ScriptModule):
+        raise SourceError(
+            f"a {type(model).__name__} of torch.jit runs outside Python, where an analysis cannot follow it; give the "
+            "module that it was made from"
+        )
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
     if isinstance(model, nn.Module):
         if example_inputs is None:
             raise SourceError("a module needs example_inputs: a tensor, a tuple, or a dict of keyword arguments")
@@ -40,9 +47,15 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
 def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
     """Copy the module's structure with fake host parameters in place of the real ones; runs inside a capture."""
     import torch
+    from torch.nn.parameter import is_lazy
+
+    from graphmem.capture.factories import lazy_like
 
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
+        if is_lazy(tensor):
+            memo[id(tensor)] = lazy_like(tensor)
+            continue
         memo[id(tensor)] = _fake_like(tensor)
         if tensor.grad is not None:
             memo[id(tensor.grad)] = _fake_like(tensor.grad)
