@@ -116,8 +116,11 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
     sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
     planned = onnxruntime.plan(sessions, options)
     said, details = findings(sessions, options, planned)
-    assumptions = [*onnxruntime.notes_of(options), *(f"{key}: {value}" for key, value in planned.trace.notes)]
-    diagnostics = tuple(Diagnostic("note", sentence) for sentence in said)
+    assumptions = [*onnxruntime.notes_of(options, planned.host_nodes), *(f"{key}: {value}" for key, value in planned.trace.notes)]
+    unknown = [
+        Diagnostic("unknown", f"working buffers of {name}", count) for name, count in sorted(planned.unknown.items())
+    ]
+    diagnostics = (*unknown, *(Diagnostic("note", sentence) for sentence in said))
     figures = tuple(details.items())
     return Traced(planned.trace, loaded.name, runtime, "inference", tuple(assumptions), diagnostics, details=figures)
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.graph.kernel_tables import MICROSOFT
 from graphmem.graph.model import Graph, Node
-from graphmem.graph.working_buffers import FLOAT_BYTES, ONLY_OUTPUTS, OUTPUTS, WITHOUT_RULE, WORKING, Steps
+from graphmem.graph.working_buffers import (
+    FLOAT_BYTES,
+    ONLY_OUTPUTS,
+    OUTPUTS,
+    WITHOUT_CUDA_RULE,
+    WITHOUT_RULE,
+    WORKING,
+    Steps,
+)
 
 if TYPE_CHECKING:
     from graphmem.graph.session_plan import SessionPlan
@@ -66,11 +74,8 @@ class KernelMemory:
 
     def unknown(self, nodes: Iterable[Node]) -> dict[str, int]:
         """How many of ``nodes``, by operator, have kernels that take working buffers for which there is no rule."""
-        found: dict[str, int] = {}
-        for node in nodes if self.provider == "cpu" else ():
-            if (node.domain, node.op_type) in WITHOUT_RULE:
-                found[node.op_type] = found.get(node.op_type, 0) + 1
-        return found
+        lacking = WITHOUT_RULE if self.provider == "cpu" else WITHOUT_CUDA_RULE
+        return dict(Counter(node.op_type for node in nodes if (node.domain, node.op_type) in lacking))
 
     def prepacked(self, graph: Graph, plan: SessionPlan) -> Iterator[PackedWeight]:
         """The packed weights of a session, in the order of the nodes."""

@@ -69,7 +69,8 @@ CUDA = KernelTable(
     "CUDA",
     _rules(
         (_ALIAS, "", _ALIASES),
-        (_INPLACE, "", _ACTIVATIONS),
+        (_INPLACE, "", _ACTIVATIONS),  # activation/activations.cc
+        (KernelRule(may_inplace=((3, 1), (4, 2))), MICROSOFT, ("GroupQueryAttention",)),  # past into present
     ),
 )
 TABLES = {"cpu": CPU, "cuda": CUDA}

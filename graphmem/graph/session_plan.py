@@ -44,7 +44,7 @@ class SessionSettings:
 @dataclass(frozen=True)
 class SessionPlan:
     """``nodes`` include the copies between host and device; ``original`` maps the tensors these make to what they
-    copy. ``home`` is where the provider's arena is."""
+    copy. ``home`` is where the provider's arena is; ``host_nodes`` counts the nodes that run on the CPU."""
 
     settings: SessionSettings
     nodes: tuple[Node, ...]
@@ -54,6 +54,7 @@ class SessionPlan:
     copied_inputs: tuple[str, ...]
     bound_outputs: frozenset[str]
     initializers: tuple[str, ...]
+    host_nodes: int = 0
     pattern_forbidden: bool = False
     home: Place = Place.DEVICE
 
@@ -95,6 +96,7 @@ def plan_session(graph: Graph, settings: SessionSettings) -> SessionPlan:
     places: Mapping[str, Place] = {}
     original: Mapping[str, str] = {}
     order: Sequence[int]
+    host_nodes = 0
     if settings.provider == "cpu":
         nodes = graph.nodes
         order = range(len(nodes)) if graph.is_ordered else execution_order(nodes)
@@ -106,6 +108,7 @@ def plan_session(graph: Graph, settings: SessionSettings) -> SessionPlan:
             order = execution_order(copied.nodes)
         nodes, places, original = copied.nodes, copied.places, copied.original
         initializers, inputs = (*graph.initializers, *copied.initializers), graph.inputs
+        host_nodes = len(copied.host_nodes)
     values = {}
     for name in {*graph.tensors, *original}:
         known = original.get(name, name)
@@ -131,4 +134,5 @@ def plan_session(graph: Graph, settings: SessionSettings) -> SessionPlan:
         tuple(name for name in inputs if places.get(name, Place.DEVICE) == Place.DEVICE) if on_device else (),
         frozenset(graph.outputs) if settings.io_binding else frozenset(),
         tuple(initializers),
+        host_nodes,
     )

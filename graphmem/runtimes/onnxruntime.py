@@ -147,7 +147,7 @@ def _count(key: str, value: str) -> int:
     return int(value)
 
 
-def notes_of(options: Options) -> list[str]:
+def notes_of(options: Options, host_nodes: int = 0) -> list[str]:
     """What the options assume, for the reader."""
     notes = []
     if options.session.provider == "cuda":
@@ -155,6 +155,11 @@ def notes_of(options: Options) -> list[str]:
             "CUDA provider: in-place kernels, host copies and the stream-tagged arena are read in ONNX Runtime's "
             "source and were never compared with a GPU"
         )
+        if host_nodes:
+            notes.append(
+                f"{host_nodes} nodes run on the CPU: ONNX Runtime then plans buffers for two streams; they are planned "
+                "here as for one"
+            )
         size = options.kernel_memory().convolution_workspace
         notes.append(
             f"cudnn_conv_algo_search {options.cudnn_conv_algo_search}: cuDNN's workspace has no rule; each convolution "
@@ -174,10 +179,16 @@ def notes_of(options: Options) -> list[str]:
 
 @dataclass(frozen=True)
 class Planned:
-    """A trace of one or more sessions, and the bytes of the pattern block of each run of each session."""
+    """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
+
+    ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
+    working buffers that are not in the trace.
+    """
 
     trace: Trace
     blocks: tuple[tuple[int, ...], ...]
+    host_nodes: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan(
@@ -201,7 +212,9 @@ def plan(
         for session, graphs in zip(runs, sessions, strict=True):
             if iteration < len(graphs):
                 session.run(graphs[iteration], iteration + 1)
-    return Planned(builder.build(), tuple(tuple(session.blocks) for session in runs))
+    unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.nodes)
+    blocks = tuple(tuple(session.blocks) for session in runs)
+    return Planned(builder.build(), blocks, sum(session.plan.host_nodes for session in runs), unknown)
 
 
 def reserved_allocations(trace: Trace) -> frozenset[int]:
