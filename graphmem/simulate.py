@@ -112,11 +112,11 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
         return _planned_for_tensorflow(loaded, iterations)
     if runtime != "onnxruntime":
         raise UsageError(f"{loaded.name}: ONNX graphs run under --runtime onnxruntime or tensorflow, not {runtime}")
-    options = onnxruntime.parse_options(target.alloc_conf or "")
+    options = onnxruntime.parse_options(target.alloc_conf or "").on(target.device.compute_capability)
     sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
     planned = onnxruntime.plan(sessions, options)
     said, details = findings(sessions, options, planned)
-    assumptions = [*onnxruntime.notes_of(options, planned.host_nodes), *(f"{key}: {value}" for key, value in planned.trace.notes)]
+    assumptions = [*onnxruntime.notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes)]
     unknown = [
         Diagnostic("unknown", f"working buffers of {name}", count) for name, count in sorted(planned.unknown.items())
     ]

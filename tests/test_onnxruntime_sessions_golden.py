@@ -42,7 +42,7 @@ def planned(case: dict[str, Any], runs: int, **settings: Any) -> Trace:
 
 def events_of(trace: Trace) -> dict[int, list[Event]]:
     """(kind, bytes) of every event by run, 0 being loading; what one kernel frees is sorted."""
-    reserved, born = reserved_allocations(trace), 0
+    reserved, born = reserved_allocations(trace).blocks, 0
     runs: dict[int, list[Event]] = {}
     for event in trace.events():
         size = trace.storages[event.subject].bytes if event.subject >= 0 else 0

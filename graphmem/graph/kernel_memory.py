@@ -34,6 +34,11 @@ PACKED_COLUMNS = 16
 ASSUMED_CUDNN_WORKSPACE_BYTES = 32 << 20
 _CUDNN_CONVOLUTIONS = frozenset((("", "Conv"), ("", "ConvTranspose"), (MICROSOFT, "FusedConv")))
 
+_CUBLAS = frozenset((
+    ("", "MatMul"), ("", "Gemm"), ("", "Attention"), (MICROSOFT, "FusedMatMul"), (MICROSOFT, "GemmFastGelu"),
+    (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
+))  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
@@ -55,6 +60,7 @@ class KernelMemory:
     provider: str
     threads: int = 1
     cudnn_workspace_bytes: int | None = None
+    cublas_workspace_bytes: int = 0
 
     @property
     def convolution_workspace(self) -> int:
@@ -71,6 +77,10 @@ class KernelMemory:
         if kind in _CUDNN_CONVOLUTIONS and self.convolution_workspace:
             return (OUTPUTS, self.convolution_workspace)
         return ONLY_OUTPUTS
+
+    def uses_cublas(self, nodes: Iterable[Node]) -> bool:
+        """Whether any of ``nodes`` multiplies matrices on a GPU."""
+        return self.provider != "cpu" and any((node.domain, node.op_type) in _CUBLAS for node in nodes)
 
     def unknown(self, nodes: Iterable[Node]) -> dict[str, int]:
         """How many of ``nodes``, by operator, have kernels that take working buffers for which there is no rule."""

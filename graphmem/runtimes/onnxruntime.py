@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from graphmem.allocators.base import SegmentView
+from graphmem.allocators.base import BlockView, SegmentView
 from graphmem.allocators.bfc import DRIVER_ALIGNMENT_BYTES, BumpDriver
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy, StreamAwareBFCArena
-from graphmem.errors import UsageError
+from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.graph.kernel_memory import KernelMemory
 from graphmem.graph.levels import level_named
 from graphmem.graph.model import Graph
 from graphmem.graph.session_plan import SessionPlan, SessionSettings, plan_session
-from graphmem.graph.session_trace import LOAD, Runs
+from graphmem.graph.session_trace import CUBLAS_LABEL, CUDNN_LABEL, LOAD, Runs
 from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
-from graphmem.units import parse_bytes
+from graphmem.units import format_bytes, parse_bytes
 
 STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.value): s for s in ExtendStrategy}
 PROVIDERS = {
@@ -35,6 +35,10 @@ ARENA_OPTIONS = {
     "initial_growth_chunk_size_bytes": "initial_growth_chunk_size_bytes",
     "max_power_of_two_extend_bytes": "max_power_of_two_extend_bytes",
 }
+HOPPER = 9
+#: What NVIDIA recommends to give ``cublasSetWorkspace`` (cuBLAS documentation, by architecture), taken for what a
+#: handle allocates by itself; ONNX Runtime never sets one.
+CUBLAS_BYTES, CUBLAS_BYTES_HOPPER = 4 << 20, 32 << 20
 #: Session and run options that are on or off, each with the field of :class:`SessionSettings` it sets.
 SWITCHES = {
     "enable_mem_pattern": "enable_mem_pattern",
@@ -46,7 +50,7 @@ SWITCHES = {
 OPTIONS = (
     *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage", "session.use_device_allocator_for_initializers",
     "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace", "cudnn_workspace_bytes",
+    "cudnn_conv_use_max_workspace", "cudnn_workspace_bytes", "cublas_workspace_bytes",
 )  # fmt: skip
 
 
@@ -60,6 +64,7 @@ class Options:
     level: str = "all"
     cudnn_conv_algo_search: str = "EXHAUSTIVE"
     cudnn_workspace_bytes: int | None = None
+    cublas_workspace_bytes: int | None = None
 
     @property
     def fusion_level(self) -> str:
@@ -69,8 +74,17 @@ class Options:
 
     def kernel_memory(self) -> KernelMemory:
         """The working buffers of the provider's kernels."""
-        workspace = self.cudnn_workspace_bytes
-        return KernelMemory(self.session.provider, self.session.intra_op_num_threads, workspace)
+        threads = self.session.intra_op_num_threads
+        return KernelMemory(
+            self.session.provider, threads, self.cudnn_workspace_bytes, self.cublas_workspace_bytes or 0
+        )
+
+    def on(self, compute_capability: tuple[int, int] | None) -> Options:
+        """These options with cuBLAS's workspace as assumed for a card, unless it was given."""
+        if self.cublas_workspace_bytes is not None or self.session.provider != "cuda":
+            return self
+        is_hopper = compute_capability is not None and compute_capability[0] >= HOPPER
+        return replace(self, cublas_workspace_bytes=CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES)
 
 
 def parse_options(text: str) -> Options:
@@ -111,8 +125,9 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key == "cudnn_conv_algo_search":
         spelled = {name: name for name in ALGO_SEARCHES} | {str(i): name for i, name in enumerate(ALGO_SEARCHES)}
         return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
-    if key == "cudnn_workspace_bytes":
-        return replace(options, cudnn_workspace_bytes=parse_bytes(value))
+    if key in ("cudnn_workspace_bytes", "cublas_workspace_bytes"):
+        changes: dict[str, Any] = {key: parse_bytes(value)}
+        return replace(options, **changes)
     _switch(key, value)  # read, and without effect: see notes_of
     return options
 
@@ -147,29 +162,33 @@ def _count(key: str, value: str) -> int:
     return int(value)
 
 
-def notes_of(options: Options, host_nodes: int = 0) -> list[str]:
-    """What the options assume, for the reader."""
-    notes = []
-    if options.session.provider == "cuda":
-        notes.append(
-            "CUDA provider: in-place kernels, host copies and the stream-tagged arena are read in ONNX Runtime's "
-            "source and were never compared with a GPU"
-        )
-        if host_nodes:
-            notes.append(
-                f"{host_nodes} nodes run on the CPU: ONNX Runtime then plans buffers for two streams; they are planned "
-                "here as for one"
-            )
-        size = options.kernel_memory().convolution_workspace
-        notes.append(
-            f"cudnn_conv_algo_search {options.cudnn_conv_algo_search}: cuDNN's workspace has no rule; each convolution "
-            f"is assumed to take {size} bytes while it runs (set cudnn_workspace_bytes)"
-        )
-        notes.append("cuBLAS: its own workspace, outside the arena, is part of the card's context figure or missing")
-    else:
-        notes.append(
+def notes_of(options: Options, planned: Planned) -> list[str]:
+    """What the options assume of a plan, for the reader."""
+    if options.session.provider == "cpu":
+        return [
             f"CPU provider of ONNX Runtime 1.31 on x86-64, {options.session.intra_op_num_threads} intra-op thread(s): "
             "what is shown as the card's memory is its arena in host memory"
+        ]
+    notes = [
+        "CUDA provider: in-place kernels, host copies and the stream-tagged arena are read in ONNX Runtime's source "
+        "and were never compared with a GPU"
+    ]
+    if planned.host_nodes:
+        notes.append(
+            f"{planned.host_nodes} nodes run on the CPU: ONNX Runtime then plans buffers for two streams; they are "
+            "planned here as for one"
+        )
+    labels = {storage.label for storage in planned.trace.storages if storage.category == Category.WORKSPACE}
+    memory = options.kernel_memory()
+    if CUDNN_LABEL in labels:
+        notes.append(
+            f"cuDNN ({options.cudnn_conv_algo_search} search): the workspace of a convolution has no rule; each is "
+            f"assumed to take {format_bytes(memory.convolution_workspace)} while it runs (set cudnn_workspace_bytes)"
+        )
+    if CUBLAS_LABEL in labels:
+        notes.append(
+            f"cuBLAS: the workspace of a session's handle, outside the arena, is assumed to be "
+            f"{format_bytes(memory.cublas_workspace_bytes)} (set cublas_workspace_bytes)"
         )
     return notes
 
@@ -196,7 +215,8 @@ def plan(
 ) -> Planned:
     """The trace of one session for each sequence of graphs, which are the shapes of its runs in order.
 
-    ``plans`` are the sessions' plans where they are known already: they do not depend on shapes. Sessions are loaded one after another and then run in turns, as one process with several models does.
+    ``plans`` are the sessions' plans where they are known already: they do not depend on shapes. Sessions are loaded
+    one after another and then run in turns, as one process with several models does.
     """
     chosen = options or Options()
     names = ", ".join(dict.fromkeys(graphs[0].name for graphs in sessions))
@@ -217,17 +237,29 @@ def plan(
     return Planned(builder.build(), blocks, sum(session.plan.host_nodes for session in runs), unknown)
 
 
-def reserved_allocations(trace: Trace) -> frozenset[int]:
-    """Which device allocations of ``trace``, counted from 0 and without empty ones, are made with ``Reserve``.
+@dataclass(frozen=True)
+class Reserved:
+    """Device allocations of a trace, counted from 0 and without empty ones, that do not come from an arena's regions:
+    ``blocks`` are made with ``Reserve``, those ``outside`` are none of the arena's business."""
 
-    Initializers and prepacked weights: 1.31.1 takes them so whatever
+    blocks: frozenset[int] = frozenset()
+    outside: frozenset[int] = frozenset()
+
+
+def reserved_allocations(trace: Trace) -> Reserved:
+    """Which device allocations of ``trace`` are reserved, and which are cuBLAS's own.
+
+    Initializers and prepacked weights are reserved: 1.31.1 takes them so whatever
     ``session.use_device_allocator_for_initializers`` says (measured on the CPU provider; the CUDA provider shares that
     code).
     """
     births = trace.subjects[trace.kinds == EventKind.ALLOC].tolist()
     storages = [trace.storages[subject] for subject in births]
     held = [storage for storage in storages if storage.place == Place.DEVICE and storage.bytes > 0]
-    return frozenset(index for index, storage in enumerate(held) if storage.category == Category.PARAMETER)
+    return Reserved(
+        frozenset(index for index, storage in enumerate(held) if storage.category == Category.PARAMETER),
+        frozenset(index for index, storage in enumerate(held) if storage.label == CUBLAS_LABEL),
+    )
 
 
 def session_count(trace: Trace) -> int:
@@ -239,16 +271,27 @@ def session_count(trace: Trace) -> int:
 # --- allocators -------------------------------------------------------------------------------------------------------
 
 
+OUTSIDE = -1  # in place of a session's number
+
+
 class OnnxRuntimeSessions:
     """The arenas of several sessions on one device, one each; a storage's stream says whose it is.
 
-    A handle is (session, address). ``reserved`` are the allocations to make outside every region.
+    A handle is (session, address). ``reserved`` says which allocations are made outside every region.
     """
 
     name = "onnxruntime-arena"
 
-    def __init__(self, arenas: Sequence[BFCArena], reserved: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        arenas: Sequence[BFCArena],
+        reserved: Reserved,
+        driver_alloc: Callable[[int], int | None],
+        driver_free: Callable[[int], None],
+    ) -> None:
         self.arenas = tuple(arenas)
+        self._driver_alloc, self._driver_free = driver_alloc, driver_free
+        self._outside: dict[int, int] = {}
         self._reserved = reserved
         self._count = 0
         self.allocated_bytes = 0
@@ -261,19 +304,37 @@ class OnnxRuntimeSessions:
         :class:`~graphmem.errors.DeviceOutOfMemory`."""
         if not size:
             return None
+        number, self._count = self._count, self._count + 1
+        if number in self._reserved.outside:
+            return self._take_outside(size)
         stream = min(stream, len(self.arenas) - 1)
         arena = self.arenas[stream]
         before = (arena.allocated_bytes, arena.reserved_bytes)
-        address = arena.reserve(size) if self._count in self._reserved else arena.malloc(size)
-        self._count += 1
+        address = arena.reserve(size) if number in self._reserved.blocks else arena.malloc(size)
         self._update(arena, before)
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return None if address is None else (stream, address)
 
+    def _take_outside(self, size: int) -> tuple[int, int]:
+        address = self._driver_alloc(size)
+        if address is None:
+            message = f"cuBLAS cannot allocate its workspace of {size} bytes"
+            raise DeviceOutOfMemory(message, requested_bytes=size, free_bytes=0)
+        self._outside[address] = size
+        self.allocated_bytes += size
+        self.reserved_bytes += size
+        return OUTSIDE, address
+
     def free(self, handle: tuple[int, int] | None) -> None:
         """Give a chunk or a reserved block back to its arena."""
         if handle is None:
+            return
+        if handle[0] == OUTSIDE:
+            size = self._outside.pop(handle[1])
+            self._driver_free(handle[1])
+            self.allocated_bytes -= size
+            self.reserved_bytes -= size
             return
         arena = self.arenas[handle[0]]
         before = (arena.allocated_bytes, arena.reserved_bytes)
@@ -302,6 +363,9 @@ class OnnxRuntimeSessions:
     def segments(self) -> tuple[SegmentView, ...]:
         """The regions and reserved blocks of all sessions, by address."""
         views = [view for arena in self.arenas for view in arena.segments()]
+        for address, size in self._outside.items():
+            block = BlockView(address, size, size, "allocated")
+            views.append(SegmentView(address, size, 0, "outside", False, (block,)))
         return tuple(sorted(views, key=lambda view: view.address))
 
     def stats(self, session: int = 0) -> dict[str, int]:
@@ -339,7 +403,7 @@ def default_allocator(
     options: str | Options = "",
     capacity: int | None = None,
     *,
-    reserved: frozenset[int] = frozenset(),
+    reserved: Reserved | None = None,
     sessions: int = 1,
     driver_alloc: Callable[[int], int | None] | None = None,
     driver_free: Callable[[int], None] | None = None,
@@ -353,6 +417,7 @@ def default_allocator(
     if driver_alloc is None:
         driver = HostDriver(capacity) if chosen.session.provider == "cpu" else BumpDriver(capacity)
         driver_alloc, driver_free = driver.alloc, driver.free
+    release = driver_free or (lambda address: None)
     kind = StreamAwareBFCArena if chosen.session.stream_aware else BFCArena
     arenas = [kind(chosen.arena, driver_alloc=driver_alloc, driver_free=driver_free) for _ in range(sessions)]
-    return OnnxRuntimeSessions(arenas, reserved)
+    return OnnxRuntimeSessions(arenas, reserved or Reserved(), driver_alloc, release)
