@@ -83,8 +83,8 @@ def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
 
 def _is_followed(item: Any) -> bool:
     if isinstance(item, Tensor):
-        return item.dim() > 0
-    return bool(item is None or item is Ellipsis or isinstance(item, slice) or type(item) is int)
+        return bool(item.dim() > 0)
+    return item is None or item is Ellipsis or isinstance(item, slice) or type(item) is int
 
 
 def _index_one_by_one(tensor: Tensor, index: tuple[Any, ...], plain: Callable[..., Any]) -> Tensor:
