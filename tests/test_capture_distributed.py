@@ -16,6 +16,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from graphmem.accuracy.align import align  # noqa: E402
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
@@ -43,6 +44,44 @@ def test_a_recorded_loop_is_predicted_with_its_buckets(name: str) -> None:
     assert ours.reserved_bytes == recorded.reserved_bytes
     if name not in LATE_DIFFERS:
         assert ours.late_bytes == recorded.late_bytes
+
+
+#: Share of events in order. The kernels that pack and unpack shards take tables of pointers of less than 1 KiB for a
+#: moment, which are not modelled; tensor parallelism has one activation too many for a moment, away from the peak.
+SHARDED = {
+    "fsdp2": 0.982, "fsdp2_kept_unsharded": 0.985, "fsdp2_mixed_precision": 0.983, "fsdp2_accumulation": 0.980,
+    "zero_1": 1.0, "tensor_parallel": 0.988,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("fsdp2", "zero_1") else pytest.mark.slow) for name in SHARDED]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_recorded_loop_with_shards_is_predicted_in_its_peak(name: str) -> None:
+    ours, recorded = predict(CASES[name]), RECORDED[name]
+    assert ours.reserved_bytes == recorded.reserved_bytes
+    numbers = {pair: number for number, pair in enumerate(dict.fromkeys(ours.events + recorded.events))}
+    match = align([numbers[pair] for pair in ours.events], [numbers[pair] for pair in recorded.events])
+    assert match.share >= SHARDED[name], f"python -m tests.parallel.differ {name}"
+    missing = [recorded.events[index] for _, _, start, end in match.differences() for index in range(start, end)]
+    assert all(abs(change) < 1024 for change, _ in missing)
+
+
+def test_every_loop_is_recorded_and_compared() -> None:
+    assert sorted(RECORDED) == sorted(CASES)
+    assert set(SHARDED) == {name for name, case in CASES.items() if case.group == "sharded"}
+
+
+def test_fsdp1_is_refused() -> None:
+    def step() -> None:
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        FullyShardedDataParallel(model().cuda(), device_id=0)
+
+    with pytest.raises(CaptureError, match="fully_shard"):
+        record(step)
 
 
 def model() -> nn.Module:

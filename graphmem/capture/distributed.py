@@ -12,6 +12,7 @@ What NCCL takes itself lies outside PyTorch's allocator and is no part of a trac
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import warnings
@@ -21,8 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.pretence import Patches
+from graphmem.capture.pretence import DEVICE, Patches
 from graphmem.capture.streams import tensors_of
 from graphmem.errors import CaptureError
 from graphmem.trace import Category
@@ -116,7 +118,7 @@ def one_rank(recorder: Any, world_size: int | None) -> Iterator[None]:
     had_group, hook = dist.is_initialized(), sys.excepthook
     try:
         with _launched(world_size):
-            _patch_process_groups(patches)
+            _patch_process_groups(patches, recorder)
             _patch_data_parallel(patches, recorder)
             _patch_resize(patches, recorder)
             yield
@@ -149,15 +151,19 @@ def _launched(world_size: int | None) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _patch_process_groups(patches: Patches) -> None:
+def _patch_process_groups(patches: Patches, recorder: Any) -> None:
     from torch.testing._internal.distributed import fake_pg  # registers the backend
 
     del fake_pg
     module = dist.distributed_c10d
     make = module._new_process_group_helper
+    prepared: list[bool] = []  # the imports take time, which a step without process groups need not spend
 
     def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
         del backend
+        if not prepared:
+            _patch_sharding(patches, recorder)
+            prepared.append(True)
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:
                 kwargs[name] = None
@@ -169,6 +175,7 @@ def _patch_process_groups(patches: Patches) -> None:
     for owner in (dist, module):
         patches.set(owner, "is_nccl_available", lambda: True)
     patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
+    patches.set(torch._C, "_get_accelerator", lambda *_: torch.device(DEVICE.type))
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -191,6 +198,37 @@ def _patch_resize(patches: Patches, recorder: Any) -> None:
         return resized
 
     patches.set(torch.UntypedStorage, "resize_", resize)
+
+
+def _patch_sharding(patches: Patches, recorder: Any) -> None:
+    """A DTensor shows Python the device of its local part, as device tensors do everywhere in a capture."""
+    with Patches.lifted(), _disable_current_modes():  # functional optimizers are scripted when they are imported
+        importlib.import_module("torch.distributed.optim")
+        tensors = importlib.import_module("torch.distributed.tensor")
+        fsdp = importlib.import_module("torch.distributed.fsdp")
+        with contextlib.suppress(ImportError):  # before 2.6 it was elsewhere
+            groups = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+            patches.set(groups.FSDPParamGroup, "_validate_no_meta_params", lambda self: None)
+    propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
+    propagate = getattr(propagator, "_propagate_tensor_meta_non_cached", None)  # since 2.5
+
+    def without_record(*args: Any, **kwargs: Any) -> Any:
+        with recorder.paused():
+            return propagate(*args, **kwargs)  # type: ignore[misc]
+
+    if propagate is not None:
+        patches.set(propagator, "_propagate_tensor_meta_non_cached", without_record)
+    recorder.wrappers.add(tensors.DTensor)
+    patches.set(tensors.DTensor, "device", property(lambda self: self._local_tensor.device))
+    patches.set(tensors.DTensor, "is_cuda", property(lambda self: self._local_tensor.is_cuda))
+    patches.set(tensors.DTensor, "is_meta", property(lambda self: False))
+    patches.set(fsdp.FullyShardedDataParallel, "__init__", _refuse_fsdp1)
+
+
+def _refuse_fsdp1(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "FullyShardedDataParallel (FSDP1) cannot be analysed; fully_shard (FSDP2) of torch.distributed.fsdp can"
+    )
 
 
 # --- DistributedDataParallel ------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._iteration = 0
         self._stage = "build"
         self._sole_counts: tuple[int, int, int] | None = None
+        self._paused = False
+        self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self._purpose: tuple[Category, str] | None = None
         self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
         self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
@@ -167,6 +169,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _PRIM_DEVICE:
             return func(*args, **(kwargs or {}))
+        if self._paused:
+            return func(*args, **(kwargs or {}))
+        if self.wrappers and not self.wrappers.isdisjoint(types):
+            return NotImplemented  # it unwraps its tensors, and the operators on them come here
         kwargs = kwargs or {}
         if kwargs.get("pin_memory"):
             return self._pinned(func, args, kwargs)
@@ -343,6 +349,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _alloc(self, size: int, category: Category, label: str = "", place: Place = Place.DEVICE) -> int:
         return self.builder.alloc(size, self._operator, category, stream=self.streams.current, place=place, label=label)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs in this context is no part of the step, and leaves no tensor behind."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     @contextlib.contextmanager
     def births(self, category: Category, label: str) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,14 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 @contextlib.contextmanager
-def processes(world_size: int) -> Iterator[None]:
+def processes(world_size: int, backend: str = "alone") -> Iterator[None]:
     """The first rank of ``world_size``. A capture replaces the backend of its own accord."""
     if isinstance(torch.empty(0), FakeTensor):
         dist.init_process_group("nccl", rank=0, world_size=world_size)
     else:
-        if not hasattr(dist.Backend, "ALONE"):
+        if backend == "fake":
+            importlib.import_module("torch.testing._internal.distributed.fake_pg")
+        elif not hasattr(dist.Backend, "ALONE"):
             dist.Backend.register_backend("alone", _make, devices=["cpu", "cuda"])
-        dist.init_process_group("alone", store=dist.HashStore(), rank=0, world_size=world_size)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=world_size)
     try:
         yield
     finally:

@@ -27,11 +27,11 @@ from graphmem.replay import replay
 from graphmem.trace import EventKind, Place, Trace
 from tests.loops import runner
 from tests.loops.registry import Case
-from tests.parallel import ddp, streams
+from tests.parallel import ddp, sharded, streams
 from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 
 FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "parallel"
-CASES = {**streams.CASES, **ddp.CASES}
+CASES = {**streams.CASES, **ddp.CASES, **sharded.CASES}
 _MOST_EVENTS = 1_000_000
 
 
