@@ -507,6 +507,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         old, new = args
         if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
             return False
+        if old.layout is not torch.strided or new.layout is not torch.strided:
+            return False
         counts = (
             old._use_count(),
             torch._C._storage_Use_Count(old.untyped_storage()._cdata),

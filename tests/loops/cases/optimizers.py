@@ -144,8 +144,8 @@ def sparse_adam() -> Loop:
     yield
 
 
-def sparse(make: Callable[[Any], Any], forward: Callable[[Any, Tensor], Tensor] | None = None) -> Loop:
-    """Sparse gradients of an embedding: once, or several of them added up."""
+def sparse(passes: int, forward: Callable[[Any, Tensor], Tensor] | None = None) -> Loop:
+    """Sparse gradients of an embedding that are added up."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -158,9 +158,9 @@ def sparse(make: Callable[[Any], Any], forward: Callable[[Any, Tensor], Tensor] 
 
     model = Model().cuda()
     x, y = tokens()
-    optimizer = make([model.embedding.weight])
+    optimizer = _O.SparseAdam([model.embedding.weight])
     for _ in range(ITERATIONS):
-        for _ in range(2):
+        for _ in range(passes):
             loss = loss_of(model(x), y)
             loss.backward()
         optimizer.step()
@@ -168,11 +168,8 @@ def sparse(make: Callable[[Any], Any], forward: Callable[[Any, Tensor], Tensor] 
     yield
 
 
-add("sparse_adam_accumulated", partial(sparse, _O.SparseAdam))
-add("sparse_sgd", partial(sparse, partial(_O.SGD, lr=0.1)))
-add("sparse_sgd_momentum", partial(sparse, partial(_O.SGD, lr=0.1, momentum=0.9)))
-add("sparse_adagrad", partial(sparse, _O.Adagrad))
-add("sparse_fan_in", partial(sparse, _O.SparseAdam, lambda e, x: e(x) + e(x + 1) + e(x[:, :1])))
+add("sparse_gradients_accumulated", partial(sparse, 2), refused="sparse")
+add("sparse_gradients_fan_in", partial(sparse, 1, lambda e, x: e(x) + e(x + 1)))
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
