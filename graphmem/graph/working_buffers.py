@@ -167,6 +167,11 @@ def _quantized_product(node: Node, graph: Graph, threads: int) -> Steps:
     return (OUTPUTS, graph.tensors[node.outputs[0]].elements * 4)
 
 
+def _quantized_input(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/quantization/dynamic_quantize_matmul.cc``: the left matrix in bytes."""
+    return (graph.tensors[node.inputs[0]].elements, OUTPUTS)
+
+
 WORKING: dict[tuple[str, str], Rule] = {
     ("", "Conv"): _conv,
     (MICROSOFT, "FusedConv"): _conv,
@@ -185,12 +190,13 @@ WORKING: dict[tuple[str, str], Rule] = {
     ("", "Resize"): _resize,
     ("", "Upsample"): _resize,
     ("", "QLinearMatMul"): _quantized_product,
+    (MICROSOFT, "DynamicQuantizeMatMul"): _quantized_input,
 }
 #: Operators whose CPU kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
     ("", "Attention"), ("", "LSTM"), ("", "GRU"), ("", "RNN"), ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
     ("", "Einsum"), ("", "QLinearConv"), (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"),
-    (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "DynamicQuantizeMatMul"),
+    (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "QLinearConv"),
     (MICROSOFT, "DynamicQuantizeLSTM"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "QMoE"), (MICROSOFT, "MoE"),
 ))  # fmt: skip
