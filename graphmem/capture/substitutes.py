@@ -248,7 +248,7 @@ def _math_attention(
     """``_scaled_dot_product_attention_math``. Spelled out because C++ adds the mask out of place to anything that looks
     like a tensor subclass, and in place on a card."""
     dtype = query.dtype
-    is_newer = card.torch_version >= MATH_ATTENTION_IN_FP32_SINCE
+    is_newer = card.torch_version >= MATH_ATTENTION_IN_FP32_SINCE and hasattr(_aten, "_safe_softmax")
     if is_newer and dtype in _HALF and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
     mask = _float_mask(mask, query, card)
