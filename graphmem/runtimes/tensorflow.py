@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphmem.allocators.base import Allocator, SegmentView
+from graphmem.allocators.base import SegmentView
 from graphmem.allocators.bfc import BumpDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.tensorflow_bfc import MAX_INTERNAL_FRAGMENTATION_BYTES, BFCOptions, TensorFlowBFC
@@ -287,9 +287,3 @@ def _autotuning(trace: Trace, options: TensorFlowOptions) -> list[Diagnostic]:
         "(TF_CUDNN_WORKSPACE_LIMIT_IN_MB), given back at once; regions grown for it stay"
     )
     return [Diagnostic("unknown", text, count)]
-
-
-def default_allocator(options: TensorFlowOptions, device: Device) -> Allocator:
-    """A fresh BFC allocator on an otherwise idle ``device``."""
-    driver = BumpDriver(max(0, device.capacity_bytes - bare_context_bytes(device)))
-    return TensorFlowBFC(limit_on(options, device), options.bfc(), driver_alloc=driver.alloc, driver_free=driver.free)
