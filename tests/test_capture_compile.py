@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import graphmem
 from graphmem.capture.compile.regions import COMPILER_SINCE
-from graphmem.cli.main import main
+from graphmem.cli.main import cli
 from tests.captures import births, record
 from tests.steps import runs
 
@@ -160,12 +160,12 @@ def test_pytorch_is_left_as_it_was(factories: Path) -> None:
 
 
 def test_the_command_line_compiles(factories: Path) -> None:
-    result = CliRunner().invoke(main, ["analyze", f"{factories}:plain", "--compile"])
+    result = CliRunner().invoke(cli, ["analyze", f"{factories}:plain", "--compile"])
     assert result.exit_code == 0, result.output
     assert "torch.compile" in result.output
 
 
 def test_the_command_line_names_the_modes(factories: Path) -> None:
-    result = CliRunner().invoke(main, ["analyze", f"{factories}:plain", "--compile-mode", "fast"])
+    result = CliRunner().invoke(cli, ["analyze", f"{factories}:plain", "--compile-mode", "fast"])
     assert result.exit_code != 0
     assert "reduce-overhead" in result.output

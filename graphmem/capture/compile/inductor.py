@@ -26,6 +26,7 @@ _MODULES = (
     "torch._dynamo",
     "torch._inductor.compile_fx",
     "torch._inductor.codegen.triton",
+    "torch._inductor.cudagraph_trees",
     "torch._inductor.fx_passes.pad_mm",
     "torch._inductor.graph",
     "torch._inductor.lowering",
