@@ -30,7 +30,7 @@ from graphmem.capture.kernels.conv_backend import (  # noqa: E402
     cudnn_takes,
     select_backend,
 )
-from graphmem.capture.kernels.cudnn_convolution import Direction, Problem  # noqa: E402
+from graphmem.capture.kernels.cudnn_problem import Direction, Problem  # noqa: E402
 from graphmem.capture.kernels.script import Card, Script  # noqa: E402
 
 OPS = Path(__file__).parent / "golden" / "pytorch" / "ops"
@@ -113,7 +113,7 @@ def _events(script: Script | None, outputs: list[Any]) -> list[int]:
         elif step.kind == "take":
             taken[step.index] = step.bytes or 0
             events.append(taken[step.index])
-        else:
+        elif step.kind == "give":
             events.append(-taken[step.index])
     assert sum(step.kind == "output" for step in script.steps) == len(outputs)
     return [event for event in events if event]

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.cuda_namespace import patch_cuda_namespace
 from graphmem.capture.factories import device_named, patch_factories
+from graphmem.capture.kernels.conv_backend import Backend, ConvParams, View, runs_channels_last, select_backend
 from graphmem.capture.older_torch import patch_module_conversion
 from graphmem.capture.pretence import DEVICE as DEVICE
 from graphmem.capture.pretence import Patches as Patches
@@ -253,19 +253,22 @@ def _patch_data_parallel(patches: Patches) -> None:
 
 def _patch_convolution_layout(patches: Patches) -> None:
     """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
-    patches.set(torch._C, "_select_conv_backend", lambda *_, **__: None)
+    patches.set(torch._C, "_select_conv_backend", _convolution_backend)
     patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
 
 
-def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
-    """``cudnn_conv_suggest_memory_format`` (ATen/native/ConvUtils.h): channels_last if input or weight is."""
-    del backend
-    if torch.backends.cudnn.enabled and input.dtype is not torch.float64:
-        for tensor in (input, weight):
-            suggested = suggest_memory_format(tensor)
-            if suggested is not torch.contiguous_format:
-                return suggested
-    return torch.contiguous_format
+def _convolution_backend(input: torch.Tensor, weight: torch.Tensor, **arguments: Any) -> Backend:
+    call = (arguments[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups"))
+    params = ConvParams.of(input.dim() - 2, *call)
+    return select_backend(View.of(input), View.of(weight), params, torch.backends.cudnn.enabled)
+
+
+def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Backend) -> torch.memory_format:
+    """``determine_backend_memory_format`` (ATen/native/Convolution.cpp): only cuDNN leaves outputs channels_last."""
+    in_cudnn = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE)
+    if not in_cudnn or not runs_channels_last(View.of(input), View.of(weight)):
+        return torch.contiguous_format
+    return torch.channels_last if input.dim() == 4 else torch.channels_last_3d
 
 
 @contextlib.contextmanager

@@ -23,7 +23,9 @@ from graphmem.capture.kernels.conv_backend import (
     runs_channels_last,
     select_backend,
 )
-from graphmem.capture.kernels.cudnn_convolution import Direction, Problem, convolution_workspace
+from graphmem.capture.kernels.cudnn_convolution import convolution_workspace
+from graphmem.capture.kernels.cudnn_problem import Direction, Problem
+from graphmem.capture.kernels.cudnn_workspaces import largest_candidate
 from graphmem.capture.kernels.reduce import Buffers, Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
@@ -212,11 +214,26 @@ def _workspace(script: Script, call: _Call, direction: Direction, card: Card) ->
     """
     if not card.cudnn_workspaces:
         return
-    workspace = convolution_workspace(_problem(call), direction, card)
+    problem = _problem(call)
+    benchmark = torch.backends.cudnn.benchmark
+    if benchmark and not problem.is_empty:
+        _time_all_plans(script, call, problem, direction, card)
+    workspace = convolution_workspace(problem, direction, card)
     if workspace.size:
-        certain = workspace.certain and not torch.backends.cudnn.benchmark
-        label = "cuDNN workspace" if certain else "cuDNN workspace (estimate)"
+        label = "cuDNN workspace" if workspace.certain and not benchmark else "cuDNN workspace (estimate)"
         script.give(script.take(workspace.size, label))
+
+
+def _time_all_plans(script: Script, call: _Call, problem: Problem, direction: Direction, card: Card) -> None:
+    """The first call of a shape times every plan in one workspace as large as the largest asks for, gives it back, and
+    empties the allocator's cache (get_plans_from_find and run_single_conv)."""
+    key = (direction, problem, call.params)
+    if key in card.timed:
+        return
+    card.timed.add(key)
+    largest = max(largest_candidate(problem), convolution_workspace(problem, direction, card).size)
+    script.give(script.take(largest, "cuDNN workspace for timing plans (estimate)"))
+    script.empty_cache()
 
 
 def _problem(call: _Call) -> Problem:

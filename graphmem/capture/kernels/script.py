@@ -25,12 +25,15 @@ class Card:
     max_threads_per_sm: int
     torch_version: tuple[int, int] = (2, 13)
     cudnn_workspaces: bool = True
+    #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
+    timed: set[object] = field(default_factory=set, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """``kind``: ``output`` (birth of output number ``index``; ``bytes`` overrides the fake size if not None),
-    ``take`` (a buffer of ``bytes`` with a ``label``, ``index`` its token) or ``give`` (token ``index`` goes back)."""
+    ``take`` (a buffer of ``bytes`` with a ``label``, ``index`` its token), ``give`` (token ``index`` goes back) or
+    ``empty_cache`` (the allocator gives its unused memory back to the driver)."""
 
     kind: str
     index: int
@@ -59,6 +62,10 @@ class Script:
     def give(self, *tokens: int) -> None:
         """The buffers go back, in this order."""
         self.steps.extend(Step("give", token) for token in tokens)
+
+    def empty_cache(self) -> None:
+        """The operator calls ``CUDACachingAllocator::emptyCache``."""
+        self.steps.append(Step("empty_cache", 0))
 
 
 #: (positional args, keyword args, output tensors, card) -> script, or None for "nothing hidden". Outputs that are no

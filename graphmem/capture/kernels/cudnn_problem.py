@@ -1,0 +1,84 @@
+"""A convolution as cuDNN sees it, and the matrix product it becomes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Direction(Enum):
+    """The three computations of a convolution."""
+
+    FORWARD = "forward"
+    BACKWARD_DATA = "backward data"
+    BACKWARD_WEIGHT = "backward weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A convolution as cuDNN sees it; a transposed one is the backward-data problem of the one it transposes."""
+
+    batch: int
+    channels: int
+    filters: int
+    input_pixels: int
+    output_pixels: int
+    kernel: tuple[int, ...]
+    groups: int
+    itemsize: int
+    channels_last: bool
+    #: fp32 values may be rounded to TF32 (``torch.backends.cudnn.allow_tf32``, on by default).
+    tf32: bool = True
+    bf16: bool = False
+
+    @property
+    def strided(self) -> bool:
+        """Whether the output is much smaller than the input."""
+        return self.output_pixels * 2 < self.input_pixels
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def rows(self) -> int:
+        """Output pixels of the batch: what a filter's gradient is summed over."""
+        return self.batch * self.output_pixels
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute."""
+        return min(self.batch, self.input_pixels, self.output_pixels, self.channels, self.filters) <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The matrix product behind one direction: ``count`` products of ``m`` by ``n``, each summed over ``k``.
+
+    Pixels of the batch are the rows of the forward and the input gradient's product. A filter's gradient is one product
+    of filters and channels for every tap, summed over pixels.
+    """
+
+    m: int
+    n: int
+    count: int
+    k: int
+
+    @staticmethod
+    def of(problem: Problem, direction: Direction) -> Product:
+        if direction is Direction.FORWARD:
+            return Product(problem.rows, problem.filters, 1, problem.channels * problem.taps)
+        if direction is Direction.BACKWARD_DATA:
+            pixels = problem.batch * problem.input_pixels
+            return Product(pixels, problem.channels, 1, problem.filters * problem.taps)
+        return Product(problem.filters, problem.channels, problem.taps, problem.rows)
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of ``m`` by ``n`` that cover it."""
+        return -(-self.m // m) * -(-self.n // n) * self.count
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The least multiple that is not below ``n``."""
+    return -(-n // multiple) * multiple
