@@ -22,7 +22,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.kernels import convolution, cudnn_convolution  # noqa: E402
+from graphmem.capture.kernels import convolution, cudnn_choice, cudnn_convolution, cudnn_workspaces  # noqa: E402
 from graphmem.capture.kernels.conv_backend import (  # noqa: E402
     Backend,
     ConvParams,
@@ -278,3 +278,52 @@ def test_channels_last_half_types_need_no_copies() -> None:
         copies = 2 * (2 * 32 * 256 * 196 + 256 * 256 * 9)
         size = cudnn_convolution.convolution_workspace(nchw, Direction.FORWARD, CARDS["a100"]).size
         assert copies <= size <= copies + 512
+
+
+# --- forms and trees --------------------------------------------------------------------------------------------------
+
+
+def test_the_last_wave_is_shared_by_whole_clusters() -> None:
+    # 9 tiles of 64 x 64 in clusters of 1 x 3: 18 blocks take two parts of each, of 16 KiB.
+    problem = Problem(32, 64, 64, 56 * 56, 56 * 56, (3, 3), 1, 2, True)
+    size = cudnn_workspaces.workspace_bytes("stream 64x64 1x3", problem, Direction.BACKWARD_WEIGHT)
+    assert 0 <= size - 18 * 64 * 64 * 4 <= 512
+    # Clusters of 1 x 5 round 9 tiles up to 10, which leave no second part in 15 blocks.
+    assert cudnn_workspaces.workspace_bytes("stream 64x64 1x5", problem, Direction.BACKWARD_WEIGHT) == 0
+
+
+def test_every_form_in_the_trees_has_a_size() -> None:
+    problem = Problem(8, 64, 96, 28 * 28, 28 * 28, (3, 3), 1, 4, False)
+    trees = cudnn_choice.load("hopper")
+    assert len(trees) == 18
+    for tree in trees.values():
+        nodes = [tree]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, cudnn_choice.Leaf):
+                assert cudnn_workspaces.workspace_bytes(node.form, problem, Direction.FORWARD) >= 0
+            else:
+                nodes += [node.low, node.high]
+    assert cudnn_choice.parse(cudnn_choice.render(trees)) == trees
+
+
+def test_an_unknown_form_is_refused() -> None:
+    problem = Problem(8, 64, 96, 28 * 28, 28 * 28, (3, 3), 1, 4, False)
+    with pytest.raises(ValueError, match="no form"):
+        cudnn_workspaces.workspace_bytes("copy", problem, Direction.FORWARD)
+
+
+def test_benchmark_times_every_plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    tensor, kernel = torch.empty(8, 64, 56, 56, device="meta"), torch.empty(64, 64, 3, 3, device="meta")
+    arguments = (tensor, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    card = Card((9, 0), 132, 2048)
+    first, second = (convolution.convolution_rule(arguments, {}, [torch.empty_like(tensor)], card) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    kinds = [step.kind for step in first.steps]
+    assert kinds[:4] == ["output", "take", "give", "empty_cache"]
+    copies = 2 * tensor.numel() * 4 + kernel.numel() * 4
+    assert first.steps[1].bytes is not None
+    assert copies <= first.steps[1].bytes <= copies + 512
+    assert [step.kind for step in second.steps] == ["output", *kinds[4:]]

@@ -41,7 +41,7 @@ class Branch:
 
 def choose(name: str, problem: Problem, direction: Direction, sm_count: int) -> Leaf:
     """The leaf of a file's tree that a convolution reaches. Raises ``KeyError`` if the file has no tree for it."""
-    node = _trees(name)[section(problem, direction)]
+    node = load(name)[section(problem, direction)]
     values = features(problem, direction, sm_count)
     while isinstance(node, Branch):
         node = node.low if values[node.feature] <= node.threshold else node.high
@@ -94,7 +94,8 @@ def features(problem: Problem, direction: Direction, sm_count: int) -> dict[str,
 
 
 @cache
-def _trees(name: str) -> dict[str, Branch | Leaf]:
+def load(name: str) -> dict[str, Branch | Leaf]:
+    """The trees of a file of ``cudnn_plans``, by section."""
     text = resources.files(__package__).joinpath(_FOLDER, f"{name}.txt").read_text(encoding="utf-8")
     return parse(text)
 
