@@ -164,6 +164,7 @@ def _patch_process_groups(patches: Patches, recorder: Any) -> None:
         if not prepared:
             _patch_sharding(patches, recorder)
             prepared.append(True)
+            recorder.notes.append(NCCL_NOTE)
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:
                 kwargs[name] = None

@@ -95,6 +95,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._iteration = 0
         self._stage = "build"
         self._sole_counts: tuple[int, int, int] | None = None
+        self.notes: list[str] = []  # remarks for the reader
         self._paused = False
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self._purpose: tuple[Category, str] | None = None

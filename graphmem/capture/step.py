@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphmem.capture.distributed import NCCL_NOTE, data_parallel
+from graphmem.capture.distributed import data_parallel
 from graphmem.capture.fakes import DEVICE
 from graphmem.capture.optimizers import iterations_of_history, make_optimizers
 from graphmem.capture.session import Session, move
@@ -76,7 +76,7 @@ def run_training(
             value = gradients()
             _optimizer_step(model, optimizers, scaler, training)
             del value
-    return [*remarks, NCCL_NOTE] if training.ddp is not None else remarks
+    return remarks
 
 
 def run_inference(session: Session, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
