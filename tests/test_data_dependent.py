@@ -107,3 +107,18 @@ def test_a_share_that_is_none(share: Any) -> None:
     for kind in (Training, Inference):
         with pytest.raises(UsageError, match="above 0 and at most 1"):
             kind(data_dependent=share)
+
+
+def test_checks_for_finite_values_are_passed_and_counted() -> None:
+    class Checked(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if not torch.isfinite(y).all() or torch.isnan(y).any() or torch.isinf(y).any() or (y != y).any():
+                y = y.clamp(-1, 1)
+            return y
+
+    estimate = analyze(Checked(8, 8), torch.zeros(2, 8), iterations=1)
+    assert estimate.trace is not None
+    finite = [d for d in estimate.diagnostics if "taken to be finite" in d.message]
+    assert finite
+    assert not any(operator.name.startswith("aten.clamp") for operator in estimate.trace.operators)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from graphmem.capture.kernels.script import Card
-from graphmem.errors import CaptureError
 
 _aten = torch.ops.aten
 _MEAN, _SUM = 1, 2
@@ -147,8 +146,11 @@ def _ctc_loss_of_tensors(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any
 ) -> Tensor:
     """Lengths in tensors are read back and used as numbers. Their values are unknown here, so every target is taken to
-    be as long as the padded row."""
-    if targets.dim() != 2:
-        raise CaptureError("ctc_loss: give target_lengths as numbers, or targets padded to (batch, length)")
-    steps = [int(log_probs.shape[0])] * input_lengths.numel()
-    return _ctc_loss(log_probs, targets, steps, [int(targets.shape[1])] * target_lengths.numel(), *rest)
+    be as long as the padded row, and targets one after the other to be of one length."""
+    count = target_lengths.numel()
+    if targets.dim() == 2:
+        lengths = [int(targets.shape[1])] * count
+    else:
+        each, rest_of_all = divmod(targets.numel(), max(count, 1))
+        lengths = [each + (index < rest_of_all) for index in range(count)]
+    return _ctc_loss(log_probs, targets, [int(log_probs.shape[0])] * input_lengths.numel(), lengths, *rest)

@@ -51,8 +51,14 @@ _REDUCTIONS = {_aten.max.default, _aten.any.default, _aten.any.dim, _aten.all.de
 _ENDS, _STOPPING = _aten.isin.Tensor_Tensor, "transformers/generation/stopping_criteria.py"
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
 _CURVATURE = _aten.le.Tensor
+#: Questions whether values are finite, and the answer for those that are. ``isfinite`` asks the last two.
+_IS_NAN, _IS_INFINITE, _SAME, _OTHER = _aten.isnan.default, _aten.isinf.default, _aten.eq.Tensor, _aten.ne.Tensor
+_FINITE = "values were taken to be finite where the step checks them"
 #: Operators whose outcome can be known.
-TRACKED = {*_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _CURVATURE}
+TRACKED = {
+    *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _CURVATURE, _IS_NAN, _IS_INFINITE,
+    _SAME, _OTHER,
+}  # fmt: skip
 
 #: Loops that read the device in order to decide when to stop: an assumed value could keep them going for ever.
 _GENERATION = "transformers/generation/utils.py"
@@ -83,6 +89,9 @@ def follow(func: Any, args: Sequence[Any], out: Any) -> str | None:
     if not isinstance(out, FakeTensor) or out.is_inference():
         return None
     value, remark = _outcome(func, args), None
+    if value is None:
+        value = _if_finite(func, args)
+        remark = None if value is None else _FINITE
     if value is None and func is _ENDS and _called_from(sys._getframe(2), _STOPPING):
         value, remark = False, "generation goes on to its largest length: no token was taken to end its sequence"
     if value is not None:
@@ -113,6 +122,17 @@ def _outcome(func: Any, args: Sequence[Any]) -> Any:
     if func is _NOT:
         return not value if source.dtype is torch.bool else ~value
     return value if compare is None else compare(value, args[1])
+
+
+def _if_finite(func: Any, args: Sequence[Any]) -> bool | None:
+    """The answer to a question whether values are finite, for values that are; None for other questions."""
+    if func in (_IS_NAN, _IS_INFINITE):
+        return False
+    if func in (_SAME, _OTHER):  # only NaN differs from itself
+        return func is _SAME if args[0] is args[1] else None
+    if func in _COMPARISONS and isinstance(args[1], float) and math.isinf(args[1]):
+        return _COMPARISONS[func](0.0, args[1])
+    return None
 
 
 def known(tensor: torch.Tensor) -> Any:

@@ -168,7 +168,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         from graphmem.sources.zoo import usual_step
 
         usual = usual_step(model.removeprefix("zoo:"), training=training is not False)
-        return replace(usual, data_dependent=given["data_dependent"], compile=mode)
+        return replace(usual, data_dependent=given["data_dependent"] or usual.data_dependent, compile=mode)
     if training is None:
         training = bool(chosen) or Path(model).suffix.lower() != ".onnx"
     if not training:
