@@ -143,7 +143,9 @@ def capture(
         assumed.update(compiled.assumed)
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
-    return Captured(builder.build(), assumed, graph.graph if graph is not None else None, (*compiled.notes(), *recorder.notes))
+    return Captured(
+        builder.build(), assumed, graph.graph if graph is not None else None, (*compiled.notes(), *recorder.notes)
+    )
 
 
 @contextlib.contextmanager
