@@ -84,6 +84,7 @@ class _Frame:
     graph: Graph
     phase: int
     live: dict[str, int] = field(default_factory=dict)  # buffer -> storage
+    present: set[str] = field(default_factory=set)  # buffers that exist, in the block or by themselves
     pattern: MemoryPattern | None = None
     tracer: MemoryPatternPlanner | None = None
     key: int = 0
@@ -134,6 +135,7 @@ class _Frame:
         for name in releases:
             if self.tracer is not None and self._is_traced(name):
                 self.tracer.trace_free(name)
+            self.present.discard(name)
             storage = self.live.pop(name, None)
             if storage is not None:
                 session.builder.free(storage, self.operator)
@@ -145,10 +147,19 @@ class _Frame:
             taken[position] = None
 
     def _output(self, name: str) -> None:
-        kind = self.session.plan.reuse.kind[name]
-        if kind not in (AllocKind.kAllocate, AllocKind.kAllocateOutput) or name in self.session.plan.bound_outputs:
+        reuse = self.session.plan.reuse
+        kind = reuse.kind[name]
+        if kind is AllocKind.kReuse:
+            name = reuse.buffer[name]
+            if reuse.kind[name] is not AllocKind.kAllocate or name in self.present:
+                return
+            # a tensor without readers took over a buffer that went after its own last reader: it is allocated again
+            # (AllocateReusedOrtValueIfNotAllocatedHelper)
+            kind = AllocKind.kAllocate
+        if name in self.session.plan.bound_outputs:
             return
         size = self._bytes(name)
+        self.present.add(name)
         if kind is AllocKind.kAllocate and self._is_traced(name):
             if self.tracer is not None:
                 self.tracer.trace_allocation(name, size)
