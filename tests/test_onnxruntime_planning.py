@@ -254,3 +254,21 @@ def test_bad_session_options(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_options(text)
     assert words in str(caught.value)
+
+
+def test_shapes_are_for_onnx_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--shapes gives the runs of an ONNX session"):
+        analyze("timm:resnet18", shapes="batch=1")
+
+
+def test_a_buffer_taken_over_after_its_release_is_allocated_again(tmp_path: Path) -> None:
+    # "c" has no reader and takes over the buffer of "a", which went after "b": recorded with 1.31.1 in onnx's own cases
+    nodes = [
+        helper.make_node("Neg", ["x"], ["c"]),  # runs last: the walk begins at the last leaf
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[1, 0]),
+        helper.make_node("Neg", ["b"], ["y"]),
+    ]
+    proto = samples.model(nodes, [samples.value("x", [4, 8])], [samples.value("y", None)])
+    trace = plan([[load_onnx(samples.save(proto, tmp_path))]], parse_options("provider:cpu")).trace
+    assert [storage.label for storage in trace.storages].count("a") == 2

@@ -206,6 +206,7 @@ class Planned:
 
     trace: Trace
     blocks: tuple[tuple[int, ...], ...]
+    plans: tuple[SessionPlan, ...] = ()
     host_nodes: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
 
@@ -234,7 +235,8 @@ def plan(
                 session.run(graphs[iteration], iteration + 1)
     unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.nodes)
     blocks = tuple(tuple(session.blocks) for session in runs)
-    return Planned(builder.build(), blocks, sum(session.plan.host_nodes for session in runs), unknown)
+    made_plans = tuple(session.plan for session in runs)
+    return Planned(builder.build(), blocks, made_plans, sum(made.host_nodes for made in made_plans), unknown)
 
 
 @dataclass(frozen=True)

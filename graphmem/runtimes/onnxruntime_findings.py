@@ -42,7 +42,8 @@ def findings(sessions: Sessions, options: Options, planned: Planned) -> tuple[li
     said = [*_growth(held, planned), *_collisions(sessions, options)]
     others: dict[str, int] = {}
     for words, changed in _alternatives(options):
-        trace = plan(sessions, changed).trace
+        plans = [replace(made, settings=changed.session) for made in planned.plans]  # none of these moves a buffer
+        trace = plan(sessions, changed, plans=plans).trace
         peak = replayed(trace, changed, len(sessions)).peak_reserved_bytes
         others[words] = peak
         if peak < base.peak_reserved_bytes:

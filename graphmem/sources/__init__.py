@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, UsageError
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel
 
 __all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
@@ -51,10 +51,17 @@ def load(
             from graphmem.sources.onnx_file import read_onnx
 
             return read_onnx(text, *optimization).model_of(batch, dims, input_shapes, shapes)
+        _refuse_shapes(shapes)
         return _load_torch(text)
+    _refuse_shapes(shapes)
     from graphmem.sources.module_object import from_object
 
     return from_object(model, example_inputs)
+
+
+def _refuse_shapes(shapes: str | None) -> None:
+    if shapes is not None:
+        raise UsageError("--shapes gives the runs of an ONNX session; the model is no .onnx file")
 
 
 def _load_torch(text: str) -> TorchModel:
