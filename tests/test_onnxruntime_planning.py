@@ -272,3 +272,23 @@ def test_a_buffer_taken_over_after_its_release_is_allocated_again(tmp_path: Path
     proto = samples.model(nodes, [samples.value("x", [4, 8])], [samples.value("y", None)])
     trace = plan([[load_onnx(samples.save(proto, tmp_path))]], parse_options("provider:cpu")).trace
     assert [storage.label for storage in trace.storages].count("a") == 2
+
+
+def test_huge_weights_are_not_computed_with(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    side = 1 << 14  # a weight of 1 GiB, in a file that does not exist
+    weights = []
+    nodes = []
+    for index in range(3):
+        tensor = onnx.TensorProto(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[side, side])
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "missing"), ("offset", "0"), ("length", str(4 * side * side))):
+            tensor.external_data.add(key=key, value=value)
+        weights.append(tensor)
+        before = f"y{index - 1}" if index else "x"
+        nodes.append(helper.make_node("Transpose", [f"w{index}"], [f"t{index}"], perm=[1, 0]))
+        nodes.append(helper.make_node("MatMul", [before, f"t{index}"], [f"y{index}"]))
+    proto = samples.model(nodes, [samples.value("x", ["N", side])], [samples.value("y2", None)], weights)
+    estimate = analyze(samples.save(proto, tmp_path), batch=1)
+    assert any("constants are not folded" in assumption for assumption in estimate.assumptions)
+    assert estimate.reserved > 3 << 30

@@ -8,7 +8,7 @@ its planner compares. Both sessions are made and never run.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
 
+#: Constant folding computes with the weights it folds, holes or not; beyond this it is left out, to stay within memory.
+MAX_FOLDED_BYTES = 1 << 30
 _WEIGHTS = "weights"
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
@@ -30,7 +32,8 @@ _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data"
 class OptimizedModel:
     """``model`` without weights, made from ``source``; ``symbolic`` are types and shapes before binding (``""``: a
     dimension without a name; a scalar may also be a tensor of unknown rank); ``level`` is what was done, which is less
-    than was asked for when ``reason`` says why; ``provider`` is whose half precision it has."""
+    than was asked for when ``reason`` says why; ``provider`` is whose half
+    precision it has; ``is_folded``: constants were folded, as ONNX Runtime would."""
 
     source: onnx.ModelProto
     model: onnx.ModelProto
@@ -39,6 +42,7 @@ class OptimizedModel:
     runtime_version: str = ""
     reason: str = ""
     provider: str = "cpu"
+    is_folded: bool = True
 
 
 def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> OptimizedModel:
@@ -63,7 +67,9 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
             if is_half:
                 changed = half_precision.narrowed(changed, model)
             symbolic = _symbolic_shapes(onnxruntime, changed, place)
-            return OptimizedModel(model, changed, symbolic, level, onnxruntime.__version__, provider=provider)
+            is_folded = foldable_bytes(source) <= MAX_FOLDED_BYTES
+            version = onnxruntime.__version__
+            return OptimizedModel(model, changed, symbolic, level, version, provider=provider, is_folded=is_folded)
     except SourceError:
         raise
     except Exception as error:  # onnxruntime raises its own kinds, and has kernels for the CPU only
@@ -75,8 +81,20 @@ def _optimized_by(onnxruntime: Any, model: onnx.ModelProto, level: str, director
     source.write_bytes(_without_weights(model, directory).SerializeToString())
     options = _options(onnxruntime, level)
     options.optimized_model_filepath = str(target)
-    _session(onnxruntime, source, options)
+    left_out = ["ConstantFolding"] if foldable_bytes(model) > MAX_FOLDED_BYTES else []
+    _session(onnxruntime, source, options, left_out)
     return read_model(target)
+
+
+def foldable_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of the weights that constant folding would compute with: those that only meet other constants."""
+    sizes = {tensor.name: spec_of_tensor(tensor).nbytes for tensor in model.graph.initializer}
+    total = 0
+    for node in model.graph.node:
+        named = [name for name in node.input if name]
+        if named and all(name in sizes for name in named):
+            total += sum(sizes[name] for name in named)
+    return total
 
 
 def _options(onnxruntime: Any, level: str) -> Any:
@@ -88,9 +106,11 @@ def _options(onnxruntime: Any, level: str) -> Any:
     return options
 
 
-def _session(onnxruntime: Any, path: Path, options: Any) -> Any:
+def _session(onnxruntime: Any, path: Path, options: Any, left_out: Sequence[str] = ()) -> Any:
     # the fallback prints to standard output, where graphmem's answer goes
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    return onnxruntime.InferenceSession(
+        str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(left_out), enable_fallback=0
+    )
 
 
 def _without_weights(model: onnx.ModelProto, directory: Path) -> onnx.ModelProto:
