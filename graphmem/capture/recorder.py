@@ -321,7 +321,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             for tensor in outputs:
                 self._see(tensor)
         else:
-            self._follow(script, outputs, workspaces)
+            self._follow(script, outputs, workspaces, in_backward)
             workspaces = NOTHING
         if func in _RESIZERS:
             self.resized(args[0].untyped_storage())
@@ -388,7 +388,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _category_of_birth(self) -> Category:
         return Category.ACTIVATION if self._stage == "forward" else Category.TEMPORARY
 
-    def _follow(self, script: Script, outputs: Sequence[Any], workspaces: WorkspaceUse) -> None:
+    def _follow(self, script: Script, outputs: Sequence[Any], workspaces: WorkspaceUse, in_backward: bool) -> None:
         """Libraries take their ``workspaces`` when they are called, before the operator gives anything back."""
         taken: dict[int, int] = {}
         mentioned = set()
@@ -398,6 +398,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._see(outputs[step.index], step.bytes)
             elif step.kind == "take":
                 taken[step.index] = self._alloc(step.bytes or 0, Category.TEMPORARY, step.label)
+            elif step.kind == "product":
+                self._take_workspaces(self.workspaces.use_cublas(in_backward, self.streams.current))
             elif step.kind == "empty_cache":
                 self.builder.event(EventKind.EMPTY_CACHE, self._operator)
             else:

@@ -89,16 +89,18 @@ class Workspaces:
         """What this operator takes on ``stream``; notes what it keeps."""
         if func not in GEMMS:
             return NOTHING
-        thread = "autograd thread" if in_backward else "main thread"
-        where = f"{thread}, stream {stream}" if stream else thread
-        kept = []
-        if self.size and self._is_first("cuBLAS", in_backward, stream):
-            kept.append((f"cuBLAS workspace ({where})", self.size))
+        kept = list(self.use_cublas(in_backward, stream).kept)
         separate_lt = self._version < (2, 12) and _uses_cublaslt(func, args)
         if separate_lt and self._version >= (2, 9) and self._is_first("cublasLt", in_backward, stream):
-            kept.append((f"cublasLt workspace ({where})", LT_WORKSPACE))
+            kept.append((f"cublasLt workspace ({_where(in_backward, stream)})", LT_WORKSPACE))
         temporary = LT_WORKSPACE if separate_lt and self._version < (2, 9) else 0
         return WorkspaceUse(tuple(kept), temporary) if kept or temporary else NOTHING
+
+    def use_cublas(self, in_backward: bool, stream: int = 0) -> WorkspaceUse:
+        """What a call of cuBLAS takes on ``stream``; notes that it is kept."""
+        if not self.size or not self._is_first("cuBLAS", in_backward, stream):
+            return NOTHING
+        return WorkspaceUse(((f"cuBLAS workspace ({_where(in_backward, stream)})", self.size),))
 
     def _is_first(self, library: str, in_backward: bool, stream: int) -> bool:
         key = (library, in_backward, stream)
@@ -106,6 +108,11 @@ class Workspaces:
             return False
         self._held.add(key)
         return True
+
+
+def _where(in_backward: bool, stream: int) -> str:
+    thread = "autograd thread" if in_backward else "main thread"
+    return f"{thread}, stream {stream}" if stream else thread
 
 
 def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:

@@ -331,6 +331,7 @@ def _nogroup_forward(script: Script, call: _Call, bias: bool, output: Callable[[
     else:
         output(None)
     columns = _columns(script, call, always=call.params.transposed)
+    script.product()
     if bias and backend in (Backend.SLOW_TRANSPOSE_2D, Backend.SLOW_TRANSPOSE_3D):
         pixels = math.prod(call.output.shape[2:]) * call.output.dtype.itemsize
         script.give(script.take(pixels, "ones for the bias"))
@@ -421,12 +422,14 @@ def _slow_2d_backward(
     if wanted(0):
         emit(0)
         columns = _columns(script, call, always=True)
+        script.product()
     if wanted(2):
         emit(2)
         _bias_sum(_dense(call.output, False), card).write(script)
     if wanted(1):
         emit(1)
         columns = columns or _columns(script, call, always=True)
+        script.product()
     script.give(*columns, *grad)
 
 
@@ -438,6 +441,8 @@ def _slow_dilated_backward(
         if wanted(index):
             emit(index)
     columns = _columns(script, call) if wanted(0) or wanted(1) else []
+    if wanted(0) or wanted(1):
+        script.product()
     if wanted(2):
         shape = call.output.shape[1:]
         image = _dense(View(shape, shape, call.output.dtype), False)
@@ -455,7 +460,9 @@ def _slow_transpose_backward(
     if wanted(0):
         grad = _copy(script, call.output, False, "gradient")
         emit(0)
-        script.give(*_columns(script, call), *grad)
+        columns = _columns(script, call)
+        script.product()
+        script.give(*columns, *grad)
     if wanted(1):
         emit(1)
     if wanted(2):
@@ -463,6 +470,8 @@ def _slow_transpose_backward(
     if wanted(1) or wanted(2):
         grad = _copy(script, call.output, False, "gradient")
         columns = _columns(script, call)
+        if wanted(1):
+            script.product()
         if wanted(2):
             _bias_sum(_dense(call.output, False), card).write(script)
         script.give(*columns, *grad)

@@ -32,8 +32,8 @@ class Card:
 @dataclass(frozen=True, slots=True)
 class Step:
     """``kind``: ``output`` (birth of output number ``index``; ``bytes`` overrides the fake size if not None),
-    ``take`` (a buffer of ``bytes`` with a ``label``, ``index`` its token), ``give`` (token ``index`` goes back) or
-    ``empty_cache`` (the allocator gives its unused memory back to the driver)."""
+    ``take`` (a buffer of ``bytes`` with a ``label``, ``index`` its token), ``give`` (token ``index`` goes back),
+    ``product`` (cuBLAS is called) or ``empty_cache`` (the allocator gives its unused memory back to the driver)."""
 
     kind: str
     index: int
@@ -62,6 +62,10 @@ class Script:
     def give(self, *tokens: int) -> None:
         """The buffers go back, in this order."""
         self.steps.extend(Step("give", token) for token in tokens)
+
+    def product(self) -> None:
+        """The operator calls cuBLAS here, whose workspace is taken now unless the thread holds it already."""
+        self.steps.append(Step("product", 0))
 
     def empty_cache(self) -> None:
         """The operator calls ``CUDACachingAllocator::emptyCache``."""
