@@ -250,7 +250,9 @@ def replay_on(traced: Traced, target: RunsOn, top: int) -> Estimate:
     else:
         make, allocator = _allocator_factory(traced, target)
         free, limited = replay(traced.trace, make(None)), None
-        if not fits_without_retry(free, card):
+        if free.out_of_memory is not None:  # a limit of the allocator's own, such as gpu_mem_limit
+            limited = free
+        elif not fits_without_retry(free, card):
             limited = replay(traced.trace, make(max(0, device.capacity_bytes - device.context_bytes)))
     return summarize(
         traced.trace,

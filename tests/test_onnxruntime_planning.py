@@ -292,3 +292,11 @@ def test_huge_weights_are_not_computed_with(tmp_path: Path) -> None:
     estimate = analyze(samples.save(proto, tmp_path), batch=1)
     assert any("constants are not folded" in assumption for assumption in estimate.assumptions)
     assert estimate.reserved > 3 << 30
+
+
+def test_a_limit_of_the_session_stops_the_run(tmp_path: Path) -> None:
+    estimate = analyze(samples.unpack("resnet50", tmp_path), batch=4, alloc_conf="gpu_mem_limit:150MiB")
+    assert estimate.fit is not None
+    assert not estimate.fit.fits
+    assert estimate.fit.failed_at is not None
+    assert estimate.fit.failed_at.phase == "iteration 1 run"
