@@ -99,6 +99,23 @@ def upsample_nearest3d_rule(
 
 
 @rule(
+    "aten.upsample_nearest2d_backward.default",
+    "aten._upsample_nearest_exact2d_backward.default",
+    "aten.upsample_bilinear2d_backward.default",
+)
+def upsample_2d_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """The gradient is made dense in its own memory format (UpSampleNearest2d.cu, UpSampleBilinear2d.cu)."""
+    script = Script().output(0)
+    if not _is_channels_last(args[0]):
+        _copies(script, args[0])
+    return script
+
+
+@rule(
+    "aten._upsample_bilinear2d_aa_backward.default",
+    "aten._upsample_bicubic2d_aa_backward.default",
     "aten.upsample_bicubic2d_backward.default",
     "aten.upsample_nearest3d_backward.default",
     "aten._upsample_nearest_exact3d_backward.default",
