@@ -65,6 +65,7 @@ class Options:
     cudnn_conv_algo_search: str = "EXHAUSTIVE"
     cudnn_workspace_bytes: int | None = None
     cublas_workspace_bytes: int | None = None
+    without_effect: tuple[str, ...] = ()
 
     @property
     def fusion_level(self) -> str:
@@ -128,8 +129,8 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key in ("cudnn_workspace_bytes", "cublas_workspace_bytes"):
         changes: dict[str, Any] = {key: parse_bytes(value)}
         return replace(options, **changes)
-    _switch(key, value)  # read, and without effect: see notes_of
-    return options
+    _switch(key, value)
+    return replace(options, without_effect=(*options.without_effect, key))
 
 
 def _with_session(options: Options, **changes: Any) -> Options:
@@ -162,8 +163,20 @@ def _count(key: str, value: str) -> int:
     return int(value)
 
 
+#: Options that are read and change nothing, and why.
+WITHOUT_EFFECT = {
+    "session.use_device_allocator_for_initializers": "1.31.1 reserves initializers one by one whatever it says "
+    "(measured on the CPU provider)",
+    "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
+}
+
+
 def notes_of(options: Options, planned: Planned) -> list[str]:
     """What the options assume of a plan, for the reader."""
+    return [*_provider_notes(options, planned), *(f"{key}: {WITHOUT_EFFECT[key]}" for key in options.without_effect)]
+
+
+def _provider_notes(options: Options, planned: Planned) -> list[str]:
     if options.session.provider == "cpu":
         return [
             f"CPU provider of ONNX Runtime 1.31 on x86-64, {options.session.intra_op_num_threads} intra-op thread(s): "
