@@ -18,7 +18,8 @@ from pathlib import Path
 from graphmem.graph.model import Graph, Node, TensorSpec
 from graphmem.graph.session_plan import plan_session
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import Options, default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime_options import Options
 from graphmem.sources.onnx_file import read_onnx
 
 RESNET = Path(__file__).parent.parent / "tests" / "golden" / "onnxruntime" / "models" / "resnet50.onnx.gz"

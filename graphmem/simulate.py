@@ -15,6 +15,7 @@ from graphmem.graph.tensorflow_executor import plan_executor
 from graphmem.replay import replay
 from graphmem.runtimes import mxnet, onnxruntime, pytorch, runtime_named, tensorflow
 from graphmem.runtimes.onnxruntime_findings import findings
+from graphmem.runtimes.onnxruntime_options import parse_options
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.summarize import Target, fits_without_retry, summarize
 from graphmem.trace import Trace
@@ -112,7 +113,7 @@ def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iter
         return _planned_for_tensorflow(loaded, iterations)
     if runtime != "onnxruntime":
         raise UsageError(f"{loaded.name}: ONNX graphs run under --runtime onnxruntime or tensorflow, not {runtime}")
-    options = onnxruntime.parse_options(target.alloc_conf or "").on(target.device.compute_capability)
+    options = parse_options(target.alloc_conf or "").on(target.device.compute_capability)
     sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
     planned = onnxruntime.plan(sessions, options)
     said, details = findings(sessions, options, planned)
@@ -131,7 +132,7 @@ def optimization_for(model: Any, step: Training | Inference, target: RunsOn) -> 
     is_onnx = all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
     if not is_onnx or isinstance(step, Training) or runtime_named(target.runtime, "onnxruntime") != "onnxruntime":
         return None, "cpu"
-    options = onnxruntime.parse_options(target.alloc_conf or "")
+    options = parse_options(target.alloc_conf or "")
     return options.fusion_level, options.session.provider
 
 

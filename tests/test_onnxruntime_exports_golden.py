@@ -12,7 +12,8 @@ import pytest
 
 from graphmem.graph.session_plan import SessionSettings
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import Options, default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime_options import Options
 from graphmem.sources.onnx_file import OnnxFile
 from tests.onnx_sessions import executed_file
 

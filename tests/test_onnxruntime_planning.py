@@ -18,7 +18,8 @@ from graphmem.graph.memory_pattern import MemoryPatternPlanner, pattern_key
 from graphmem.graph.model import Node
 from graphmem.graph.reuse_plan import AllocKind, Value, reuse_plan
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import default_allocator, parse_options, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime_options import parse_options
 from graphmem.sources.onnx_file import load_onnx, parse_shapes, read_onnx
 from graphmem.trace import Category, Place
 from tests import onnx_samples as samples

@@ -11,12 +11,11 @@ from graphmem.errors import UsageError
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.onnxruntime import (
     OnnxRuntimeSessions,
-    Options,
     default_allocator,
-    parse_options,
     plan,
     reserved_allocations,
 )
+from graphmem.runtimes.onnxruntime_options import Options, parse_options
 from graphmem.sources.onnx_file import load_onnx
 from graphmem.trace import Trace
 from tests import onnx_samples as samples

@@ -18,7 +18,8 @@ import pytest
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
 from graphmem.graph.session_plan import SessionSettings
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import Options, default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime_options import Options
 from graphmem.trace import EventKind, Trace
 from tests.onnx_sessions import executed_graph
 

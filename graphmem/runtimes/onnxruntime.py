@@ -1,167 +1,20 @@
-"""ONNX Runtime: the options of its sessions and providers by their own names, the trace and the arenas they make."""
+"""ONNX Runtime: the trace of its sessions, and the arenas they take their memory from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from graphmem.allocators.base import BlockView, SegmentView
 from graphmem.allocators.bfc import DRIVER_ALIGNMENT_BYTES, BumpDriver
-from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy, StreamAwareBFCArena
-from graphmem.errors import DeviceOutOfMemory, UsageError
-from graphmem.graph.kernel_memory import KernelMemory
-from graphmem.graph.levels import level_named
+from graphmem.allocators.onnxruntime_arena import BFCArena, StreamAwareBFCArena
+from graphmem.errors import DeviceOutOfMemory
 from graphmem.graph.model import Graph
-from graphmem.graph.session_plan import SessionPlan, SessionSettings, plan_session
+from graphmem.graph.session_plan import SessionPlan, plan_session
 from graphmem.graph.session_trace import CUBLAS_LABEL, CUDNN_LABEL, LOAD, Runs
+from graphmem.runtimes.onnxruntime_options import Options, parse_options
 from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
-from graphmem.units import format_bytes, parse_bytes
-
-STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.value): s for s in ExtendStrategy}
-PROVIDERS = {
-    "cuda": "cuda", "cudaexecutionprovider": "cuda", "cpu": "cpu", "cpuexecutionprovider": "cpu",
-}  # fmt: skip
-ALGO_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
-
-#: Arena options: ``gpu_mem_limit`` and ``arena_extend_strategy`` of the CUDA provider, the rest of ``OrtArenaCfg``
-#: (onnxruntime_c_api.h, ``CreateArenaCfgV2``), each with the field of the arena it sets.
-ARENA_OPTIONS = {
-    "arena_extend_strategy": "arena_extend_strategy",
-    "gpu_mem_limit": "max_mem",
-    "max_mem": "max_mem",
-    "initial_chunk_size_bytes": "initial_chunk_size_bytes",
-    "max_dead_bytes_per_chunk": "max_dead_bytes_per_chunk",
-    "initial_growth_chunk_size_bytes": "initial_growth_chunk_size_bytes",
-    "max_power_of_two_extend_bytes": "max_power_of_two_extend_bytes",
-}
-HOPPER = 9
-#: What NVIDIA recommends to give ``cublasSetWorkspace`` (cuBLAS documentation, by architecture), taken for what a
-#: handle allocates by itself; ONNX Runtime never sets one.
-CUBLAS_BYTES, CUBLAS_BYTES_HOPPER = 4 << 20, 32 << 20
-#: Session and run options that are on or off, each with the field of :class:`SessionSettings` it sets.
-SWITCHES = {
-    "enable_mem_pattern": "enable_mem_pattern",
-    "enable_mem_reuse": "enable_mem_reuse",
-    "session.disable_prepacking": "disable_prepacking",
-    "io_binding": "io_binding",
-}
-#: Everything :func:`parse_options` reads.
-OPTIONS = (
-    *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage", "session.use_device_allocator_for_initializers",
-    "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace", "cudnn_workspace_bytes", "cublas_workspace_bytes",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Options:
-    """What was asked for. ``level`` is the optimization level; ``cudnn_workspace_bytes`` None means the assumption of
-    :attr:`KernelMemory.convolution_workspace`."""
-
-    arena: ArenaConfig = field(default_factory=ArenaConfig)
-    session: SessionSettings = field(default_factory=SessionSettings)
-    level: str = "all"
-    cudnn_conv_algo_search: str = "EXHAUSTIVE"
-    cudnn_workspace_bytes: int | None = None
-    cublas_workspace_bytes: int | None = None
-    without_effect: tuple[str, ...] = ()
-
-    @property
-    def fusion_level(self) -> str:
-        """The level to run ONNX Runtime's optimizer at. Its layout level is the CPU provider's alone."""
-        cpu_only = self.session.provider == "cuda" and self.level in ("layout", "all")
-        return "extended" if cpu_only else self.level
-
-    def kernel_memory(self) -> KernelMemory:
-        """The working buffers of the provider's kernels."""
-        threads = self.session.intra_op_num_threads
-        return KernelMemory(
-            self.session.provider, threads, self.cudnn_workspace_bytes, self.cublas_workspace_bytes or 0
-        )
-
-    def on(self, compute_capability: tuple[int, int] | None) -> Options:
-        """These options with cuBLAS's workspace as assumed for a card, unless it was given."""
-        if self.cublas_workspace_bytes is not None or self.session.provider != "cuda":
-            return self
-        is_hopper = compute_capability is not None and compute_capability[0] >= HOPPER
-        return replace(self, cublas_workspace_bytes=CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES)
-
-
-def parse_options(text: str) -> Options:
-    """Read ``key:value,key:value`` under ONNX Runtime's own names.
-
-    Sizes are bytes and take units (``2GiB``); ``-1`` is ONNX Runtime's default, as in ``OrtArenaCfg``. Raises
-    :class:`~graphmem.errors.UsageError` listing what is accepted.
-    """
-    options = Options()
-    seen: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        key, separator, value = (part.strip() for part in entry.partition(":"))
-        if key not in OPTIONS:
-            raise UsageError(f"ONNX Runtime has no memory option {key!r}; accepted: {', '.join(OPTIONS)}")
-        if not separator or not value:
-            raise UsageError(f"{key} has no value; write {key}:VALUE")
-        name = ARENA_OPTIONS.get(key, key)
-        if name in seen:
-            raise UsageError(f"{key} is given after {seen[name]}; give one of them once")
-        seen[name] = key
-        options = _with(options, key, value)
-    return options
-
-
-def _with(options: Options, key: str, value: str) -> Options:
-    if key in ARENA_OPTIONS:
-        return replace(options, arena=_with_arena(options.arena, key, value))
-    if key in SWITCHES:
-        return _with_session(options, **{SWITCHES[key]: _switch(key, value)})
-    if key == "memory.enable_memory_arena_shrinkage":  # a list of devices: gpu:0;cpu:0
-        return _with_session(options, enable_memory_arena_shrinkage=True)
-    if key == "provider":
-        return _with_session(options, provider=_among(key, value.lower(), PROVIDERS))
-    if key == "intra_op_num_threads":
-        return _with_session(options, intra_op_num_threads=_count(key, value))
-    if key == "graph_optimization_level":
-        return replace(options, level=level_named(value))
-    if key == "cudnn_conv_algo_search":
-        spelled = {name: name for name in ALGO_SEARCHES} | {str(i): name for i, name in enumerate(ALGO_SEARCHES)}
-        return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
-    if key in ("cudnn_workspace_bytes", "cublas_workspace_bytes"):
-        changes: dict[str, Any] = {key: parse_bytes(value)}
-        return replace(options, **changes)
-    _switch(key, value)
-    return replace(options, without_effect=(*options.without_effect, key))
-
-
-def _with_session(options: Options, **changes: Any) -> Options:
-    return replace(options, session=replace(options.session, **changes))
-
-
-def _with_arena(config: ArenaConfig, key: str, value: str) -> ArenaConfig:
-    if key == "arena_extend_strategy":
-        return replace(config, arena_extend_strategy=_among(key, value, STRATEGIES))
-    if value == "-1":
-        return config
-    changes: dict[str, Any] = {ARENA_OPTIONS[key]: parse_bytes(value)}
-    return replace(config, **changes)
-
-
-def _among(key: str, value: str, accepted: Mapping[str, Any]) -> Any:
-    if value not in accepted:
-        raise UsageError(f"{key} is {value!r}; accepted: {', '.join(accepted)}")
-    return accepted[value]
-
-
-def _switch(key: str, value: str) -> bool:
-    switches = {"1": True, "0": False, "true": True, "false": False}
-    return bool(_among(key, value.lower(), switches))
-
-
-def _count(key: str, value: str) -> int:
-    if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= 4096:
-        raise UsageError(f"{key} is {value!r}; accepted: 1 to 4096")
-    return int(value)
-
+from graphmem.units import format_bytes
 
 #: Options that are read and change nothing, and why.
 WITHOUT_EFFECT = {

@@ -13,7 +13,8 @@ from graphmem.allocators.onnxruntime_arena import ExtendStrategy
 from graphmem.graph.memory_pattern import pattern_key
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
-from graphmem.runtimes.onnxruntime import Options, Planned, default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime import Planned, default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime_options import Options
 from graphmem.trace import Trace
 from graphmem.units import format_bytes
 
