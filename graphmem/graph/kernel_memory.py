@@ -101,6 +101,8 @@ class KernelMemory:
             weight = node.inputs[position] if len(node.inputs) > position else ""
             if rule is None or weight not in constants or weight in graph.inputs:
                 continue
+            if rule is _packed_int8 and graph.tensors[node.inputs[0]].dtype == "int8":
+                continue  # x86-64 has no kernel for signed left sides that packs
             size, layout = rule(node, graph.tensors[weight].shape, graph.tensors[weight].dtype)
             if not size:
                 continue

@@ -1,6 +1,7 @@
 """Record what the kernels of ONNX's own test cases allocate on the CPU, each in a session of its own.
 
     python tests/oracles/onnxruntime/record_operators.py plain|between RESULT.json [PREFIX]
+    python tests/oracles/onnxruntime/record_operators.py pack PLAIN.json BETWEEN.json GOLDEN.json.gz
 
 ``plain`` is the case as it is: its working buffers show. ``between`` puts the operator between two others that always
 take new buffers, so that writing over an input shows too. Cases that ONNX Runtime refuses are left out, with its words.
@@ -8,10 +9,12 @@ take new buffers, so that writing over an input shows too. Cases that ONNX Runti
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,8 @@ def prepared(case: Any, between: bool) -> tuple[onnx.ModelProto, dict[str, Any]]
     proto.CopyFrom(case.model)
     feeds: dict[str, Any] = {}
     kept = []
-    for value, array in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
+    for value, given in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
+        array = np.asarray(given) if isinstance(given, np.generic) else given
         is_array = isinstance(array, np.ndarray)
         if is_array and array.nbytes <= SMALL_BYTES and (array.dtype.kind in "iub" or not array.ndim) and len(feeds):
             proto.graph.initializer.append(numpy_helper.from_array(array, value.name))
@@ -72,7 +76,33 @@ def _put_between(proto: onnx.ModelProto, feeds: dict[str, Any]) -> None:
     proto.graph.node.extend([*first, *nodes, *last])
 
 
+def allocations(events: list[list[Any]]) -> Counter[tuple[int, bool, int]]:
+    """How often each (run, reserved, bytes) is allocated."""
+    return Counter(
+        (0 if phase == "init" else int(phase.removeprefix("run")), kind == "reserve", size)
+        for phase, kind, size, _ in events
+        if kind != "free"
+    )
+
+
+def pack(plain: Path, between: Path, target: Path) -> None:
+    """Keep the allocations of both recordings for the tests."""
+    kept = {}
+    for way, path in (("plain", plain), ("between", between)):
+        results = json.loads(path.read_text())
+        kept[way] = {
+            name: [[*key, count] for key, count in sorted(allocations(result["events"]).items())]
+            for name, result in results.items()
+            if "events" in result
+        }
+    document = json.dumps({"onnx": onnx.__version__, "cases": kept}, separators=(",", ":")).encode()
+    target.write_bytes(gzip.compress(document, 9, mtime=0))
+
+
 def main() -> None:
+    if sys.argv[1] == "pack":
+        pack(*map(Path, sys.argv[2:5]))
+        return
     from record_session import Environment, Recorder
 
     between, target = sys.argv[1] == "between", Path(sys.argv[2])
