@@ -310,7 +310,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 "phase": str(self.builder.phases[operator.phase]),
             }
             self.graph.record(func, args, kwargs, out, meta)
-        outputs = [out] if isinstance(out, torch.Tensor) else list(_flattened(out))
+        outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         script = None
         if rule is not None and (_on_device(outputs) or _on_device(args)):
             script = rule(args, kwargs, outputs, self.card)
@@ -551,15 +551,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _flattened(value: Any) -> Iterator[Any]:
-    """The leaves of nested lists and tuples, whatever they are: positions must not depend on which are tensors."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flattened(item)
-    else:
-        yield value
 
 
 def _on_device(values: Any) -> bool:

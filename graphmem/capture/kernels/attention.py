@@ -252,10 +252,11 @@ def _key_splits(blocks: int, keys: int, tile: _Tile) -> int:
 def cudnn_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     query = args[0]
     batch, heads, queries = query.shape[:3]
-    seed, offset, mask = range(len(outputs) - 3, len(outputs))
+    seed, offset, masks = 2, 3, range(4, len(outputs))
     script = Script().output(seed, 8).output(offset, 8).output(0)
     script.output(1, batch * heads * queries * _FP32 if args[4] else 0)
-    script.output(mask, 0)
+    for mask in masks:
+        script.output(mask, 0)
     size = cudnn_forward_workspace(query, args[1], card)
     if size:
         script.give(script.take(size, "cuDNN attention workspace"))

@@ -136,7 +136,6 @@ class _Gradients:
 
     def __init__(self, script: Script, mask: Sequence[bool], sizes: Sequence[int]) -> None:
         wanted = [index for index, asked in enumerate(mask) if asked]
-        # Older builds keep None in place of a missing gradient; the flattened outputs then hold tensors only.
         self._position = {index: position for position, index in enumerate(wanted)}
         self._script = script
         self._done: set[int] = set()
