@@ -1,9 +1,9 @@
 """Which kernels write their output over an input, by execution provider.
 
 ``Alias(i, o)``: output ``o`` always is input ``i``. ``MayInplace(i, o)``: it may be, when the planner sees that nobody
-else needs the input. The CPU provider's are measured: ``tests/oracles/onnxruntime/record_operators.py`` runs onnx's test
-case of every operator between two others in a session of 1.31.1 and records the buffers. The CUDA provider's are read in ``core/providers/cuda`` and
-``contrib_ops/cuda`` (~1.25) and were never run.
+else needs the input. The CPU provider's are measured: ``tests/oracles/onnxruntime/record_operators.py`` runs onnx's
+test case of every operator between two others in a session of 1.31.1 and records the buffers. The CUDA provider's are
+read in ``core/providers/cuda`` and ``contrib_ops/cuda`` (~1.25) and were never run.
 """
 
 from __future__ import annotations
