@@ -134,6 +134,7 @@ def test_patterns_are_kept_by_a_key_that_collides(tmp_path: Path) -> None:
 
 
 def test_the_second_run_is_explained(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
     estimate = analyze(samples.unpack("unet", tmp_path), batch=16)
     said = [diagnostic.message for diagnostic in estimate.diagnostics]
     assert any(text.startswith("run 2 holds 128.00 MiB more than run 1: with enable_mem_pattern") for text in said)
