@@ -2,8 +2,8 @@
 
     Trace + Allocator -> Replay
 
-Only storages on the device reach the allocator; those in host, pinned and managed memory are summed beside it. All figures are
-bytes.
+Only storages on the device reach the allocator; those in host, pinned and managed memory are summed beside it. All
+figures are bytes.
 """
 
 from __future__ import annotations

@@ -148,9 +148,7 @@ def start_heap(recording: Recording, segments: Iterable[tuple[int, int, int, str
     )
 
 
-def _tiling(
-    address: int, size: int, kind: str, blocks: dict[int, int], slack: dict[int, int]
-) -> Iterable[BlockView]:
+def _tiling(address: int, size: int, kind: str, blocks: dict[int, int], slack: dict[int, int]) -> Iterable[BlockView]:
     unsplit = 0 if kind == "small" else MIB
     inside = sorted(position for position in blocks if address <= position < address + size)
     ends = [*inside, address + size]

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 @measured_step_options
 @click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of the measured process.")
 @click.option("-o", "--output", default="measured.jsonl", metavar="FILE", help="Records. Default measured.jsonl.")
-@click.option(
-    "--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep allocation traces there."
-)
+@click.option("--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep allocation traces there.")
 @click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="Start no case after that.")
 @click.option("--case-timeout", type=click.FloatRange(min=1), default=900.0, metavar="SECONDS", help="Default 900.")
 @click.option("--cap", is_flag=True, help="Limit each case to its estimate and 1 %, to see whether it is enough.")

@@ -45,7 +45,7 @@ def _build(entry: Any, sizes: Sizes) -> Built:
     try:
         step = build(entry, sizes.batch, sizes.seq_len, training=sizes.training)
     except ImportError as error:
-        needed = entry.library if entry.library != "torch" else error.name
+        needed = error.name or entry.library
         raise SourceError(f"zoo:{entry.name} needs {needed}; install it with: pip install {needed}") from None
     except ValueError as error:
         raise SourceError(f"zoo:{entry.name}: {error}") from None

@@ -44,9 +44,7 @@ class ExpandableSegment:
             block = block.next
 
 
-def try_allocate_expandable_block(
-    allocator: PyTorchCachingAllocator, free_set: FreeSet, rounded: int
-) -> Block | None:
+def try_allocate_expandable_block(allocator: PyTorchCachingAllocator, free_set: FreeSet, rounded: int) -> Block | None:
     """Map enough pages behind a free or unmapped block to hold ``rounded`` bytes; ``None`` when memory runs out.
 
     What was mapped before it ran out stays mapped, as free blocks.
