@@ -18,7 +18,7 @@ from graphmem.capture.kernels.script import Card
 BACKENDS = frozenset({"flash", "efficient", "math", "cudnn"})
 
 #: cuDNN of the default CUDA wheel on PyPI, by (major, minor) of torch: the requirements of the wheels of 2.4.1, 2.6.0,
-#: 2.8.0, 2.9.1, 2.11.0 and 2.13.0; those of 2.5, 2.7, 2.10 and 2.12 are from their release notes' build matrix.
+#: 2.8.0, 2.9.1, 2.11.0 and 2.13.0; those of 2.5, 2.7, 2.10 and 2.12 are assumed.
 _WHEEL_CUDNN = {
     (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
     (2, 11): 91900, (2, 12): 92000, (2, 13): 92000,
