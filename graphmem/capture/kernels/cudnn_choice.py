@@ -101,8 +101,8 @@ def load(name: str) -> dict[str, Branch | Leaf]:
 
 
 def parse(text: str) -> dict[str, Branch | Leaf]:
-    """Trees by section. A branch is a line ``feature <= threshold`` with its two sides below it, indented by one space;
-    a leaf is ``= form, percent``. Lines that start with ``#`` are comments."""
+    """Trees by section. A branch is a line ``feature <= threshold``, followed by its low and then its high side; a leaf
+    is ``= form, percent``. Indentation means nothing, and lines that start with ``#`` are comments."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     trees: dict[str, Branch | Leaf] = {}
     at = 0
@@ -128,14 +128,14 @@ def render(trees: dict[str, Branch | Leaf]) -> str:
     lines: list[str] = []
     for name, tree in trees.items():
         lines.append(f"[{name}]")
-        _render(tree, 0, lines)
+        _render(tree, lines)
     return "\n".join(lines) + "\n"
 
 
-def _render(node: Branch | Leaf, depth: int, lines: list[str]) -> None:
+def _render(node: Branch | Leaf, lines: list[str]) -> None:
     if isinstance(node, Leaf):
-        lines.append(f"{' ' * depth}= {node.form}, {node.percent}")
+        lines.append(f"= {node.form}, {node.percent}")
         return
-    lines.append(f"{' ' * depth}{node.feature} <= {node.threshold:.7g}")
-    _render(node.low, depth + 1, lines)
-    _render(node.high, depth + 1, lines)
+    lines.append(f"{node.feature} <= {node.threshold:.7g}")
+    _render(node.low, lines)
+    _render(node.high, lines)
