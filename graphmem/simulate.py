@@ -92,7 +92,9 @@ def trace_of(
 ) -> Traced:
     """The trace of the step: planned for a graph, captured for a PyTorch model."""
     if isinstance(loaded, OnnxModel):
-        return _planned(loaded, step, target, iterations)
+        if not isinstance(step, Training) and runtime_named(target.runtime, "onnxruntime") != "pytorch":
+            return _planned(loaded, step, target, iterations)
+        return _captured(_onnx_under_pytorch(loaded, step, target), step, target, sizes, iterations, build_on)
     if runtime_named(target.runtime, loaded.runtime) == "onnxruntime":
         raise UsageError(
             f"{loaded.name} is a {loaded.framework} model; export it to ONNX for ONNX Runtime, "
@@ -101,18 +103,33 @@ def trace_of(
     return _captured(loaded, step, target, sizes, iterations, build_on)
 
 
-def _planned(loaded: OnnxModel, step: Training | Inference, target: RunsOn, iterations: int | None) -> Traced:
-    if isinstance(step, Training):
-        raise UsageError(
-            f"{loaded.name}: training an ONNX graph is not supported; give the PyTorch model, or use --inference"
-        )
+def _onnx_under_pytorch(loaded: OnnxModel, step: Training | Inference, target: RunsOn) -> TorchModel:
+    """The graph as PyTorch operators. Raises :class:`UsageError` for what such a graph cannot do."""
+    from graphmem.sources.onnx_training import as_torch_model
+
+    if runtime_named(target.runtime, "pytorch") != "pytorch":
+        raise UsageError(f"{loaded.name}: an ONNX graph is trained under --runtime pytorch, not {target.runtime}")
+    if step.dtype != "fp32":
+        raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype")
+    if isinstance(step, Training) and step.checkpoint_activations:
+        raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
+    return as_torch_model(loaded)
+
+
+def _planned(loaded: OnnxModel, step: Inference, target: RunsOn, iterations: int | None) -> Traced:
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype and --amp")
+    if step.data_dependent is not None:
+        raise UsageError(
+            f"{loaded.name}: --data-dependent is for PyTorch operators; drop it, or use --runtime pytorch"
+        )
     runtime = runtime_named(target.runtime, "onnxruntime")
     if runtime == "tensorflow":
         return _planned_for_tensorflow(loaded, iterations)
     if runtime != "onnxruntime":
-        raise UsageError(f"{loaded.name}: ONNX graphs run under --runtime onnxruntime or tensorflow, not {runtime}")
+        raise UsageError(
+            f"{loaded.name}: ONNX graphs run under --runtime onnxruntime, tensorflow or pytorch, not {runtime}"
+        )
     options = parse_options(target.alloc_conf or "").on(target.device.compute_capability)
     sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
     planned = onnxruntime.plan(sessions, options)

@@ -79,7 +79,8 @@ class Graph:
 
     ``symbolic`` are the shapes as the runtime sees them before anything is bound: None for an unknown rank, ``""`` for
     a dimension without a name. A tensor that is not in it has the shape of its spec. ``is_ordered``: the nodes stand
-    in the order in which the runtime executes them.
+    in the order in which the runtime executes them. ``values`` are the small tensors whose elements are known, as NumPy
+    arrays; ``constants`` the initializers that the file writes as ``Constant`` nodes, which are no weights.
     """
 
     name: str
@@ -92,6 +93,8 @@ class Graph:
     notes: tuple[tuple[str, str], ...] = ()
     symbolic: Mapping[str, tuple[Dimension, ...] | None] = field(default_factory=dict)
     is_ordered: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    constants: frozenset[str] = frozenset()
 
     def symbolic_shape(self, name: str) -> tuple[Dimension, ...] | None:
         """The shape of a tensor before binding."""

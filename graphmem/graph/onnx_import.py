@@ -203,4 +203,7 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
         return tuple(attribute.floats)
     if kind == onnx.AttributeProto.STRINGS:
         return tuple(text.decode("utf-8", "replace") for text in attribute.strings)
+    if kind == onnx.AttributeProto.TENSOR:
+        value = value_of_tensor(attribute.t)
+        return None if value is None or value.size != 1 else tuple(value.reshape(-1).tolist())
     return None

@@ -210,6 +210,10 @@ def _graph(
         initializers=tuple(dict.fromkeys(state.constants)),
         opsets=tuple(sorted(facts.opsets.items())),
         notes=notes,
+        values=dict(state.values),
+        constants=frozenset(
+            node.outputs[0] for node in facts.nodes if node.op_type == "Constant" and not node.domain
+        ),
     )
 
 

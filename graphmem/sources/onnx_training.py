@@ -1,0 +1,63 @@
+"""A bound ONNX graph as a PyTorch model: how one is trained, and run, under PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphmem.errors import SourceError, UsageError
+from graphmem.graph.model import Graph, TensorSpec
+from graphmem.sources.base import Built, OnnxModel, Sizes, TorchModel
+
+_NORMALIZED = frozenset(
+    ("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
+)
+
+
+def as_torch_model(loaded: OnnxModel) -> TorchModel:
+    """The module of the graph's operators. Raises :class:`UsageError` for several files or runs, and
+    :class:`SourceError` when torch is not installed or operators of the graph are not translated."""
+    if len(loaded.sessions) != 1 or len(loaded.sessions[0]) != 1:
+        raise UsageError("several ONNX files, or runs of several shapes (--shapes), are for --runtime onnxruntime")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise SourceError(
+            f"{loaded.name}: the PyTorch runtime needs PyTorch; install it with: pip install 'graphmem[torch]'"
+        ) from None
+    graph = loaded.graph
+    notes = tuple(f"{key}: {value}" for key, value in graph.notes)
+    return TorchModel(loaded.name, lambda sizes: _build(graph, sizes), notes, framework="ONNX")
+
+
+def _build(graph: Graph, sizes: Sizes) -> Built:
+    from graphmem.capture.onnx_module.module import OnnxModule
+
+    module = OnnxModule(graph)
+    inputs = tuple(_input(graph.tensors[name]) for name in graph.inputs)
+    return Built(module, inputs, None, tuple(_notes(graph, module, sizes.training)))
+
+
+def _input(spec: TensorSpec) -> Any:
+    import torch
+
+    from graphmem.capture.onnx_module.module import dtype_of
+
+    return torch.zeros(tuple(int(dimension) for dimension in spec.shape), dtype=dtype_of(spec))
+
+
+def _notes(graph: Graph, module: Any, training: bool) -> list[str]:
+    notes = ["every node of the graph is run as PyTorch's operators; what the exporter decomposed stays decomposed"]
+    if not training:
+        return notes
+    made = {node.op_type for node in graph.nodes}
+    count = len(list(module.parameters()))
+    notes.append("loss: the mean of the first floating-point output")
+    notes.append(f"trained: all {count} floating-point initializers of rank 1 or more but batch norms' statistics")
+    if "Dropout" not in made:
+        notes.append("the graph has no Dropout: exports for inference leave them out, and their masks are not counted")
+    if "Conv" in made and not made & _NORMALIZED:
+        notes.append(
+            "the graph has convolutions and no normalization: an export for inference folds batch norms into the "
+            "convolutions, so what they keep for the backward pass is not counted"
+        )
+    return notes
