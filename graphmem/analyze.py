@@ -42,6 +42,7 @@ def analyze(
         batch, seq_len: sizes, passed on to factories that name them.
         training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
             their defaults; by default inference for ONNX files and training with AdamW for PyTorch models.
+            An ONNX file is trained under PyTorch.
         runtime: ``pytorch``, ``onnxruntime``, ``tensorflow`` or ``mxnet``; by default the one natural to the model.
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or the options of another runtime under their own names; by default

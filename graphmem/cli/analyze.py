@@ -27,7 +27,9 @@ def analyze_command(**options: Any) -> None:
 
     \b
     MODEL is one of:
-      model.onnx             an ONNX file; several are sessions on one card
+      model.onnx             an ONNX file; several are sessions on one card. With
+                             --training or --runtime pytorch its operators are
+                             run as PyTorch's
       model.pt2              a saved torch.export program
       train.py:build         a function returning (model, example inputs)
       package.module:build   the same in an importable module
