@@ -15,6 +15,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from graphmem.analyze import analyze
+from graphmem.capture.onnx_module.gelu import with_whole_gelus
 from graphmem.capture.onnx_module.module import OnnxModule
 from graphmem.capture.onnx_module.registry import OPERATORS
 from graphmem.capture.run import capture_model
@@ -163,6 +164,38 @@ def test_running_statistics_are_buffers_and_scalars_are_numbers(tmp_path: Path) 
     assert "half" not in dict(module.named_parameters())
     y = module.train()(torch.randn(2, 3, 4, 4))[0]
     assert tuple(y.shape) == (2, 3, 4, 4)
+
+
+def gelu(scale: str, *, half_first: bool) -> onnx.ModelProto:
+    """``0.5 * x * (1 + erf(x / sqrt(2)))``, the division as ``scale`` and the products in either order."""
+    nodes = [
+        helper.make_node(scale, ["x", "root"], ["s"]),
+        helper.make_node("Erf", ["s"], ["e"]),
+        helper.make_node("Add", ["e", "one"], ["p"]),
+        helper.make_node("Mul", ["x", "half" if half_first else "p"], ["h"]),
+        helper.make_node("Mul", ["h", "p" if half_first else "half"], ["y"]),
+    ]
+    root = 2**0.5 if scale == "Div" else 0.5**0.5
+    constants = [onnx_samples.constant(n, v, np.float32) for n, v in (("root", root), ("one", 1.0), ("half", 0.5))]
+    ends = [onnx_samples.value("x", ["batch", 8])], [onnx_samples.value("y", ["batch", 8])]
+    return onnx_samples.model(nodes, *ends, constants)
+
+
+@pytest.mark.parametrize("scale", ["Div", "Mul"])
+@pytest.mark.parametrize("half_first", [True, False])
+def test_a_gelu_taken_apart_is_put_together(tmp_path: Path, scale: str, half_first: bool) -> None:
+    graph = load_onnx(onnx_samples.save(gelu(scale, half_first=half_first), tmp_path), batch=4)
+    whole = with_whole_gelus(graph)
+    assert [node.op_type for node in whole.nodes] == ["Gelu"]
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(OnnxModule(whole)(x), OnnxModule(graph)(x))
+
+
+def test_what_is_no_gelu_stays(tmp_path: Path) -> None:
+    proto = gelu("Div", half_first=False)
+    proto.graph.output.append(onnx_samples.value("p", ["batch", 8]))
+    graph = load_onnx(onnx_samples.save(proto, tmp_path), batch=4)
+    assert with_whole_gelus(graph) is graph
 
 
 def test_all_missing_operators_are_listed_at_once(tmp_path: Path) -> None:

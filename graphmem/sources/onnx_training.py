@@ -30,11 +30,13 @@ def as_torch_model(loaded: OnnxModel) -> TorchModel:
 
 
 def _build(graph: Graph, sizes: Sizes) -> Built:
+    from graphmem.capture.onnx_module.gelu import with_whole_gelus
     from graphmem.capture.onnx_module.module import OnnxModule
 
-    module = OnnxModule(graph)
+    whole = with_whole_gelus(graph)
+    module = OnnxModule(whole)
     inputs = tuple(_input(graph.tensors[name]) for name in graph.inputs)
-    return Built(module, inputs, None, tuple(_notes(graph, module, sizes.training)))
+    return Built(module, inputs, None, tuple(_notes(whole, module, sizes.training)))
 
 
 def _input(spec: TensorSpec) -> Any:
@@ -46,7 +48,10 @@ def _input(spec: TensorSpec) -> Any:
 
 
 def _notes(graph: Graph, module: Any, training: bool) -> list[str]:
-    notes = ["every node of the graph is run as PyTorch's operators; what the exporter decomposed stays decomposed"]
+    notes = [
+        "every node of the graph is run as PyTorch's operators; of what the exporter took apart only GELU is put "
+        "together again"
+    ]
     if not training:
         return notes
     made = {node.op_type for node in graph.nodes}
