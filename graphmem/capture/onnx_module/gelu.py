@@ -2,7 +2,7 @@
 
 ``x / sqrt(2)``, ``erf``, ``+ 1``, ``* x``, ``* 0.5`` run one by one keep four tensors for the backward pass, the one
 kernel that the model was written with keeps its input only. The exporters: torch.onnx, whose ``aten::gelu`` is written
-as ``0.5 * x * (1 + erf(x / sqrt(2)))`` in either order of the products.
+as ``0.5 * x * (1 + erf(x / sqrt(2)))`` in any order of the products.
 """
 
 from __future__ import annotations
@@ -86,9 +86,13 @@ def _parts(links: _Links, erf: Node) -> tuple[str, list[Node]] | None:
 
 
 def _ending(links: _Links, source: str, plus: Node, product: Node) -> list[Node] | None:
-    """The two products in the order they run: ``(x * (1 + erf)) * 0.5``, or ``x * 0.5`` and ``* (1 + erf)``."""
+    """The two products in the order they run: ``(x * (1 + erf)) * 0.5``, ``(0.5 * (1 + erf)) * x``, or ``x * 0.5`` and
+    ``* (1 + erf)``."""
     other = next((name for name in product.inputs if name != plus.outputs[0]), "")
     after, before = links.only_reader(product, "Mul"), links.makers.get(other)
+    if links.other_than(product, 0.5) == plus.outputs[0]:
+        is_end = after is not None and set(after.inputs) == {source, product.outputs[0]}
+        return [product, after] if after is not None and is_end else None
     if other == source:
         return [product, after] if after is not None and links.other_than(after, 0.5) == product.outputs[0] else None
     if before is None or before.op_type != "Mul" or links.only_reader(before, "Mul") is not product:
