@@ -166,6 +166,20 @@ def test_running_statistics_are_buffers_and_scalars_are_numbers(tmp_path: Path) 
     assert tuple(y.shape) == (2, 3, 4, 4)
 
 
+def test_statistics_merged_with_a_bias_are_buffers_of_their_own(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Identity", ["bias"], ["mean"], name="same"),
+        helper.make_node("BatchNormalization", ["x", "scale", "bias", "mean", "var"], ["y"], name="norm"),
+    ]
+    weights = [onnx_samples.weights(name, (3,)) for name in ("scale", "bias", "var")]
+    ends = [onnx_samples.value("x", ["batch", 3, 4, 4])], [onnx_samples.value("y", ["batch", 3, 4, 4])]
+    path = onnx_samples.save(onnx_samples.model(nodes, *ends, weights), tmp_path)
+    module = OnnxModule(load_onnx(path, batch=2))
+    assert {name for name, _ in module.named_parameters()} == {"scale", "bias"}
+    assert {name for name, _ in module.named_buffers()} == {"mean", "var"}
+    module.train()(torch.randn(2, 3, 4, 4))[0].sum().backward()
+
+
 def gelu(scale: str, order: tuple[str, str, str]) -> onnx.ModelProto:
     """``0.5 * x * (1 + erf(x / sqrt(2)))``, the division as ``scale`` and the three factors in the ``order`` given."""
     nodes = [

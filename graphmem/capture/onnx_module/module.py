@@ -54,6 +54,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc]
         _refuse_unknown(graph)
         nodes = [node for node in _in_order(graph) if any(not _is_known(graph, name) for name in node.outputs if name)]
         self._statistics = _statistics(nodes)
+        self._copied = _copied_statistics(graph, nodes, self._statistics)
+        nodes = [node for node in nodes if node.outputs[0] not in self._copied]
         self._planned: list[Planned] = []
         self._outputs = tuple(self._argument_of_output(name) for name in graph.outputs)
         opset = dict(graph.opsets).get("", 1)
@@ -109,7 +111,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]
             return Argument(value=values[name])
         if name in values and position in operator.numbers and values[name].ndim == 0:
             return Argument(value=values[name].item())
-        if name not in self.graph.initializers and name not in values:
+        if name not in self.graph.initializers and name not in values and name not in self._copied:
             return Argument(name)
         if operator.elementwise and name in values and values[name].size == 1 and not self._is_weight(name):
             self._keep(name)
@@ -181,6 +183,13 @@ def _in_order(graph: Graph) -> list[Node]:
 def _statistics(nodes: list[Node]) -> set[str]:
     """Running means and variances of batch norms, which no optimizer changes."""
     return {name for node in nodes if node.op_type == "BatchNormalization" for name in node.inputs[3:5]}
+
+
+def _copied_statistics(graph: Graph, nodes: list[Node], statistics: set[str]) -> set[str]:
+    """Statistics that the file writes as an ``Identity`` of another initializer, because their values were equal: those
+    of an untrained model are zeros and ones, like the biases and weights beside them."""
+    copies = (node for node in nodes if node.op_type == "Identity" and node.inputs[0] in graph.initializers)
+    return {node.outputs[0] for node in copies} & statistics
 
 
 @dataclass(frozen=True)
