@@ -11,22 +11,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import helper, numpy_helper
 
-from graphmem.analyze import analyze
-from graphmem.capture.onnx_module.gelu import with_whole_gelus
-from graphmem.capture.onnx_module.module import OnnxModule
-from graphmem.capture.onnx_module.registry import OPERATORS
-from graphmem.capture.run import capture_model
-from graphmem.errors import GraphmemError, UsageError
-from graphmem.sources.base import Sizes
-from graphmem.sources.onnx_file import load_onnx, read_onnx
-from graphmem.sources.onnx_training import as_torch_model
-from graphmem.trace import Category, Trace
-from graphmem.training import Inference, Training
-from tests import onnx_samples
-from tests.captures import H100, TORCH_VERSION, births, of
+torch = pytest.importorskip("torch")
+
+from graphmem.analyze import analyze  # noqa: E402
+from graphmem.capture.onnx_module.gelu import with_whole_gelus  # noqa: E402
+from graphmem.capture.onnx_module.module import OnnxModule  # noqa: E402
+from graphmem.capture.onnx_module.registry import OPERATORS  # noqa: E402
+from graphmem.capture.run import capture_model  # noqa: E402
+from graphmem.errors import GraphmemError, UsageError  # noqa: E402
+from graphmem.sources.base import Sizes  # noqa: E402
+from graphmem.sources.onnx_file import load_onnx, read_onnx  # noqa: E402
+from graphmem.sources.onnx_training import as_torch_model  # noqa: E402
+from graphmem.trace import Category, Trace  # noqa: E402
+from graphmem.training import Inference, Training  # noqa: E402
+from tests import onnx_samples  # noqa: E402
+from tests.captures import H100, TORCH_VERSION, births, of  # noqa: E402
 
 #: Cases whose values PyTorch's kernels give otherwise, and that are compared in shapes and element types only.
 OTHER_VALUES = re.compile(
