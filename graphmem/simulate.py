@@ -59,9 +59,13 @@ def step_for(model: Any, training: Training | Inference | bool | None) -> Traini
         if not isinstance(training, (Training, Inference)):
             raise UsageError(f"training is a graphmem.Training, a graphmem.Inference or a bool, not {training!r}")
         return training
+    return Inference() if _is_onnx(model) else Training()
+
+
+def _is_onnx(model: Any) -> bool:
+    """Whether the model is an ONNX file, or a list of them."""
     names = model if isinstance(model, (list, tuple)) else [model]
-    is_onnx = all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
-    return Inference() if is_onnx else Training()
+    return all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
 
 
 def target_for(
@@ -120,9 +124,7 @@ def _planned(loaded: OnnxModel, step: Inference, target: RunsOn, iterations: int
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype and --amp")
     if step.data_dependent is not None:
-        raise UsageError(
-            f"{loaded.name}: --data-dependent is for PyTorch operators; drop it, or use --runtime pytorch"
-        )
+        raise UsageError(f"{loaded.name}: --data-dependent is for PyTorch operators; drop it, or use --runtime pytorch")
     runtime = runtime_named(target.runtime, "onnxruntime")
     if runtime == "tensorflow":
         return _planned_for_tensorflow(loaded, iterations)
@@ -145,9 +147,9 @@ def _planned(loaded: OnnxModel, step: Inference, target: RunsOn, iterations: int
 
 def optimization_for(model: Any, step: Training | Inference, target: RunsOn) -> tuple[str | None, str]:
     """The (level, provider) to optimize an ONNX file for while it is loaded; no level for other runtimes."""
-    names = model if isinstance(model, (list, tuple)) else [model]
-    is_onnx = all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
-    if not is_onnx or isinstance(step, Training) or runtime_named(target.runtime, "onnxruntime") != "onnxruntime":
+    if isinstance(step, Training) or not _is_onnx(model):
+        return None, "cpu"
+    if runtime_named(target.runtime, "onnxruntime") != "onnxruntime":
         return None, "cpu"
     options = parse_options(target.alloc_conf or "")
     return options.fusion_level, options.session.provider
@@ -181,6 +183,7 @@ def _capture(
     record_graph: bool = False,
 ) -> Any:
     pytorch.installed_version()  # one that is too old is refused before it is imported
+    from graphmem.capture.pretence import pretended
     from graphmem.capture.run import capture_model
 
     wanted = replace(sizes, training=isinstance(step, Training), iterations=iterations)
@@ -189,7 +192,7 @@ def _capture(
         wanted,
         step,
         name=loaded.name,
-        device=_pretended(target.device),
+        device=pretended(target.device),
         torch_version=target.torch_version,
         iterations=iterations,
         build_on=build_on,
@@ -222,21 +225,6 @@ def _captured(
     if runtime == "mxnet":
         assumptions.append(mxnet.CAPTURED_ASSUMED)
     return Traced(trace, loaded.name, runtime, words, tuple(assumptions), tuple(diagnostics))
-
-
-def _pretended(device: Device) -> Any:
-    from graphmem.capture.fakes import PretendDevice
-
-    like = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)
-    assert like.compute_capability is not None
-    return PretendDevice(
-        device.name,
-        like.compute_capability,
-        device.capacity_bytes,
-        like.sm_count,
-        like.max_threads_per_sm,
-        device.cublas_workspace_bytes,
-    )
 
 
 def recorded(trace: Trace, target: RunsOn) -> Traced:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from graphmem.accuracy.case import Case
 from graphmem.accuracy.record import OK, Machine, Record
+from graphmem.accuracy.workers import side_by_side
 from graphmem.analyze import analyze
 from graphmem.devices import Device, device_named, estimated_context_bytes
 from graphmem.errors import GraphmemError, UsageError
@@ -73,20 +72,11 @@ def compare(
 ) -> list[Comparison]:
     """Predict every record's case on its own card and PyTorch version. Results keep the records' order."""
     comparisons = []
-    for record, predicted in zip(records, _predictions(records, jobs), strict=True):
+    for record, predicted in zip(records, side_by_side(_predict_record, records, jobs), strict=True):
         comparisons.append(Comparison(record, predicted))
         if progress is not None:
             progress(len(comparisons))
     return comparisons
-
-
-def _predictions(records: Sequence[Record], jobs: int) -> Iterator[Predicted]:
-    if jobs <= 1 or len(records) <= 1:
-        yield from map(_predict_record, records)
-        return
-    # Spawned, not forked: a copy of a process with torch's threads may hang.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_predict_record, records)
 
 
 def _predict_record(record: Record) -> Predicted:

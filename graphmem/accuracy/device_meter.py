@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -49,8 +50,6 @@ def _open_nvml() -> tuple[Any, Any]:
 
 def _physical_index() -> int:
     """The card that CUDA calls 0, among those that NVML counts."""
-    import os
-
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     return int(first) if first.isdigit() else 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
-from graphmem.accuracy.record import FAILED, Machine, Record, append, machine_from, read_records, record_from
+from graphmem.accuracy.record import FAILED, SCHEMA, Machine, Record, append, machine_from, read_records, record_from
 from graphmem.errors import UsageError
 
 #: Longest time one case may take, in seconds: building a large model on the host included.
@@ -74,7 +74,7 @@ def measure_one(case: Case, plan: Plan, limit_seconds: float = CASE_SECONDS) -> 
     request = {"case": case.to_json(), "cap_bytes": cap, "trace": str(trace) if trace else None}
     begun = time.monotonic()
     answer = _in_fresh_process(request, plan, limit_seconds)
-    record = record_from({"schema": 1, "case": case.to_json(), **answer})
+    record = record_from({"schema": SCHEMA, "case": case.to_json(), **answer})
     return replace(
         record,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),

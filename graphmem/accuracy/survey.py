@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from graphmem.accuracy.case import Case
+from graphmem.accuracy.workers import side_by_side
 from graphmem.analyze import analyze
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Peak
@@ -34,9 +34,7 @@ class Surveyed:
 
 def survey(cases: Sequence[Case], device: str | None = None, jobs: int = 1) -> Iterator[Surveyed]:
     """Analyse the cases, ``jobs`` at a time, and yield them in order."""
-    # Spawned, not forked: a copy of a process with torch's threads may hang.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_survey_one, cases, [device] * len(cases))
+    yield from side_by_side(partial(_survey_one, device=device), cases, jobs)
 
 
 def _survey_one(case: Case, device: str | None) -> Surveyed:

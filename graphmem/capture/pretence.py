@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
+
 DEVICE = torch.device("cuda", 0)
 
 
@@ -22,6 +24,20 @@ class PretendDevice:
     sm_count: int
     max_threads_per_sm: int
     cublas_workspace_bytes: int | None = None
+
+
+def pretended(card: Device) -> PretendDevice:
+    """The card as user code sees it; one that is no CUDA card has the multiprocessors of the default one."""
+    like = card if card.compute_capability is not None else device_named(DEFAULT_DEVICE)
+    assert like.compute_capability is not None
+    return PretendDevice(
+        card.name,
+        like.compute_capability,
+        card.capacity_bytes,
+        like.sm_count,
+        like.max_threads_per_sm,
+        card.cublas_workspace_bytes,
+    )
 
 
 class Patches:

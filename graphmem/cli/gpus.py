@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from io import StringIO
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from graphmem.cli.output import check_output, emit
+from graphmem.cli.tables import plain_table
 from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, device_named
 from graphmem.units import format_bytes
 
@@ -33,26 +31,22 @@ def gpus_command(name: str | None, form: str, output: str | None) -> None:
 
 
 def _list(devices: tuple[Device, ...]) -> str:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    for title in ("memory", "context", "capability", "SMs"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for device in devices:
-        table.add_row(
+    titles = ("name", "memory>", "context>", "capability>", "SMs>")
+    rows = [
+        (
             device.name,
             format_bytes(device.capacity_bytes) + ("~" if device.capacity_assumed else " "),
             format_bytes(device.context_bytes) + (" " if device.context_measured else "~"),
             _capability(device),
             str(device.sm_count or "-"),
         )
-    buffer = StringIO()
-    Console(file=buffer, width=100, color_system=None, highlight=False, markup=False).print(table)
-    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+        for device in devices
+    ]
     notes = (
         "memory: what the driver reports; context: what a PyTorch process holds outside its allocator; ~ not measured.",
         f"'graphmem gpus NAME' shows the sources. Without --gpu, {DEFAULT_DEVICE} is assumed.",
     )
-    return "\n".join([*lines, "", *notes]) + "\n"
+    return "\n".join([plain_table(titles, rows), *notes]) + "\n"
 
 
 def _card(device: Device) -> str:

@@ -71,14 +71,10 @@ def _beside_a_card() -> contextlib.AbstractContextManager[None]:
     analysed is not known yet, so it says to be the default one."""
     try:
         from graphmem.capture.cuda_namespace import card_at_import
-        from graphmem.capture.pretence import PretendDevice
+        from graphmem.capture.pretence import pretended
     except ImportError:  # a Keras model beside another backend
         return contextlib.nullcontext()
-    card = device_named(DEFAULT_DEVICE)
-    assert card.compute_capability is not None
-    return card_at_import(
-        PretendDevice(card.name, card.compute_capability, card.capacity_bytes, card.sm_count, card.max_threads_per_sm)
-    )
+    return card_at_import(pretended(device_named(DEFAULT_DEVICE)))
 
 
 def _import_name(name: str) -> ModuleType:

@@ -211,9 +211,7 @@ def _graph(
         opsets=tuple(sorted(facts.opsets.items())),
         notes=notes,
         values=dict(state.values),
-        constants=frozenset(
-            node.outputs[0] for node in facts.nodes if node.op_type == "Constant" and not node.domain
-        ),
+        constants=frozenset(node.outputs[0] for node in facts.nodes if node.op_type == "Constant" and not node.domain),
     )
 
 

@@ -23,13 +23,14 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphmem.accuracy.align import Match, align
+from graphmem.accuracy.divergence import changes_of
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.capture.fakes import PretendDevice
 from graphmem.capture.session import capture
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.pytorch import version_named
-from graphmem.trace import EventKind, Place, Trace
+from graphmem.trace import Trace
 from graphmem.units import GIB
 from models_zoo import libraries, reference
 from models_zoo.recipe import Recipe
@@ -169,7 +170,8 @@ def predict(run: RecordedRun, cudnn_workspaces: bool = False) -> PredictedRun:
     conf = parse_alloc_conf(run.alloc_conf, run.torch_version)
     replayed = replay(captured.trace, PyTorchCachingAllocator(conf=conf, torch_version=run.torch_version))
     seconds = time.perf_counter() - start
-    return PredictedRun(captured.trace, replayed, *_changes(captured.trace), seconds)
+    changes = changes_of(captured.trace)
+    return PredictedRun(captured.trace, replayed, changes.sizes, changes.events, seconds)
 
 
 def compare(name: str, folder: Path = FOLDER, cudnn_workspaces: bool = False) -> Comparison:
@@ -179,18 +181,6 @@ def compare(name: str, folder: Path = FOLDER, cudnn_workspaces: bool = False) ->
     predicted = predict(recorded, cudnn_workspaces)
     ours, theirs = ([size for size in run.changes if size > 0] for run in (predicted, recorded))
     return Comparison(recorded, predicted, align(ours, theirs))
-
-
-def _changes(trace: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(signed bytes, event) of every allocation and free that a device allocator sees."""
-    signs = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
-    sizes = [storage.bytes if storage.place is Place.DEVICE else 0 for storage in trace.storages]
-    rows = [
-        (signs[kind] * sizes[subject], event)
-        for event, (kind, subject) in enumerate(zip(trace.kinds.tolist(), trace.subjects.tolist(), strict=True))
-        if kind in signs and sizes[subject]
-    ]
-    return tuple(size for size, _ in rows), tuple(event for _, event in rows)
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------

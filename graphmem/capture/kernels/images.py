@@ -31,6 +31,42 @@ def _copies(script: Script, *tensors: torch.Tensor) -> None:
     script.give(*reversed(tokens))
 
 
+# --- kernels that want their first input dense ------------------------------------------------------------------------
+
+
+@rule(
+    "aten.avg_pool2d.default",
+    "aten.upsample_nearest2d_backward.default",
+    "aten._upsample_nearest_exact2d_backward.default",
+    "aten.upsample_bilinear2d_backward.default",
+)
+def dense_input_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """In its own memory format (AveragePool2d.cu, UpSampleNearest2d.cu, UpSampleBilinear2d.cu)."""
+    script = Script().output(0)
+    if not _is_channels_last(args[0]):
+        _copies(script, args[0])
+    return script
+
+
+@rule(
+    "aten._upsample_bilinear2d_aa_backward.default",
+    "aten._upsample_bicubic2d_aa_backward.default",
+    "aten.upsample_bicubic2d_backward.default",
+    "aten.upsample_nearest3d_backward.default",
+    "aten._upsample_nearest_exact3d_backward.default",
+    "aten.reflection_pad1d.default",
+    "aten.reflection_pad2d.default",
+    "aten.reflection_pad3d.default",
+)
+def contiguous_input_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """In contiguous format, whatever its own (the ``contiguous()`` at the head of each kernel's launcher)."""
+    script = Script().output(0)
+    _copies(script, args[0])
+    return script
+
+
 # --- pooling ----------------------------------------------------------------------------------------------------------
 
 
@@ -56,14 +92,6 @@ def max_pool2d_backward_rule(
     if not last and not tensor.is_contiguous():
         tokens.append(script.take(_bytes(tensor), "contiguous input"))
     script.give(*reversed(tokens))
-    return script
-
-
-@rule("aten.avg_pool2d.default")
-def avg_pool2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    script = Script().output(0)
-    if not _is_channels_last(args[0]):
-        _copies(script, args[0])
     return script
 
 
@@ -98,36 +126,6 @@ def upsample_nearest3d_rule(
     return script
 
 
-@rule(
-    "aten.upsample_nearest2d_backward.default",
-    "aten._upsample_nearest_exact2d_backward.default",
-    "aten.upsample_bilinear2d_backward.default",
-)
-def upsample_2d_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    """The gradient is made dense in its own memory format (UpSampleNearest2d.cu, UpSampleBilinear2d.cu)."""
-    script = Script().output(0)
-    if not _is_channels_last(args[0]):
-        _copies(script, args[0])
-    return script
-
-
-@rule(
-    "aten._upsample_bilinear2d_aa_backward.default",
-    "aten._upsample_bicubic2d_aa_backward.default",
-    "aten.upsample_bicubic2d_backward.default",
-    "aten.upsample_nearest3d_backward.default",
-    "aten._upsample_nearest_exact3d_backward.default",
-)
-def upsample_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    script = Script().output(0)
-    _copies(script, args[0])
-    return script
-
-
 @rule("aten.upsample_trilinear3d_backward.default")
 def upsample_trilinear3d_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
@@ -138,15 +136,6 @@ def upsample_trilinear3d_backward_rule(
 
 
 # --- padding and rolling ----------------------------------------------------------------------------------------------
-
-
-@rule("aten.reflection_pad2d.default", "aten.reflection_pad1d.default", "aten.reflection_pad3d.default")
-def reflection_pad_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    script = Script().output(0)
-    _copies(script, args[0])
-    return script
 
 
 @rule("aten.roll.default")
