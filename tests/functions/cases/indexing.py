@@ -1,0 +1,72 @@
+"""Embedding, indexing."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from tests.functions.cases.common import TABLE, X
+from tests.functions.registry import BF16, BOOL, add, group, index, t
+
+group("indexing")
+add("embedding", lambda i, w: F.embedding(i, w), index(8, 128), TABLE)
+add("embedding_large", lambda i, w: F.embedding(i, w), index(8, 1024), TABLE)
+add("embedding_padding", lambda i, w: F.embedding(i, w, padding_idx=0), index(8, 128), TABLE)
+add("embedding_bag_mean", lambda i, w: F.embedding_bag(i, w, mode="mean"), index(64, 16), TABLE)
+add("embedding_bag_sum", lambda i, w: F.embedding_bag(i, w, mode="sum"), index(64, 16), TABLE)
+add("embedding_bag_max", lambda i, w: F.embedding_bag(i, w, mode="max"), index(64, 16), TABLE)
+add("embedding_bag_offsets", lambda i, w, o: F.embedding_bag(i, w, o), index(1024), TABLE, index(64))
+add(
+    "embedding_bag_weighted",
+    lambda i, w, s: F.embedding_bag(i, w, per_sample_weights=s, mode="sum"),
+    index(64, 16),
+    TABLE,
+    t(64, 16),
+)
+add("one_hot", lambda i: F.one_hot(i, 1000), index(512))
+add("index_rows", lambda x, i: x[i], t(1000, 512), index(300))
+add("index_two", lambda x, i, j: x[i, j], t(1000, 512), index(300), index(300))
+add("index_columns", lambda x, i: x[:, i], t(64, 1000, 32), index(300))
+add("index_mask", lambda x, m: x[m], t(1000, 512), index(1000, dtype=BOOL), refused="needs the values")
+add("index_select", lambda x, i: x.index_select(0, i), t(1000, 512), index(300))
+add("index_select_1", lambda x, i: x.index_select(1, i), t(1000, 512), index(300))
+add("gather", lambda x, i: x.gather(1, i), t(64, 1000), index(64, 100))
+add("take", lambda x, i: x.take(i), t(64, 1000), index(500))
+add("take_along_dim", lambda x, i: x.take_along_dim(i, 1), t(64, 1000, 1), index(64, 100, 32))
+add("scatter", lambda x, i, s: x.scatter(1, i, s), t(64, 1000), index(64, 100), t(64, 100))
+add("scatter_value", lambda x, i: x.scatter(1, i, 1.0), t(64, 1000), index(64, 100))
+add("scatter_add", lambda x, i, s: x.scatter_add(1, i, s), t(64, 1000), index(64, 100), t(64, 100))
+add(
+    "scatter_add_half",
+    lambda x, i, s: x.scatter_add(1, i, s),
+    t(64, 1000, dtype=BF16),
+    index(64, 100),
+    t(64, 100, dtype=BF16),
+)
+add("scatter_reduce_mean", lambda x, i, s: x.scatter_reduce(1, i, s, "mean"), t(64, 1000), index(64, 100), t(64, 100))
+add("scatter_reduce_amax", lambda x, i, s: x.scatter_reduce(1, i, s, "amax"), t(64, 1000), index(64, 100), t(64, 100))
+add("index_add", lambda x, i, s: x.index_add(0, i, s), t(1000, 512), index(300), t(300, 512))
+add("index_copy", lambda x, i, s: x.index_copy(0, i, s), t(1000, 512), index(300), t(300, 512))
+add("index_fill", lambda x, i: x.index_fill(0, i, 0.0), t(1000, 512), index(300))
+add("index_put", lambda x, i, s: x.index_put((i,), s), t(1000, 512), index(300), t(300, 512))
+add(
+    "index_put_accumulate", lambda x, i, s: x.index_put((i,), s, accumulate=True), t(1000, 512), index(300), t(300, 512)
+)
+add("setitem", lambda x, s: _setitem(x, s), t(64, 1000), t(64, 100))
+add("masked_fill", lambda x, m: x.masked_fill(m, 0.0), X, index(64, 4096, dtype=BOOL))
+add("masked_fill_broadcast", lambda x, m: x.masked_fill(m, -1e9), t(8, 12, 128, 128), index(8, 1, 1, 128, dtype=BOOL))
+add("masked_scatter", lambda x, m, s: x.masked_scatter(m, s), X, index(64, 4096, dtype=BOOL), X)
+add("masked_select", lambda x, m: x.masked_select(m), X, index(64, 4096, dtype=BOOL), refused="needs the values")
+add("where", lambda m, x, y: torch.where(m, x, y), index(64, 4096, dtype=BOOL), X, X)
+add("where_scalar", lambda m, x: torch.where(m, x, 0.0), index(64, 4096, dtype=BOOL), X)
+add("nonzero", lambda x: x.nonzero(), X, refused="needs the values")
+add("bucketize", lambda x, b: torch.bucketize(x, b), X, t(100, grad=False), grad=False)
+add("searchsorted", lambda b, x: torch.searchsorted(b, x), t(100, grad=False), X, grad=False)
+add("bincount", lambda i: torch.bincount(i), index(1000), refused="needs the values")
+add("histc", lambda x: torch.histc(x, 100, 0.0, 1.0), X, grad=False)
+
+
+def _setitem(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, :100] = s
+    return y
