@@ -26,7 +26,7 @@ from graphmem.capture.kernels.conv_backend import (
 from graphmem.capture.kernels.cudnn_convolution import convolution_workspace
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
 from graphmem.capture.kernels.cudnn_workspaces import largest_candidate
-from graphmem.capture.kernels.reduce import Buffers, Layout, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduction import Buffers, Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 

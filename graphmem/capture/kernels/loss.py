@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduce import Layout, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduction import Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 #: The values of ``reduction`` (ATen/core/Reduction.h).

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduce import reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 _NONE = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduce import Kernel, Layout, Strided, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduction import Kernel, Layout, Strided, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels import cub
-from graphmem.capture.kernels.reduce import extrema_buffers, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.reduce import extrema_buffers
+from graphmem.capture.kernels.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 
