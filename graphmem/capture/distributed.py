@@ -70,7 +70,7 @@ def collective(func: Any, args: Sequence[Any], recorder: Any) -> Any:
     """
     lists = [value for value in args[:2] if isinstance(value, (list, tuple)) and value]
     if str(func).startswith(("c10d.allgather_.", "c10d.reduce_scatter_.")):
-        recorder.take_and_give(_flat_bytes(lists), Category.COMMUNICATION, "flat copy of a collective's list")
+        recorder.storages.take_and_give(_flat_bytes(lists), Category.COMMUNICATION, "flat copy of a collective's list")
     if not func._schema.returns:
         return None
     future: torch.futures.Future[Any] = torch.futures.Future()
@@ -195,7 +195,7 @@ def _patch_resize(patches: Patches, recorder: Any) -> None:
 
     def resize(self: torch.UntypedStorage, size: int) -> Any:
         resized = original(self, size)
-        recorder.resized(self)
+        recorder.storages.resized(self)
         return resized
 
     patches.set(torch.UntypedStorage, "resize_", resize)
@@ -265,16 +265,16 @@ def _patch_data_parallel(patches: Patches, recorder: Any) -> None:
         if self.gradient_as_bucket_view:
             purpose = (Category.GRADIENT, "gradients in a DDP bucket")
         recorder.streams.note_leaves(parameters)  # the reducer keeps the nodes that accumulate their gradients
-        with recorder.births(*purpose):
+        with recorder.storages.births(*purpose):
             original_init(self, parameters, *args, **kwargs)
         bucket_of[id(self.reducer)] = purpose
 
     def rebuild(self: Any) -> bool:
-        with recorder.births(*bucket_of.get(id(self), (Category.COMMUNICATION, "DDP bucket"))):
+        with recorder.storages.births(*bucket_of.get(id(self), (Category.COMMUNICATION, "DDP bucket"))):
             return bool(original_rebuild(self))
 
     def broadcast(*args: Any, **kwargs: Any) -> None:
-        with recorder.births(Category.COMMUNICATION, "broadcast of parameters and buffers"):
+        with recorder.storages.births(Category.COMMUNICATION, "broadcast of parameters and buffers"):
             original_broadcast(*args, **kwargs)
 
     original_init = module.DistributedDataParallel._ddp_init_helper
@@ -307,7 +307,7 @@ def _verify(recorder: Any) -> Callable[..., None]:
     def verify(process_group: Any, tensors: Sequence[torch.Tensor], logger: Any = None) -> None:
         del logger
         device = tensors[0].device
-        with recorder.births(Category.COMMUNICATION, "comparison of parameters across ranks"):
+        with recorder.storages.births(Category.COMMUNICATION, "comparison of parameters across ranks"):
             count = torch.tensor([len(tensors)]).to(device)
             counts = [torch.empty_like(count) for _ in range(process_group.size())]
             sizes_and_strides = torch.empty(2 * sum(tensor.dim() for tensor in tensors), dtype=torch.int64)

@@ -20,5 +20,5 @@ def managed_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu")
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, Recorder):
-            mode.place(tensor, Place.MANAGED)
+            mode.storages.place(tensor, Place.MANAGED)
     return tensor

@@ -41,11 +41,11 @@ class ModuleWatch:
                     self._remember(module, name or type(model).__name__)
         self._has_lazy = any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
         for name, parameter in model.named_parameters():
-            self._recorder.label(parameter, Category.PARAMETER, _as_written(name))
+            self._recorder.storages.label(parameter, Category.PARAMETER, _as_written(name))
             if parameter.grad is not None:
-                self._recorder.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
+                self._recorder.storages.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
         for name, buffer in model.named_buffers():
-            self._recorder.label(buffer, Category.BUFFER, _as_written(name))
+            self._recorder.storages.label(buffer, Category.BUFFER, _as_written(name))
 
     def _remember(self, module: nn.Module, name: str) -> None:
         """Name a module for as long as it lives: the step decides when a model dies."""
@@ -98,7 +98,7 @@ class ModuleWatch:
             recorder.enter("forward")
         for tensor in inputs:
             if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
-                recorder.label_input(tensor)
+                recorder.storages.label_input(tensor)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
@@ -108,7 +108,7 @@ class ModuleWatch:
         for model in [model for known in self._adopted if (model := known()) is not None]:
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
-                    recorder.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
+                    recorder.storages.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
         if torch._C._current_graph_task_id() == -1:
             recorder.enter("optimizer")
 
@@ -118,7 +118,7 @@ class ModuleWatch:
             if isinstance(state, dict):
                 for key, value in state.items():
                     for tensor in value if isinstance(value, list) else [value]:  # L-BFGS keeps lists
-                        self._recorder.label(tensor, Category.OPTIMIZER_STATE, str(key))
+                        self._recorder.storages.label(tensor, Category.OPTIMIZER_STATE, str(key))
 
 
 def _as_written(name: str) -> str:

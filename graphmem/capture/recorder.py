@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -20,16 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture import device_values, frames, host_values
-from graphmem.capture.composites import ADDED_OUT_OF_PLACE, FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
+from graphmem.capture.composites import FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
 from graphmem.capture.data_dependent import SELECTING, Selection, outputs_of
 from graphmem.capture.distributed import COLLECTIVES, MAKES_HOST_VALUES, collective, is_bookkeeping
+from graphmem.capture.fan_in import FanIn, called_by_engine
 from graphmem.capture.fused_optimizers import FUSED_STEPS
 from graphmem.capture.kernel_bodies import BODIES
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
 from graphmem.capture.kernels.unknown import unmodelled
 from graphmem.capture.pretence import tensors_in
-from graphmem.capture.streams import Streams
+from graphmem.capture.storages import Storages
 from graphmem.capture.workspaces import GEMMS, NOTHING, Workspaces, WorkspaceUse
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
@@ -40,19 +39,10 @@ _ADD_NAME = str(_ADD)
 _DETACH = _aten.detach.default
 _CLONE = _aten.clone.default
 _RESIZERS = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Tensor}
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 _ITEM = _aten._local_scalar_dense.default
 #: Answers about whole tensors that are one Python value.
 _DECISIONS = {_ITEM, _aten.equal.default, _aten.allclose.default}
-
-
-class _StorageRef(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference that knows which storage of the trace it watches."""
-
-    __slots__ = ("index", "key")
-    index: int
-    key: int
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
@@ -72,7 +62,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         selection: Selection | None = None,
     ) -> None:
         super().__init__()
-        self.builder = builder
+        self.storages = Storages(builder)
+        self.streams = self.storages.streams
         self.card = card
         self.workspaces = workspaces
         self.decompositions = decompositions or {}
@@ -83,22 +74,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.assumed: Counter[str] = Counter()
         self.module_depth = 0
         self.in_optimizer_step = False
-        self._live: dict[int, _StorageRef] = {}
-        self._operator = builder.operator("(start)")
         self._known: dict[Any, tuple[str, Rule | None, str | None]] = {}
         self._module = ""
         self._by_sequence: dict[int, tuple[str, str]] = {}
-        self.streams = Streams()
         self._phase = builder.phase(0, "build")
         self._base_phase = self._phase
         self._backward_phase = self._phase
         self._iteration = 0
         self._stage = "build"
-        self._sole_counts: tuple[int, int, int] | None = None
+        self.fan_in = FanIn()
         self.notes: list[str] = []  # remarks for the reader
         self._paused = False
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
-        self._purpose: tuple[Category, str] | None = None
         self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
         self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
 
@@ -106,6 +93,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _should_skip_dynamo(cls) -> bool:
         """No wrapper around ``__torch_dispatch__``: nothing is compiled here, and the wrapper costs time."""
         return False
+
+    @property
+    def builder(self) -> TraceBuilder:
+        """Where the trace is being written."""
+        return self.storages.builder
+
+    @builder.setter
+    def builder(self, builder: TraceBuilder) -> None:
+        self.storages.builder = builder
 
     # --- phases -------------------------------------------------------------------------------------------------------
 
@@ -117,12 +113,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def enter(self, stage: str) -> None:
         """Name the stage (``forward``, ``backward``, ``optimizer``) of what follows."""
         self._stage = stage
+        self.storages.born_as = Category.ACTIVATION if stage == "forward" else Category.TEMPORARY
         self._base_phase = self._phase = self.builder.phase(self._iteration, stage)
-        self._operator = self.builder.operator(f"({stage})", phase=self._base_phase)
+        self.storages.operator = self.builder.operator(f"({stage})", phase=self._base_phase)
 
     def begin_backward(self) -> None:
         """A backward pass begins. Steps without any module have not said that their iteration began."""
-        if self._calibration is not None:
+        if self.fan_in.calibrating:
             return
         if self._stage == "build" or (self._stage == "optimizer" and not self.in_optimizer_step):
             self.begin_iteration()
@@ -146,20 +143,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def current_source(self) -> str:
         """The source line, module or name of the operator that ran last; for error messages."""
-        operator = self.builder.operators[self._operator]
+        operator = self.builder.operators[self.storages.operator]
         return operator.source or operator.module or operator.name
 
     def cache_event(self, kind: EventKind) -> None:
         """The step synchronised the device or emptied the cache."""
-        self.builder.event(kind, self._operator)
+        self.builder.event(kind, self.storages.operator)
 
     def stop(self) -> None:
         """Stop listening: what dies from now on was alive at the end of the run."""
-        for ref in self._live.values():
-            ref.key = -1
-        self._live = {}
+        self.storages.forget()
         self.builder = TraceBuilder("after the end")
-        self._operator = self.builder.operator("(end)")
+        self.storages.operator = self.builder.operator("(end)")
 
     def set_module(self, path: str) -> None:
         """Path of the module whose ``forward`` runs now."""
@@ -198,7 +193,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         in_backward = torch._C._current_graph_task_id() != -1
         self._begin_operator(name, args, in_backward)
         if in_backward:
-            if func is _ADD and self._adds_in_place(args, kwargs):
+            if func is _ADD and self.fan_in.adds_in_place(args, kwargs):
                 return args[0]
             if func is _DETACH or func is _CLONE:
                 out = func(*args, **kwargs)
@@ -231,7 +226,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """A new tensor in pinned host memory, which a build without a device could not make."""
         self._begin_operator(str(func), args, torch._C._current_graph_task_id() != -1)
         out = func(*args, **{**kwargs, "pin_memory": False})
-        self._see(out, place=Place.PINNED)
+        self.storages.see(out, place=Place.PINNED)
         out._graphmem_pinned = True
         return out
 
@@ -274,7 +269,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 # The first operator after a node was made is the one it belongs to; later ones may make no node.
                 self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, (module, source))
                 self.streams.note_forward(torch.autograd._get_sequence_nr() - 1, args)
-        self._operator = builder.operator(name, module, self._phase, source)
+        self.storages.operator = builder.operator(name, module, self._phase, source)
         if self.streams.used:
             self._gradients_change_stream(name, args, in_backward)
 
@@ -288,23 +283,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if self._first_gradient is None:
             self._first_gradient = len(storages) - 1  # the one of the loss, made just before
         end = self._node_start[1]
-        if name == _ADD_NAME and _called_by_engine(sys._getframe(3)):
+        if name == _ADD_NAME and called_by_engine(sys._getframe(3)):
             self.streams.add_gradients(args[0])
             end = len(storages)
         for tensor in tensors_in(args):
-            ref = self._live.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+            ref = self.storages.of(tensor) if tensor.layout is torch.strided else None
             if ref is None or not self._first_gradient <= ref.index < end:
                 continue
             if self.builder.streams[ref.index] != self.streams.current:
-                self.record_stream(tensor, self.streams.current)
+                self.storages.record_stream(tensor, self.streams.current)
 
     # --- births and deaths --------------------------------------------------------------------------------------------
 
     def _record(self, func: Any, out: Any, args: Any, kwargs: Any, rule: Rule | None, in_backward: bool) -> None:
         if self.graph is not None:
-            operator = self.builder.operators[self._operator]
+            operator = self.builder.operators[self.storages.operator]
             meta = {
-                "operator": self._operator,
+                "operator": self.storages.operator,
                 "module": operator.module,
                 "source": operator.source,
                 "phase": str(self.builder.phases[operator.phase]),
@@ -319,37 +314,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             workspaces = self.workspaces.use(func, args, in_backward, self.streams.current)
         if script is None:
             for tensor in outputs:
-                self._see(tensor)
+                self.storages.see(tensor)
         else:
             self._follow(script, outputs, workspaces, in_backward)
             workspaces = NOTHING
         if func in _RESIZERS:
-            self.resized(args[0].untyped_storage())
+            self.storages.resized(args[0].untyped_storage())
         self._take_workspaces(workspaces)
-
-    def _see(self, tensor: Any, size: int | None = None, place: Place | None = None) -> None:
-        """Record the birth of the tensor's storage, unless it is known."""
-        if not isinstance(tensor, FakeTensor):
-            return
-        if tensor.layout is torch.sparse_coo:
-            self._see(tensor._indices())
-            self._see(tensor._values())
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live:
-            return
-        if place is None:
-            place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
-        bytes_ = storage.nbytes() if size is None else size
-        index = self._alloc(bytes_, *(self._purpose or (self._category_of_birth(), "")), place)
-        ref = _StorageRef(storage, self._died)
-        ref.index = index
-        ref.key = key
-        self._live[key] = ref
-
-    def _alloc(self, size: int, category: Category, label: str = "", place: Place = Place.DEVICE) -> int:
-        return self.builder.alloc(size, self._operator, category, stream=self.streams.current, place=place, label=label)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -360,34 +331,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         finally:
             self._paused = before
 
-    @contextlib.contextmanager
-    def births(self, category: Category, label: str) -> Iterator[None]:
-        """Storages that are born in this context are for ``category``."""
-        before, self._purpose = self._purpose, (category, label)
-        try:
-            yield
-        finally:
-            self._purpose = before
-
-    def take_and_give(self, size: int, category: Category, label: str) -> None:
-        """A buffer that the current operator takes and gives back."""
-        if size:
-            self.builder.free(self._alloc(size, category, label), self._operator)
-
-    def record_stream(self, tensor: Any, stream: int) -> None:
-        """The work of another stream uses the tensor's storage."""
-        ref = self._live.get(tensor.untyped_storage()._cdata)
-        if ref is not None and self.builder.places[ref.index] is Place.DEVICE:
-            self.builder.event(EventKind.RECORD_STREAM, self._operator, ref.index, stream)
-
-    def _died(self, ref: _StorageRef) -> None:
-        if self._live.get(ref.key) is ref:
-            del self._live[ref.key]
-            self.builder.rows.append((1, ref.index, self._operator, 0))
-
-    def _category_of_birth(self) -> Category:
-        return Category.ACTIVATION if self._stage == "forward" else Category.TEMPORARY
-
     def _follow(self, script: Script, outputs: Sequence[Any], workspaces: WorkspaceUse, in_backward: bool) -> None:
         """Libraries take their ``workspaces`` when they are called, before the operator gives anything back."""
         taken: dict[int, int] = {}
@@ -395,103 +338,47 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         for step in script.steps:
             if step.kind == "output":
                 mentioned.add(step.index)
-                self._see(outputs[step.index], step.bytes)
+                self.storages.see(outputs[step.index], step.bytes)
             elif step.kind == "take":
-                taken[step.index] = self._alloc(step.bytes or 0, Category.TEMPORARY, step.label)
+                taken[step.index] = self.storages.alloc(step.bytes or 0, Category.TEMPORARY, step.label)
             elif step.kind == "product":
                 self._take_workspaces(self.workspaces.use_cublas(in_backward, self.streams.current))
             elif step.kind == "empty_cache":
-                self.builder.event(EventKind.EMPTY_CACHE, self._operator)
+                self.builder.event(EventKind.EMPTY_CACHE, self.storages.operator)
             else:
                 self._take_workspaces(workspaces)
                 workspaces = NOTHING
-                self.builder.free(taken[step.index], self._operator)
+                self.builder.free(taken[step.index], self.storages.operator)
         for index, tensor in enumerate(outputs):
             if index not in mentioned:
-                self._see(tensor)
+                self.storages.see(tensor)
         self._take_workspaces(workspaces)
 
     def _take_workspaces(self, use: WorkspaceUse) -> None:
         around = None
         if use.temporary:
-            around = self._alloc(use.temporary, Category.WORKSPACE, "cublasLt workspace")
+            around = self.storages.alloc(use.temporary, Category.WORKSPACE, "cublasLt workspace")
         for label, size in use.kept:
-            self._alloc(size, Category.WORKSPACE, label)
+            self.storages.alloc(size, Category.WORKSPACE, label)
         if around is not None:
-            self.builder.free(around, self._operator)
-
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage that grew or shrank in place is a new allocation: the old bytes go back after the copy."""
-        ref = self._live.get(storage._cdata)
-        if ref is None or self.builder.storage_bytes[ref.index] == storage.nbytes():
-            return
-        old, builder = ref.index, self.builder
-        ref.index = self._alloc(storage.nbytes(), builder.categories[old], builder.labels[old], builder.places[old])
-        builder.free(old, self._operator)
-
-    # --- what storages are for ----------------------------------------------------------------------------------------
-
-    def label(self, tensor: Any, category: Category, label: str = "") -> None:
-        """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients)."""
-        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
-            return
-        ref = self._live.get(tensor.untyped_storage()._cdata)
-        if ref is not None:
-            self.builder.categories[ref.index] = category
-            if label:
-                self.builder.labels[ref.index] = label
-
-    def place(self, tensor: Any, place: Place) -> None:
-        """Say where a live tensor's storage lies, when its device does not tell."""
-        ref = self._live.get(tensor.untyped_storage()._cdata)
-        if ref is not None:
-            self.builder.places[ref.index] = place
-
-    def name_storage(self, tensor: Any, label: str) -> None:
-        """Give a live tensor's storage a name for people, unless it has one."""
-        if isinstance(tensor, FakeTensor):
-            ref = self._live.get(tensor.untyped_storage()._cdata)
-            if ref is not None and not self.builder.labels[ref.index]:
-                self.builder.labels[ref.index] = label
-
-    def label_input(self, tensor: torch.Tensor) -> None:
-        """A leaf given to the outermost module is an input, unless it is known to be something else."""
-        if not isinstance(tensor, FakeTensor):
-            return
-        ref = self._live.get(tensor.untyped_storage()._cdata)
-        if ref is not None and self.builder.categories[ref.index] in (Category.TEMPORARY, Category.ACTIVATION):
-            self.builder.categories[ref.index] = Category.INPUT
+            self.builder.free(around, self.storages.operator)
 
     def _mark_accumulated(self, out: Any) -> None:
         """A detach or clone made by ``AccumulateGrad`` is the parameter's gradient."""
         node = torch._C._current_autograd_node()
         if node is not None and type(node).__name__ == "AccumulateGrad":
-            self.label(out, Category.GRADIENT)
+            self.storages.label(out, Category.GRADIENT)
 
     # --- gradient fan-in ----------------------------------------------------------------------------------------------
 
     def calibrate(self) -> None:
-        """Learn what reference counts the engine's fan-in shows when nobody else holds the first gradient.
-
-        The engine adds in place when it holds the last reference to a gradient and its storage, except under a
-        dispatch mode (``torch/csrc/autograd/input_buffer.cpp``, ``can_accumulate_inplace``). The counts of that case,
-        seen from here, are the same for every fan-in of this build of PyTorch.
-        """
+        """Let the fan-in learn how this build of PyTorch counts references."""
         builder, self.builder = self.builder, TraceBuilder("calibration")
         graph, self.graph = self.graph, None
-        self._operator = self.builder.operator("(calibration)")
-        counts: list[tuple[int, int, int]] = []
-        self._calibration = counts
-        leaf = torch.empty(2, device="cuda", requires_grad=True)
-        shared = leaf * 1.0
-        (shared * 2.0 + shared * 3.0).sum().backward()
-        del leaf, shared
-        self._calibration = None
-        self._sole_counts = counts[0] if counts else None
+        self.storages.operator = self.builder.operator("(calibration)")
+        self.fan_in.calibrate()
         self.builder, self.graph = builder, graph
-        self._operator = 0
-
-    _calibration: list[tuple[int, int, int]] | None = None
+        self.storages.operator = 0
 
     def _in_place_on_card(self, func: Any, args: Any) -> Any:
         """What a formula of gradients calls on a card, where it may overwrite a tensor that it has just made."""
@@ -499,58 +386,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         node = torch._C._current_autograd_node()
         if node is None or type(node).__name__ not in nodes or torch.is_grad_enabled():
             return func
-        ref = self._live.get(args[0].untyped_storage()._cdata)
+        ref = self.storages.of(args[0])
         made_here = ref is not None and ref.index >= self._node_start[1]
-        return in_place if made_here and _called_by_engine(sys._getframe(2)) else func
-
-    def _adds_in_place(self, args: Any, kwargs: Any) -> bool:
-        """Whether eager mode would have written this engine addition into its first argument."""
-        if kwargs or len(args) != 2 or _in_formula() or not _called_by_engine(sys._getframe(2)):
-            return False
-        old, new = args
-        if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
-            return False
-        if old.layout is not torch.strided or new.layout is not torch.strided:
-            return False
-        counts = (
-            old._use_count(),
-            torch._C._storage_Use_Count(old.untyped_storage()._cdata),
-            sys.getrefcount(old),
-        )
-        if self._calibration is not None:
-            self._calibration.append(counts)
-            return False
-        if self._sole_counts is None or old.dtype != new.dtype:
-            return False
-        return counts == self._sole_counts and _is_dense(old)
-
-
-def _called_by_engine(frame: FrameType) -> bool:
-    """Whether the dispatch came straight from the autograd engine, with no Python function in between."""
-    caller: FrameType | None = frame
-    while caller is not None and _is_plumbing(caller.f_code):
-        caller = caller.f_back
-    return caller is not None and caller.f_code is _ENGINE
-
-
-def _in_formula() -> bool:
-    """Whether the node that runs now has a formula that adds up temporaries itself, out of place."""
-    return type(torch._C._current_autograd_node()).__name__ in ADDED_OUT_OF_PLACE
-
-
-def _is_plumbing(code: CodeType) -> bool:
-    """PyTorch's wrappers around a mode's ``__torch_dispatch__``."""
-    return code.co_filename.endswith(("_python_dispatch.py", "eval_frame.py", "_compile.py"))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Non-overlapping and dense: some permutation of the dimensions is contiguous."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+        return in_place if made_here and called_by_engine(sys._getframe(2)) else func
 
 
 def _on_device(values: Any) -> bool:

@@ -63,7 +63,7 @@ class Session:
     def label_inputs(self, inputs: Any, name: str = "input") -> None:
         """Tensors anywhere in ``inputs`` are the step's inputs."""
         for path, tensor in named_tensors(inputs, name):
-            self.recorder.label(tensor, Category.INPUT, path)
+            self.recorder.storages.label(tensor, Category.INPUT, path)
 
 
 def capture(

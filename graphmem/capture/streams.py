@@ -231,7 +231,7 @@ def patch_streams(patches: Patches, recorder: Any) -> None:
             streams.make_current(stream.stream_id)
 
     def record_stream(self: torch.Tensor, stream: Any) -> None:
-        recorder.record_stream(self, stream.stream_id)
+        recorder.storages.record_stream(self, stream.stream_id)
 
     for name, value in {
         "Stream": Stream,

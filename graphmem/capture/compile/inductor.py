@@ -72,6 +72,7 @@ def import_compiler() -> None:
 
         TorchInGraphFunctionVariable._get_handlers()
         trace_rules.get_torch_obj_rule_map()
+        trace_rules.get_tensor_method()
 
 
 def _device_caches() -> Callable[[], None]:
@@ -146,7 +147,7 @@ class _Kernel:
     def run(self, *args: Any, **_: Any) -> None:
         for argument in args:
             if isinstance(argument, torch.Tensor):
-                self._recorder.name_storage(argument, self._name)
+                self._recorder.storages.name_storage(argument, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         self.run(*args, **kwargs)
