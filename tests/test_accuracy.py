@@ -10,10 +10,14 @@ import pytest
 
 from graphmem.accuracy.case import Case, case_of
 from graphmem.accuracy.compare import Comparison, Predicted
+from graphmem.accuracy.published_case import ModelSpec, PublishedCase, PublishedComparison, Skipped
+from graphmem.accuracy.published_rows import published_rows
+from graphmem.accuracy.published_section import published_reason, published_section, sample
 from graphmem.accuracy.record import (
     FAILED,
     GPU,
     OK,
+    ONNXRUNTIME_CPU,
     OUT_OF_MEMORY,
     STUB_DRIVER,
     DeviceUse,
@@ -24,9 +28,9 @@ from graphmem.accuracy.record import (
     read_folder,
     read_records,
 )  # fmt: skip
-from graphmem.accuracy.report import published_figures, reason, render_html, render_markdown, section
+from graphmem.accuracy.report import Contents, published_figures, reason, render_html, render_markdown, section
 from graphmem.accuracy.statistics import percentile, summarize_errors
-from graphmem.errors import TraceError
+from graphmem.errors import SourceError, TraceError
 from graphmem.estimate import Peak
 from graphmem.training import Inference, Training
 
@@ -60,6 +64,34 @@ def test_a_case_is_named_after_what_makes_it() -> None:
         case_of("dir/train.py:build", Inference(), 2, 3, 1, "x:1,y:2").name
         == "dir-train.py-build-inference-b2-s3-x-1,y-2"
     )
+
+
+def test_a_case_says_what_is_unusual_of_its_step() -> None:
+    step = Training(optimizer="sgd", amp="bf16", checkpoint_activations=True, grad_accum=4)
+    assert case_of("zoo:gpt2", step).name == "gpt2-training-optimizer-sgd-checkpoint_activations-grad_accum-4"
+    session = case_of(
+        "a/b.onnx", Inference(), None, None, 3, "provider:cpu,enable_mem_pattern:0", "onnxruntime", "batch=1"
+    )
+    assert session.name == "b-inference-batch=1-enable_mem_pattern-0"
+
+
+def test_records_of_the_first_schema_are_read(tmp_path: Path) -> None:
+    document = json.loads(_record().to_line())
+    document["schema"] = 1
+    del document["case"]["runtime"], document["case"]["shapes"]
+    (tmp_path / "old.jsonl").write_text(json.dumps(document))
+    assert read_records(tmp_path / "old.jsonl") == [_record()]
+
+
+def test_a_graph_and_recorded_allocations_are_found_beside_the_records(tmp_path: Path) -> None:
+    session = replace(CASE, model="net.onnx", runtime="onnxruntime")
+    machine = Machine.of_cpu(ONNXRUNTIME_CPU, "x86_64", {"onnxruntime": "1.31.1"})
+    measured = Measured(None, MIB, 2 * MIB, 0, None)
+    (tmp_path / "net.onnx").touch()
+    append(tmp_path / "a.jsonl", [Record(session, OK, machine, measured, trace="gone.json.gz")])
+    (found,) = read_folder(tmp_path)
+    assert (found.case.model, found.trace) == (str(tmp_path / "net.onnx"), "gone.json.gz")
+    assert (found.measured, found.machine) == (measured, machine)
 
 
 def test_records_survive_a_file(tmp_path: Path) -> None:
@@ -107,6 +139,65 @@ def test_percentiles_are_values_of_the_list() -> None:
     assert (summary.median_signed, summary.median) == (0.0, 0.0)
 
 
+# --- published figures ------------------------------------------------------------------------------------------------
+
+PUBLISHED_CASE = PublishedCase(
+    "xMem", ModelSpec("torchvision", "vgg16"), Training(optimizer="sgd"), 8, 4, "RTX-3060-12GB", "2.6", "device",
+    100 * MIB, (("DNNMem", 50 * MIB), ("xMem", 101 * MIB)),
+)  # fmt: skip
+PUBLISHED = [
+    PublishedComparison(PUBLISHED_CASE, 98 * MIB, context_bytes=MIB, estimated_buffer_bytes=2 * MIB),
+    PublishedComparison(replace(PUBLISHED_CASE, batch=16, estimates=()), 120 * MIB, context_is_measured=True),
+    PublishedComparison(replace(PUBLISHED_CASE, batch=32), error="torchvision is not installed"),
+]
+
+
+def test_estimators_are_compared_on_the_same_runs() -> None:
+    found = published_section(PUBLISHED, [Skipped("xMem", "out of memory")], "all")
+    (source,) = found.sources
+    assert [(item.name, item.summary.count, item.failures) for item in source.estimators] == [
+        ("graphmem", 2, 1), ("DNNMem", 1, 1), ("xMem", 1, 0),
+    ]  # fmt: skip
+    assert [item.case.batch for item in source.comparisons] == [16, 8]  # the largest error first
+    assert found.skipped == (
+        ("xMem", "no prediction: torchvision is not installed", 1), ("xMem", "out of memory", 1),
+    )  # fmt: skip
+    assert published_reason(PUBLISHED[0]) == "context assumed, 1.00 MiB; cuDNN workspaces are estimates, up to 2.00 MiB"
+    assert published_reason(PUBLISHED[1]) == ""
+
+
+def test_a_sample_is_spread_over_every_source() -> None:
+    cases = [replace(PUBLISHED_CASE, batch=batch) for batch in range(10)]
+    cases += [replace(PUBLISHED_CASE, source="other")]
+    chosen = sample(cases, 3)
+    assert [(case.source, case.batch) for case in chosen] == [("xMem", 0), ("xMem", 3), ("xMem", 6), ("other", 8)]
+
+
+def test_the_cited_table_is_read_as_cases() -> None:
+    cases = published_rows(None)
+    assert len(cases) > 20
+    first = cases[0]
+    assert isinstance(first, PublishedCase)
+    assert first.name == "convnext_tiny, batch 200, adam, RTX-3060-12GB"
+    assert (first.model.side, first.measured_bytes, dict(first.estimates)["xMem"]) == (86, 3308 * MIB, 3510 * MIB)
+
+
+def test_tables_in_a_folder_are_read_and_what_they_leave_open_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "xmem.csv").write_text(
+        "source,model,gpu,batch,optimizer,extras,value_mib\n"
+        "xMem,torchvision VGG16,NVIDIA RTX 3060,8,SGD lr 1e-3,real_oom=True,1\n"
+        "xMem,transformers nobody/knows,NVIDIA RTX 3060,8,SGD lr 1e-3,xMem_estimate_mib=1,1\n"
+        "xMem,torchvision MnasNet (10 classes),NVIDIA RTX 3060,8,AdamW,DNNMem_estimate_mib=nan,2\n"
+    )
+    oom, unknown, case = published_rows(tmp_path)
+    assert isinstance(oom, Skipped)
+    assert unknown == Skipped("xMem", "no configuration of nobody/knows at hand")
+    assert isinstance(case, PublishedCase)
+    assert (case.model.classes, case.estimates, case.measured_bytes) == (10, (), 2 * MIB)
+    with pytest.raises(SourceError, match="holds none of xmem"):
+        published_rows(tmp_path / "nothing")
+
+
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
@@ -142,9 +233,14 @@ def test_the_worst_come_first_and_have_their_reasons() -> None:
     assert reason(worst[1]) == "equal to the byte"
 
 
+def _contents(comparisons: list[Comparison], about: str = "By us.") -> Contents:
+    runs = published_section(PUBLISHED, [Skipped("other", "too little is said")] * 3, "all are predicted")
+    return Contents(comparisons, runs, published_figures(), about)
+
+
 def test_the_report_is_the_same_for_the_same_input() -> None:
     pytest.importorskip("jinja2")
-    first, second = (render_markdown(_comparisons(), published_figures(), "By us.") for _ in range(2))
+    first, second = (render_markdown(_contents(_comparisons())) for _ in range(2))
     assert first == second
     assert "| reserved | 2 | 1 |" in first
     assert "| xMem | 2025 | 3.66 % | 9.46 % |" in first
@@ -152,15 +248,15 @@ def test_the_report_is_the_same_for_the_same_input() -> None:
 
 def test_a_report_without_real_gpus_says_that_it_awaits_them() -> None:
     pytest.importorskip("jinja2")
-    text = render_markdown(_comparisons()[:2], published_figures(), "By us.")
+    text = render_markdown(_contents(_comparisons()[:2]))
     assert "No record yet. `graphmem measure --zoo`" in text
 
 
 def test_the_html_is_one_file_with_its_plots() -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
-    first, second = (render_html(_comparisons(), published_figures(), "By <us>.") for _ in range(2))
+    first, second = (render_html(_contents(_comparisons(), "By <us>.")) for _ in range(2))
     assert first == second
-    assert first.count("<svg") == 4
+    assert first.count("<svg") == 6
     assert "By &lt;us&gt;." in first
     assert "src=" not in first

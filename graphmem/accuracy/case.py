@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from graphmem.errors import UsageError
@@ -16,7 +17,11 @@ ITERATIONS = 3
 
 @dataclass(frozen=True)
 class Case:
-    """``model`` is what ``graphmem analyze`` takes; ``batch`` and ``seq_len`` None stand for the model's own."""
+    """``model`` is what ``graphmem analyze`` takes; ``batch`` and ``seq_len`` None stand for the model's own.
+
+    ``runtime`` is one of :data:`graphmem.runtimes.RUNTIMES`, and ``alloc_conf`` holds its options; ``shapes`` lists the
+    runs of an ONNX session, as ``batch=1;batch=16``.
+    """
 
     name: str
     model: str
@@ -25,6 +30,8 @@ class Case:
     seq_len: int | None = None
     iterations: int = ITERATIONS
     alloc_conf: str = ""
+    runtime: str = "pytorch"
+    shapes: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; the step says whether it trains."""
@@ -56,14 +63,42 @@ def case_of(
     seq_len: int | None = None,
     iterations: int = ITERATIONS,
     alloc_conf: str = "",
+    runtime: str = "pytorch",
+    shapes: str = "",
 ) -> Case:
-    """A case named after what makes it: ``zoo:gpt2`` in training becomes ``gpt2-training``."""
-    parts = [model.removeprefix("zoo:"), "training" if isinstance(step, Training) else "inference"]
+    """A case named after what makes it: ``zoo:gpt2`` in its usual training becomes ``gpt2-training``."""
+    short = Path(model).stem if model.endswith(".onnx") else model.removeprefix("zoo:")
+    parts = [short, "training" if isinstance(step, Training) else "inference"]
+    parts += _unusual(model, step)
     parts += [f"b{batch}"] if batch else []
     parts += [f"s{seq_len}"] if seq_len else []
-    parts += [alloc_conf] if alloc_conf else []
+    parts += [shapes] if shapes else []
+    shown = alloc_conf.removeprefix("provider:cpu").lstrip(",")
+    parts += [shown] if shown else []
     name = re.sub(r"[^A-Za-z0-9_.=,-]+", "-", "-".join(parts)).strip("-")
-    return Case(name, model, step, batch, seq_len, iterations, alloc_conf)
+    return Case(name, model, step, batch, seq_len, iterations, alloc_conf, runtime, shapes)
+
+
+def _unusual(model: str, step: Training | Inference) -> list[str]:
+    """Words for the fields of the step that are neither those of the zoo's entry nor the defaults."""
+    usual = _usual_step(model, step)
+    changed = {field.name: getattr(step, field.name) for field in fields(step)}
+    changed = {name: value for name, value in changed.items() if value != getattr(usual, name)}
+    return [word for name, value in changed.items() if (word := _word(name, value))]
+
+
+def _usual_step(model: str, step: Training | Inference) -> Training | Inference:
+    from graphmem.sources.zoo import usual_step
+
+    if model.startswith("zoo:"):
+        return usual_step(model.removeprefix("zoo:"), training=isinstance(step, Training))
+    return type(step)()
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, (str, bool)) or value is None:
+        return {True: name, False: f"no-{name}", None: f"no-{name}"}.get(value, f"{name}-{value}")
+    return f"{name}-{value}" if isinstance(value, (int, float)) else ""  # options of options would make it too long
 
 
 def zoo_cases(names: tuple[str, ...] = (), steps: tuple[str, ...] = ("training", "inference")) -> list[Case]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from graphmem.accuracy.case import Case
 from graphmem.accuracy.record import OK, Machine, Record
+from graphmem.accuracy.tensorflow_replay import replayed_peaks
 from graphmem.accuracy.workers import side_by_side
 from graphmem.analyze import analyze
 from graphmem.devices import Device, device_named, estimated_context_bytes
@@ -15,6 +17,8 @@ from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Peak
 from graphmem.trace import Trace
 
+#: Compute capability of a machine whose card has no part in a run.
+_NO_CARD = (0, 0)
 #: Iterations and precision aside, a capped run may take this much more than the estimate, as the literature allows.
 CAP_SLACK = 0.01
 
@@ -22,13 +26,15 @@ CAP_SLACK = 0.01
 @dataclass(frozen=True)
 class Predicted:
     """What graphmem says of a case now: peaks in bytes, how often it met something it does not model, and the largest
-    buffer whose size is an estimate. Or the error of the analysis."""
+    buffer whose size is an estimate. Or the error of the analysis. ``replayed`` are the allocated and reserved peaks of
+    the recorded allocations in graphmem's allocator, where they lie beside the record."""
 
     peak: Peak | None = None
     unknown: int = 0
     estimated_buffer_bytes: int = 0
     error: str = ""
     trace: Trace | None = None
+    replayed: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ class Comparison:
         measured = self.record.measured
         assert measured is not None
         if level == "device":
-            return measured.device.peak_bytes - measured.device.baseline_bytes
-        return int(getattr(measured, f"{level}_bytes"))
+            return measured.device.peak_bytes - measured.device.baseline_bytes if measured.device is not None else 0
+        return int(getattr(measured, f"{level}_bytes") or 0)
 
     def predicted_bytes(self, level: str) -> int:
         """The predicted peak."""
@@ -72,17 +78,28 @@ def compare(
 ) -> list[Comparison]:
     """Predict every record's case on its own card and PyTorch version. Results keep the records' order."""
     comparisons = []
-    for record, predicted in zip(records, side_by_side(_predict_record, records, jobs), strict=True):
+    for record, predicted in zip(records, side_by_side(_predict_record, records, jobs, _seconds), strict=True):
         comparisons.append(Comparison(record, predicted))
         if progress is not None:
             progress(len(comparisons))
     return comparisons
 
 
+def _seconds(record: Record) -> float:
+    """What took long to measure takes long to predict: the same model, the same operators."""
+    return record.seconds
+
+
 def _predict_record(record: Record) -> Predicted:
     if record.machine is None:
         return Predicted(error="the record does not say on which card")
-    return predict(record.case, record.machine)
+    predicted = predict(record.case, record.machine)
+    if record.case.runtime == "tensorflow" and record.trace:
+        try:
+            return replace(predicted, replayed=replayed_peaks(Path(record.trace)))
+        except GraphmemError as error:
+            return replace(predicted, error=str(error))
+    return predicted
 
 
 def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predicted:
@@ -94,7 +111,9 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
             seq_len=case.seq_len,
             training=case.step,
             iterations=case.iterations,
-            device=device_of(machine),
+            runtime=case.runtime,
+            shapes=case.shapes or None,
+            device=device_of(machine) if machine.capability != _NO_CARD else None,
             alloc_conf=case.alloc_conf,
             torch_version=_release(machine.versions.get("torch", "")),
             top=0,

@@ -1,4 +1,7 @@
-"""Measuring cases on the card of this machine, each in a fresh process; within a time budget, and resumable."""
+"""Measuring cases on this machine, each in a fresh process; within a time budget, and resumable.
+
+PyTorch runs on the machine's card, ONNX Runtime on its CPU.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ from graphmem.accuracy.case import Case
 from graphmem.accuracy.record import FAILED, SCHEMA, Machine, Record, append, machine_from, read_records, record_from
 from graphmem.errors import UsageError
 
+#: runtime -> the measuring program
+_CHILDREN = {"pytorch": "graphmem.accuracy.child", "onnxruntime": "graphmem.accuracy.onnxruntime_child"}
+
 #: Longest time one case may take, in seconds: building a large model on the host included.
 CASE_SECONDS = 900.0
 
@@ -24,12 +30,14 @@ CASE_SECONDS = 900.0
 @dataclass(frozen=True)
 class Plan:
     """How to measure. ``python`` is the interpreter of the measuring processes; ``budget_seconds`` None has no end;
-    ``cap`` maps a case to the limit on its reserved bytes, or is None for no limit; traces go to ``traces``."""
+    ``cap`` maps a case to the limit on its reserved bytes, or is None for no limit; traces go to ``traces``, and ONNX
+    graphs without their weights to ``graphs``, where later predictions find them."""
 
     output: Path | None = None
     budget_seconds: float | None = None
     case_seconds: float = CASE_SECONDS
     traces: Path | None = None
+    graphs: Path | None = None
     cap: Callable[[Case], int | None] | None = None
     python: str = sys.executable
     environment: Mapping[str, str] | None = None
@@ -53,10 +61,10 @@ def measure(cases: Sequence[Case], plan: Plan) -> Iterator[Record]:
 
     Stops before a case when the budget is used up. A record is yielded as soon as it is written.
     """
-    known = {(record.case, record.cap_bytes is not None) for record in _earlier(plan.output)}
+    known = {(_identity(record.case), record.cap_bytes is not None) for record in _earlier(plan.output)}
     begun = time.monotonic()
     for case in cases:
-        if (case, plan.cap is not None) in known:
+        if (_identity(case), plan.cap is not None) in known:
             continue
         left = None if plan.budget_seconds is None else plan.budget_seconds - (time.monotonic() - begun)
         if left is not None and left <= 0:
@@ -77,6 +85,7 @@ def measure_one(case: Case, plan: Plan, limit_seconds: float = CASE_SECONDS) -> 
     record = record_from({"schema": SCHEMA, "case": case.to_json(), **answer})
     return replace(
         record,
+        case=_with_kept_graph(case, plan),
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         seconds=round(time.monotonic() - begun, 1),
         cap_bytes=cap,
@@ -84,12 +93,29 @@ def measure_one(case: Case, plan: Plan, limit_seconds: float = CASE_SECONDS) -> 
     )
 
 
+def _identity(case: Case) -> Case:
+    """The case, an ONNX file being known by its name: records may name the kept graph instead."""
+    return replace(case, model=Path(case.model).name) if case.model.endswith(".onnx") else case
+
+
+def _with_kept_graph(case: Case, plan: Plan) -> Case:
+    """The case with its graph in the folder for them, named as seen from the file of records."""
+    if plan.graphs is None or not case.model.endswith(".onnx"):
+        return case
+    from graphmem.accuracy.onnx_graph import keep_graph
+
+    kept = keep_graph(Path(case.model), plan.graphs)
+    return replace(case, model=Path(os.path.relpath(kept, plan.output.parent if plan.output else ".")).as_posix())
+
+
 def _in_fresh_process(request: Mapping[str, Any], plan: Plan, limit_seconds: float) -> dict[str, Any]:
+    case = request["case"] or {}
+    runtime = case.get("runtime", "pytorch")
     try:
         done = subprocess.run(
-            [plan.python, "-m", "graphmem.accuracy.child"],
+            [plan.python, "-m", _CHILDREN[runtime]],
             input=json.dumps(request),
-            env=_environment(plan, (request["case"] or {}).get("alloc_conf", "")),
+            env=_environment(plan, case.get("alloc_conf", "") if runtime == "pytorch" else ""),
             capture_output=True,
             text=True,
             timeout=limit_seconds,

@@ -12,23 +12,23 @@ from graphmem.units import GIB
 _SIZE = (6.0, 4.0)
 
 
-def scatter_plot(pairs: Sequence[tuple[int, int]]) -> str:
-    """Predicted against measured bytes, on logarithmic axes in GiB."""
+def scatter_plot(pairs: Sequence[tuple[int, int]], level: str = "reserved") -> str:
+    """Predicted against measured bytes, on logarithmic axes in GiB; ``level`` says of what."""
     figure, axes = _figure()
     measured, predicted = ([value / GIB for value in column] for column in zip(*pairs, strict=True))
     span = [min(*measured, *predicted), max(*measured, *predicted)]
     axes.plot(span, span, color="0.7", linewidth=1)
     axes.scatter(measured, predicted, s=12)
-    axes.set(xscale="log", yscale="log", xlabel="measured reserved, GiB", ylabel="predicted reserved, GiB")
+    axes.set(xscale="log", yscale="log", xlabel=f"measured {level}, GiB", ylabel=f"predicted {level}, GiB")
     return _svg(figure)
 
 
-def error_plot(errors: Sequence[float]) -> str:
-    """Signed errors in percent, in ascending order."""
+def error_plot(errors: Sequence[float], level: str = "reserved memory") -> str:
+    """Signed errors in percent, in ascending order; ``level`` says of what."""
     figure, axes = _figure()
     axes.axhline(0, color="0.7", linewidth=1)
     axes.bar(range(len(errors)), sorted(100 * error for error in errors), width=1.0)
-    axes.set(xlabel="cases, by error", ylabel="error of reserved memory, %")
+    axes.set(xlabel="cases, by error", ylabel=f"error of {level}, %")
     return _svg(figure)
 
 

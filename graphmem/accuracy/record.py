@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
 from graphmem.errors import GraphmemError, TraceError
 
-SCHEMA = 1
+SCHEMA = 2
+#: Schemas that can be read. The first one knew PyTorch alone: every case ran there, on a card.
+_READABLE = (1, SCHEMA)
 OK, OUT_OF_MEMORY, FAILED = "ok", "out of memory", "failed"
 
-#: Where a record comes from. The two are never mixed in a report.
+#: Where a record comes from. No two are ever mixed in a report.
 GPU, STUB_DRIVER = "gpu", "stub driver"
+ONNXRUNTIME_CPU, TENSORFLOW_CPU = "onnxruntime on the CPU", "tensorflow on the CPU"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run was measured on. ``source`` is :data:`GPU` or :data:`STUB_DRIVER`; ``versions`` maps packages,
-    ``driver``, ``cuda`` and ``cudnn`` to their versions."""
+    """What a run was measured on. ``source`` is :data:`GPU` or another constant beside it; ``versions`` maps packages,
+    ``driver``, ``cuda`` and ``cudnn`` to their versions. On a CPU ``gpu`` names it, and the figures of a card are 0."""
 
     source: str
     gpu: str
@@ -33,6 +36,11 @@ class Machine:
     threads_per_sm: int
     total_bytes: int
     versions: Mapping[str, str]
+
+    @classmethod
+    def of_cpu(cls, source: str, cpu: str, versions: Mapping[str, str]) -> Machine:
+        """A machine whose card, if any, has no part in it."""
+        return cls(source, cpu, (0, 0), 0, 0, 0, versions)
 
 
 @dataclass(frozen=True)
@@ -49,13 +57,16 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class Measured:
-    """Peaks over the run in bytes, of PyTorch's allocator and of the card; ``retries`` after emptying the cache."""
+    """Peaks over the run in bytes, of the runtime's allocator and of the card; ``retries`` after emptying the cache.
 
-    requested_bytes: int
+    The arenas of ONNX Runtime and TensorFlow do not count what was requested, and a CPU's have no card: None.
+    """
+
+    requested_bytes: int | None
     allocated_bytes: int
     reserved_bytes: int
     retries: int
-    device: DeviceUse
+    device: DeviceUse | None
     iterations: tuple[Mapping[str, int], ...] = ()
 
 
@@ -82,16 +93,17 @@ class Record:
 
 def record_from(document: Mapping[str, Any]) -> Record:
     """The record of one parsed line. Raises :class:`TraceError` for another schema or a missing field."""
-    if document.get("schema") != SCHEMA:
-        raise TraceError(f"a record of schema {document.get('schema')!r}; this graphmem reads schema {SCHEMA}")
+    if document.get("schema") not in _READABLE:
+        raise TraceError(f"a record of schema {document.get('schema')!r}; this graphmem reads schemas 1 to {SCHEMA}")
     try:
         values = {item.name: document[item.name] for item in fields(Record) if item.name in document}
+        values["schema"] = SCHEMA
         values["case"] = Case.from_json(values["case"])
         if values.get("machine") is not None:
             values["machine"] = machine_from(values["machine"])
         if values.get("measured") is not None:
             measured = dict(values["measured"])
-            measured["device"] = DeviceUse(**measured["device"])
+            measured["device"] = None if measured["device"] is None else DeviceUse(**measured["device"])
             values["measured"] = Measured(**{**measured, "iterations": tuple(measured["iterations"])})
         return Record(**values)
     except (KeyError, TypeError) as error:
@@ -118,7 +130,20 @@ def read_records(path: Path) -> list[Record]:
 
 def read_folder(folder: Path) -> list[Record]:
     """The records of every ``.jsonl`` file under ``folder``, in the order of their names."""
-    return [record for path in sorted(folder.rglob("*.jsonl")) for record in read_records(path)]
+    return [record for path in sorted(folder.rglob("*.jsonl")) for record in read_located(path)]
+
+
+def read_located(path: Path) -> list[Record]:
+    """The records of one file, their ONNX graphs found beside it where they lie there. Raises :class:`TraceError`."""
+    return [_located(record, path.parent) for record in read_records(path)]
+
+
+def _located(record: Record, folder: Path) -> Record:
+    """The record with the paths of its graph and its recorded allocations, where they lie in ``folder``."""
+    graph, trace = folder / record.case.model, folder / record.trace
+    if record.case.model.endswith(".onnx") and graph.exists():
+        record = replace(record, case=replace(record.case, model=str(graph)))
+    return replace(record, trace=str(trace)) if record.trace and trace.exists() else record
 
 
 def append(path: Path, records: Iterable[Record]) -> None:

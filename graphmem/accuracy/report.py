@@ -6,32 +6,58 @@ Kinds of truth stand in sections of their own and are never added up. The same i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.compare import Comparison
-from graphmem.accuracy.record import GPU, OK, OUT_OF_MEMORY, STUB_DRIVER
+from graphmem.accuracy.published_case import PublishedComparison
+from graphmem.accuracy.published_section import PublishedSection, other_errors, published_reason
+from graphmem.accuracy.record import GPU, OK, ONNXRUNTIME_CPU, OUT_OF_MEMORY, STUB_DRIVER, TENSORFLOW_CPU
 from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
 from graphmem.errors import UsageError
+from graphmem.runtimes.onnxruntime_options import parse_options
 from graphmem.training import Training
 from graphmem.units import format_bytes
 
 WORST = 10
+#: The kinds of records, in the order of their sections.
+SOURCES = (GPU, STUB_DRIVER, ONNXRUNTIME_CPU, TENSORFLOW_CPU)
 
 _INTRODUCTIONS = {
     GPU: "Peaks measured by `graphmem measure` on real cards. Device memory is what the run added to the card's use.",
     STUB_DRIVER: "Peaks of the real CUDA build of PyTorch on a driver that pretends to be a card: the allocator, the "
     "operators and cuDNN's plans are the real ones; what the driver and the context take is not there, so there is "
     "no device level.",
+    ONNXRUNTIME_CPU: "Sessions of the real ONNX Runtime on a CPU, whose arena is the same code as a card's: the most "
+    "it had in use (allocated) and what it held at the end (reserved). Predicted for the CPU provider, from the graph "
+    "without its weights, by the optimizer of the installed onnxruntime.",
+    TENSORFLOW_CPU: "Training steps of Keras models in the real TensorFlow on a CPU, whose memory came from the same "
+    "allocator as a card's. The recorded allocations given to graphmem's allocator show what the allocator is worth; "
+    "the prediction of the step runs the model on Keras's PyTorch backend as a card would, so kernels and the order "
+    "of frees differ from TensorFlow's on a CPU.",
 }
-_TITLES = {GPU: "Real GPUs", STUB_DRIVER: "Stub driver"}
-_LEVELS = {GPU: ("allocated", "reserved", "device"), STUB_DRIVER: ("allocated", "reserved")}
+_TITLES = {
+    GPU: "Real GPUs",
+    STUB_DRIVER: "Stub driver",
+    ONNXRUNTIME_CPU: "ONNX Runtime on the CPU",
+    TENSORFLOW_CPU: "TensorFlow on the CPU",
+}
+_ARENA = ("allocated", "reserved")
+_LEVELS = {
+    GPU: ("allocated", "reserved", "device"),
+    STUB_DRIVER: _ARENA,
+    ONNXRUNTIME_CPU: _ARENA,
+    TENSORFLOW_CPU: _ARENA,
+}
 _AWAITS = {
     GPU: "No record yet. `graphmem measure --zoo` on a machine with a CUDA GPU makes them; put the file under "
     "`models_zoo/measured/<gpu>/`.",
     STUB_DRIVER: "No record.",
+    ONNXRUNTIME_CPU: "No record. `graphmem measure --runtime onnxruntime model.onnx` makes them, without a GPU.",
+    TENSORFLOW_CPU: "No record.",
 }
 
 
@@ -56,16 +82,29 @@ class Section:
     capped: tuple[Comparison, ...]
     not_compared: tuple[tuple[str, str], ...]
     worst: tuple[Comparison, ...]
+    replayed: tuple[Comparison, ...] = ()
 
 
-def render_markdown(comparisons: Sequence[Comparison], published: Any, about: str) -> str:
-    """The report as Markdown. ``about`` says which versions made the predictions."""
-    return _render("accuracy.md.j2", comparisons, published, about)
+@dataclass(frozen=True)
+class Contents:
+    """What a report is made of: comparisons, graphmem on published runs, what others published of theirs, and which
+    versions made the predictions. ``sources`` are the kinds of records that have a section."""
+
+    comparisons: Sequence[Comparison]
+    runs: PublishedSection | None
+    published: Any
+    about: str
+    sources: Sequence[str] = SOURCES
 
 
-def render_html(comparisons: Sequence[Comparison], published: Any, about: str) -> str:
+def render_markdown(contents: Contents) -> str:
+    """The report as Markdown."""
+    return _render("accuracy.md.j2", contents)
+
+
+def render_html(contents: Contents) -> str:
     """The report as one HTML file with its plots inside; raises :class:`UsageError` without matplotlib."""
-    return _render("accuracy.html.j2", comparisons, published, about)
+    return _render("accuracy.html.j2", contents)
 
 
 def published_figures() -> Any:
@@ -83,11 +122,12 @@ def section(source: str, comparisons: Sequence[Comparison]) -> Section:
         introduction=_INTRODUCTIONS[source] if mine else _AWAITS[source],
         comparisons=tuple(free),
         levels=tuple(levels),
-        groups=tuple((name, _groups(free, key)) for name, key in _KEYS.items()) if free else (),
+        groups=tuple((name, _groups(free, key)) for name, key in _KEYS[source].items()) if free else (),
         failures=sum(item.exceeds_cap for item in free),
         capped=tuple(item for item in mine if item.record.cap_bytes is not None),
         not_compared=tuple((item.record.case.name, _why_not(item)) for item in mine if not item.is_comparable),
         worst=tuple(sorted(free, key=lambda item: (-abs(item.error("reserved")), item.record.case.name))[:WORST]),
+        replayed=tuple(item for item in mine if item.predicted.replayed is not None),
     )
 
 
@@ -107,6 +147,8 @@ def reason(comparison: Comparison) -> str:
     measured = comparison.record.measured
     if measured is not None and measured.retries:
         words.append(f"{measured.retries} retries with an emptied cache")
+    if comparison.predicted.replayed is not None:
+        words.append("a CPU's kernels and executor instead of a card's")
     return "; ".join(words) or "not explained"
 
 
@@ -117,10 +159,35 @@ def _family(comparison: Comparison) -> str:
     from graphmem.errors import SourceError
     from graphmem.sources.zoo import zoo_entry
 
+    model = comparison.record.case.model
+    if model in _VARIANTS:
+        return _VARIANTS[model]
     try:
-        return str(zoo_entry(comparison.record.case.model.removeprefix("zoo:")).family)
+        return str(zoo_entry(model.removeprefix("zoo:")).family)
     except SourceError:
         return "other"
+
+
+#: Families of the zoo's variants, which have no entry of their own.
+_VARIANTS = {
+    "models_zoo.variants:resnet50_channels_last": "ResNet",
+    "models_zoo.variants:llama_small": "Llama",
+    "models_zoo.variants:llama_small_lora": "Llama",
+}
+
+
+def _model(comparison: Comparison) -> str:
+    return Path(comparison.record.case.model).stem
+
+
+def _level(comparison: Comparison) -> str:
+    return parse_options(comparison.record.case.alloc_conf).level
+
+
+def _runs(comparison: Comparison) -> str:
+    case = comparison.record.case
+    runs = len(set(case.shapes.split(";")))
+    return "runs of several sizes" if runs > 1 else "runs of one size"
 
 
 def _optimizer(comparison: Comparison) -> str:
@@ -133,17 +200,38 @@ def _precision(comparison: Comparison) -> str:
     return f"{step.amp} autocast" if step.amp else step.dtype
 
 
+def _options(comparison: Comparison) -> str:
+    step, case = comparison.record.case.step, comparison.record.case
+    words = [case.alloc_conf] if case.alloc_conf else []
+    if isinstance(step, Training):
+        words += ["activation checkpointing"] if step.checkpoint_activations else []
+        words += ["micro-batches"] if step.grad_accum > 1 else []
+        words += ["clipped gradients"] if step.clip_grad_norm is not None else []
+    return ", ".join(words) or "none"
+
+
 def _card(comparison: Comparison) -> str:
     machine = comparison.record.machine
     assert machine is not None
-    return f"{machine.gpu}, PyTorch {machine.versions.get('torch', '?')}"
+    runtime = comparison.record.case.runtime
+    package = {"pytorch": "torch"}.get(runtime, runtime)
+    named = {"pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", "tensorflow": "TensorFlow"}.get(runtime, runtime)
+    return f"{machine.gpu}, {named} {machine.versions.get(package, '?')}"
 
 
-_KEYS: dict[str, Callable[[Comparison], str]] = {
+_Keys = Mapping[str, Callable[[Comparison], str]]
+_PYTORCH_KEYS: _Keys = {
     "family": _family,
     "optimizer": _optimizer,
     "precision": _precision,
+    "options": _options,
     "card": _card,
+}
+_KEYS: Mapping[str, _Keys] = {
+    GPU: _PYTORCH_KEYS,
+    STUB_DRIVER: _PYTORCH_KEYS,
+    ONNXRUNTIME_CPU: {"model": _model, "graph level": _level, "sizes": _runs, "machine": _card},
+    TENSORFLOW_CPU: {"optimizer": _optimizer, "machine": _card},
 }
 
 
@@ -169,7 +257,7 @@ def _why_not(comparison: Comparison) -> str:
 # --- rendering --------------------------------------------------------------------------------------------------------
 
 
-def _render(template: str, comparisons: Sequence[Comparison], published: Any, about: str) -> str:
+def _render(template: str, contents: Contents) -> str:
     try:
         import jinja2
     except ImportError:
@@ -182,9 +270,17 @@ def _render(template: str, comparisons: Sequence[Comparison], published: Any, ab
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(percent=_percent, signed=_signed, size=format_bytes)
-    environment.globals.update(reason=reason, ok=OK, error_plot=_error_plot, scatter_plot=_scatter_plot)
-    sections = [section(source, comparisons) for source in (GPU, STUB_DRIVER)]
-    return environment.get_template(template).render(sections=sections, published=published, about=about) + "\n"
+    environment.globals.update(
+        reason=reason, ok=OK, error_plot=_error_plot, scatter_plot=_scatter_plot, published_reason=published_reason
+    )
+    environment.globals.update(
+        others=other_errors, published_error_plot=_published_error_plot, published_scatter_plot=_published_scatter_plot
+    )
+    sections = [section(source, contents.comparisons) for source in contents.sources]
+    rendered = environment.get_template(template).render(
+        sections=sections, runs=contents.runs, published=contents.published, about=contents.about
+    )
+    return rendered + "\n"
 
 
 def _template(name: str) -> str:
@@ -209,3 +305,15 @@ def _scatter_plot(comparisons: Sequence[Comparison]) -> Any:
     from graphmem.accuracy.plots import scatter_plot
 
     return scatter_plot([(item.measured_bytes("reserved"), item.predicted_bytes("reserved")) for item in comparisons])
+
+
+def _published_error_plot(comparisons: Sequence[PublishedComparison]) -> Any:
+    from graphmem.accuracy.plots import error_plot
+
+    return error_plot([item.signed_error() for item in comparisons], "device memory")
+
+
+def _published_scatter_plot(comparisons: Sequence[PublishedComparison]) -> Any:
+    from graphmem.accuracy.plots import scatter_plot
+
+    return scatter_plot([(item.case.measured_bytes, item.peak_bytes or 0) for item in comparisons], "on the device")

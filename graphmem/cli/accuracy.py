@@ -1,9 +1,11 @@
-"""``graphmem accuracy``: records held against predictions made now, as a report."""
+"""``graphmem accuracy``: records and published figures held against predictions made now, as a report."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,33 +13,103 @@ from graphmem.cli.output import check_output, emit
 from graphmem.cli.progress import progress_bar
 from graphmem.errors import UsageError
 
+if TYPE_CHECKING:
+    from graphmem.accuracy.published_section import PublishedSection
+    from graphmem.accuracy.record import Record
+
+#: Runs of each source of published figures that are predicted unless all are asked for: a minute's work.
+SAMPLE = 4
+#: Names of the sections, in the order of the report; the last is not made of records.
+SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
+
 
 @click.command("accuracy")
 @click.argument("records", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", default="reports", metavar="FOLDER", help="Where the report goes. Default reports.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes at a time. Default: the CPU's cores.")
-def accuracy_command(records: tuple[Path, ...], output: str, jobs: int | None) -> None:
+@click.option(
+    "--sections",
+    metavar="NAMES",
+    default=",".join(SECTIONS),
+    help=f"Which sections, in a list with commas. Default: {','.join(SECTIONS)}.",
+)
+@click.option(
+    "--published",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar="GRAPHMEM_PUBLISHED",
+    help="A folder with tables of published figures, instead of the small one that comes with graphmem.",
+)
+@click.option("--full", is_flag=True, help=f"Predict every published run, not {SAMPLE} of each source: an hour or so.")
+def accuracy_command(
+    records: tuple[Path, ...], output: str, jobs: int | None, sections: str, published: Path | None, full: bool
+) -> None:
     """Predict every case of RECORDS now and write accuracy.md and accuracy.html.
 
     RECORDS are files that 'graphmem measure' wrote, or folders of them, such as models_zoo/measured.
     """
     from graphmem.accuracy.compare import compare
-    from graphmem.accuracy.record import read_folder, read_records
-    from graphmem.accuracy.report import published_figures, render_html, render_markdown
+    from graphmem.accuracy.report import Contents, published_figures, render_html, render_markdown
 
+    wanted = _sections(sections)
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     targets = [folder / "accuracy.md", folder / "accuracy.html"]
     for target in targets:
         check_output(str(target))
-    found = [record for path in records for record in (read_folder(path) if path.is_dir() else read_records(path))]
-    if not found:
-        raise UsageError(f"no record in {', '.join(map(str, records))}")
+    kinds = _kinds(wanted)
+    found = [record for record in _read(records) if record.machine is None or record.machine.source in kinds]
+    workers = jobs or os.cpu_count() or 1
     with progress_bar("predicting", len(found)) as advance:
-        comparisons = compare(found, jobs or os.cpu_count() or 1, lambda done: advance(""))
-    published = published_figures()
+        comparisons = compare(found, workers, lambda done: advance(""))
+    runs = _published(published, full, workers) if "published" in wanted else None
+    contents = Contents(comparisons, runs, published_figures(), _about(), kinds)
     for target, render in zip(targets, (render_markdown, render_html), strict=True):
-        emit(render(comparisons, published, _about()), str(target))
+        emit(render(contents), str(target))
+
+
+def _sections(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in SECTIONS:
+            raise UsageError(f"the report has no section {name!r}; accepted: {', '.join(SECTIONS)}")
+    if not names:
+        raise UsageError(f"name a section: {', '.join(SECTIONS)}")
+    return names
+
+
+def _kinds(wanted: Sequence[str]) -> list[str]:
+    """The kinds of records of the sections, in the order of the report."""
+    from graphmem.accuracy.report import SOURCES
+
+    return [kind for name, kind in zip(SECTIONS, SOURCES, strict=False) if name in wanted]
+
+
+def _read(paths: Sequence[Path]) -> list[Record]:
+    from graphmem.accuracy.record import read_folder, read_located
+
+    found = [record for path in paths for record in (read_folder(path) if path.is_dir() else read_located(path))]
+    if not found:
+        raise UsageError(f"no record in {', '.join(map(str, paths))}")
+    return found
+
+
+def _published(folder: Path | None, full: bool, jobs: int) -> PublishedSection:
+    from graphmem.accuracy.published_case import PublishedCase, Skipped, predict_published
+    from graphmem.accuracy.published_rows import published_rows
+    from graphmem.accuracy.published_section import published_section, sample
+    from graphmem.accuracy.workers import side_by_side
+
+    rows = published_rows(folder)
+    cases = [row for row in rows if isinstance(row, PublishedCase)]
+    chosen = cases if full else sample(cases, SAMPLE)
+    predicted = []
+    with progress_bar("predicting published runs", len(chosen)) as advance:
+        for comparison in side_by_side(predict_published, chosen, jobs):
+            predicted.append(comparison)
+            advance(comparison.case.name)
+    skipped = [row for row in rows if isinstance(row, Skipped)]
+    share = "all" if full else f"at most {SAMPLE} of each source, evenly spaced,"
+    return published_section(predicted, skipped, f"{share} of {len(cases)} rebuilt runs are predicted")
 
 
 def _about() -> str:
@@ -45,7 +117,7 @@ def _about() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     packages = []
-    for package in ("graphmem", "torch", "transformers", "timm"):
+    for package in ("graphmem", "torch", "transformers", "timm", "torchvision", "onnxruntime", "keras"):
         try:
             packages.append(f"{package} {version(package)}")
         except PackageNotFoundError:

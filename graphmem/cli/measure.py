@@ -1,4 +1,4 @@
-"""``graphmem measure``: cases run on the CUDA card of this machine, and what they really take."""
+"""``graphmem measure``: cases run on the CUDA card of this machine, or ONNX files on its CPU, and what they take."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from graphmem.cli.options import measured_step_options, step_of
 from graphmem.cli.progress import progress_bar
 from graphmem.cli.tables import plain_table
 from graphmem.errors import UsageError
+from graphmem.training import Inference
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +24,22 @@ if TYPE_CHECKING:
 @click.argument("models", nargs=-1)
 @click.option("--zoo", is_flag=True, help="Every model of the zoo, in its usual training step and in inference.")
 @measured_step_options
-@click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of the measured process.")
+@click.option(
+    "--runtime",
+    type=click.Choice(["pytorch", "onnxruntime"]),
+    default="pytorch",
+    help="onnxruntime runs .onnx files on the CPU and reads its arena. Default pytorch.",
+)
+@click.option("--shapes", default="", metavar="RUNS", help="Runs of an ONNX session, e.g. 'batch=1;batch=16,seq=128'.")
+@click.option(
+    "--graphs", type=click.Path(file_okay=False, path_type=Path), help="Keep ONNX graphs without weights there."
+)
+@click.option(
+    "--alloc-conf",
+    default="",
+    metavar="CONF",
+    help="PYTORCH_CUDA_ALLOC_CONF of the process, or ONNX Runtime's options.",
+)
 @click.option("-o", "--output", default="measured.jsonl", metavar="FILE", help="Records. Default measured.jsonl.")
 @click.option("--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep allocation traces there.")
 @click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="Start no case after that.")
@@ -35,6 +51,8 @@ def measure_command(models: tuple[str, ...], zoo: bool, **options: Any) -> None:
     MODELS are what 'graphmem analyze' takes: zoo:NAME, module.py:factory, hf:..., timm:... A case that the output file
     holds already is not run again, so an interrupted run goes on where it stopped. Running out of memory is a record.
     Unlike every other command this one executes the models. Without a CUDA GPU it exits with 1.
+
+    With --runtime onnxruntime MODELS are .onnx files with their weights, run on the CPU without a GPU.
     """
     from graphmem.accuracy.measure import Plan, machine_here, measure
 
@@ -44,10 +62,12 @@ def measure_command(models: tuple[str, ...], zoo: bool, **options: Any) -> None:
         budget_seconds=options["budget"],
         case_seconds=options["case_timeout"],
         traces=options["traces"],
+        graphs=options["graphs"],
     )
-    machine = machine_here(plan)
-    if options["cap"]:
-        plan = replace(plan, cap=lambda case: _cap_bytes(case, machine))
+    if options["runtime"] == "pytorch":
+        machine = machine_here(plan)
+        if options["cap"]:
+            plan = replace(plan, cap=lambda case: _cap_bytes(case, machine))
     records = []
     with progress_bar("measuring", len(cases)) as advance:
         for record in measure(cases, plan):
@@ -62,11 +82,38 @@ def _cases(models: tuple[str, ...], zoo: bool, options: dict[str, Any]) -> list[
 
     if not models and not zoo:
         raise UsageError("name the models to measure, or give --zoo")
+    if options["runtime"] == "onnxruntime":
+        return _onnx_cases(models, zoo, options)
+    for option in ("shapes", "graphs"):
+        if options[option]:
+            raise UsageError(f"--{option} is for --runtime onnxruntime")
     cases = zoo_cases() if zoo else []
     for model in models:
         step = step_of(model, options)
         sizes = options["batch"], options["seq_len"]
         cases.append(case_of(model, step, *sizes, options["iterations"], options["alloc_conf"]))
+    return cases
+
+
+def _onnx_cases(models: tuple[str, ...], zoo: bool, options: dict[str, Any]) -> list[Case]:
+    """Sessions of .onnx files; the provider is made part of the options, so that predictions are made for it."""
+    from graphmem.accuracy.case import case_of
+    from graphmem.accuracy.onnxruntime_child import options_of, runs_of
+
+    if zoo or options["cap"] or options["traces"] or options["seq_len"]:
+        raise UsageError("--zoo, --cap, --traces and --seq-len are not for --runtime onnxruntime; see --shapes")
+    conf = ",".join(filter(None, ("provider:cpu", *options["alloc_conf"].replace("provider:cpu", "").split(","))))
+    cases = []
+    for model in models:
+        if Path(model).suffix.lower() != ".onnx":
+            raise UsageError(f"{model} is no .onnx file; 'graphmem zoo export' makes them of the zoo's models")
+        step = step_of(model, options)
+        if not isinstance(step, Inference):
+            raise UsageError("ONNX Runtime measures inference; leave the options of training out")
+        sizes = options["batch"], None, options["iterations"]
+        case = case_of(model, step, *sizes, conf, "onnxruntime", options["shapes"])
+        options_of(case), runs_of(case)  # mistakes are found before anything runs
+        cases.append(case)
     return cases
 
 
@@ -88,5 +135,6 @@ def _row(record: Record) -> tuple[str, ...]:
     if record.measured is None:
         return (record.case.name, f"{record.status}: {record.error[:60]}", "", "", "", "", seconds)
     measured = record.measured
-    sizes = (measured.allocated_bytes, measured.reserved_bytes, measured.device.peak_bytes)
-    return (record.case.name, record.status, *map(format_bytes, sizes), str(measured.retries), seconds)
+    device = format_bytes(measured.device.peak_bytes) if measured.device is not None else "-"
+    sizes = (format_bytes(measured.allocated_bytes), format_bytes(measured.reserved_bytes), device)
+    return (record.case.name, record.status, *sizes, str(measured.retries), seconds)

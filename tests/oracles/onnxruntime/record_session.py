@@ -9,7 +9,6 @@ One intra-op thread, so that working buffers do not depend on the machine. Input
 
 from __future__ import annotations
 
-import ctypes as c
 import json
 import os
 import re
@@ -20,7 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-LEVELS = {"disabled": 0, "basic": 1, "extended": 2, "layout": 3, "all": 99}
+from graphmem.accuracy import onnxruntime_capi
+from graphmem.accuracy.onnxruntime_session import CpuSession
+
 LOGGED = re.compile(r"Extended allocation by|Reserving|memory pattern|shrunk")
 
 
@@ -40,12 +41,11 @@ class Environment:
         import capi
 
         self.recorder: Recorder | None = None
-        self.env = capi.environment(self._logged)
-        self.info = capi.memory_info(True)
+        self.env = onnxruntime_capi.environment(self._logged)
         if mode == "trace":
             capi.register_tracer(self.env, self._event)
         elif arena:
-            capi.register_arena(self.env, self.info, arena)
+            capi.register_arena(self.env, onnxruntime_capi.memory_info(True), arena)
 
     def _logged(self, text: str) -> None:
         if self.recorder is not None and LOGGED.search(text):
@@ -60,94 +60,34 @@ class Recorder:
     """One session. ``log``, ``events`` and ``stats`` fill while it runs."""
 
     def __init__(self, job: dict[str, Any], environment: Environment) -> None:
-        import capi
-
-        self.api, self.job, self.environment = capi, job, environment
         environment.recorder = self
         self.phase = "init"
         self.log: list[list[Any]] = []
         self.events: list[list[Any]] = []
         self.stats: dict[str, dict[str, int]] = {}
-        self.env, self.info = environment.env, environment.info
-        self.session = self._session()
-        self.allocator = None
-        if job.get("mode") != "trace":
-            pointer = capi.POINTER
-            self.allocator = capi.made("CreateAllocator", (pointer, self.session), (pointer, self.info))
+        traces = job.get("mode") == "trace"
+        entries = dict(job.get("config", {}))
+        if traces or job.get("arena"):
+            entries["session.use_env_allocators"] = "1"
+        self.session = CpuSession(
+            Path(job["model"]), environment.env, level=job.get("level", "all"), threads=job.get("threads", 1),
+            memory_pattern=bool(job.get("pattern", 1)), entries=entries,
+        )  # fmt: skip
+        self.arena = None if traces else self.session.arena()
         self.note("init")
 
-    def _session(self) -> Any:
-        api, job, pointer = self.api, self.job, self.api.POINTER
-        options = api.made("CreateSessionOptions")
-        entries = dict(job.get("config", {}))
-        if job.get("mode") == "trace" or job.get("arena"):
-            entries["session.use_env_allocators"] = "1"
-        for key, value in entries.items():
-            api.call(
-                "AddSessionConfigEntry", (pointer, options), (c.c_char_p, key.encode()), (c.c_char_p, value.encode())
-            )
-        api.call("SetIntraOpNumThreads", (pointer, options), (c.c_int, job.get("threads", 1)))
-        level = LEVELS[job.get("level", "all")]
-        api.call("SetSessionGraphOptimizationLevel", (pointer, options), (c.c_int, level))
-        api.call("EnableMemPattern" if job.get("pattern", 1) else "DisableMemPattern", (pointer, options))
-        model = job["model"].encode()
-        return api.made("CreateSession", (pointer, self.env), (c.c_char_p, model), (pointer, options))
-
     def note(self, tag: str) -> None:
-        if self.allocator is not None:
-            self.stats[tag] = self.api.statistics(self.allocator)
+        if self.arena is not None:
+            self.stats[tag] = onnxruntime_capi.statistics(self.arena)
 
-    def run(self, number: int, shapes: dict[str, Any], shrink: bool = False) -> None:
+    def run(self, number: int, feeds: dict[str, Any], shrink: bool = False) -> None:
         """One run; an input is given by its shape, or as an array."""
-        import numpy as np
-
-        api, pointer = self.api, self.api.POINTER
-        inputs, outputs = self.signature
-        options = api.made("CreateRunOptions")
-        if shrink:
-            key, value = b"memory.enable_memory_arena_shrinkage", b"cpu:0"
-            api.call("AddRunConfigEntry", (pointer, options), (c.c_char_p, key), (c.c_char_p, value))
-        names, values, kept = [], [], []
-        plain = api.memory_info(False)
-        for name, (kind, dtype) in inputs.items():
-            shape = getattr(shapes[name], "shape", shapes[name])
-            array = np.full(shape, 0.5 if np.issubdtype(dtype, np.floating) else 0, dtype)
-            array[...] = shapes[name] if isinstance(shapes[name], np.ndarray) else array
-            dims = (c.c_int64 * max(1, len(shape)))(*shape)
-            kept += [array, dims]
-            names.append(name.encode())
-            values.append(api.made(
-                "CreateTensorWithDataAsOrtValue", (pointer, plain), (pointer, array.ctypes.data),
-                (c.c_size_t, array.nbytes), (c.POINTER(c.c_int64), dims), (c.c_size_t, len(shape)), (c.c_int, kind),
-            ))  # fmt: skip
         self.phase = f"run{number}"
-        results = (pointer * len(outputs))()
-        text, handles = c.POINTER(c.c_char_p), c.POINTER(pointer)
-        api.call(
-            "Run", (pointer, self.session), (pointer, options), (text, (c.c_char_p * len(names))(*names)),
-            (handles, (pointer * len(values))(*values)), (c.c_size_t, len(names)),
-            (text, (c.c_char_p * len(outputs))(*(name.encode() for name in outputs))), (c.c_size_t, len(outputs)),
-            (handles, results),
-        )  # fmt: skip
+        values = self.session.run(feeds, {"memory.enable_memory_arena_shrinkage": "cpu:0"} if shrink else {})
         self.note(f"run{number}_held")
         self.phase = f"release{number}"
-        release = api.function("ReleaseValue", pointer, result=None)
-        for value in (*results, *values):
-            release(value)
+        values.release()
         self.note(f"run{number}_released")
-
-    @property
-    def signature(self) -> tuple[dict[str, tuple[int, Any]], list[str]]:
-        import onnx
-
-        model = onnx.load(self.job["model"], load_external_data=False)
-        constants = {tensor.name for tensor in model.graph.initializer}
-        inputs = {}
-        for value in model.graph.input:
-            kind = value.type.tensor_type.elem_type
-            if value.name not in constants:
-                inputs[value.name] = (kind, onnx.helper.tensor_dtype_to_np_dtype(kind))
-        return inputs, [value.name for value in model.graph.output]
 
 
 def main() -> None:
@@ -156,7 +96,8 @@ def main() -> None:
     for number, shapes in enumerate(job["runs"], 1):
         recorder.run(number, shapes, bool(job.get("shrink")) and number == len(job["runs"]))
     result = {
-        "version": recorder.api.VERSION, "stats": recorder.stats, "log": recorder.log, "events": recorder.events,
+        "version": onnxruntime_capi.library_version(), "stats": recorder.stats,
+        "log": recorder.log, "events": recorder.events,
     }  # fmt: skip
     sys.stdout.write(json.dumps(result))
     sys.stdout.flush()

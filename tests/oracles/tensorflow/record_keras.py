@@ -21,36 +21,18 @@ CASES: tuple[dict[str, Any], ...] = (
     {"model": "mlp", "batch": 128, "opt": "sgd"},
     {"model": "mlp", "batch": 256, "opt": "adam"},
     {"model": "cnn", "batch": 32, "opt": "adam"},
+    {"model": "cnn", "batch": 128, "opt": "sgd"},
     {"model": "resnet50", "batch": 4, "opt": "adam"},
 )
 MARK_COLUMNS = ["mark", "bytes_in_use", "peak_bytes_in_use", "pool_bytes", "peak_pool_bytes", "num_allocs", "largest"]
 
 
-def build_model(name: str) -> tuple[Any, tuple[int, ...]]:
-    """The model and the shape of one example."""
-    import keras
-    from keras import layers
-
-    if name == "resnet50":
-        return keras.applications.ResNet50(weights=None, input_shape=(224, 224, 3)), (224, 224, 3)
-    if name == "mlp":
-        hidden = [layers.Dense(1024, activation="relu") for _ in range(2)]
-        return keras.Sequential([keras.Input((784,)), *hidden, layers.Dense(10, activation="softmax")]), (784,)
-    body = [
-        layers.Conv2D(32, 3, padding="same", activation="relu"),
-        layers.BatchNormalization(),
-        layers.MaxPooling2D(),
-        layers.Conv2D(64, 3, padding="same", activation="relu"),
-        layers.Flatten(),
-        layers.Dense(128, activation="relu"),
-        layers.Dense(10, activation="softmax"),
-    ]
-    return keras.Sequential([keras.Input((32, 32, 3)), *body]), (32, 32, 3)
-
-
 def record(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case in this process, which has no TensorFlow yet."""
     from recording import Recording
+
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    from models_zoo import keras_models
 
     recording = Recording()
     import keras
@@ -58,11 +40,9 @@ def record(case: dict[str, Any]) -> dict[str, Any]:
 
     recording.mark("start")
     keras.utils.set_random_seed(0)
-    model, shape = build_model(case["model"])
-    recording.mark("model_built")
-    optimizer = keras.optimizers.Adam(1e-3) if case["opt"] == "adam" else keras.optimizers.SGD(0.01, momentum=0.9)
-    model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy", jit_compile=False)
+    model = keras_models.compiled(case["model"], case["opt"])
     recording.mark("compiled")
+    shape = model.input_shape[1:]
     images, labels = np.ones((case["batch"], *shape), "float32"), np.zeros((case["batch"],), "int32")
     for step in range(STEPS):
         model.train_on_batch(images, labels)

@@ -1,0 +1,125 @@
+"""A peak that others measured on a card and published, as a case that can be predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from graphmem.accuracy.published_models import factory_of
+from graphmem.analyze import analyze
+from graphmem.devices import device_named
+from graphmem.errors import GraphmemError
+from graphmem.estimate import Estimate
+from graphmem.replay import replay
+from graphmem.runtimes import pytorch
+from graphmem.training import Inference, Training
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """``library`` is ``torchvision``, ``timm`` or ``transformers``; ``side`` in pixels and ``classes`` are for
+    torchvision, ``length`` in tokens and ``labels`` (``tokens`` or ``class``) for transformers."""
+
+    library: str
+    name: str
+    side: int = 224
+    classes: int = 1000
+    length: int = 128
+    labels: str = "tokens"
+
+
+@dataclass(frozen=True)
+class PublishedCase:
+    """``level`` says what was measured: ``device`` or ``allocated``. ``estimates`` are other estimators' bytes for
+    this very run."""
+
+    source: str
+    model: ModelSpec
+    step: Training | Inference
+    batch: int
+    iterations: int
+    gpu: str
+    torch_version: str
+    level: str
+    measured_bytes: int
+    estimates: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The case in words."""
+        step = self.step.optimizer if isinstance(self.step, Training) else "inference"
+        options = []
+        if isinstance(self.step, Training):
+            options += ["fp16 autocast"] if self.step.amp == "fp16" else []
+            options += [f"{self.step.grad_accum} micro-batches"] if self.step.grad_accum > 1 else []
+            options += ["checkpointing"] if self.step.checkpoint_activations else []
+        return ", ".join([self.model.name, f"batch {self.batch}", step, *options, self.gpu])
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Published figures that are not compared, and why."""
+
+    source: str
+    why: str
+
+
+@dataclass(frozen=True)
+class PublishedComparison:
+    """A case and graphmem's bytes for it at the same level; ``peak_bytes`` None: ``error`` says why there are none."""
+
+    case: PublishedCase
+    peak_bytes: int | None = None
+    context_bytes: int = 0
+    context_is_measured: bool = False
+    estimated_buffer_bytes: int = 0
+    unknown: int = 0
+    is_limited: bool = False
+    error: str = ""
+
+    def signed_error(self) -> float:
+        """Of graphmem, relative to the measured bytes."""
+        assert self.peak_bytes is not None
+        return (self.peak_bytes - self.case.measured_bytes) / self.case.measured_bytes
+
+
+def predict_published(case: PublishedCase) -> PublishedComparison:
+    """Predict one case. An error of the analysis is part of the answer."""
+    try:
+        device = device_named(case.gpu)
+        estimate = analyze(
+            factory_of(case.model, case.batch, training=isinstance(case.step, Training)),
+            training=case.step,
+            iterations=case.iterations,
+            device=device,
+            alloc_conf="",
+            torch_version=case.torch_version,
+            top=0,
+        )
+    except GraphmemError as error:
+        return PublishedComparison(case, error=str(error))
+    except ImportError as error:
+        return PublishedComparison(case, error=f"{error.name} is not installed")
+    storages = estimate.trace.storages if estimate.trace is not None else ()
+    answer = PublishedComparison(
+        case,
+        context_bytes=device.context_bytes,
+        context_is_measured=device.context_measured,
+        estimated_buffer_bytes=max((s.bytes for s in storages if s.label.endswith("(estimate)")), default=0),
+        unknown=sum(diagnostic.count for diagnostic in estimate.diagnostics),
+    )
+    if case.level == "allocated":
+        return replace(answer, peak_bytes=estimate.peak.allocated_bytes)
+    if estimate.fit is None or estimate.fit.margin_bytes >= 0:
+        return replace(answer, peak_bytes=estimate.peak.device_bytes)
+    if not estimate.fit.fits:
+        return replace(answer, error="predicted to run out of memory on this card")
+    limit = device.capacity_bytes - device.context_bytes
+    reserved = _reserved_within(estimate, limit, case.torch_version)
+    return replace(answer, peak_bytes=reserved + device.context_bytes, is_limited=True)
+
+
+def _reserved_within(estimate: Estimate, limit_bytes: int, torch_version: str) -> int:
+    """What the allocator reserves where the card's end makes it give its cache back."""
+    assert estimate.trace is not None
+    version = pytorch.version_named(torch_version)
+    return replay(estimate.trace, pytorch.default_allocator("", limit_bytes, version)).peak_reserved_bytes

@@ -1,0 +1,102 @@
+"""Models of published cases, built from their libraries' code and public configurations: no weights, no network."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from graphmem.errors import SourceError
+
+if TYPE_CHECKING:
+    from graphmem.accuracy.published_case import ModelSpec
+
+
+def factory_of(spec: ModelSpec, batch: int, *, training: bool) -> Callable[[], tuple[Any, ...]]:
+    """What ``graphmem analyze`` takes as a factory. Raises :class:`SourceError` for a library that is not there."""
+    makers = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
+    return makers[spec.library](spec, batch, training)
+
+
+@cache
+def configurations() -> Any:
+    """The table of transformers models."""
+    return json.loads(files("graphmem.accuracy").joinpath("published_models.json").read_text(encoding="utf-8"))
+
+
+def _torchvision(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
+    _let_torchvision_load()
+    try:
+        from torchvision import models
+    except Exception:  # absent, or made for another PyTorch
+        raise SourceError("torchvision is not installed, or does not import beside this PyTorch") from None
+
+    def build() -> tuple[Any, ...]:
+        import torch
+
+        images = torch.zeros(batch, 3, spec.side, spec.side)
+        return _classified(models.get_model(spec.name, weights=None, num_classes=spec.classes), images, batch, training)
+
+    return build
+
+
+def _timm(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
+    _let_torchvision_load()
+    try:
+        import timm
+    except Exception:
+        raise SourceError("timm is not installed, or does not import beside this PyTorch") from None
+
+    def build() -> tuple[Any, ...]:
+        import torch
+
+        model = timm.create_model(spec.name, pretrained=False)
+        images = torch.zeros(batch, *model.default_cfg["input_size"])
+        return _classified(model, images, batch, training)
+
+    return build
+
+
+def _transformers(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    _let_torchvision_load()
+    try:
+        import transformers
+    except Exception:
+        raise SourceError("transformers is not installed") from None
+    known = configurations()[spec.name]
+    architecture = getattr(transformers, known["class"])
+
+    def build() -> tuple[Any, ...]:
+        import torch
+
+        config = architecture.config_class(**known["config"])
+        if "attention" in known:
+            config._attn_implementation = known["attention"]
+        ids = torch.zeros(batch, spec.length, dtype=torch.long)
+        labels = ids if spec.labels == "tokens" else torch.zeros(batch, dtype=torch.long)
+        return architecture(config), {"input_ids": ids, "labels": labels} if training else {"input_ids": ids}
+
+    return build
+
+
+def _classified(model: Any, images: Any, batch: int, training: bool) -> tuple[Any, ...]:
+    import torch
+
+    from graphmem.sources.losses import CrossEntropy
+
+    if not training:
+        return model, images
+    return model, images, CrossEntropy(torch.zeros(batch, dtype=torch.long))
+
+
+def _let_torchvision_load() -> None:
+    """Where the zoo is installed, it knows how to load a torchvision that was made for another build of PyTorch."""
+    try:
+        from models_zoo.libraries import make_torchvision_importable
+    except ImportError:
+        return
+    make_torchvision_importable()

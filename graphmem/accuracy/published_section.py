@@ -1,0 +1,103 @@
+"""What the report says of published figures: graphmem beside the estimators that published theirs on the same runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphmem.accuracy.compare import CAP_SLACK
+from graphmem.accuracy.published_case import PublishedCase, PublishedComparison, Skipped
+from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
+from graphmem.units import format_bytes
+
+GRAPHMEM = "graphmem"
+
+
+@dataclass(frozen=True)
+class EstimatorSummary:
+    """One estimator on the runs of one source. ``failures`` needed over 1 % more than their estimate."""
+
+    name: str
+    summary: ErrorSummary
+    failures: int
+
+
+@dataclass(frozen=True)
+class PublishedSource:
+    """The runs of one source that both sides have, and the estimators compared on them."""
+
+    name: str
+    comparisons: tuple[PublishedComparison, ...]
+    estimators: tuple[EstimatorSummary, ...]
+
+
+@dataclass(frozen=True)
+class PublishedSection:
+    """Everything the report says about published figures. ``skipped``: (source, reason, how many); ``chosen`` says
+    which of the rebuilt runs were predicted."""
+
+    sources: tuple[PublishedSource, ...]
+    skipped: tuple[tuple[str, str, int], ...]
+    chosen: str
+
+
+def published_section(
+    comparisons: Sequence[PublishedComparison], skipped: Sequence[Skipped], chosen: str
+) -> PublishedSection:
+    """Group by source; runs without a prediction count as skipped."""
+    found = [item for item in comparisons if item.peak_bytes is not None]
+    reasons = Counter([(item.source, item.why) for item in skipped])
+    reasons.update(
+        (item.case.source, f"no prediction: {item.error}") for item in comparisons if item.peak_bytes is None
+    )
+    names = dict.fromkeys(item.case.source for item in found)
+    return PublishedSection(
+        sources=tuple(_source(name, [item for item in found if item.case.source == name]) for name in names),
+        skipped=tuple((source, why, count) for (source, why), count in sorted(reasons.items())),
+        chosen=chosen,
+    )
+
+
+def _source(name: str, comparisons: Sequence[PublishedComparison]) -> PublishedSource:
+    pairs = {GRAPHMEM: [(item.peak_bytes or 0, item.case.measured_bytes) for item in comparisons]}
+    for item in comparisons:
+        for estimator, estimate in item.case.estimates:
+            pairs.setdefault(estimator, []).append((estimate, item.case.measured_bytes))
+    ordered = sorted(comparisons, key=lambda item: (-abs(item.signed_error()), item.case.name))
+    return PublishedSource(name, tuple(ordered), tuple(_estimator(*entry) for entry in pairs.items()))
+
+
+def _estimator(name: str, pairs: Sequence[tuple[int, int]]) -> EstimatorSummary:
+    summary = summarize_errors([(estimate - measured) / measured for estimate, measured in pairs])
+    return EstimatorSummary(name, summary, sum(measured > (1 + CAP_SLACK) * estimate for estimate, measured in pairs))
+
+
+def other_errors(item: PublishedComparison) -> str:
+    """The errors of the other estimators on this run."""
+    measured = item.case.measured_bytes
+    return ", ".join(f"{name} {100 * (bytes_ - measured) / measured:+.1f} %" for name, bytes_ in item.case.estimates)
+
+
+def sample(cases: Sequence[PublishedCase], per_source: int) -> list[PublishedCase]:
+    """At most so many runs of each source, evenly spaced in the order of the tables."""
+    chosen: list[PublishedCase] = []
+    for name in dict.fromkeys(case.source for case in cases):
+        mine = [case for case in cases if case.source == name]
+        number = min(per_source, len(mine))
+        chosen += [mine[at * len(mine) // number] for at in range(number)]
+    return chosen
+
+
+def published_reason(item: PublishedComparison) -> str:
+    """What is known of one prediction's uncertainty."""
+    words = []
+    if item.case.level == "device" and not item.context_is_measured:
+        words.append(f"context assumed, {format_bytes(item.context_bytes)}")
+    if item.estimated_buffer_bytes:
+        words.append(f"cuDNN workspaces are estimates, up to {format_bytes(item.estimated_buffer_bytes)}")
+    if item.unknown:
+        words.append(f"{item.unknown} times something not modelled")
+    if item.is_limited:
+        words.append("the card's end limits the cache")
+    return "; ".join(words)
