@@ -23,9 +23,8 @@ from graphmem.capture.kernels.conv_backend import (
     runs_channels_last,
     select_backend,
 )
-from graphmem.capture.kernels.cudnn_convolution import convolution_workspace
+from graphmem.capture.kernels.cudnn_convolution import convolution_workspace, largest_workspace
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
-from graphmem.capture.kernels.cudnn_workspaces import largest_candidate
 from graphmem.capture.kernels.reduction import Buffers, Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
@@ -230,8 +229,10 @@ def _time_all_plans(script: Script, call: _Call, problem: Problem, direction: Di
     if key in card.timed:
         return
     card.timed.add(key)
-    largest = max(largest_candidate(problem), convolution_workspace(problem, direction, card).size)
-    script.give(script.take(largest, "cuDNN workspace for timing plans (estimate)"))
+    largest = largest_workspace(problem, direction, card)
+    if largest.size:
+        label = "cuDNN workspace for timing plans" + ("" if largest.certain else " (estimate)")
+        script.give(script.take(largest.size, label))
     script.empty_cache()
 
 
@@ -250,6 +251,7 @@ def _problem(call: _Call) -> Problem:
         channels_last=call.channels_last,
         tf32=torch.backends.cudnn.allow_tf32,
         bf16=inner.dtype == torch.bfloat16,
+        dilated=call.params.is_dilated,
     )
 
 

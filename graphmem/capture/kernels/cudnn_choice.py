@@ -39,20 +39,26 @@ class Branch:
     high: Branch | Leaf
 
 
-def choose(name: str, problem: Problem, direction: Direction, sm_count: int) -> Leaf:
-    """The leaf of a file's tree that a convolution reaches. Raises ``KeyError`` if the file has no tree for it."""
-    node = load(name)[section(problem, direction)]
-    values = features(problem, direction, sm_count)
+def choose(name: str, problem: Problem, direction: Direction, sm_count: int, largest: bool = False) -> Leaf | None:
+    """The leaf of a file's tree that a convolution reaches: of the plan that cuDNN puts first, or of the ``largest``
+    workspace of all plans. None if the file has no tree for it."""
+    node = load(name).get(section(problem, direction, largest))
+    values = features(problem, direction, sm_count) if isinstance(node, Branch) else {}
     while isinstance(node, Branch):
         node = node.low if values[node.feature] <= node.threshold else node.high
     return node
 
 
-def section(problem: Problem, direction: Direction) -> str:
+def section(problem: Problem, direction: Direction, largest: bool = False) -> str:
     """Name of the tree of a direction, a width of values and a kind of layer."""
-    kind = "first layer" if problem.channels < 8 else "layer"
-    precision = "half" if problem.itemsize == 2 else "fp32" if problem.tf32 else "fp32 without TF32"
-    return f"{direction.value}, {precision}, {kind}"
+    width = {2: "half", 4: "fp32" if problem.tf32 else "fp32 without TF32"}.get(problem.itemsize, "fp64")
+    return f"{'largest, ' if largest else ''}{direction.value}, {width}, {_kind(problem)}"
+
+
+def _kind(problem: Problem) -> str:
+    if problem.groups > 1:
+        return "depthwise" if problem.groups == problem.channels else "groups"
+    return "first layer" if problem.channels < 8 else "layer"
 
 
 def features(problem: Problem, direction: Direction, sm_count: int) -> dict[str, float]:
@@ -61,9 +67,13 @@ def features(problem: Problem, direction: Direction, sm_count: int) -> dict[str,
     values: dict[str, float] = {
         "channels_last": p.channels_last,
         "bf16": p.bf16,
+        "dilated": p.dilated,
         "batch": p.batch,
         "channels": p.channels,
         "filters": p.filters,
+        "groups": p.groups,
+        "group channels": p.channels // p.groups,
+        "group filters": p.filters // p.groups,
         "narrower": min(p.channels, p.filters),
         "wider": max(p.channels, p.filters),
         "channels % vector": p.channels % vector,
@@ -81,6 +91,7 @@ def features(problem: Problem, direction: Direction, sm_count: int) -> dict[str,
         "m": product.m,
         "n": product.n * product.count,
         "k": product.k,
+        "multiprocessors": sm_count,
     }
     waves = {tile: -(-product.tiles(*tile) // sm_count) * tile[0] * tile[1] for tile in TILES}
     least = min(waves.values())
@@ -95,9 +106,9 @@ def features(problem: Problem, direction: Direction, sm_count: int) -> dict[str,
 
 @cache
 def load(name: str) -> dict[str, Branch | Leaf]:
-    """The trees of a file of ``cudnn_plans``, by section."""
-    text = resources.files(__package__).joinpath(_FOLDER, f"{name}.txt").read_text(encoding="utf-8")
-    return parse(text)
+    """The trees of a file of ``cudnn_plans``, by section; none if there is no such file."""
+    file = resources.files(__package__).joinpath(_FOLDER, f"{name}.txt")
+    return parse(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def parse(text: str) -> dict[str, Branch | Leaf]:

@@ -31,6 +31,7 @@ class Problem:
     #: fp32 values may be rounded to TF32 (``torch.backends.cudnn.allow_tf32``, on by default).
     tf32: bool = True
     bf16: bool = False
+    dilated: bool = False
 
     @property
     def strided(self) -> bool:

@@ -1,14 +1,19 @@
 """Bytes of a cuDNN plan's workspace, given what the plan does: its *form*.
 
-A form is written as a few words:
+A form is written as a few words, parts joined by ``+``:
 
 - ``none``: no workspace.
 - ``needed``: copies of the tensors that are not in the kernel's order. Tensor cores read channels innermost, in rows of
   16 bytes, so NCHW tensors are copied, and so are channels_last ones whose channels are no multiple of that.
 - ``copy IOF``: copies of input, output and filter (or of those named), unpadded; ``pad IOF``: channels padded to 16
-  bytes; ``pad2 IOF``, ``pad4 IOF``: only the input's channels padded, to 2 or 4 (first layers).
+  bytes (``all`` is ``pad IOF``); ``pad2 IOF``, ``pad4 IOF``: only the input's channels padded, to 2 or 4 (first layers).
+- ``group8 IO``: the channels of every group padded to 8 (or 2, 4, 16, 32); ``groupv IO``: to 16 bytes; ``group2n IO``: to
+  the next power of two.
 - ``stream 128x64 1x4``: the needed copies, and partial tiles of 128 by 64 fp32 values, with clusters of 1 by 4 blocks.
-- ``needed+split 13``: the needed copies, and 13 fp32 partial filters; ``all+split 13`` copies every tensor.
+- ``needed+split 13``: the needed copies, and 13 fp32 partial results; ``all+split 13`` copies every tensor.
+- ``copy F+blocks 264``: depthwise filter gradients, 264 parts of every block of 128 bytes of channels, each 1 KiB for 16
+  taps.
+- ``winograd``: filters of 3x3 become 5x5.
 
 The forms and their sizes were read from the engine numbers and knobs that plans of cuDNN 9.20 tell: kernels of Hopper
 (engines 62, 65, 67, 68, 71, 73, 76) work with stream-K where their workspace knob allows it, those of Ampere with a
@@ -16,6 +21,8 @@ fixed number of splits. Given tile and cluster, the partial tiles of 97 % of 8,0
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem, Product, round_up
 
@@ -27,6 +34,12 @@ _STREAM_K_SLOTS = 18
 #: tiles of 128 x 128 and larger, 512 with 128 x 64, 1,024 with 64 x 64.
 _MIN_STEPS = 256
 _MIN_WORK = _MIN_STEPS * 128 * 128
+#: Depthwise filter gradients (engine 61): a thread block takes 128 bytes of channels and leaves 1 KiB for 16 taps.
+_BLOCK_BYTES = 128
+_BLOCK_TAPS = 16
+_PART_BYTES = 1024
+#: Winograd's transform of a filter of 3x3.
+_WINOGRAD_TAPS = 25
 
 
 def workspace_bytes(form: str, problem: Problem, direction: Direction) -> int:
@@ -36,26 +49,41 @@ def workspace_bytes(form: str, problem: Problem, direction: Direction) -> int:
 
 
 def _form_bytes(form: str, problem: Problem, direction: Direction) -> int:
-    words = form.split()
+    return sum(_part_bytes(words, problem, direction) for words in _parts(form))
+
+
+@cache
+def _parts(form: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(part.split()) for part in form.split("+"))
+
+
+def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) -> int:
     vector = 16 // problem.itemsize
     match words:
         case ["none"]:
             return 0
         case ["needed"]:
             return needed_copies(problem)
+        case ["all"]:
+            return _copies(problem, "IOF", vector, vector)
         case ["copy", names]:
             return _copies(problem, names, 1, 1)
         case ["pad", names]:
             return _copies(problem, names, vector, vector)
         case ["pad2" | "pad4" as pad, names]:
             return _copies(problem, names, int(pad[3:]), 1)
+        case ["groupv" | "group2n" | "group2" | "group4" | "group8" | "group16" | "group32" as pad, names]:
+            return _group_copies(problem, names, pad[5:])
         case ["stream", tile, cluster]:
             return needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
-        case ["needed+split", splits]:
-            return needed_copies(problem) + int(splits) * _fp32_filter(problem, vector)
-        case ["all+split", splits]:
-            return _copies(problem, "IOF", vector, vector) + int(splits) * _fp32_filter(problem, vector)
-    raise ValueError(f"no form of a workspace: {form!r}")
+        case ["split", splits]:
+            return int(splits) * _fp32_result(problem, direction)
+        case ["blocks", splits]:
+            blocks = -(-problem.filters * problem.itemsize // _BLOCK_BYTES)
+            return int(splits) * blocks * -(-problem.taps // _BLOCK_TAPS) * _PART_BYTES
+        case ["winograd"]:
+            return problem.channels * problem.filters // problem.groups * _WINOGRAD_TAPS * problem.itemsize
+    raise ValueError(f"no form of a workspace: {' '.join(words)!r}")
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -88,20 +116,31 @@ def needed_copies(problem: Problem) -> int:
     return _copies(problem, names, vector, vector)
 
 
-def largest_candidate(problem: Problem) -> int:
-    """Bytes of the largest workspace among all plans that cuDNN offers, an estimate.
+def _group_copies(problem: Problem, names: str, width: str) -> int:
+    """Copies whose channels are padded within every group."""
+    inner, outer = problem.channels // problem.groups, problem.filters // problem.groups
+    if width == "2n":
+        multiple = 1 << (max(inner, outer) - 1).bit_length()
+    else:
+        multiple = 16 // problem.itemsize if width == "v" else int(width)
+    inner, outer = round_up(inner, multiple), round_up(outer, multiple)
+    sizes = {
+        "I": problem.batch * problem.input_pixels * inner,
+        "O": problem.batch * problem.output_pixels * outer,
+        "F": inner * outer * problem.taps,
+    }
+    return sum(sizes[name] for name in names) * problem.groups * problem.itemsize
 
-    Among them is nearly always one that copies all three tensors. Of 60 plans of layers of ResNet-50 on an H200 most
-    are within 15 % of that; fp32 kernels that split a product take up to twice as much, and filter gradients of
-    channels_last half types less than half.
-    """
+
+def _fp32_result(problem: Problem, direction: Direction) -> int:
+    """Bytes of what the product makes, in fp32 and with padded channels."""
     vector = 16 // problem.itemsize
-    return _copies(problem, "IOF", vector, vector) + _SLACK
-
-
-def _fp32_filter(problem: Problem, vector: int) -> int:
-    values = round_up(problem.channels, vector) * round_up(problem.filters, vector)
-    return values * problem.taps // problem.groups * 4
+    channels, filters = round_up(problem.channels, vector), round_up(problem.filters, vector)
+    if direction is Direction.FORWARD:
+        return problem.batch * problem.output_pixels * filters * 4
+    if direction is Direction.BACKWARD_DATA:
+        return problem.batch * problem.input_pixels * channels * 4
+    return channels * filters * problem.taps // problem.groups * 4
 
 
 def _stream_k(tile: tuple[int, int], cluster: tuple[int, int], product: Product) -> int:

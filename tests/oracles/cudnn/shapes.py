@@ -1,0 +1,174 @@
+"""Convolutions as image networks have them, drawn at random: what cuDNN is asked about to grow trees.
+
+Sides follow the pyramids of networks (an image's side halved a few times, deeper where wider), widths come in the pairs
+that blocks have. No shape that the tests compare with is drawn (:func:`held_out`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+GOLDENS = Path(__file__).parents[2] / "golden" / "pytorch" / "ops"
+_IMAGES = [224] * 6 + [256] * 2 + [512, 512, 384, 320, 640, 299, 192, 160, 128, 288, 448, 600, 800, 96, 64, 32, 32]
+_WIDTHS = [16, 24, 32, 32, 40, 48, 64, 64, 64, 64, 80, 96, 96, 112, 128, 128, 128, 160, 192, 192, 256, 256, 256, 256, 320,
+           320, 384, 480, 512, 512, 512, 640, 768, 1024, 1024, 1280, 1536, 2048]  # fmt: skip
+_BATCHES = [1, 1, 2, 4, 4, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64, 128, 128, 256, 12, 20, 24, 48, 96, 192]
+_KINDS = {"layer": 64, "first": 14, "depthwise": 12, "grouped": 10}
+#: Elements of a tensor up to which a convolution is asked about.
+_LARGEST = 1 << 30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution over square images of ``dims`` dimensions; ``last``: channels_last; ``tf32``: may serve fp32."""
+
+    dtype: str
+    dims: int
+    batch: int
+    channels: int
+    filters: int
+    side: int
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+    groups: int
+    last: int
+    tf32: int
+
+    @property
+    def output_side(self) -> int:
+        return (self.side + 2 * self.padding - self.dilation * (self.taps - 1) - 1) // self.stride + 1
+
+    @property
+    def is_possible(self) -> bool:
+        out = self.output_side
+        if out < 1 or self.side < 2 or self.filters > 4096:
+            return False
+        values = max(self.channels * self.side**self.dims, self.filters * out**self.dims)
+        return self.batch * values < _LARGEST
+
+    def question(self, direction: str) -> str:
+        """The line that ``ask_plans`` reads."""
+        return " ".join(str(value) for value in (direction, *self.__dict__.values()))
+
+
+def draw(pick: random.Random) -> Shape:
+    """A convolution that no test compares with."""
+    while True:
+        kind = pick.choices(list(_KINDS), list(_KINDS.values()))[0]
+        shape = {"layer": _layer, "first": _first, "depthwise": _depthwise, "grouped": _grouped}[kind](pick)
+        if shape.is_possible and shape not in held_out():
+            return shape
+
+
+def _precision(pick: random.Random) -> dict[str, Any]:
+    fp32, fp16, bf16 = ("fp32", 0), ("fp16", 0), ("bf16", 0)
+    last = [(name, 1) for name in ("fp32", "fp16", "bf16")]
+    dtype, order = pick.choice([fp32] * 6 + [fp16] * 2 + [bf16] * 2 + last[:1] * 4 + last[1:] * 3)
+    return {"dtype": dtype, "dims": 2, "last": order, "tf32": int(dtype != "fp32" or pick.random() < 0.88)}
+
+
+def _batch(pick: random.Random) -> int:
+    return pick.choice(_BATCHES) if pick.random() < 0.93 else pick.randint(1, 128)
+
+
+def _width(pick: random.Random) -> int:
+    kind = pick.random()
+    if kind < 0.8:
+        return pick.choice(_WIDTHS)
+    return (
+        16 * pick.randint(1, 40) if kind < 0.9 else 32 * pick.randint(1, 40) if kind < 0.96 else 8 * pick.randint(1, 64)
+    )
+
+
+def _side(pick: random.Random, width: int) -> int:
+    """The side at a depth of the pyramid; wide layers are deep."""
+    image = pick.choice(_IMAGES)
+    depth = pick.randint(1, 5)
+    if pick.random() < 0.75:
+        depth = max(0, min(6, round(math.log2(max(width, 16) / 24)) + pick.choice([0, 0, 0, 1, 1, -1, -1, 2])))
+    if image == 299 and pick.random() < 0.6:
+        return pick.choice([149, 147, 73, 71, 35, 17, 8])
+    return (image + (1 << depth) - 1) >> depth
+
+
+def _padding(pick: random.Random, taps: int, dilation: int = 1) -> int:
+    return taps // 2 * dilation if pick.random() < 0.95 else 0
+
+
+def _layer(pick: random.Random) -> Shape:
+    channels, taps = _width(pick), pick.choice([1] * 9 + [3] * 10 + [5] + [7] * (pick.random() < 0.4))
+    stride = pick.choice([1] * 7 + [2] * 3)
+    same = [channels] * 5 + [channels * 2] * 2 + [channels // 2] * 2
+    pairs = [channels] * 2 + [channels * 4, channels // 4, channels * 2, channels // 2] * 2
+    filters = max(pick.choice([*(pairs if taps == 1 else same), _width(pick), _width(pick)]), 8)
+    dilation = pick.choice([1] * 30 + [2, 4]) if taps > 1 and stride == 1 else 1
+    widest = max(channels, filters) if taps == 1 and stride == 1 else max(channels, filters // 2)
+    return Shape(
+        batch=_batch(pick), channels=channels, filters=filters, side=_side(pick, widest), taps=taps, stride=stride,
+        padding=_padding(pick, taps, dilation), dilation=dilation, groups=1, **_precision(pick),
+    )  # fmt: skip
+
+
+def _first(pick: random.Random) -> Shape:
+    sides = [224] * 5 + [256, 256, 192, 160, 128, 112, 288, 299, 320, 384, 448, 512, 96, 64, 64, 64, 32, 32, 28, 48, 80]
+    taps, stride = pick.choice(
+        [(3, 1), (3, 1), (3, 2), (3, 2), (7, 2), (7, 2), (16, 16), (16, 16), (14, 14), (4, 4), (4, 4), (5, 1), (8, 8),
+         (7, 4), (2, 2)]
+    )  # fmt: skip
+    side = pick.choice(sides)
+    return Shape(
+        batch=_batch(pick), channels=pick.choice([3] * 8 + [4] * 2 + [1, 2, 6]), filters=pick.choice(_WIDTHS),
+        side=side if side >= 2 * taps else 224, taps=taps, stride=stride,
+        padding=0 if taps == stride else _padding(pick, taps), dilation=1, groups=1, **_precision(pick),
+    )  # fmt: skip
+
+
+def _depthwise(pick: random.Random) -> Shape:
+    """PyTorch lets cuDNN have channels_last ones, and some of NCHW in fp16."""
+    kind = _precision(pick)
+    kind |= {"dtype": "fp16"} if not kind["last"] and pick.random() < 0.5 else {"last": 1}
+    channels = _width(pick) if pick.random() < 0.7 else 8 * pick.randint(1, 120)
+    taps = pick.choice([3, 3, 3, 3, 5, 5, 7, 7])
+    return Shape(
+        batch=_batch(pick), channels=channels, filters=channels * pick.choice([1] * 12 + [2]), side=_side(pick, channels // 3),
+        taps=taps, stride=pick.choice([1, 1, 1, 2]), padding=_padding(pick, taps), dilation=1, groups=channels, **kind,
+    )  # fmt: skip
+
+
+def _grouped(pick: random.Random) -> Shape:
+    """ResNeXt's and RegNet's: groups of equal width, both ways."""
+    inner = pick.choice([4, 8, 8, 16, 16, 24, 24, 32, 32, 40, 48, 56, 64, 64, 72, 96, 112, 128])
+    groups = pick.choice([2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 16, 18, 20, 32, 32, 64])
+    channels, taps = inner * groups, pick.choice([1, 3, 3, 3, 3, 3, 3, 5])
+    return Shape(
+        batch=_batch(pick), channels=channels, filters=channels * pick.choice([1] * 8 + [2]), side=_side(pick, channels),
+        taps=taps, stride=pick.choice([1, 1, 1, 2]), padding=_padding(pick, taps), dilation=1, groups=groups,
+        **_precision(pick),
+    )  # fmt: skip
+
+
+def of_golden(line: dict[str, Any]) -> Shape:
+    """The convolution of a line of the goldens."""
+    return Shape(
+        line["dtype"], line.get("dims", 2), line["N"], line["C"], line["K"], line["HW"], line["R"], line["stride"],
+        line["pad"], line.get("dil", 1), line["groups"], line["channels_last"], line.get("tf32", 1),
+    )  # fmt: skip
+
+
+@cache
+def held_out() -> frozenset[Shape]:
+    """Convolutions that the tests compare with."""
+    found = set()
+    for name in ("conv.jsonl.gz", "conv_plans.jsonl.gz"):
+        with gzip.open(GOLDENS / name, "rt") as file:
+            found |= {of_golden(json.loads(line)) for line in file}
+    return frozenset(found)
