@@ -96,9 +96,11 @@ def _usual_step(model: str, step: Training | Inference) -> Training | Inference:
 
 
 def _word(name: str, value: Any) -> str:
-    if isinstance(value, (str, bool)) or value is None:
-        return {True: name, False: f"no-{name}", None: f"no-{name}"}.get(value, f"{name}-{value}")
-    return f"{name}-{value}" if isinstance(value, (int, float)) else ""  # options of options would make it too long
+    if value is None or value is False:
+        return f"no-{name}"
+    if value is True:
+        return name
+    return f"{name}-{value}" if isinstance(value, (str, int, float)) else ""  # options of options are too long
 
 
 def zoo_cases(names: tuple[str, ...] = (), steps: tuple[str, ...] = ("training", "inference")) -> list[Case]:

@@ -122,7 +122,7 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
         return Predicted(error=str(error))
     storages = estimate.trace.storages if estimate.trace is not None else ()
     guessed = [storage.bytes for storage in storages if storage.label.endswith("(estimate)")]
-    unknown = sum(diagnostic.count for diagnostic in estimate.diagnostics)
+    unknown = sum(item.count for item in estimate.diagnostics if item.kind == "unknown")
     trace = estimate.trace if keep_trace else None
     return Predicted(estimate.peak, unknown, max(guessed, default=0), trace=trace)
 

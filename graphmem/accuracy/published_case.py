@@ -105,7 +105,7 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
         context_bytes=device.context_bytes,
         context_is_measured=device.context_measured,
         estimated_buffer_bytes=max((s.bytes for s in storages if s.label.endswith("(estimate)")), default=0),
-        unknown=sum(diagnostic.count for diagnostic in estimate.diagnostics),
+        unknown=sum(item.count for item in estimate.diagnostics if item.kind == "unknown"),
     )
     if case.level == "allocated":
         return replace(answer, peak_bytes=estimate.peak.allocated_bytes)

@@ -43,7 +43,7 @@ def _survey_one(case: Case, device: str | None) -> Surveyed:
     peak, error, unknown = None, "", 0
     try:
         estimate = analyze(case.model, training=case.step, device=device, top=0)
-        peak, unknown = estimate.peak, sum(diagnostic.count for diagnostic in estimate.diagnostics)
+        peak, unknown = estimate.peak, sum(item.count for item in estimate.diagnostics if item.kind == "unknown")
     except GraphmemError as raised:
         error = str(raised)
     seconds = time.perf_counter() - begun
