@@ -46,7 +46,7 @@ def _load(path: Path) -> dict[str, Any]:
     return recording
 
 
-def _allocator(config: dict[str, Any]) -> PyTorchCachingAllocator:
+def allocator_for(config: dict[str, Any]) -> PyTorchCachingAllocator:
     major, minor = config["torch"].split(".")[:2]
     version = (int(major), int(minor))
     driver = CudaDriver(
@@ -73,14 +73,7 @@ class Run:
         """Do one event; the address it returned."""
         match event:
             case ["a", name, size, stream]:
-                try:
-                    block = self.allocator.malloc(size, stream)
-                except DeviceOutOfMemory as error:
-                    self.messages.append(str(error))
-                    return OOM
-                assert block is not None
-                self.live[name] = block
-                return block.address % VIRTUAL_BASE
+                return self.allocate(name, lambda: self.allocator.malloc(size, stream))
             case ["f", name]:
                 if name in self.live:
                     self.allocator.free(self.live.pop(name))
@@ -96,6 +89,18 @@ class Run:
             case _:
                 raise AssertionError(event)
         return NOTHING
+
+    def allocate(self, name: int, malloc: Callable[[], Any]) -> int:
+        """Keep what ``malloc`` returns under a name; its address, or the mark of an out-of-memory."""
+        try:
+            block = malloc()
+        except DeviceOutOfMemory as error:
+            self.messages.append(str(error))
+            return OOM
+        assert block is not None
+        self.live[name] = block
+        address: int = block.address % VIRTUAL_BASE
+        return address
 
     def row(self, address: int) -> tuple[int, ...]:
         """The recorded columns, in their order."""
@@ -149,7 +154,7 @@ def _recorded_snapshot(recording: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("path", RECORDINGS, ids=_name)
 def test_every_column_of_every_event(path: Path) -> None:
     recording = _load(path)
-    run = Run(_allocator(recording["config"]))
+    run = Run(allocator_for(recording["config"]))
     expected = list(zip(*recording["columns"].values(), strict=True))
     assert len(expected) == len(recording["ev"])
     for index, (event, wanted) in enumerate(zip(recording["ev"], expected, strict=True)):
@@ -178,6 +183,6 @@ def test_the_tie_rule_of_the_other_version_does_not_reproduce_these(path: Path) 
     """These were kept because the versions differ on them: a model that ignores the version must fail here."""
     recording = _load(path)
     recording["config"]["torch"] = "2.13.0"
-    run = Run(_allocator(recording["config"]))
+    run = Run(allocator_for(recording["config"]))
     rows = [run.row(run.step(event)) for event in recording["ev"]]
     assert rows != list(zip(*recording["columns"].values(), strict=True))

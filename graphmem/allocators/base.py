@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class BlockView:
 @dataclass(frozen=True, slots=True)
 class SegmentView:
     """One range obtained from the driver; ``blocks`` tile it in address order. ``kind`` is the allocator's own word
-    (``small``, ``large``, ``region``, ``reserved``); ``stream`` is the stream index it serves."""
+    (``small``, ``large``, ``region``, ``reserved``); ``stream`` is the stream index it serves; ``pool`` the private
+    pool it belongs to, 0 being none."""
 
     address: int
     total_size: int
@@ -28,6 +29,7 @@ class SegmentView:
     kind: str
     is_expandable: bool
     blocks: tuple[BlockView, ...]
+    pool: int = 0
 
 
 class Allocator(Protocol):
@@ -53,3 +55,26 @@ class Allocator(Protocol):
     def empty_cache(self) -> None: ...
 
     def segments(self) -> tuple[SegmentView, ...]: ...
+
+
+@runtime_checkable
+class PoolAllocator(Allocator, Protocol):
+    """An allocator that has private pools, each named by a number from 1 on. Others serve everything from one heap."""
+
+    def malloc_in_pool(self, size: int, stream: int, pool: int) -> Any: ...
+
+    def declare_pool(self, pool: int, *, use_on_oom: bool, no_split: bool) -> None: ...
+
+    def create_or_incref_pool(self, pool: int) -> None: ...
+
+    def begin_allocate_to_pool(self, pool: int) -> None: ...
+
+    def end_allocate_to_pool(self, pool: int) -> None: ...
+
+    def release_pool(self, pool: int) -> None: ...
+
+    def empty_pool(self, pool: int) -> None: ...
+
+    def enter_capture(self) -> None: ...
+
+    def leave_capture(self) -> None: ...

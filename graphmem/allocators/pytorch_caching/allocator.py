@@ -2,8 +2,9 @@
 
 The methods carry the names of ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (read: main between
 torch 2.10 and 2.11; checked against recordings of 2.11 and 2.13). Modelled: both pools, streams, splitting and merging,
-``record_stream``, retries, garbage collection, memory fraction, expandable segments and every setting that changes
-device memory. Not modelled: private pools (CUDA graphs, MemPool) and ``backend:cudaMallocAsync``.
+``record_stream``, retries, garbage collection, memory fraction, private pools (CUDA graphs, MemPool), expandable
+segments and every setting that changes device memory. Not modelled: ``backend:cudaMallocAsync``, and
+``graph_capture_record_stream_reuse``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from bisect import bisect_left
 from math import floor
 
 from graphmem.allocators.alloc_conf import AllocConf
-from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.allocators.base import SegmentView
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching.blocks import (
     ADDRESS_BITS,
@@ -27,17 +28,23 @@ from graphmem.allocators.pytorch_caching.blocks import (
     Pool,
 )
 from graphmem.allocators.pytorch_caching.events import EventQueues
-from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, try_allocate_expandable_block, unmap_block
+from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment, try_allocate_expandable_block
+from graphmem.allocators.pytorch_caching.private_pools import PoolInterface
+from graphmem.allocators.pytorch_caching.release import (
+    garbage_collect_cached_blocks,
+    release_available_cached_blocks,
+    release_cached_blocks,
+)
 from graphmem.allocators.pytorch_caching.sizes import (
     MIN_BLOCK_BYTES,
     ONE_EXBIBYTE,
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
-    format_size,
     get_allocation_size,
     round_size,
 )
-from graphmem.allocators.pytorch_caching.stats import DeviceStats
+from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
+from graphmem.allocators.pytorch_caching.views import out_of_memory, segment_views
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
 #: From this version equal free blocks are taken from the oldest segment first (pytorch#183591), before from the lowest
@@ -46,10 +53,8 @@ SEGMENT_ORDER_SINCE = (2, 13)
 #: From this version the memory cap is rounded to the nearest byte, before it was cut (pytorch#179444).
 ROUNDED_FRACTION_SINCE = (2, 13)
 
-_STATE_NAMES = {FREE: "free", ALLOCATED: "allocated", PENDING: "pending"}
 
-
-class PyTorchCachingAllocator:
+class PyTorchCachingAllocator(PoolInterface):
     """The allocator of one device.
 
     ``capacity_bytes`` is the card's total memory (``None``: unlimited, nothing is ever out of memory); give a
@@ -70,6 +75,7 @@ class PyTorchCachingAllocator:
         driver: CudaDriver | None = None,
         track_stats: bool = False,
     ) -> None:
+        super().__init__(torch_version)
         conf = AllocConf() if conf is None else conf
         if conf.backend != "native":
             raise UsageError(
@@ -116,7 +122,7 @@ class PyTorchCachingAllocator:
         """Allocate ``size`` bytes for ``stream``. Raises :class:`graphmem.errors.DeviceOutOfMemory`."""
         if size <= 0:
             return None
-        if self._events.streams:
+        if self._events.streams or self.private_pools.deferred:
             self.process_events()
         # round_size without divisions, inlined: this is the hot path.
         rounded = (size + 511) & -512 if self._divisions is None else round_size(size, self._divisions)
@@ -127,6 +133,19 @@ class PyTorchCachingAllocator:
         block = self.get_free_block(free_set, rounded)
         if block is None:
             block = self._alloc_or_raise(free_set, rounded, size)
+            free_set = block.free_set
+        return self.alloc_found_block(free_set, block, rounded, size)
+
+    def malloc_in_pool(self, size: int, stream: int, pool: int) -> Block | None:
+        """Allocate from a private pool, which must be held. Raises as :meth:`malloc` does."""
+        if size <= 0:
+            return None
+        self.process_events()
+        rounded = round_size(size, self.conf.roundup_power2_divisions)
+        private = self.private_pools.by_number[pool]
+        chosen = private.small if rounded <= SMALL_BYTES else private.large
+        free_set = chosen.by_stream.get(stream) or self._new_free_set(chosen, stream)
+        block = self.get_free_block(free_set, rounded) or self._alloc_or_raise(free_set, rounded, size)
         return self.alloc_found_block(free_set, block, rounded, size)
 
     def free(self, handle: Block | None) -> None:
@@ -138,12 +157,14 @@ class PyTorchCachingAllocator:
         self.allocated_bytes -= handle.size
         if self.stats is not None:
             self.stats.count_free(handle)
-        if self._stream_uses:
-            uses = self._stream_uses.pop(handle, None)
-            if uses:
-                handle.state = PENDING
-                self._events.insert_events(handle, uses, self.driver.event_lag)
-                return
+        if self._stream_uses and handle in self._stream_uses:
+            handle.state = PENDING
+            if self.private_pools.in_capture:
+                self.private_pools.deferred.append(handle)
+            else:
+                self.private_pools.stream_uses_in_capture.pop(handle, None)
+                self._events.insert_events(handle, self._stream_uses.pop(handle), self.driver.event_lag)
+            return
         self.free_block(handle)
 
     def record_stream(self, handle: Block | None, stream: int) -> None:
@@ -153,6 +174,8 @@ class PyTorchCachingAllocator:
         if handle.state != ALLOCATED:
             raise ValueError("recorded a stream on a block that is not allocated")
         self._stream_uses.setdefault(handle, set()).add(stream)
+        if self.private_pools.in_capture:
+            self.private_pools.stream_uses_in_capture.setdefault(handle, set()).add(stream)
 
     def synchronize(self) -> None:
         """``torch.cuda.synchronize``: outstanding events complete, and are noticed at the next allocation."""
@@ -160,8 +183,12 @@ class PyTorchCachingAllocator:
             self._events.complete()
 
     def empty_cache(self) -> None:
-        """``torch.cuda.empty_cache``: give back every segment in which nothing is allocated."""
-        self.release_cached_blocks()
+        """``torch.cuda.empty_cache``: give back every segment in which nothing is allocated, except of held pools."""
+        release_cached_blocks(self, self._large, self._small)
+
+    def empty_pool(self, pool: int) -> None:
+        """``emptyCache(id)``, which a MemPool does when it is deleted: give back what the pool does not use."""
+        release_cached_blocks(self, self._large, self._small, pool)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """``torch.cuda.set_per_process_memory_fraction``: cap reserved bytes at that part of the card's memory."""
@@ -179,10 +206,7 @@ class PyTorchCachingAllocator:
 
     def segments(self) -> tuple[SegmentView, ...]:
         """What ``torch.cuda.memory_snapshot`` shows: segments in address order, tiled by their blocks."""
-        views = [self._segment_view(head, is_expandable=False) for head in self._heads.values()]
-        for segment in self._expandable_segments:
-            views += [self._segment_view(first, is_expandable=True) for first in segment.mapped_ranges()]
-        return tuple(sorted(views, key=lambda view: view.address))
+        return segment_views(self._heads.values(), self._expandable_segments)
 
     # ------------------------------------------------------------------ allocating
 
@@ -224,19 +248,36 @@ class PyTorchCachingAllocator:
                 requested_bytes=size,
                 free_bytes=self.driver.free_bytes(),
             )
-        if self._collects:
-            self.garbage_collect_cached_blocks()
+        if self._collects and self._allowed is not None:
+            garbage_collect_cached_blocks(self, self._large, self._allowed)
         block = self.alloc_block(free_set, rounded, size)
-        if block is None and self.release_available_cached_blocks(free_set, rounded):
-            block = self.alloc_block(free_set, rounded, size)
         if block is None:
-            self.release_cached_blocks()
+            block = self.try_mempool_fallback(free_set, rounded)
+        if block is None and release_available_cached_blocks(self, free_set, rounded):
+            block = self.alloc_block(free_set, rounded, size)
+        if block is None and not self.private_pools.in_capture:
+            release_cached_blocks(self, self._large, self._small)
             self.num_alloc_retries += 1
             block = self.alloc_block(free_set, rounded, size)
         if block is None:
             self.num_ooms += 1
-            raise self._out_of_memory(get_allocation_size(rounded, self.conf.large_segment_size_bytes), size)
+            wanted = get_allocation_size(rounded, self.conf.large_segment_size_bytes)
+            raise out_of_memory(self, wanted, size, self._allowed)
         return block
+
+    def try_mempool_fallback(self, free_set: FreeSet, rounded: int) -> Block | None:
+        """A free block of a pool that serves others when memory runs out (``use_on_oom``)."""
+        # Upstream looks there for blocks of plain segments only, which such pools have not with expandable segments.
+        if free_set.pool.private_pool or self._expandable:
+            return None
+        for number in self.private_pools.overflow():
+            private = self.private_pools.by_number[number]
+            pool = private.small if free_set.is_small else private.large
+            found = pool.by_stream.get(free_set.stream)
+            block = None if found is None else self.get_free_block(found, rounded)
+            if block is not None:
+                return block
+        return None
 
     def alloc_block(self, free_set: FreeSet, rounded: int, size: int) -> Block | None:
         """A block of new memory, or ``None`` when the driver or the fraction refuses."""
@@ -245,7 +286,7 @@ class PyTorchCachingAllocator:
             if self.conf.throw_on_cudamalloc_oom:
                 # pytorch#179473 (2.12): refused at once, without the attempts that follow otherwise.
                 self.num_oom_rejections += 1
-                raise self._out_of_memory(wanted, size)
+                raise out_of_memory(self, wanted, size, self._allowed)
             return None
         if self._expandable:
             return try_allocate_expandable_block(self, free_set, rounded)
@@ -305,21 +346,10 @@ class PyTorchCachingAllocator:
         # should_split: a remainder of at least 512 bytes in the small pool and in expandable segments; in the large
         # pool more than 1 MiB.
         split_from = MIN_BLOCK_BYTES if pool.is_small or self._expandable else SMALL_BYTES + 1
+        if not self.private_pools.splits(pool.private_pool):
+            split_from = ONE_EXBIBYTE
         pool.by_stream[stream] = FreeSet(pool, stream, split_from)
         return pool.by_stream[stream]
-
-    def _out_of_memory(self, wanted: int, size: int) -> DeviceOutOfMemory:
-        free = self.driver.free_bytes()
-        allowed = "" if self._allowed is None else f"{format_size(self._allowed)} allowed; "
-        total = self.driver.capacity_bytes
-        return DeviceOutOfMemory(
-            f"CUDA out of memory. Tried to allocate {format_size(wanted)}. GPU 0 has a total capacity of "
-            f"{'unlimited' if total is None else format_size(total)} of which {format_size(free)} is free. {allowed}"
-            f"Of the allocated memory {format_size(self.allocated_bytes)} is allocated by PyTorch, and "
-            f"{format_size(self.reserved_bytes - self.allocated_bytes)} is reserved by PyTorch but unallocated.",
-            requested_bytes=size,
-            free_bytes=free,
-        )
 
     # ------------------------------------------------------------------ freeing
 
@@ -360,32 +390,29 @@ class PyTorchCachingAllocator:
         blocks.insert(position, block)
 
     def process_events(self) -> None:
-        """Free the blocks whose events have completed."""
+        """Free the blocks whose events have completed; not during a capture, which forbids queries."""
+        if self.private_pools.in_capture:
+            return
+        self._insert_events_deferred_until_no_capture()
         for block in self._events.poll():
             self.free_block(block)
 
-    def synchronize_and_free_events(self) -> None:
-        """Wait for every event, and free what waited for them."""
+    def synchronize_and_free_events(self, private_pool: int = 0) -> None:
+        """Wait for every event, or for those of one private pool, and free what waited for them."""
         self.num_sync_all_streams += 1
-        for block in self._events.wait():
+        self._insert_events_deferred_until_no_capture()
+        for block in self._events.wait(private_pool):
             self.free_block(block)
 
+    def _insert_events_deferred_until_no_capture(self) -> None:
+        """Streams that used a block only inside the capture have been joined since, and need no event."""
+        for block, streams in self.private_pools.take_deferred(self._stream_uses):
+            if streams:
+                self._events.insert_events(block, streams, self.driver.event_lag)
+            else:
+                self.free_block(block)
+
     # ------------------------------------------------------------------ giving memory back
-
-    def release_cached_blocks(self) -> None:
-        """Give back every segment without live blocks, and the free pages of expandable segments."""
-        self.synchronize_and_free_events()
-        for pool in (self._large, self._small):
-            for free_set in pool.by_stream.values():
-                self._release_blocks(free_set)
-
-    def _release_blocks(self, free_set: FreeSet) -> None:
-        if self._expandable:
-            for block in list(free_set.blocks):
-                unmap_block(self, block)
-            return
-        for block in [block for block in free_set.blocks if not block.is_split]:
-            self.release_block(block)
 
     def release_block(self, block: Block) -> None:
         """Give one segment back to the driver."""
@@ -398,45 +425,6 @@ class PyTorchCachingAllocator:
         if self.stats is not None:
             self.stats.count_segment(block, -1)
 
-    def release_available_cached_blocks(self, free_set: FreeSet, rounded: int) -> bool:
-        """With ``max_split_size``: give back just enough oversize segments of this stream; whether it was enough."""
-        if self._max_split > ONE_EXBIBYTE or self._expandable:
-            return False
-        target = max(rounded, self._max_split)
-        position = bisect_left(free_set.keys, target << ORDER_BITS)
-        if position < len(free_set.keys):
-            self.release_block(free_set.blocks[position])
-            return True
-        # No single block is large enough: several, beginning with the largest.
-        released = 0
-        while released < target and free_set.blocks and free_set.blocks[-1].size >= self._max_split:
-            released += free_set.blocks[-1].size
-            self.release_block(free_set.blocks[-1])
-        return released >= target
-
-    def garbage_collect_cached_blocks(self) -> None:
-        """Give back whole free segments of the large pool that went unused longest, down to the threshold."""
-        assert self._allowed is not None
-        threshold = int(self.conf.garbage_collection_threshold * float(self._allowed))
-        if self.reserved_bytes <= threshold:
-            return
-        target = self.reserved_bytes - threshold
-        now = self._large.get_free_blocks_call_count
-        free_sets = self._large.by_stream.values()
-        whole = [block for free_set in free_sets for block in free_set.blocks if not block.is_split]
-        total_age = sum(now - block.gc_count_base for block in whole)
-        reclaimed = 0
-        while reclaimed < target and whole:
-            mean_age = total_age / len(whole)
-            old = [] if self._expandable else [block for block in whole if now - block.gc_count_base >= mean_age]
-            if not old:
-                return
-            for block in old:
-                reclaimed += block.size
-                total_age -= now - block.gc_count_base
-                self.release_block(block)
-            whole = [block for block in whole if block.state == FREE]
-
     # ------------------------------------------------------------------ counting
 
     def count_reserved(self, free_set: FreeSet, size: int) -> None:
@@ -445,31 +433,25 @@ class PyTorchCachingAllocator:
         self.num_device_alloc += 1
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
+        if free_set.pool.private_pool:
+            self.private_pools.by_number[free_set.pool.private_pool].reserved_bytes += size
         if self.stats is not None:
-            self.stats.change("reserved_bytes", free_set.is_small, size)
+            self.stats.change_reserved(free_set.pool, size)
 
     def count_released(self, free_set: FreeSet, size: int) -> None:
         """Memory went back to the driver."""
         self.reserved_bytes -= size
         self.num_device_free += 1
+        if free_set.pool.private_pool:
+            self.private_pools.by_number[free_set.pool.private_pool].reserved_bytes -= size
         if self.stats is not None:
-            self.stats.change("reserved_bytes", free_set.is_small, -size)
+            self.stats.change_reserved(free_set.pool, -size)
 
     def memory_stats(self) -> dict[str, int]:
         """``torch.cuda.memory_stats()``. Raises :class:`UsageError` unless ``track_stats`` was set."""
         if self.stats is None:
             raise UsageError("memory_stats needs an allocator made with track_stats=True")
-        counters = {
-            name: getattr(self, name)
-            for name in (
-                "num_alloc_retries",
-                "num_ooms",
-                "num_oom_rejections",
-                "num_sync_all_streams",
-                "num_device_alloc",
-                "num_device_free",
-            )
-        }
+        counters = {name: getattr(self, name) for name in COUNTERS}
         split = self._max_split if self._max_split < 2**63 else -1
         return self.stats.as_dict() | counters | {"max_split_size": split}
 
@@ -489,18 +471,6 @@ class PyTorchCachingAllocator:
     def drop_expandable_segment(self, segment: ExpandableSegment) -> None:
         """``release_expandable_segment``: nothing of the range is mapped any more."""
         self._expandable_segments.remove(segment)
-
-    def _segment_view(self, first: Block, *, is_expandable: bool) -> SegmentView:
-        blocks: list[BlockView] = []
-        block: Block | None = first
-        total = 0
-        while block is not None and block.state != UNMAPPED:
-            requested = 0 if block.state == FREE else block.requested_size
-            blocks.append(BlockView(block.address, block.size, requested, _STATE_NAMES[block.state]))
-            total += block.size
-            block = block.next
-        kind = "small" if first.free_set.is_small else "large"
-        return SegmentView(first.address, total, first.free_set.stream, kind, is_expandable, tuple(blocks))
 
 
 def _expandable_size(block: Block) -> int:

@@ -70,12 +70,16 @@ class Block:
 
 
 class Pool:
-    """The small or the large pool: one set of free blocks per stream, and the clock of the garbage collector."""
+    """A small or a large pool: one set of free blocks per stream, and the clock of the garbage collector.
 
-    __slots__ = ("by_stream", "get_free_blocks_call_count", "is_small")
+    ``private_pool`` is the number of the private pool it belongs to; 0: none, it is one of the two default pools.
+    """
 
-    def __init__(self, is_small: bool) -> None:
+    __slots__ = ("by_stream", "get_free_blocks_call_count", "is_small", "private_pool")
+
+    def __init__(self, is_small: bool, private_pool: int = 0) -> None:
         self.is_small = is_small
+        self.private_pool = private_pool
         self.by_stream: dict[int, FreeSet] = {}
         self.get_free_blocks_call_count = 0
 

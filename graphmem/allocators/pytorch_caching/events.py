@@ -49,12 +49,15 @@ class EventQueues:
             if not queue:
                 del self.streams[stream]
 
-    def wait(self) -> Iterator[Block]:
-        """Synchronise with every event; yields the blocks that are done."""
+    def wait(self, private_pool: int = 0) -> Iterator[Block]:
+        """Synchronise with every event, or with those of one private pool's blocks; yields the blocks that are done."""
         streams, self.streams = self.streams, {}
-        for queue in streams.values():
+        for stream, queue in streams.items():
             for event in queue:
-                yield from self._completed(event)
+                if private_pool and event.block.free_set.pool.private_pool != private_pool:
+                    self.streams.setdefault(stream, deque()).append(event)
+                else:
+                    yield from self._completed(event)
 
     def complete(self) -> None:
         """Let every outstanding event be ready at its next query."""

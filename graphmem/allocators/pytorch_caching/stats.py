@@ -6,7 +6,7 @@ much time as allocating. Names and meaning: ``c10/core/CachingDeviceAllocator.h`
 
 from __future__ import annotations
 
-from graphmem.allocators.pytorch_caching.blocks import FREE, Block
+from graphmem.allocators.pytorch_caching.blocks import FREE, Block, Pool
 
 #: Counters kept three times: over both pools, over the small one, over the large one.
 POOLED = (
@@ -19,6 +19,15 @@ POOLED = (
     "active_bytes",
     "inactive_split_bytes",
     "requested_bytes",
+)
+#: Counters that the allocator keeps itself, in attributes of these names.
+COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_oom_rejections",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
 )
 OVERSIZE = ("oversize_allocations", "oversize_segments")
 
@@ -54,12 +63,22 @@ class DeviceStats:
         self._expandable = expandable
         self._pooled = {name: (Stat(), Stat(), Stat()) for name in POOLED}
         self._oversize = {name: Stat() for name in OVERSIZE}
+        #: Private pools that ever held memory; they stay when the pool is gone.
+        self._reserved_by_private_pools: dict[int, tuple[Stat, Stat, Stat]] = {}
 
     def change(self, name: str, is_small: bool, amount: int) -> None:
         """Change a counter of one pool, and of both together."""
         total, small, large = self._pooled[name]
         total.change(amount)
         (small if is_small else large).change(amount)
+
+    def change_reserved(self, pool: Pool, amount: int) -> None:
+        """Memory was obtained from the driver for a pool, or given back."""
+        self.change("reserved_bytes", pool.is_small, amount)
+        if pool.private_pool:
+            stats = self._reserved_by_private_pools.setdefault(pool.private_pool, (Stat(), Stat(), Stat()))
+            stats[0].change(amount)
+            stats[1 if pool.is_small else 2].change(amount)
 
     def count_segment(self, block: Block, amount: int) -> None:
         """A segment, still or again one block, was obtained (1) or given back (-1)."""
@@ -124,10 +143,14 @@ class DeviceStats:
         return self._pooled[name][0].current
 
     def as_dict(self) -> dict[str, int]:
-        """All of them under the keys of ``torch.cuda.memory_stats()``, such as ``reserved_bytes.all.peak``."""
+        """All of them under the keys of ``torch.cuda.memory_stats()``, such as ``reserved_bytes.all.peak``.
+
+        Where PyTorch writes the identity of a private pool (``0_1``), its number stands here.
+        """
+        private = {f"reserved_bytes_by_private_pools.{n}": s for n, s in self._reserved_by_private_pools.items()}
         named = {
             f"{name}.{pool}": stat
-            for name, stats in self._pooled.items()
+            for name, stats in (self._pooled | private).items()
             for pool, stat in zip(("all", "small_pool", "large_pool"), stats, strict=True)
         }
         return {
