@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
 import textwrap
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from click.testing import CliRunner
 import graphmem
 from graphmem.capture.compile.regions import COMPILER_SINCE
 from graphmem.cli.main import cli
+from graphmem.trace import to_json as trace_to_json
 from tests.captures import births, record
 from tests.steps import runs
 
@@ -129,12 +129,63 @@ def test_graph_breaks_run_between_compiled_parts(factories: Path) -> None:
 
 
 def test_what_does_not_compile_is_one_message(factories: Path) -> None:
-    # In a process of its own: after a compilation that failed, later steps drop temporaries in another order.
-    command = [sys.executable, "-m", "graphmem", "analyze", f"{factories}:refused"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
-    assert done.returncode == 1
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("graphmem: "))
-    assert "torch.compile failed: Unsupported" in line
+    with pytest.raises(graphmem.GraphmemError, match=r"torch\.compile failed: Unsupported"):
+        graphmem.analyze(f"{factories}:refused")
+
+
+def _drops_its_argument(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    return x * 2
+
+
+def _step_with_temporaries() -> None:
+    _drops_its_argument(torch.ones(64, device="cuda") + 1)
+
+
+def _does_not_compile(x: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return x
+
+
+def test_steps_after_a_failure_to_compile_are_what_they_were() -> None:
+    """Dynamo leaves its frame evaluation on after a failure, and then callers hold on to arguments."""
+    compiled = torch.compile(_does_not_compile, backend="eager", fullgraph=True)
+    before = trace_to_json(record(_step_with_temporaries))
+    with pytest.raises(graphmem.GraphmemError):
+        record(lambda: compiled(torch.ones(2, device="cuda")))
+    assert trace_to_json(record(_step_with_temporaries)) == before
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(torch.ones(2))
+    assert trace_to_json(record(_step_with_temporaries)) == before
+
+
+def test_a_step_that_catches_the_failure_holds_arguments_longer() -> None:
+    def step() -> None:
+        with contextlib.suppress(graphmem.GraphmemError):
+            torch.compile(_does_not_compile, backend="eager", fullgraph=True)(torch.ones(2, device="cuda"))
+        _step_with_temporaries()
+
+    without, after = ([event.kind.name for event in record(run).events()] for run in (_step_with_temporaries, step))
+    assert "".join(kind[0] for kind in without) == "AAFAFAFF"
+    assert "".join(kind[0] for kind in after[2:]) == "AAFAAFFF"
+
+
+def test_functions_decorated_before_the_first_compilation_of_the_process() -> None:
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    tables = (
+        TorchInGraphFunctionVariable._get_handlers,
+        trace_rules.get_torch_obj_rule_map,
+        trace_rules.get_tensor_method,
+    )
+    for table in tables:
+        table.cache_clear()
+    decorated = torch.compile(lambda x: (x * x).mean(), backend="eager")
+    born = births(record(lambda: decorated(torch.ones(8, 64, device="cuda"))))
+    assert [birth.bytes for birth in born] == [2048, 2048, 4]
+    for table in tables:
+        assert not any(str(getattr(entry, "__module__", "")).startswith("graphmem") for entry in table())
 
 
 def test_names_are_the_users_and_storages_are_named_after_kernels() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
+from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
 from graphmem.capture.modules import ModuleWatch
 from graphmem.capture.pretence import Patches, PretendDevice
@@ -39,13 +39,17 @@ class CompiledCode:
     ``regions`` counts the calls of compiled code, ``assumed`` what only timing on a card decides (message -> count).
     """
 
-    def __init__(self, recorder: Recorder, watch: ModuleWatch, device: PretendDevice) -> None:
+    def __init__(
+        self, recorder: Recorder, watch: ModuleWatch, device: PretendDevice, evaluation: FrameEvaluation | None
+    ) -> None:
         self.regions = 0
         self.assumed: Counter[str] = Counter()
         self._recorder = recorder
         self._watch = watch
         self._device = device
+        self._evaluation = evaluation
         self._stack = contextlib.ExitStack()
+        self._open = False
         self._ready = False
         self._listening = False
         self._lifted: list[tuple[Any, Any, Any]] = []
@@ -78,6 +82,11 @@ class CompiledCode:
         else:
             self._restore_hooks()
 
+    def stopped_listening(self) -> None:
+        """Dynamo's function is out of the interpreter's way again, unless something failed to compile."""
+        if self._evaluation is not None:
+            self._evaluation.idle()
+
     def _begin_forward(self) -> None:
         """A compiled function called from outside any module is a forward pass, as an outermost module call is."""
         recorder = self._recorder
@@ -101,6 +110,15 @@ class CompiledCode:
 
     # --- the compiler -------------------------------------------------------------------------------------------------
 
+    def followed(self, patches: Patches) -> None:
+        """Something is to be compiled, or was before the capture: let Dynamo in, the first time."""
+        if self._open:
+            return
+        _check_version()
+        self._open = True
+        import_compiler()
+        _open_dynamo(patches, self)
+
     def _prepare(self) -> None:
         if self._ready:
             return
@@ -117,6 +135,7 @@ class CompiledCode:
         skip_with_callees = convert_frame.ConvertFrameReturn(
             frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
         )
+        evaluation = self._evaluation
         # Dynamo listens again after a frame that is skipped with its callees; this module's frames tell it when to.
         skip = convert_frame.ConvertFrameReturn()
 
@@ -126,9 +145,11 @@ class CompiledCode:
                 return skip if name == __name__ else skip_with_callees
             try:
                 return original(self, frame, *args)
-            except GraphmemError:
-                raise
             except Exception as error:
+                if evaluation is not None:
+                    evaluation.failed = True
+                if isinstance(error, GraphmemError):
+                    raise
                 raise CaptureError(_failure(frame, error)) from error
 
         return call
@@ -143,28 +164,22 @@ class CompiledCode:
 @contextlib.contextmanager
 def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: PretendDevice) -> Iterator[CompiledCode]:
     """Let ``torch.compile`` work inside a capture, whenever and however the step uses it."""
-    code = CompiledCode(recorder, watch, device)
+    evaluation = frame_evaluation()
+    code = CompiledCode(recorder, watch, device, evaluation)
     patches = Patches()
-    prepared: list[bool] = []
-
-    def prepare() -> None:
-        if not prepared:
-            prepared.append(True)
-            import_compiler()
-            _watch_dynamo(patches, code)
 
     def compile_(*args: Any, **kwargs: Any) -> Any:
-        _check_version()
-        prepare()
+        code.followed(patches)
         return _REAL_COMPILE(*args, **kwargs)
 
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # with the capture's hooks
+        if evaluation is not None:
+            stack.enter_context(evaluation.restored())
         patches.set(torch, "compile", compile_)
-        if "torch._inductor.compile_fx" in sys.modules and _followed():
-            prepare()  # something may have been compiled before
+        _watch_dynamo(patches, code)
         yield code
     finally:
         code.close()
@@ -176,18 +191,29 @@ _REAL_COMPILE = torch.compile
 
 
 def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
-    from torch._dynamo import convert_frame, eval_frame
+    """Hear when Dynamo begins to look at frames: what it compiles may have been decorated before the capture."""
+    from torch._dynamo import eval_frame
 
     set_eval_frame = eval_frame.set_eval_frame
 
     def watched(callback: Any) -> Any:
         prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens
+        if callback is not None:
+            code.followed(patches)
         code.set_listening(callback is not None)
         set_eval_frame(callback)
+        if callback is None:
+            code.stopped_listening()
         return prior
 
-    patches.set(eval_frame, "set_eval_frame", watched)
-    patches.set(eval_frame, "_maybe_set_eval_frame", watched)
+    for name in ("set_eval_frame", "_maybe_set_eval_frame"):
+        if hasattr(eval_frame, name):
+            patches.set(eval_frame, name, watched)
+
+
+def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
+    from torch._dynamo import convert_frame
+
     patches.set(convert_frame.CatchErrorsWrapper, "__call__", code.convert(convert_frame.CatchErrorsWrapper.__call__))
     # Dynamo refuses to work below a dispatch mode; the recorder's own calls of it happen outside compiled graphs.
     patches.set(convert_frame, "is_in_any_mode_without_ignore_compile_internals", lambda: False)

@@ -1,0 +1,69 @@
+"""Who evaluates Python's frames: the interpreter itself, or the function that Dynamo puts in its place.
+
+CPython calls a Python function without leaving its loop only while nothing stands in the interpreter's place
+(``tstate->interp->eval_frame``, Python/ceval.c of 3.11 and later). Then a call hands its arguments over to the callee,
+which can drop them; otherwise the caller's stack holds them until the call returns, and temporaries live longer.
+
+Dynamo counts who uses its function and takes it away at zero, but a frame that failed to compile stays counted
+(``dynamo__custom_eval_frame``, torch/csrc/dynamo/eval_frame_cpp.cpp of 2.13: "we intentionally DO NOT re-enable custom
+behavior"), so the function stays for as long as the process lives. That is part of a run in which something fails, and
+of none that follow: an analysis begins without it, and leaves behind what it found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+
+
+class FrameEvaluation:
+    """Sets who evaluates frames: Dynamo while it listens, and for good after a failure; else the interpreter."""
+
+    def __init__(self, read: Callable[[], int], write: Callable[[int], None], own: int, dynamo: int) -> None:
+        self._read = read
+        self._write = write
+        self._own = own
+        self._dynamo = dynamo
+        self.failed = False
+
+    def idle(self) -> None:
+        """Dynamo does not listen."""
+        if not self.failed and self._read() == self._dynamo:
+            self._write(self._own)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Begin with the interpreter, and end with what is found now."""
+        found = self._read()
+        self.idle()
+        try:
+            yield
+        finally:
+            if self._read() in (self._dynamo, self._own):
+                self._write(found)
+
+
+def frame_evaluation() -> FrameEvaluation | None:
+    """None where the interpreter does not tell who evaluates its frames: other Pythons than CPython."""
+    from torch._dynamo import eval_frame
+
+    api = ctypes.pythonapi
+    try:
+        interpreter, get, set_ = (
+            api.PyInterpreterState_Get,
+            api._PyInterpreterState_GetEvalFrameFunc,
+            api._PyInterpreterState_SetEvalFrameFunc,
+        )
+        own = ctypes.cast(api._PyEval_EvalFrameDefault, ctypes.c_void_p).value
+    except AttributeError:
+        return None
+    interpreter.restype = get.restype = ctypes.c_void_p
+    get.argtypes, set_.argtypes, set_.restype = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_void_p], None
+    state = interpreter()
+    found = get(state)
+    prior = eval_frame.set_eval_frame(False)  # run what is compiled, compile nothing: Dynamo's function is in place
+    dynamo = get(state)
+    eval_frame.set_eval_frame(prior)
+    set_(state, found)
+    return FrameEvaluation(lambda: get(state), lambda function: set_(state, function), own or 0, dynamo)
