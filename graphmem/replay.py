@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphmem.allocators.base import Allocator, SegmentView
+from graphmem.allocators.base import Allocator, PoolAllocator, SegmentView
 from graphmem.errors import DeviceOutOfMemory
 from graphmem.trace import EventKind, Place, Trace
 
@@ -68,11 +68,21 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     reserved: list[int] = []
     note_allocated, note_reserved = allocated.append, reserved.append
     malloc, free = allocator.malloc, allocator.free
-    kinds, subjects, streams = _device_kinds(trace, places), trace.subjects.tolist(), trace.event_streams.tolist()
+    pools = [storage.pool for storage in trace.storages] if trace.pools else []
+    private = allocator if trace.pools and isinstance(allocator, PoolAllocator) else None
+    if private is not None:
+        for number, pool in enumerate(trace.pools, 1):
+            private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
+    kinds = _device_kinds(trace, places, pools if private is not None else [])
+    subjects, streams = trace.subjects.tolist(), trace.event_streams.tolist()
     for kind, subject, stream in zip(kinds, subjects, streams, strict=True):
-        if kind == _ALLOC:
+        if kind <= _ALLOC:
             try:
-                handles[subject] = malloc(sizes[subject], own_streams[subject])
+                if kind == _ALLOC:
+                    handles[subject] = malloc(sizes[subject], own_streams[subject])
+                else:
+                    assert private is not None
+                    handles[subject] = private.malloc_in_pool(sizes[subject], own_streams[subject], pools[subject])
             except DeviceOutOfMemory as error:
                 refused.add(subject)
                 if out_of_memory is None:
@@ -91,6 +101,8 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
             allocator.synchronize()
         elif kind == _EMPTY_CACHE:
             allocator.empty_cache()
+        elif private is not None and kind < _ELSEWHERE:
+            _pool_event(private, kind, subject)
         note_allocated(allocator.allocated_bytes)
         note_reserved(allocator.reserved_bytes)
 
@@ -123,16 +135,41 @@ _FREE = int(EventKind.FREE)
 _RECORD_STREAM = int(EventKind.RECORD_STREAM)
 _SYNCHRONIZE = int(EventKind.SYNCHRONIZE)
 _EMPTY_CACHE = int(EventKind.EMPTY_CACHE)
-_ELSEWHERE = -1
+_ALLOC_IN_POOL = -1
+_ELSEWHERE = 1 << 20
 
 
-def _device_kinds(trace: Trace, places: npt.NDArray[np.int64]) -> list[int]:
-    """The kind of every event, or ``_ELSEWHERE`` where it concerns a storage that is not on the device."""
+def _pool_event(allocator: PoolAllocator, kind: int, pool: int) -> None:
+    match EventKind(kind):
+        case EventKind.CREATE_POOL:
+            allocator.create_or_incref_pool(pool)
+        case EventKind.BEGIN_POOL:
+            allocator.begin_allocate_to_pool(pool)
+        case EventKind.END_POOL:
+            allocator.end_allocate_to_pool(pool)
+        case EventKind.RELEASE_POOL:
+            allocator.release_pool(pool)
+        case EventKind.EMPTY_POOL:
+            allocator.empty_pool(pool)
+        case EventKind.ENTER_CAPTURE:
+            allocator.enter_capture()
+        case EventKind.LEAVE_CAPTURE:
+            allocator.leave_capture()
+
+
+def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int]) -> list[int]:
+    """The kind of every event, ``_ALLOC_IN_POOL`` where the storage goes to a private pool, or ``_ELSEWHERE`` where it
+    is not on the device."""
     has_subject = np.isin(trace.kinds, (_ALLOC, _FREE, _RECORD_STREAM))
     elsewhere = np.zeros(len(trace), dtype=bool)
     elsewhere[has_subject] = places[trace.subjects[has_subject]] != Place.DEVICE
-    kinds: list[int] = np.where(elsewhere, _ELSEWHERE, trace.kinds).tolist()
-    return kinds
+    kinds = np.where(elsewhere, _ELSEWHERE, trace.kinds)
+    if any(pools):
+        allocates = kinds == _ALLOC
+        in_pool = np.array(pools, dtype=np.int64)[trace.subjects[allocates]] != 0
+        kinds[allocates] = np.where(in_pool, _ALLOC_IN_POOL, _ALLOC)
+    as_list: list[int] = kinds.tolist()
+    return as_list
 
 
 def _live_bytes(

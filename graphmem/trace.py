@@ -19,6 +19,8 @@ import numpy.typing as npt
 from graphmem.errors import TraceError
 
 SCHEMA = "graphmem.trace/1"
+#: The same with private pools: a table of pools, and the pool of every storage. Written only where there are any.
+SCHEMA_WITH_POOLS = "graphmem.trace/2"
 MAX_STORAGE_BYTES = 2**63 - 1
 
 
@@ -50,13 +52,36 @@ class Place(IntEnum):
 
 
 class EventKind(IntEnum):
-    """What an event does to its subject (a storage index; unused for the last two)."""
+    """What an event does to its subject: a storage index, from ``CREATE_POOL`` to ``EMPTY_POOL`` a pool's number; the
+    others have none.
+
+    A private pool exists while it is held: ``CREATE_POOL`` and ``BEGIN_POOL`` hold it once more, ``RELEASE_POOL`` once
+    less. Between ``BEGIN_POOL`` and ``END_POOL`` requests are routed to it, though not all need be: each storage says
+    where it lies. Between ``ENTER_CAPTURE`` and ``LEAVE_CAPTURE`` the current stream is captured into a CUDA graph.
+    """
 
     ALLOC = 0
     FREE = 1
     RECORD_STREAM = 2
     SYNCHRONIZE = 3
     EMPTY_CACHE = 4
+    CREATE_POOL = 5
+    BEGIN_POOL = 6
+    END_POOL = 7
+    RELEASE_POOL = 8
+    EMPTY_POOL = 9
+    ENTER_CAPTURE = 10
+    LEAVE_CAPTURE = 11
+
+
+_OF_STORAGES = (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM)
+_OF_POOLS = (
+    EventKind.CREATE_POOL,
+    EventKind.BEGIN_POOL,
+    EventKind.END_POOL,
+    EventKind.RELEASE_POOL,
+    EventKind.EMPTY_POOL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +106,32 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPool:
+    """A private pool: what it is for, and the options of ``torch.cuda.MemPool``."""
+
+    label: str
+    use_on_oom: bool = False
+    no_split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
-    """One storage: requested ``bytes``, purpose, stream of allocation, place, and a ``label`` for people."""
+    """One storage: requested ``bytes``, purpose, stream of allocation, place, and a ``label`` for people.
+
+    ``pool`` is the number of the private pool it lies in, from 1 on; 0 is the default one.
+    """
 
     bytes: int
     category: Category = Category.UNKNOWN
     stream: int = 0
     place: Place = Place.DEVICE
     label: str = ""
+    pool: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One row of a trace: ``subject`` is a storage index, ``stream`` is used by ``RECORD_STREAM`` only."""
+    """One row of a trace: ``subject`` is a storage or a pool, ``stream`` is used by ``RECORD_STREAM`` only."""
 
     kind: EventKind
     subject: int
@@ -105,7 +143,8 @@ class Event:
 class Trace:
     """The whole run. Event columns are parallel arrays of one length (int64); a storage is allocated exactly once.
 
-    ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer.
+    ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are
+    the private pools; the first is number 1.
     """
 
     source: str
@@ -117,6 +156,7 @@ class Trace:
     event_operators: npt.NDArray[np.int64]
     event_streams: npt.NDArray[np.int64]
     notes: tuple[tuple[str, str], ...] = ()
+    pools: tuple[MemoryPool, ...] = ()
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -147,6 +187,8 @@ class TraceBuilder:
     streams: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    storage_pools: list[int] = field(default_factory=list)
+    pools: list[MemoryPool] = field(default_factory=list)
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -171,6 +213,7 @@ class TraceBuilder:
         stream: int = 0,
         place: Place = Place.DEVICE,
         label: str = "",
+        pool: int = 0,
     ) -> int:
         """Record the birth of a storage of ``size`` requested bytes; returns its index."""
         index = len(self.storage_bytes)
@@ -179,8 +222,14 @@ class TraceBuilder:
         self.streams.append(stream)
         self.places.append(place)
         self.labels.append(label)
+        self.storage_pools.append(pool)
         self.rows.append((0, index, operator, 0))
         return index
+
+    def pool(self, label: str, *, use_on_oom: bool = False, no_split: bool = False) -> int:
+        """Add a private pool; returns its number. Nothing holds it yet."""
+        self.pools.append(MemoryPool(label, use_on_oom, no_split))
+        return len(self.pools)
 
     def free(self, storage: int, operator: int) -> None:
         """Record the death of a storage."""
@@ -193,7 +242,8 @@ class TraceBuilder:
     def build(self) -> Trace:
         """The finished trace, validated. Raises :class:`TraceError`."""
         columns = np.array(self.rows, dtype=np.int64).reshape(-1, 4)
-        storages = zip(self.storage_bytes, self.categories, self.streams, self.places, self.labels, strict=True)
+        rows = (self.storage_bytes, self.categories, self.streams, self.places, self.labels, self.storage_pools)
+        storages = zip(*rows, strict=True)
         trace = Trace(
             source=self.source,
             phases=tuple(self.phases) or (Phase(0, "run"),),
@@ -204,6 +254,7 @@ class TraceBuilder:
             event_operators=columns[:, 2].copy(),
             event_streams=columns[:, 3].copy(),
             notes=tuple(self.notes),
+            pools=tuple(self.pools),
         )
         validate(trace)
         return trace
@@ -214,14 +265,19 @@ def validate(trace: Trace) -> None:
     for index, storage in enumerate(trace.storages):
         if not 0 <= storage.bytes <= MAX_STORAGE_BYTES:
             raise TraceError(f"storage {index} has {storage.bytes} bytes; accepted: 0 to {MAX_STORAGE_BYTES}")
+        if not 0 <= storage.pool <= len(trace.pools):
+            raise TraceError(f"storage {index} names pool {storage.pool}, which does not exist")
     for index, operator in enumerate(trace.operators):
         if not 0 <= operator.phase < len(trace.phases):
             raise TraceError(f"operator {index} ({operator.name}) names phase {operator.phase}, which does not exist")
     state = [0] * len(trace.storages)  # 0 not yet allocated, 1 alive, 2 freed
+    pools = _PoolStates(len(trace.pools))
     for position, event in enumerate(trace.events()):
         if not 0 <= event.operator < len(trace.operators):
             raise TraceError(f"event {position} names operator {event.operator}, which does not exist")
-        if event.kind in (EventKind.SYNCHRONIZE, EventKind.EMPTY_CACHE):
+        if event.kind in _OF_POOLS:
+            pools.check(position, event)
+        if event.kind not in _OF_STORAGES:
             continue
         if not 0 <= event.subject < len(state):
             raise TraceError(f"event {position} names storage {event.subject}, which does not exist")
@@ -230,14 +286,49 @@ def validate(trace: Trace) -> None:
             problem = ("is not allocated yet", "is already alive", "has been freed")[state[event.subject]]
             raise TraceError(f"event {position} ({event.kind.name}): storage {event.subject} {problem}")
         if event.kind == EventKind.ALLOC:
+            pools.check_held(position, trace.storages[event.subject].pool)
             state[event.subject] = 1
         elif event.kind == EventKind.FREE:
             state[event.subject] = 2
 
 
+class _PoolStates:
+    """Which pools are held how often, and which are routed to."""
+
+    def __init__(self, count: int) -> None:
+        self._holders = [0] * (count + 1)
+        self._routed: set[int] = set()
+
+    def check(self, position: int, event: Event) -> None:
+        """Complain unless the pool can do that; then note it."""
+        number, where = event.subject, f"event {position} ({event.kind.name})"
+        if not 1 <= number < len(self._holders):
+            raise TraceError(f"{where} names pool {number}, which does not exist")
+        if event.kind == EventKind.BEGIN_POOL and number in self._routed:
+            raise TraceError(f"{where}: pool {number} is routed to already")
+        if event.kind == EventKind.END_POOL and number not in self._routed:
+            raise TraceError(f"{where}: pool {number} is not routed to")
+        if event.kind == EventKind.RELEASE_POOL and not self._holders[number]:
+            raise TraceError(f"{where}: nothing holds pool {number}")
+        self._holders[number] += {EventKind.RELEASE_POOL: -1, EventKind.CREATE_POOL: 1, EventKind.BEGIN_POOL: 1}.get(
+            event.kind, 0
+        )
+        if event.kind in (EventKind.BEGIN_POOL, EventKind.END_POOL):
+            self._routed ^= {number}
+
+    def check_held(self, position: int, number: int) -> None:
+        """Complain about an allocation in a pool that nothing holds."""
+        if number and not self._holders[number]:
+            raise TraceError(f"event {position} (ALLOC): nothing holds pool {number}")
+
+
 def to_json(trace: Trace) -> str:
-    """The trace as one JSON document (schema ``graphmem.trace/1``; columns of equal length, bytes as integers)."""
-    document = {
+    """The trace as one JSON document (columns of equal length, bytes as integers).
+
+    The schema is ``graphmem.trace/1``, or ``graphmem.trace/2`` where there are private pools: it adds the table of
+    pools and a last column to the storages.
+    """
+    document: dict[str, Any] = {
         "schema": SCHEMA,
         "source": trace.source,
         "notes": dict(trace.notes),
@@ -251,6 +342,11 @@ def to_json(trace: Trace) -> str:
             "stream": trace.event_streams.tolist(),
         },
     }
+    if trace.pools:
+        document["schema"] = SCHEMA_WITH_POOLS
+        document["pools"] = [[pool.label, pool.use_on_oom, pool.no_split] for pool in trace.pools]
+        for row, storage in zip(document["storages"], trace.storages, strict=True):
+            row.append(storage.pool)
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -260,8 +356,8 @@ def from_json(text: str) -> Trace:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise TraceError(f"not JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise TraceError(f"not a graphmem trace: the key 'schema' must be {SCHEMA!r}")
+    if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, SCHEMA_WITH_POOLS):
+        raise TraceError(f"not a graphmem trace: the key 'schema' must be {SCHEMA!r} or {SCHEMA_WITH_POOLS!r}")
     try:
         trace = _decode(document)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -281,16 +377,18 @@ def _decode(document: dict[str, Any]) -> Trace:
         source=str(document["source"]),
         phases=tuple(Phase(int(iteration), str(name)) for iteration, name in document["phases"]),
         operators=tuple(Operator(str(n), str(m), int(p), str(s)) for n, m, p, s in document["operators"]),
-        storages=tuple(
-            Storage(int(size), Category[category], int(stream), Place[place], str(label))
-            for size, category, stream, place, label in document["storages"]
-        ),
+        storages=tuple(_storage(*row) for row in document["storages"]),
         kinds=arrays["kind"],
         subjects=arrays["subject"],
         event_operators=arrays["operator"],
         event_streams=arrays["stream"],
         notes=tuple((str(key), str(value)) for key, value in document["notes"].items()),
+        pools=tuple(MemoryPool(str(label), bool(oom), bool(whole)) for label, oom, whole in document.get("pools", ())),
     )
+
+
+def _storage(size: Any, category: str, stream: Any, place: str, label: Any, pool: Any = 0) -> Storage:
+    return Storage(int(size), Category[category], int(stream), Place[place], str(label), int(pool))
 
 
 def _column(values: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
-from graphmem.allocators.base import Allocator, BlockView, SegmentView
+from graphmem.allocators.base import Allocator, BlockView, PoolAllocator, SegmentView
 from graphmem.allocators.cuda_driver import AddressPolicy, CudaDriver, HighestHole, LowestHole, NeverReused
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
@@ -128,8 +128,11 @@ OPERATIONS = st.one_of(
 )
 
 
-def _drive(allocator: CheckedAllocator, operations: list[tuple[str, int, int]]) -> list[Any]:
-    live: list[Any] = []
+def _drive(
+    allocator: CheckedAllocator, operations: list[tuple[str, int, int]], live: list[Any] | None = None
+) -> list[Any]:
+    """Do the operations on the handles that are ``live``, and return those that live afterwards."""
+    live = [] if live is None else live
     for name, number, stream in operations:
         if name == "malloc":
             with suppress(DeviceOutOfMemory):
@@ -178,6 +181,97 @@ def test_nothing_stays_reserved_once_all_is_freed_and_the_cache_emptied(
         allocator.free(handle)
     allocator.empty_cache()
     assert (allocator.reserved_bytes, allocator.segments()) == (0, ())
+
+
+#: Operations on private pools 1 to 3, of which 1 serves others when memory runs out and 2 does not split.
+POOL_OPERATIONS = st.one_of(
+    OPERATIONS,
+    st.tuples(st.just("malloc_in_pool"), SIZES, st.integers(1, 3)),
+    st.tuples(st.sampled_from(["hold", "let go", "enter", "leave", "empty_pool"]), st.integers(1, 3), st.just(0)),
+    st.tuples(st.sampled_from(["enter_capture", "leave_capture"]), st.just(0), st.just(0)),
+)
+POOLED = [name for name in FACTORIES if name.startswith("pytorch")]
+
+
+class _Pools:
+    """Drives private pools; leaves out what a program cannot do."""
+
+    def __init__(self, allocator: CheckedAllocator) -> None:
+        self.allocator = allocator
+        self.live: list[Any] = []
+        self.holds = {1: 0, 2: 0, 3: 0}
+        self.routed: set[int] = set()
+        self.captured = False
+        for pool in self.holds:
+            allocator.pool_call("declare_pool", pool, use_on_oom=pool == 1, no_split=pool == 2)
+
+    def run(self, operations: list[tuple[str, int, int]]) -> None:
+        for name, number, other in operations:
+            match name:
+                case "malloc_in_pool" if self.holds[other]:
+                    with suppress(DeviceOutOfMemory):
+                        self.live.append(self.allocator.malloc_in_pool(number, 0, other))
+                case "hold":
+                    self.allocator.pool_call("create_or_incref_pool", number)
+                    self.holds[number] += 1
+                case "let go" if self.holds[number] > (number in self.routed):
+                    self.allocator.pool_call("release_pool", number)
+                    self.holds[number] -= 1
+                case "enter" if number not in self.routed:
+                    self.allocator.pool_call("begin_allocate_to_pool", number)
+                    self.holds[number] += 1
+                    self.routed.add(number)
+                case "leave" if number in self.routed:
+                    self.allocator.pool_call("end_allocate_to_pool", number)
+                    self.routed.remove(number)
+                case "empty_pool" if not self.captured:
+                    self.allocator.pool_call("empty_pool", number)
+                case "enter_capture" | "leave_capture":
+                    self.allocator.pool_call(name)
+                    self.captured = name == "enter_capture"
+                case "malloc" | "free" | "record" | "synchronize" | "empty_cache":
+                    _drive(self.allocator, [(name, number, other)], self.live)
+
+    def end(self) -> None:
+        """Let everything go."""
+        self.allocator.pool_call("leave_capture")
+        for handle in self.live:
+            self.allocator.free(handle)
+        for pool in sorted(self.routed):
+            self.allocator.pool_call("end_allocate_to_pool", pool)
+        for pool, holds in self.holds.items():
+            for _ in range(holds):
+                self.allocator.pool_call("release_pool", pool)
+
+
+@pytest.mark.parametrize("name", POOLED)
+@settings(max_examples=40, deadline=None)
+@given(operations=st.lists(POOL_OPERATIONS, max_size=60))
+def test_private_pools_keep_the_heap_valid_and_give_everything_back(
+    name: str, operations: list[tuple[str, int, int]]
+) -> None:
+    pools = _Pools(CheckedAllocator(FACTORIES[name]()))
+    pools.run(operations)
+    pools.end()
+    pools.allocator.empty_cache()
+    assert (pools.allocator.reserved_bytes, pools.allocator.segments()) == (0, ())
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_a_held_pool_keeps_its_segments_and_serves_nobody_else(name: str) -> None:
+    allocator = FACTORIES[name]()
+    assert isinstance(allocator, PoolAllocator)
+    allocator.create_or_incref_pool(1)
+    allocator.free(allocator.malloc_in_pool(3 * MIB, 0, 1))
+    held = allocator.reserved_bytes
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == held > 0
+    allocator.malloc(3 * MIB)
+    assert allocator.reserved_bytes > held
+    assert {segment.pool for segment in allocator.segments()} == {0, 1}
+    allocator.release_pool(1)
+    allocator.empty_cache()
+    assert {segment.pool for segment in allocator.segments()} == {0}
 
 
 def _segment(*blocks: BlockView, address: int = 0, total: int | None = None) -> SegmentView:

@@ -5,11 +5,11 @@ Wrap an allocator in :class:`CheckedAllocator` and drive it; every call is follo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from graphmem.allocators.base import Allocator, BlockView, SegmentView
+from graphmem.allocators.base import Allocator, BlockView, PoolAllocator, SegmentView
 from graphmem.errors import DeviceOutOfMemory
 
 STATES = ("allocated", "pending", "free")
@@ -68,8 +68,19 @@ class CheckedAllocator:
 
     def malloc(self, size: int, stream: int = 0) -> _Live:
         """Allocate; exactly one new block must appear, for exactly this request."""
+        return self._allocated(lambda: self.inner.malloc(size, stream), size)
+
+    def malloc_in_pool(self, size: int, stream: int, pool: int) -> _Live:
+        """Allocate in a private pool; the one new block must lie there."""
+        live = self._allocated(lambda: self._pools.malloc_in_pool(size, stream, pool), size)
+        homes = {block.address: segment.pool for segment in self.inner.segments() for block in segment.blocks}
+        if live.address is not None and homes[live.address] != pool:
+            raise InvalidHeapError(f"malloc_in_pool({size}, {pool}) made a block in pool {homes[live.address]}")
+        return live
+
+    def _allocated(self, malloc: Callable[[], Any], size: int) -> _Live:
         try:
-            handle = self.inner.malloc(size, stream)
+            handle = malloc()
         except DeviceOutOfMemory:
             self._expect(added=set(), removed=set(), call=f"a refused malloc({size})")
             raise
@@ -114,6 +125,16 @@ class CheckedAllocator:
         """Empty the cache; what is allocated must not change."""
         self.inner.empty_cache()
         self._expect(added=set(), removed=set(), call="empty_cache")
+
+    def pool_call(self, name: str, *numbers: int, **options: bool) -> None:
+        """Any other call of :class:`PoolAllocator`; what is allocated must not change."""
+        getattr(self._pools, name)(*numbers, **options)
+        self._expect(added=set(), removed=set(), call=name)
+
+    @property
+    def _pools(self) -> PoolAllocator:
+        assert isinstance(self.inner, PoolAllocator)
+        return self.inner
 
     def segments(self) -> tuple[SegmentView, ...]:
         """The inner allocator's segments."""

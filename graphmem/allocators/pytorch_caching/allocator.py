@@ -142,9 +142,7 @@ class PyTorchCachingAllocator(PoolInterface):
             return None
         self.process_events()
         rounded = round_size(size, self.conf.roundup_power2_divisions)
-        private = self.private_pools.by_number[pool]
-        chosen = private.small if rounded <= SMALL_BYTES else private.large
-        free_set = chosen.by_stream.get(stream) or self._new_free_set(chosen, stream)
+        free_set = self.free_set("small" if rounded <= SMALL_BYTES else "large", stream, pool)
         block = self.get_free_block(free_set, rounded) or self._alloc_or_raise(free_set, rounded, size)
         return self.alloc_found_block(free_set, block, rounded, size)
 
@@ -330,9 +328,13 @@ class PyTorchCachingAllocator(PoolInterface):
         self._next_serial += 1
         return (self._next_serial << ADDRESS_BITS) | address
 
-    def free_set(self, kind: str, stream: int) -> FreeSet:
-        """The free blocks of a stream in the ``small`` or the ``large`` pool."""
-        pool = self._small if kind == "small" else self._large
+    def free_set(self, kind: str, stream: int, private_pool: int = 0) -> FreeSet:
+        """The free blocks of a stream in the ``small`` or the ``large`` pool, or in that of a private pool."""
+        small, large = self._small, self._large
+        if private_pool:
+            private = self.private_pools.by_number[private_pool]
+            small, large = private.small, private.large
+        pool = small if kind == "small" else large
         return pool.by_stream.get(stream) or self._new_free_set(pool, stream)
 
     def adopt_segment(self, free_set: FreeSet, address: int, size: int) -> Block:

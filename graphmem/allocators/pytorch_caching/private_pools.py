@@ -67,16 +67,12 @@ class PrivatePools:
         return number not in self._no_split
 
     def incref(self, number: int) -> None:
-        """``create_or_incref_pool``. Raises :class:`UsageError` for a pool that was let go and still holds memory."""
+        """``create_or_incref_pool``. (For a pool that was let go and still holds memory PyTorch fails an assertion.)"""
         pool = self.by_number.get(number)
         if pool is None:
             self.by_number[number] = PrivatePool(number)
-        elif pool.use_count == 0:
-            raise UsageError(
-                f"memory pool {number} is used again after everything that held it was deleted, while tensors in it "
-                "are alive: PyTorch stops with an internal assertion there; keep the graph or the MemPool"
-            )
         else:
+            self.freeable.pop(number, None)
             pool.use_count += 1
 
     def begin_route(self, number: int) -> None:

@@ -20,7 +20,9 @@ def restore(allocator: PyTorchCachingAllocator, segments: Iterable[SegmentView])
     for segment in segments:
         if segment.is_expandable:
             raise UsageError("expandable segments cannot be restored")
-        free_set = allocator.free_set("small" if segment.kind == "small" else "large", segment.stream)
+        if segment.pool and segment.pool not in allocator.private_pools.by_number:
+            allocator.create_or_incref_pool(segment.pool)
+        free_set = allocator.free_set("small" if segment.kind == "small" else "large", segment.stream, segment.pool)
         head = allocator.adopt_segment(free_set, segment.address, segment.total_size)
         block = head
         for view in segment.blocks:
