@@ -18,6 +18,9 @@ from graphmem.capture.kernels.cudnn_problem import Direction, Problem, Product
 
 #: Tiles of the kernels, values of m and n.
 TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (256, 64), (64, 256))
+#: Tiles of a wave. cuDNN's answers are the same whatever number of multiprocessors the device has (600 questions each
+#: for two or three cards of capability 8.0, 8.6, 8.9, 9.0 and 12.0), so one number serves all; the H200's is 132.
+_WAVE = 132
 _FOLDER = "cudnn_plans"
 
 
@@ -39,11 +42,11 @@ class Branch:
     high: Branch | Leaf
 
 
-def choose(name: str, problem: Problem, direction: Direction, sm_count: int, largest: bool = False) -> Leaf | None:
+def choose(name: str, problem: Problem, direction: Direction, largest: bool = False) -> Leaf | None:
     """The leaf of a file's tree that a convolution reaches: of the plan that cuDNN puts first, or of the ``largest``
     workspace of all plans. None if the file has no tree for it."""
     node = load(name).get(section(problem, direction, largest))
-    values = features(problem, direction, sm_count) if isinstance(node, Branch) else {}
+    values = features(problem, direction) if isinstance(node, Branch) else {}
     while isinstance(node, Branch):
         node = node.low if values[node.feature] <= node.threshold else node.high
     return node
@@ -61,7 +64,7 @@ def _kind(problem: Problem) -> str:
     return "first layer" if problem.channels < 8 else "layer"
 
 
-def features(problem: Problem, direction: Direction, sm_count: int) -> dict[str, float]:
+def features(problem: Problem, direction: Direction) -> dict[str, float]:
     """What the trees ask for. ``cost AxB``: time of the waves of tiles of A by B, as a multiple of the least."""
     p, product, vector = problem, Product.of(problem, direction), 16 // problem.itemsize
     values: dict[str, float] = {
@@ -91,9 +94,8 @@ def features(problem: Problem, direction: Direction, sm_count: int) -> dict[str,
         "m": product.m,
         "n": product.n * product.count,
         "k": product.k,
-        "multiprocessors": sm_count,
     }
-    waves = {tile: -(-product.tiles(*tile) // sm_count) * tile[0] * tile[1] for tile in TILES}
+    waves = {tile: -(-product.tiles(*tile) // _WAVE) * tile[0] * tile[1] for tile in TILES}
     least = min(waves.values())
     for (m, n), cost in waves.items():
         values[f"tiles {m}x{n}"] = product.tiles(m, n)

@@ -18,7 +18,8 @@ from graphmem.capture.kernels.script import Card
 
 #: A form that fits at least this percentage of what cuDNN was seen to choose for such shapes is no estimate.
 _CERTAIN_PERCENT = 90
-#: Files of trees by compute capability, or by its major number. Cards of one capability differ in multiprocessors only.
+#: Files of trees by compute capability, or by its major number. cuDNN
+#: chooses alike for all cards of a capability.
 _FAMILIES: dict[int | tuple[int, int], str] = {
     (7, 5): "turing",
     (8, 0): "ampere",
@@ -58,7 +59,7 @@ def _leaf(problem: Problem, direction: Direction, card: Card, largest: bool) -> 
         return None
     if card.compute_capability[0] < 8:
         problem = replace(problem, tf32=False)  # TF32 came with Ampere
-    return choose(name, problem, direction, card.sm_count, largest)
+    return choose(name, problem, direction, largest)
 
 
 def family(compute_capability: tuple[int, int]) -> str | None:

@@ -8,12 +8,13 @@ A form is written as a few words, parts joined by ``+``:
 - ``copy IOF``: copies of input, output and filter (or of those named), unpadded; ``pad IOF``: channels padded to 16
   bytes (``all`` is ``pad IOF``); ``pad2 IOF``, ``pad4 IOF``: only the input's channels padded, to 2 or 4 (first layers).
 - ``group8 IO``: the channels of every group padded to 8 (or 2, 4, 16, 32); ``groupv IO``: to 16 bytes; ``group2n IO``: to
-  the next power of two.
+  the next power of two. ``some IO``: copies for the eight groups that run at once.
 - ``stream 128x64 1x4``: the needed copies, and partial tiles of 128 by 64 fp32 values, with clusters of 1 by 4 blocks.
 - ``needed+split 13``: the needed copies, and 13 fp32 partial results; ``all+split 13`` copies every tensor.
 - ``copy F+blocks 264``: depthwise filter gradients, 264 parts of every block of 128 bytes of channels, each 1 KiB for 16
   taps.
-- ``winograd``: filters of 3x3 become 5x5.
+- ``some IO+somesplit 3``: the same for filter gradients, with 3 fp32 partial filters of eight groups.
+- ``winograd``: filters of 3x3 become 5x5. ``bytes 4736``: tables of offsets, of about that size.
 
 The forms and their sizes were read from the engine numbers and knobs that plans of cuDNN 9.20 tell: kernels of Hopper
 (engines 62, 65, 67, 68, 71, 73, 76) work with stream-K where their workspace knob allows it, those of Ampere with a
@@ -38,6 +39,8 @@ _MIN_WORK = _MIN_STEPS * 128 * 128
 _BLOCK_BYTES = 128
 _BLOCK_TAPS = 16
 _PART_BYTES = 1024
+#: Groups for which a grouped convolution is run at once, where they do not run as one product.
+_GROUPS_AT_ONCE = 8
 #: Winograd's transform of a filter of 3x3.
 _WINOGRAD_TAPS = 25
 
@@ -74,6 +77,13 @@ def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) 
             return _copies(problem, names, int(pad[3:]), 1)
         case ["groupv" | "group2n" | "group2" | "group4" | "group8" | "group16" | "group32" as pad, names]:
             return _group_copies(problem, names, pad[5:])
+        case ["some", names]:
+            return _copies(problem, names, 1, 1) * min(_GROUPS_AT_ONCE, problem.groups) // problem.groups
+        case ["somesplit", splits]:
+            some = min(_GROUPS_AT_ONCE, problem.groups)
+            return int(splits) * _fp32_result(problem, direction) * some // problem.groups
+        case ["bytes", size]:
+            return int(size) - _SLACK
         case ["stream", tile, cluster]:
             return needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
         case ["split", splits]:
