@@ -30,7 +30,7 @@ from graphmem.capture.lbfgs import patch_lbfgs
 from graphmem.capture.messages import explained
 from graphmem.capture.pretence import move as move
 from graphmem.capture.recorder import Recorder
-from graphmem.capture.rnn import patch_rnn_modules
+from graphmem.capture.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.settings import same_settings
 from graphmem.capture.streams import patch_streams
 from graphmem.capture.substitutes import cuda_substitutes

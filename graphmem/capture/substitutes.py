@@ -29,9 +29,8 @@ from graphmem.capture.older_operators import (
     patch_indexing,
 )
 from graphmem.capture.older_torch import ExistingFakes
-from graphmem.capture.packed_rnn import packed_rnn_substitutes
 from graphmem.capture.pretence import Patches
-from graphmem.capture.rnn import rnn_fakes, rnn_substitutes
+from graphmem.capture.recurrent.operators import recurrent_fakes, recurrent_substitutes
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -50,7 +49,7 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
                 library.impl(op, function, "AutogradCUDA")
             for op in FUSED_ON_CUDA:
                 library.impl(op, _never_called, "CUDA")
-            fakes.replace({**missing_fakes(), **rnn_fakes()})
+            fakes.replace({**missing_fakes(), **recurrent_fakes()})
         yield table
     finally:
         patches.undo()
@@ -67,8 +66,7 @@ def _never_called(*_: Any, **__: Any) -> Any:
 def _table(card: Card) -> dict[Any, Callable[..., Any]]:
     return {
         **composite_substitutes(card),
-        **rnn_substitutes(card),
-        **packed_rnn_substitutes(),
+        **recurrent_substitutes(),
         **fast_paths(_attention(card), _linear, _fuses_attention(card)),
         _aten.linear.default: _linear,
         _aten.dropout.default: _dropout,

@@ -1,0 +1,1 @@
+"""Recurrent networks of a CUDA build: operators, cells, layers, cuDNN's kernels, packed sequences."""
