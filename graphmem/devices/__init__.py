@@ -67,6 +67,8 @@ class Device:
     unified_memory: bool = False
     #: Bytes of one cuBLAS workspace where the user measured it, else None: the rule for the capability holds.
     cublas_workspace_bytes: int | None = None
+    #: Highest clocks of (multiprocessors, memory) in kHz as CUDA reports them, where a rule asks for them.
+    clocks_khz: tuple[int, int] | None = None
 
     @property
     def capacity_assumed(self) -> bool:
@@ -141,6 +143,7 @@ def _device(row: dict[str, Any]) -> Device:
         context_measured=row.get("context_measured", False),
         unified_memory=row.get("unified_memory", False),
         cublas_workspace_bytes=row.get("cublas_workspace_bytes"),
+        clocks_khz=tuple(row["clocks_khz"]) if "clocks_khz" in row else None,
     )
 
 

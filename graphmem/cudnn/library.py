@@ -1,0 +1,200 @@
+"""The user's cuDNN: where it is, and what it answers. A process of its own loads it (:mod:`graphmem.cudnn.worker`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from graphmem.cudnn.card import check_supported, clocks_are_assumed, description
+from graphmem.cudnn.plans import INSTANT, MODE_B, Convolution
+from graphmem.cudnn.worker import version_text
+from graphmem.devices import Device
+from graphmem.errors import GraphmemError
+
+INSTALLED = "installed"
+_NAME = "libcudnn.so.9"
+#: Seconds until a silent worker is given up. A plan takes milliseconds; the first also loads 300 MB of kernels.
+_PATIENCE = 120.0
+#: After so many ends of the worker it is not started again.
+_MOST_STARTS = 3
+
+
+class CudnnUnavailable(GraphmemError):
+    """The cuDNN that the user named cannot be found, loaded or asked."""
+
+
+def find_library(named: str | Path) -> str:
+    """The library's path, or the name by which the loader knows it.
+
+    ``installed`` is the ``nvidia-cudnn`` wheel of this Python's environment, else the loader's; a path is the file or
+    a folder with it. Raises :class:`CudnnUnavailable`.
+    """
+    if not sys.platform.startswith("linux"):
+        raise CudnnUnavailable("--cudnn: cuDNN can be asked on Linux only; leave it out")
+    if str(named) == INSTALLED:
+        wheels = (Path(folder) / "nvidia" / "cudnn" / "lib" / _NAME for folder in sys.path)
+        return next((str(path) for path in wheels if path.is_file()), _NAME)
+    path = Path(named).expanduser()
+    if path.is_file():
+        return str(path.resolve())
+    folders = (path, path / "lib", path / "lib64", path / "nvidia" / "cudnn" / "lib")
+    for folder in folders:
+        if (folder / _NAME).is_file():
+            return str((folder / _NAME).resolve())
+    if path.is_dir():
+        raise CudnnUnavailable(f"--cudnn: there is no {_NAME} in {named}, nor in its lib or lib64")
+    raise CudnnUnavailable(f"--cudnn: there is no {named}; write the path of {_NAME}, its folder, or 'installed'")
+
+
+class Cudnn:
+    """A cuDNN that plans for one card. Answers are kept, so each convolution is asked once.
+
+    Raises :class:`CudnnUnavailable` when the library cannot be loaded or is older than 9.8, :class:`UsageError` when it
+    has no plans for the card.
+    """
+
+    def __init__(self, named: str | Path, card: Device) -> None:
+        self._named = named
+        self._card = card
+        self._library = find_library(named)
+        self._mode = MODE_B if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else INSTANT
+        self._answers: dict[tuple[Convolution, bool], list[int] | None] = {}
+        self._reasons: dict[tuple[Convolution, bool], str] = {}
+        self._refused: Counter[str] = Counter()
+        self._worker: subprocess.Popen[str] | None = None
+        self._starts = 0
+        self._about = self._start()
+        check_supported(card, self._about["cudart"])
+
+    def __enter__(self) -> Cudnn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def first_workspace(self, convolution: Convolution) -> int | None:
+        """Bytes that the plan asks for which PyTorch takes without ``cudnn.benchmark``; None if there is no plan."""
+        found = self._plans(convolution, first_only=True)
+        return found[0] if found else None
+
+    def largest_workspace(self, convolution: Convolution) -> int | None:
+        """Bytes of the largest plan, which ``cudnn.benchmark`` takes to time them all; None if there is no plan."""
+        found = self._plans(convolution, first_only=False)
+        return max(found) if found else None
+
+    @property
+    def version(self) -> str:
+        """For example ``9.20.0``."""
+        return version_text(self._about["version"])
+
+    def notes(self) -> list[str]:
+        """What a reader must know of the answers."""
+        said = [f"workspaces of convolutions: asked from cuDNN {self.version} ({self._about['path']})"]
+        if self._about["driver"] == "missing":
+            said.append("plans that cuDNN compiles at run time are left out: there is no CUDA driver on this machine")
+        if clocks_are_assumed(self._card):
+            said.append(f"cuDNN's plans for {self._card.name} assume the clocks of an H200")
+        return said
+
+    def refused(self) -> dict[str, int]:
+        """How many calls took the built-in model's workspace because there was no plan, by cuDNN's reason."""
+        said = "convolutions that cuDNN did not plan and the built-in model did"
+        return {f"{said}: {why}": count for why, count in self._refused.items()}
+
+    def details(self) -> dict[str, Any]:
+        """The findings for machines."""
+        planned = sum(answer is not None for answer in self._answers.values())
+        return {
+            "version": self.version,
+            "library": self._about["path"],
+            "driver": self._about["driver"],
+            "plans_asked": len(self._answers),
+            "plans_made": planned,
+            "calls_without_a_plan": sum(self._refused.values()),
+        }
+
+    def close(self) -> None:
+        """End the worker."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with contextlib.suppress(OSError):  # it may have ended with a question unread
+            worker.stdin.close()
+        worker.stdout.close()
+        try:
+            worker.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+    def _plans(self, convolution: Convolution, first_only: bool) -> list[int] | None:
+        key = (convolution, first_only)
+        if key not in self._answers:
+            mode = self._mode if first_only else INSTANT  # get_plans_from_find knows no other mode
+            answer = self._ask({**asdict(convolution), "mode": mode, "first_only": first_only})
+            self._answers[key] = answer.get("workspaces")
+            if self._answers[key] is None:
+                self._reasons[key] = answer["error"]
+        found = self._answers[key]
+        if found is None:
+            self._refused[self._reasons[key]] += 1
+        return found
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The worker's answer, or an error where it ended or stays silent."""
+        if self._worker is None and self._starts >= _MOST_STARTS:
+            return {"error": f"its process ended {self._starts} times"}
+        if self._worker is None:
+            self._start()
+        return self._exchange(question)
+
+    def _start(self) -> dict[str, Any]:
+        self._starts += 1
+        site = str(Path(__file__).parents[2])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))}
+        self._worker = subprocess.Popen(
+            [sys.executable, "-m", "graphmem.cudnn.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        search = [folder for folder in sys.path if folder and (Path(folder) / "nvidia").is_dir()]
+        about = self._exchange({"library": self._library, "device": description(self._card), "search": search})
+        if "error" in about:
+            self.close()
+            raise CudnnUnavailable(f"--cudnn {self._named}: {self._library} cannot be asked: {about['error']}")
+        return about
+
+    def _exchange(self, line: dict[str, Any]) -> dict[str, Any]:
+        worker = self._worker
+        assert worker is not None
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        answer, silent = "", False
+        try:
+            worker.stdin.write(json.dumps(line) + "\n")
+            worker.stdin.flush()
+            silent = not select.select([worker.stdout], [], [], _PATIENCE)[0]
+            answer = "" if silent else worker.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        if silent:
+            worker.kill()
+        code = worker.wait()
+        self.close()
+        return {"error": "its process did not answer" if silent else f"its process ended with exit status {code}"}
