@@ -11,6 +11,7 @@ import torch
 from graphmem.capture.fakes import DEVICE, PretendDevice
 from graphmem.capture.session import Session, capture
 from graphmem.capture.step import run_inference, run_training
+from graphmem.cudnn.library import Cudnn
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 
@@ -41,10 +42,11 @@ def capture_model(
     iterations: int | None,
     build_on: str = "host",
     record_graph: bool = False,
+    cudnn: Cudnn | None = None,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
-    ``build`` returning None has run it all.
+    ``build`` returning None has run it all. ``cudnn`` is asked for the plans of convolutions.
 
     Raises :class:`graphmem.errors.CaptureError`.
     """
@@ -71,6 +73,7 @@ def capture_model(
         torch_version=torch_version,
         record_graph=record_graph,
         data_dependent=step.data_dependent,
+        cudnn=cudnn,
         world_size=world_size_of(step),
     )
     if not custom[0]:

@@ -35,6 +35,7 @@ from graphmem.capture.settings import same_settings
 from graphmem.capture.streams import patch_streams
 from graphmem.capture.substitutes import cuda_substitutes
 from graphmem.capture.workspaces import Workspaces
+from graphmem.cudnn.library import Cudnn
 from graphmem.errors import CaptureError, GraphmemError
 from graphmem.trace import Category, EventKind, Trace, TraceBuilder
 
@@ -74,13 +75,15 @@ def capture(
     torch_version: tuple[int, int],
     record_graph: bool = False,
     cudnn_workspaces: bool = True,
+    cudnn: Cudnn | None = None,
     world_size: int | None = None,
     data_dependent: float | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select; None refuses
-    them. ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings.
+    them. ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
+    one to ask for the plans of convolutions, which are predicted without one.
 
     Raises :class:`CaptureError` when the step needs data that fake tensors do not have; errors of the user's own code
     come through as :class:`CaptureError` too, with the line that raised.
@@ -91,6 +94,7 @@ def capture(
         device.max_threads_per_sm,
         torch_version,
         cudnn_workspaces=cudnn_workspaces,
+        cudnn=cudnn,
     )
     builder = TraceBuilder(source)
     graph = None

@@ -33,11 +33,12 @@ class Backend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Shape and strides of a tensor; what layouts are decided by."""
+    """Shape and strides of a tensor, what layouts are decided by, and ``offset``: bytes of the storage before it."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    offset: int = 0
 
     @staticmethod
     def of(tensor: torch.Tensor) -> View:
@@ -45,7 +46,7 @@ class View:
         shape, strides = tuple(int(n) for n in tensor.shape), tuple(int(n) for n in tensor.stride())
         if len(shape) == 3:
             shape, strides = (*shape[:2], 1, shape[2]), (*strides[:2], shape[2] * strides[2], strides[2])
-        return View(shape, strides, tensor.dtype)
+        return View(shape, strides, tensor.dtype, int(tensor.storage_offset()) * int(tensor.dtype.itemsize))
 
     @property
     def bytes(self) -> int:

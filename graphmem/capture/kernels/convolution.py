@@ -23,8 +23,9 @@ from graphmem.capture.kernels.conv_backend import (
     runs_channels_last,
     select_backend,
 )
-from graphmem.capture.kernels.cudnn_convolution import convolution_workspace, largest_workspace
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
+from graphmem.capture.kernels.cudnn_question import first_workspace, largest_workspace, question_of
+from graphmem.capture.kernels.cudnn_rules import Workspace
 from graphmem.capture.kernels.reduction import Buffers, Layout, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
@@ -213,32 +214,33 @@ def _workspace(script: Script, call: _Call, direction: Direction, card: Card) ->
     if not card.cudnn_workspaces:
         return
     problem = _problem(call)
+    question = question_of(*_sides(call), call.weight, call.params, call.channels_last, direction)
     benchmark = torch.backends.cudnn.benchmark
-    if benchmark and not problem.is_empty:
-        _time_all_plans(script, call, problem, direction, card)
-    workspace = convolution_workspace(problem, direction, card)
+    if benchmark and not problem.is_empty and question not in card.timed:
+        card.timed.add(question)
+        _time_all_plans(script, largest_workspace(problem, direction, card, question))
+    workspace = first_workspace(problem, direction, card, question)
     if workspace.size:
         label = "cuDNN workspace" if workspace.certain and not benchmark else "cuDNN workspace (estimate)"
         script.give(script.take(workspace.size, label))
 
 
-def _time_all_plans(script: Script, call: _Call, problem: Problem, direction: Direction, card: Card) -> None:
+def _time_all_plans(script: Script, largest: Workspace) -> None:
     """The first call of a shape times every plan in one workspace as large as the largest asks for, gives it back, and
     empties the allocator's cache (get_plans_from_find and run_single_conv)."""
-    key = (direction, problem, call.params)
-    if key in card.timed:
-        return
-    card.timed.add(key)
-    largest = largest_workspace(problem, direction, card)
     if largest.size:
         label = "cuDNN workspace for timing plans" + ("" if largest.certain else " (estimate)")
         script.give(script.take(largest.size, label))
     script.empty_cache()
 
 
-def _problem(call: _Call) -> Problem:
+def _sides(call: _Call) -> tuple[View, View]:
     """A transposed convolution is the backward pass of the convolution from its output to its input."""
-    inner, outer = (call.output, call.input) if call.backend is Backend.CUDNN_TRANSPOSE else (call.input, call.output)
+    return (call.output, call.input) if call.backend is Backend.CUDNN_TRANSPOSE else (call.input, call.output)
+
+
+def _problem(call: _Call) -> Problem:
+    inner, outer = _sides(call)
     return Problem(
         batch=inner.shape[0],
         channels=inner.shape[1],

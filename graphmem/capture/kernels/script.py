@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from graphmem.cudnn.library import Cudnn
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -25,6 +27,8 @@ class Card:
     max_threads_per_sm: int
     torch_version: tuple[int, int] = (2, 13)
     cudnn_workspaces: bool = True
+    #: The cuDNN to ask for the plans of convolutions; None where they are predicted.
+    cudnn: Cudnn | None = field(default=None, compare=False)
     #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
     timed: set[object] = field(default_factory=set, compare=False)
 
