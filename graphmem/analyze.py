@@ -7,6 +7,7 @@ from typing import Any
 
 from graphmem import simulate, sources
 from graphmem.devices import Device
+from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
@@ -59,6 +60,8 @@ def analyze(
     Raises:
         GraphmemError: with one message that says what is wrong, where, and what to do.
     """
+    _check_counts(1, batch=batch, seq_len=seq_len, iterations=iterations)
+    _check_counts(0, top=top)
     say = progress or (lambda _: None)
     step = simulate.step_for(model, training)
     target = simulate.target_for(runtime, device, alloc_conf, torch_version)
@@ -92,6 +95,7 @@ def replay_trace(
 
     Without ``alloc_conf`` a recorded run keeps the configuration it was recorded under.
     """
+    _check_counts(0, top=top)
     target = simulate.target_for(runtime, device, alloc_conf, torch_version)
     return simulate.replay_on(simulate.recorded(trace, target), target, top)
 
@@ -111,7 +115,15 @@ def operator_graph(
     Every operator is a ``call_function`` node whose ``meta`` names its module, source line, phase, and the shapes and
     dtypes of its outputs; parameters, inputs and literals are placeholders.
     """
+    _check_counts(1, batch=batch, seq_len=seq_len, iterations=iterations)
     step = simulate.step_for(model, training)
     target = simulate.target_for(None, device, None, None)
     loaded = sources.load(model, example_inputs, batch=batch)
     return simulate.operator_graph(loaded, step, target, sources.Sizes(batch, seq_len), iterations)
+
+
+def _check_counts(least: int, **counts: int | None) -> None:
+    """Raises :class:`UsageError` for one that is given and no whole number of at least ``least``."""
+    for name, count in counts.items():
+        if count is not None and (type(count) is not int or count < least):
+            raise UsageError(f"{name} is a whole number of at least {least}, not {count!r}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphmem.allocators.base import Allocator
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.errors import UsageError
+from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate
 from graphmem.graph.tensorflow_executor import plan_executor
 from graphmem.replay import replay
@@ -18,7 +18,7 @@ from graphmem.runtimes.onnxruntime_findings import findings
 from graphmem.runtimes.onnxruntime_options import parse_options
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.summarize import Target, fits_without_retry, summarize
-from graphmem.trace import Trace
+from graphmem.trace import Place, Trace
 from graphmem.training import Inference, Training
 
 #: Runs of an ONNX session: the second finds the arena that the first one left.
@@ -216,6 +216,11 @@ def _captured(
         name = target.device.name
         assumptions.append(f"{name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")
     assumptions.extend(pytorch.version_notes(target.torch_version, captured.installed_version))
+    if captured.custom_step and not any(s.place == Place.DEVICE for s in captured.trace.storages):
+        raise SourceError(
+            f"{loaded.name} returned nothing and put nothing on the GPU; let it return (model, inputs), or run the "
+            "whole step itself on the device 'cuda'"
+        )
     diagnostics = [Diagnostic("unknown", message, count) for message, count in captured.unknown.items()]
     words = step.describe() if not captured.custom_step else loaded.step_words or "custom step function"
     runtime, trace = runtime_named(target.runtime, loaded.runtime), captured.trace

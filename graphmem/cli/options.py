@@ -24,7 +24,7 @@ from graphmem.training import (
     Training,
     parse_optimizer_arg,
 )
-from graphmem.units import parse_bytes
+from graphmem.units import MIB, parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 POSITIVE = click.IntRange(min=1)
@@ -76,8 +76,10 @@ _STEP_OPTIONS = (
 )
 
 _SIZE_OPTIONS = (
-    click.option("-b", "--batch", type=POSITIVE, metavar="N", help="Batch size (of a micro-batch)."),
-    click.option("--seq-len", type=POSITIVE, metavar="N", help="Sequence length of language models."),
+    click.option(
+        "-b", "--batch", "--batch-size", "batch", type=POSITIVE, metavar="N", help="Batch size (of a micro-batch)."
+    ),
+    click.option("-s", "--seq-len", type=POSITIVE, metavar="N", help="Sequence length of language models."),
 )
 
 _INPUT_OPTIONS = (
@@ -214,7 +216,10 @@ def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
     """The card asked for, None when the user named none. Raises :class:`UsageError`."""
     if gpu_memory is None:
         return None if gpu is None else device_named(gpu)
-    return custom_device(parse_bytes(gpu_memory), like=gpu)
+    capacity = parse_bytes(gpu_memory)
+    if 0 < capacity < MIB:
+        raise UsageError(f"--gpu-memory {gpu_memory} is {capacity} bytes, which no card has; write a unit: 24GiB")
+    return custom_device(capacity, like=gpu)
 
 
 def dims_of(texts: tuple[str, ...]) -> dict[str, int]:

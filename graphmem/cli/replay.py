@@ -10,7 +10,7 @@ import click
 from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import output_of, output_options, target_of, target_options
 from graphmem.cli.output import check_output, show, working
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, TraceError
 from graphmem.trace import Trace, from_json
 
 
@@ -51,7 +51,10 @@ def read_trace(path: Path, device: int | None) -> Trace:
     except (OSError, ValueError) as error:
         raise SourceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if is_json:
-        return from_json(text)
+        try:
+            return from_json(text)
+        except TraceError as error:
+            raise TraceError(f"{path}: {error}") from None
     from graphmem.sources.snapshot import read_snapshot
 
     return read_snapshot(path, device=device)

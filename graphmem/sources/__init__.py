@@ -9,6 +9,7 @@ from typing import Any
 
 from graphmem.errors import SourceError, UsageError
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel
+from graphmem.sources.hints import hint_for_file, hint_for_name
 
 __all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
 
@@ -76,8 +77,13 @@ def _load_torch(text: str) -> TorchModel:
     if separator:
         return _loader("factory")(text)
     if Path(text).exists():
-        raise SourceError(f"{text}: not a kind of file that graphmem reads; {_FORMS}")
-    raise SourceError(f"{text} is neither a file nor a known kind of model; {_FORMS}")
+        raise SourceError(f"{text}: not a kind of file that graphmem reads; {hint_for_file(Path(text)) or _FORMS}")
+    raise SourceError(f"{text} is neither a file nor a known kind of model; {_hinted(text)}")
+
+
+def _hinted(text: str) -> str:
+    hint = hint_for_name(text)
+    return f"{hint} ({_FORMS})" if hint else _FORMS
 
 
 _EXAMPLES = {"hf": "hf:gpt2", "timm": "timm:resnet50", "torchvision": "torchvision:resnet50", "zoo": "zoo:bert-base",

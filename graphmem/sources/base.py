@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +82,17 @@ def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built 
     loss = rest[0] if rest else None
     if loss is not None and not callable(loss):
         raise SourceError(f"the loss that {name} returned is {_describe(loss)}, not a callable on the model's output")
+    _check_loss(loss, name)
     return Built(model, inputs, loss)
 
 
+#: How factories name the sizes that ``--batch`` and ``--seq-len`` give.
+_SPELLINGS = {"batch": ("batch", "batch_size", "bs"), "seq_len": ("seq_len", "seq_length", "sequence_length")}
+
+
 def known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Mapping[str, int]:
-    """``batch`` and ``seq_len`` where they were given and the factory names them. Raises :class:`SourceError`."""
+    """The sizes that were given, under the names the factory has for them (``batch`` or ``batch_size``, ``seq_len`` or
+    ``seq_length``, ...). Raises :class:`SourceError`."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -96,20 +102,50 @@ def known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Map
     for key, value in (("batch", sizes.batch), ("seq_len", sizes.seq_len)):
         if value is None:
             continue
-        if key not in parameters and not takes_any:
-            option = f"--{key.replace('_', '-')}"
+        own = spelled(key, parameters) or (key if takes_any else None)
+        if own is None:
+            option = _option(key)
             raise SourceError(f"{name} has no parameter {key!r} to pass {option} on to; add it or drop {option}")
-        arguments[key] = value
+        arguments[own] = value
     for parameter in parameters.values():
         required = parameter.default is parameter.empty and parameter.kind in (
             parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY,
         )  # fmt: skip
         if required and parameter.name not in arguments:
-            if parameter.name in ("batch", "seq_len"):
-                option = f"--{parameter.name.replace('_', '-')}"
-                raise SourceError(f"{name} needs {parameter.name!r}; give {option} N")
+            size = next((key for key, spellings in _SPELLINGS.items() if parameter.name in spellings), None)
+            if size is not None:
+                raise SourceError(f"{name} needs {parameter.name!r}; give {_option(size)} N")
             raise SourceError(f"{name} needs an argument {parameter.name!r}; graphmem passes only batch and seq_len")
     return arguments
+
+
+def refuse_seq_len(sizes: Sizes, name: str) -> None:
+    """For models whose inputs have no sequence. Raises :class:`SourceError` where a sequence length was given."""
+    if sizes.seq_len is not None:
+        raise SourceError(f"{name} has no sequence whose length --seq-len could set; drop it")
+
+
+def spelled(size: str, parameters: Container[str]) -> str | None:
+    """The name that a factory with these ``parameters`` has for ``size`` (``batch`` or ``seq_len``), or None."""
+    return next((spelling for spelling in _SPELLINGS[size] if spelling in parameters), None)
+
+
+def _option(size: str) -> str:
+    return f"--{size.replace('_', '-')}"
+
+
+def _check_loss(loss: Callable[[Any], Any] | None, name: str) -> None:
+    """The loss is called with the model's output alone. Raises :class:`SourceError` where that cannot work."""
+    try:
+        if loss is not None:
+            inspect.signature(loss).bind(None)
+    except TypeError:
+        raise SourceError(
+            f"the loss that {name} returned cannot be called with the model's output alone; put the targets into it, "
+            "for example lambda output: mse_loss(output, target.to(output.device))"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        return
 
 
 def _describe(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""``hf:<config.json or folder>`` and ``hf:<model type>``: transformers models built from configuration, no weights."""
+"""``hf:<config.json or folder>``, ``hf:<model type>``, ``hf:<org/model>`` (its cached configuration): no weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel
+from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 
 #: Auto classes in the order they are tried when a configuration names no architecture: (name, task). Encoders have a
 #: causal head too, and encoder-decoders all three, so the more particular task comes first.
@@ -34,7 +34,8 @@ _FALLBACK_SEQ_LEN = 512
 
 
 def load_huggingface(name: str) -> TorchModel:
-    """A transformers model by configuration file, folder with ``config.json``, or model type with its defaults.
+    """A transformers model by configuration file, folder with ``config.json``, model type with its defaults, or the
+    name of a Hub model whose configuration is in the local cache.
 
     Never touches the network. Raises :class:`SourceError` for a missing or unreadable configuration, an unknown model
     type, or a model family that has no class to build.
@@ -99,12 +100,31 @@ def _configuration(transformers: Any, name: str) -> Any:
         path = path / "config.json"
     if path.suffix == ".json" or path.exists():
         return _configuration_file(transformers, path)
+    if "/" in name:
+        return _configuration_file(transformers, _cached(name))
     types = list(transformers.CONFIG_MAPPING.keys())
     if name not in types:
         close = difflib.get_close_matches(name, types, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "give hf:path/to/config.json or a model type"
         raise SourceError(f"hf:{name} is neither a file nor a model type of transformers; {hint}")
     return transformers.CONFIG_MAPPING[name]()
+
+
+def _cached(name: str) -> Path:
+    """The configuration of a Hub model (``org/model``) that was downloaded before. Raises :class:`SourceError`."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        raise SourceError(f"{name} does not exist") from None
+    if not isinstance(found, str):
+        raise SourceError(
+            f"hf:{name} is neither a file nor in this machine's Hugging Face cache, and graphmem uses no network; save "
+            f"https://huggingface.co/{name}/resolve/main/config.json and give hf:config.json"
+        )
+    return Path(found)
 
 
 def _configuration_file(transformers: Any, path: Path) -> Any:
@@ -115,6 +135,8 @@ def _configuration_file(transformers: Any, path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise SourceError(f"{path} is not a readable JSON configuration: {error}") from None
     kind = values.get("model_type") if isinstance(values, dict) else None
+    if kind is None:
+        raise SourceError(f"{path} names no model_type; give the config.json of a transformers model")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise SourceError(f"{path} names the model type {kind!r}, which this transformers does not know")
     try:
@@ -184,6 +206,8 @@ def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[s
     inputs: dict[str, Any] = {}
     length = 0
     if main == "pixel_values" or _is_two_towered(config):
+        if not _is_two_towered(config):
+            refuse_seq_len(sizes, type(model).__name__)
         shape = _image_shape(config)
         inputs["pixel_values"] = torch.empty((batch, *shape))
         notes.append("images of " + "x".join(map(str, shape)))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel
+from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 
 #: Side of the input images of torchvision's Inception v3; every other classifier there is trained on 224.
 _INCEPTION_SIDE = 299
@@ -27,6 +27,7 @@ def load_timm(name: str) -> TorchModel:
         raise SourceError(f"timm has no model {name!r}{_hint(name, timm.list_models())}")
 
     def build(sizes: Sizes) -> Built:
+        refuse_seq_len(sizes, f"timm:{name}")
         model = timm.create_model(name, pretrained=False)
         channels, height, width = model.default_cfg["input_size"]
         return _classifier(model, sizes, (channels, height, width))
@@ -46,6 +47,7 @@ def load_torchvision(name: str) -> TorchModel:
     side = _INCEPTION_SIDE if "inception" in name else _SIDE
 
     def build(sizes: Sizes) -> Built:
+        refuse_seq_len(sizes, f"torchvision:{name}")
         extra = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
         return _classifier(models.get_model(name, weights=None, **extra), sizes, (3, side, side))
 

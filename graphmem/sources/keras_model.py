@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel, known_arguments
+from graphmem.sources.base import Built, Sizes, TorchModel, known_arguments, spelled
 from graphmem.sources.factory import find_factory
 
 DEVICE_SCOPE = "gpu:0"  # Keras's name of the device that graphmem pretends to have
@@ -80,7 +80,7 @@ def _build(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None
 def _named_by(factory: Callable[..., Any], sizes: Sizes) -> Sizes:
     """The sizes that the factory has parameters for; the others still shape the inputs."""
     names = inspect.signature(factory).parameters
-    return Sizes(sizes.batch if "batch" in names else None, sizes.seq_len if "seq_len" in names else None)
+    return Sizes(sizes.batch if spelled("batch", names) else None, sizes.seq_len if spelled("seq_len", names) else None)
 
 
 def _checked(result: Any, name: str) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel, call_factory
+from graphmem.sources.base import Built, Sizes, TorchModel, call_factory, refuse_seq_len
 
 
 def from_object(model: Any, example_inputs: Any) -> TorchModel:
@@ -25,6 +25,10 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
             f"a {type(model).__name__} of torch.jit runs outside Python, where an analysis cannot follow it; give the "
             "module that it was made from"
         )
+    if isinstance(model, torch.export.ExportedProgram) and example_inputs is None:
+        from graphmem.sources.exported_program import build_program
+
+        return TorchModel("ExportedProgram", lambda sizes: build_program(model, "the program", sizes))
     if isinstance(model, torch.export.ExportedProgram):
         model = model.module()
     if isinstance(model, nn.Module):
@@ -37,7 +41,13 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
             )
         if isinstance(example_inputs, Mapping):  # also those of tokenizers, which are no dict
             example_inputs = dict(example_inputs)
-        return TorchModel(type(model).__name__, lambda sizes: _fake_copy(model, example_inputs, sizes))
+        name = type(model).__name__
+
+        def build(sizes: Sizes) -> Built:
+            refuse_seq_len(sizes, name)
+            return _fake_copy(model, example_inputs, sizes)
+
+        return TorchModel(name, build)
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)
         return TorchModel(name, lambda sizes: call_factory(model, name, sizes))

@@ -1,0 +1,38 @@
+"""What to write instead, for a model given in a form that is none of the accepted ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".npz")
+_KERAS = (".keras", ".h5", ".hdf5")
+
+
+def hint_for_file(path: Path) -> str:
+    """What to write for a file or folder that exists, or nothing where only the list of forms helps."""
+    if path.is_dir():
+        return f"write hf:{path}" if (path / "config.json").is_file() else "it is a directory; name a file in it"
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        return f"name the function that returns (model, example inputs): {path}:build"
+    if suffix == ".json":
+        return f"for a Hugging Face configuration write hf:{path}; for a trace, 'graphmem replay {path}'"
+    if suffix in (".pickle", ".pkl"):
+        return f"for a memory snapshot use 'graphmem replay {path}'"
+    if suffix in _KERAS:
+        return "write a function that builds the model and name it: keras:model.py:build"
+    if suffix in _WEIGHTS:
+        return (
+            "it holds weights, which an analysis does not need; give what builds the model: "
+            "a function (train.py:build) or a configuration (hf:config.json)"
+        )
+    return ""
+
+
+def hint_for_name(text: str) -> str:
+    """What a bare word may have meant: ``gpt2``, ``resnet50``, ``org/model``."""
+    if Path(text).suffix and "/" not in text:
+        return ""
+    if "/" in text or "\\" in text:
+        return f"for a model of the Hugging Face Hub write hf:{text}" if text.count("/") == 1 else ""
+    return f"did you mean hf:{text}, timm:{text}, torchvision:{text} or zoo:{text}?"

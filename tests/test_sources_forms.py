@@ -1,0 +1,174 @@
+"""What people give as a model: every form has an answer or one message that says what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import graphmem
+from graphmem.errors import GraphmemError, SourceError, UsageError
+from graphmem.sources import load
+from graphmem.sources.base import Sizes, call_factory
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("train.py", "train.py:build"),
+        ("config.json", "hf:"),
+        ("run.pickle", "graphmem replay"),
+        ("model.keras", "keras:model.py:build"),
+        ("model.safetensors", "holds weights"),
+        ("model.pth", "holds weights"),
+        ("notes.txt", "accepted: model.onnx"),
+    ],
+)
+def test_a_file_of_another_kind_is_answered_with_what_to_write(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(SourceError, match=hint):
+        load(str(tmp_path / name))
+
+
+def test_a_folder_is_told_from_a_model_folder(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="name a file in it"):
+        load(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SourceError, match="write hf:"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "hint"), [("gpt2", "hf:gpt2"), ("org/model", "write hf:org/model")])
+def test_a_bare_name_is_answered_with_its_form(name: str, hint: str) -> None:
+    with pytest.raises(SourceError, match=hint):
+        load(name)
+
+
+def test_a_hub_model_is_looked_for_in_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(SourceError, match="no network"):
+        load("hf:org/model")
+    stored = tmp_path / "models--org--model"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs" / "main").write_text("abc")
+    (stored / "snapshots" / "abc").mkdir(parents=True)
+    (stored / "snapshots" / "abc" / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1}')
+    assert "GPT2LMHeadModel" in load("hf:org/model").name
+
+
+@pytest.mark.parametrize("content", ["{}", "[]"])
+def test_a_configuration_without_a_model_type_is_named(tmp_path: Path, content: str) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(SourceError, match="names no model_type"):
+        load(f"hf:{tmp_path / 'config.json'}")
+
+
+# --- factories --------------------------------------------------------------------------------------------------------
+
+
+def _linear(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    return nn.Linear(4, 4), torch.zeros(batch, 4)
+
+
+def test_a_factory_may_spell_the_sizes_as_trainers_do() -> None:
+    def build(batch_size: int, sequence_length: int = 1) -> tuple[nn.Module, torch.Tensor]:
+        assert sequence_length == 7
+        return _linear(batch_size)
+
+    built = call_factory(build, "build", Sizes(batch=3, seq_len=7))
+    assert built is not None
+    assert built.inputs.shape == (3, 4)
+    with pytest.raises(SourceError, match="needs 'batch_size'; give --batch N"):
+        call_factory(build, "build", Sizes())
+
+
+def test_a_loss_that_wants_more_than_the_output_is_refused_before_the_step() -> None:
+    def build() -> tuple[Any, ...]:
+        return (*_linear(2), nn.functional.mse_loss)
+
+    with pytest.raises(SourceError, match="put the targets into it"):
+        call_factory(build, "build", Sizes())
+
+
+def test_a_factory_that_returns_and_does_nothing_is_no_step_of_zero_bytes() -> None:
+    def forgot_to_return() -> None:
+        _linear(2)
+
+    with pytest.raises(SourceError, match="put nothing on the GPU"):
+        graphmem.analyze(forgot_to_return)
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch": 0}, {"batch": "8"}, {"seq_len": -1}, {"iterations": 0}, {"iterations": True}, {"top": -1}]
+)
+def test_counts_are_checked_in_python_too(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        graphmem.analyze(nn.Linear(4, 4), torch.zeros(2, 4), **wrong)
+
+
+def test_a_sequence_length_that_nothing_takes_is_not_ignored() -> None:
+    with pytest.raises(SourceError, match="drop it"):
+        graphmem.analyze(nn.Linear(4, 4), torch.zeros(2, 4), seq_len=9)
+
+
+# --- exported programs ------------------------------------------------------------------------------------------------
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.linear(x).reshape(x.shape[0], -1) * scales["s"]
+
+
+@pytest.fixture(scope="module")
+def dynamic() -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1, max=512)
+    scales = {"s": torch.zeros(4, 192)}
+    return torch.export.export(
+        _Scaled(), (torch.zeros(4, 3, 64), scales), dynamic_shapes=({0: batch}, {"s": {0: batch}})
+    )
+
+
+def test_a_dynamic_batch_of_an_exported_program_follows_the_option(
+    dynamic: torch.export.ExportedProgram, tmp_path: Path
+) -> None:
+    torch.export.save(dynamic, tmp_path / "m.pt2")
+    small = graphmem.analyze(str(tmp_path / "m.pt2"), training=False)
+    large = graphmem.analyze(str(tmp_path / "m.pt2"), training=False, batch=100)
+    assert large.breakdown["INPUT"] == 25 * small.breakdown["INPUT"] == 100 * (3 * 64 + 192) * 4
+    assert "batch of 100" in " ".join(large.assumptions)
+    with pytest.raises(GraphmemError, match="batches of 1 to 512, not 600"):
+        graphmem.analyze(str(tmp_path / "m.pt2"), training=False, batch=600)
+
+
+def test_an_exported_program_brings_its_own_inputs(dynamic: torch.export.ExportedProgram) -> None:
+    assert graphmem.analyze(dynamic, training=False).breakdown["INPUT"] == 4 * (3 * 64 + 192) * 4
+
+
+def test_a_fixed_program_says_how_to_export_for_other_sizes() -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.zeros(2, 4),))
+    with pytest.raises(GraphmemError, match=r"torch\.export\.Dim"):
+        graphmem.analyze(program, batch=8)
+
+
+def test_a_pt2_file_that_is_no_archive_is_refused_quietly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.pt2").write_text("hello")
+    with pytest.raises(GraphmemError, match="no zip archive"):
+        graphmem.analyze(str(tmp_path / "m.pt2"))
+    assert "Traceback" not in capfd.readouterr().err
