@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.composites import ADDED_OUT_OF_PLACE
+from graphmem.capture.kernels.layout import is_dense
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
@@ -60,7 +61,7 @@ class FanIn:
             return False
         if not self._seen or old.dtype != new.dtype:
             return False
-        return counts == self._seen[0] and _is_dense(old)
+        return counts == self._seen[0] and is_dense(old)
 
 
 def called_by_engine(frame: FrameType) -> bool:
@@ -79,13 +80,3 @@ def _in_formula() -> bool:
 def _is_plumbing(code: CodeType) -> bool:
     """PyTorch's wrappers around a mode's ``__torch_dispatch__``."""
     return code.co_filename.endswith(("_python_dispatch.py", "eval_frame.py", "_compile.py"))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Non-overlapping and dense: some permutation of the dimensions is contiguous."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduction import Layout, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.layout import Layout, bytes_of
+from graphmem.capture.kernels.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 _FP32 = 4
@@ -25,10 +26,6 @@ _FLASH_SEED, _FLASH_UNUSED = 16, 8
 
 def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _value(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
@@ -109,7 +106,7 @@ def flash_backward_rule(
     keys, key_heads = key.shape[2], key.shape[1]
     script = Script()
     copies = [
-        script.take(_bytes(tensor), f"contiguous {name}")
+        script.take(bytes_of(tensor), f"contiguous {name}")
         for tensor, name in ((grad, "gradient"), (out, "output"))
         if not _is_contiguous_bshd(tensor)
     ]
@@ -194,10 +191,10 @@ def efficient_backward_rule(
     grad, query, key, value, bias = args[:5]
     dropout, mask = args[9], args[10]
     script = Script()
-    copies = [] if _is_contiguous_bshd(grad) else [script.take(_bytes(grad), "contiguous gradient")]
+    copies = [] if _is_contiguous_bshd(grad) else [script.take(bytes_of(grad), "contiguous gradient")]
     script.output(0).output(1).output(2)
     if mask[3] and len(outputs) > 3:
-        script.output(3, _bytes(bias) // bias.shape[-1] * _round_up(bias.shape[-1], 16))
+        script.output(3, bytes_of(bias) // bias.shape[-1] * _round_up(bias.shape[-1], 16))
     half = query.element_size() == 2
     tile = _backward_tile(max(query.shape[3], value.shape[3]), half, dropout > 0, card)
     delta = _take_delta(script, grad, half, card)
@@ -293,7 +290,7 @@ def cudnn_backward_rule(
     script = Script()
     for index in range(len(outputs)):
         script.output(index)
-    copies = [] if grad.stride(-1) == 1 else [script.take(_bytes(grad), "gradient in the output's layout")]
+    copies = [] if grad.stride(-1) == 1 else [script.take(bytes_of(grad), "gradient in the output's layout")]
     script.give(script.take(cudnn_backward_workspace(query, key, value, card), "cuDNN attention workspace"))
     script.give(*copies)
     return script

@@ -26,7 +26,8 @@ from graphmem.capture.kernels.conv_backend import (
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
 from graphmem.capture.kernels.cudnn_question import first_workspace, largest_workspace, question_of
 from graphmem.capture.kernels.cudnn_rules import Workspace
-from graphmem.capture.kernels.reduction import Buffers, Layout, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.layout import Layout, bytes_of
+from graphmem.capture.kernels.reduction import Buffers, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 
@@ -83,7 +84,7 @@ def convolution_backward_rule(
     row = _copy_of_row(script, tensor)
     if row:
         call = replace(call, input=_dense(call.input, False))
-    gradients = _Gradients(script, mask, [0 if g is None else _bytes(g) for g in outputs])
+    gradients = _Gradients(script, mask, [0 if g is None else bytes_of(g) for g in outputs])
     _BACKWARD[call.backend](script, call, gradients, card)
     if gradients.pending(2):
         gradients.emit(2)
@@ -110,11 +111,7 @@ def _copy_of_row(script: Script, tensor: torch.Tensor) -> list[int]:
     """One-dimensional inputs are made contiguous before anything else."""
     if tensor.dim() != 3 or tensor.is_contiguous():
         return []
-    return [script.take(_bytes(tensor), "contiguous input")]
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
+    return [script.take(bytes_of(tensor), "contiguous input")]
 
 
 def _dense(view: View, channels_last: bool) -> View:

@@ -11,12 +11,9 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.layout import bytes_of
 from graphmem.capture.kernels.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import RULES, Card, Script, rule
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 @rule("aten.dist.default")
@@ -25,7 +22,7 @@ def dist_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     difference = torch.empty(shape, dtype=outputs[0].dtype, device="meta")
     script = Script()
-    held = script.take(_bytes(difference), "difference")
+    held = script.take(bytes_of(difference), "difference")
     norm = RULES["aten.linalg_vector_norm.default"]((difference, 2), {}, outputs, card)
     if norm is None:
         script.output(0)
@@ -57,9 +54,9 @@ def euclidean_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequenc
     norms = [_norms(script, side, card) for side in (left, right)]
     padded = []
     for side, held in zip((left, right), norms, strict=True):
-        scaled = [script.take(_bytes(side), "vectors times -2")] if side is left else []
+        scaled = [script.take(bytes_of(side), "vectors times -2")] if side is left else []
         width = side.shape[-1] + 2
-        size = _bytes(side) // side.shape[-1] * width
+        size = bytes_of(side) // side.shape[-1] * width
         padded.append(script.take(size, "vectors with norms and ones"))
         script.give(*reversed(held), *scaled)
     script.output(0)
@@ -69,8 +66,8 @@ def euclidean_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequenc
 
 def _norms(script: Script, side: torch.Tensor, card: Card) -> list[int]:
     """Squared norms, and as many ones."""
-    rows = _bytes(side) // side.shape[-1]
-    squares = script.take(_bytes(side), "squares")
+    rows = bytes_of(side) // side.shape[-1]
+    squares = script.take(bytes_of(side), "squares")
     held = [script.take(rows, "squared norms")]
     like = torch.empty(side.shape, dtype=side.dtype, device="meta")
     reduction_buffers(like, [-1], True, sum_kernel(side.dtype, side.dtype), card).write(script)
@@ -87,7 +84,7 @@ def cdist_backward_rule(
     if args[3] == 0 or distances.numel() == 0 or width == 0:
         return None
     script = Script().output(0)
-    script.give(script.take(_bytes(distances) * width, "terms of every pair"))
+    script.give(script.take(bytes_of(distances) * width, "terms of every pair"))
     return script
 
 
@@ -99,7 +96,7 @@ def pdist_backward_rule(
     if args[2] == 0 or tensor.shape[0] <= 1 or tensor.shape[1] == 0:
         return None
     script = Script().output(0)
-    script.give(script.take(_bytes(tensor) * (tensor.shape[0] - 1), "terms of every pair"))
+    script.give(script.take(bytes_of(tensor) * (tensor.shape[0] - 1), "terms of every pair"))
     return script
 
 

@@ -12,11 +12,8 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.layout import bytes_of
 from graphmem.capture.kernels.script import Card, Script, rule
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
@@ -27,7 +24,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 def _copies(script: Script, *tensors: torch.Tensor) -> None:
     """Contiguous copies of the tensors that are not, held together until the operator ends."""
-    tokens = [script.take(_bytes(tensor), "contiguous copy") for tensor in tensors if not tensor.is_contiguous()]
+    tokens = [script.take(bytes_of(tensor), "contiguous copy") for tensor in tensors if not tensor.is_contiguous()]
     script.give(*reversed(tokens))
 
 
@@ -88,9 +85,9 @@ def max_pool2d_backward_rule(
     last = _is_channels_last(tensor) and not tensor.is_contiguous()
     tokens = []
     if not (_is_channels_last(grad) if last else grad.is_contiguous()):
-        tokens.append(script.take(_bytes(grad), "contiguous gradient"))
+        tokens.append(script.take(bytes_of(grad), "contiguous gradient"))
     if not last and not tensor.is_contiguous():
-        tokens.append(script.take(_bytes(tensor), "contiguous input"))
+        tokens.append(script.take(bytes_of(tensor), "contiguous input"))
     script.give(*reversed(tokens))
     return script
 
@@ -145,10 +142,10 @@ def roll_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any
     if not dims or args[0].numel() == 0:
         return None
     script = Script()
-    copy = [] if args[0].is_contiguous() else [script.take(_bytes(args[0]), "contiguous input")]
+    copy = [] if args[0].is_contiguous() else [script.take(bytes_of(args[0]), "contiguous input")]
     tokens = []
     for _ in dims[1:]:
-        tokens.append(script.take(_bytes(args[0]), "rolled along one dimension"))
+        tokens.append(script.take(bytes_of(args[0]), "rolled along one dimension"))
         script.give(*copy)
         copy = []
     script.output(0)
@@ -162,11 +159,11 @@ def roll_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any
 def _resized_like_input(tensor: torch.Tensor, output: torch.Tensor) -> Script:
     """The output starts as ``empty_like(input)`` and is resized: a smaller one keeps the input's bytes."""
     script = Script()
-    copies = [] if tensor.is_contiguous() else [script.take(_bytes(tensor), "contiguous input")]
-    if _bytes(output) <= _bytes(tensor):
-        script.output(0, _bytes(tensor))
+    copies = [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), "contiguous input")]
+    if bytes_of(output) <= bytes_of(tensor):
+        script.output(0, bytes_of(tensor))
     else:
-        first = script.take(_bytes(tensor), "output before it is resized")
+        first = script.take(bytes_of(tensor), "output before it is resized")
         script.output(0)
         script.give(first)
     script.give(*copies)

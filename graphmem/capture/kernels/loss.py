@@ -12,15 +12,12 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduction import Layout, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.layout import Layout, bytes_of
+from graphmem.capture.kernels.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 #: The values of ``reduction`` (ATen/core/Reduction.h).
 _NONE = 0
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _reduction(args: Sequence[Any], kwargs: dict[str, Any], position: int) -> int:
@@ -28,7 +25,7 @@ def _reduction(args: Sequence[Any], kwargs: dict[str, Any], position: int) -> in
 
 
 def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
-    return [] if tensor.is_contiguous() else [script.take(_bytes(tensor), label)]
+    return [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), label)]
 
 
 # --- softmax ----------------------------------------------------------------------------------------------------------
@@ -50,10 +47,10 @@ def softmax_backward_rule(
     """The product of gradient and output is a tensor of its own, laid out as the gradient unless that is expanded."""
     grad, output = args[:2]
     script = Script().output(0)
-    taken = [script.take(_bytes(grad), "gradient times output")]
+    taken = [script.take(bytes_of(grad), "gradient times output")]
     expanded = any(stride == 0 and size > 1 for size, stride in zip(grad.shape, grad.stride(), strict=True))
     if not (output if expanded else grad).is_contiguous():
-        taken.append(script.take(_bytes(grad), "contiguous product"))
+        taken.append(script.take(bytes_of(grad), "contiguous product"))
     taken += _contiguous(script, output, "contiguous output")
     script.give(*reversed(taken))
     return script
@@ -157,7 +154,7 @@ def binary_cross_entropy_with_logits_rule(
     script = Script()
     held = [script.take(_size(losses, outputs[0]), "log sigmoid")]
     if pos_weight is not None:
-        shifted = script.take(_bytes(pos_weight), "positive weight less one")
+        shifted = script.take(bytes_of(pos_weight), "positive weight less one")
         size = math.prod(torch.broadcast_shapes(pos_weight.shape, args[1].shape)) * outputs[0].element_size()
         factor = script.take(size, "weight of every element")
         script.give(shifted, factor)

@@ -11,12 +11,9 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduction import Kernel, Layout, Strided, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.layout import Layout, Strided, bytes_of
+from graphmem.capture.kernels.reduction import Kernel, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _accumulate_bytes(tensor: torch.Tensor) -> int:
@@ -46,7 +43,7 @@ class _Gradients:
 
 def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
     """The copy that ``contiguous()`` makes if it must, as a list of none or one token."""
-    return [] if tensor.is_contiguous() else [script.take(_bytes(tensor), label)]
+    return [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), label)]
 
 
 # --- layer norm and RMS norm (aten/src/ATen/native/cuda/layer_norm_kernel.cu) -----------------------------------------
@@ -115,7 +112,7 @@ def _tall_parameter_gradients(
     parts = [script.take(partial.numel() * weight.element_size(), "partial parameter gradient") for _ in wanted]
     buffers = reduction_buffers(partial, [0], False, sum_kernel(weight.dtype, weight.dtype), card)
     for _ in wanted:
-        total = script.take(_bytes(weight), "parameter gradient")
+        total = script.take(bytes_of(weight), "parameter gradient")
         buffers.write(script)
         script.give(total)
     script.give(*reversed(parts))
@@ -298,7 +295,7 @@ def cudnn_batch_norm_backward_rule(
     script = Script()
     copies = []
     if channels_last != _is_channels_last(grad) or not (channels_last or grad.is_contiguous()):
-        copies = [script.take(_bytes(grad), "gradient in the input's memory format")]
+        copies = [script.take(bytes_of(grad), "gradient in the input's memory format")]
     for index in range(len(outputs)):
         script.output(index)
     if channels_last:

@@ -15,13 +15,10 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.layout import bytes_of
 from graphmem.capture.kernels.script import Card, Script, rule
 
 _RELU, _TANH, _LSTM, _GRU = range(4)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 @rule("aten._thnn_fused_lstm_cell.default")
@@ -114,7 +111,7 @@ def _steps_first(tensor: torch.Tensor, options: Sequence[Any]) -> torch.Tensor:
 
 
 def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
-    return [] if tensor.is_contiguous() else [script.take(_bytes(tensor), label)]
+    return [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), label)]
 
 
 def _take_workspace(script: Script, network: Network, card: Card) -> list[int]:
@@ -145,16 +142,16 @@ def cudnn_rnn_backward_rule(
     grad_output, grad_hy, grad_cy = args[7:10]
     network = _network(tensor, hx, options)
     script = Script()
-    zeros = [] if grad_output is not None else [script.take(_bytes(args[6]), "zero gradient of the output")]
-    zeros += [] if grad_hy is not None else [script.take(_bytes(hx), "zero gradient of the hidden state")]
+    zeros = [] if grad_output is not None else [script.take(bytes_of(args[6]), "zero gradient of the output")]
+    zeros += [] if grad_hy is not None else [script.take(bytes_of(hx), "zero gradient of the hidden state")]
     if cx is not None and grad_cy is None:
-        zeros.append(script.take(_bytes(cx), "zero gradient of the cell state"))
+        zeros.append(script.take(bytes_of(cx), "zero gradient of the cell state"))
     steps = _steps_first(tensor, options)
     copies = _contiguous(script, steps, "contiguous input")
     if grad_output is not None:
         copies += _contiguous(script, _steps_first(grad_output, options), "contiguous gradient")
     elif steps is not tensor and min(steps.shape[:2]) > 1:
-        copies.append(script.take(_bytes(args[6]), "contiguous gradient"))  # of the zeros, which are batch first
+        copies.append(script.take(bytes_of(args[6]), "contiguous gradient"))  # of the zeros, which are batch first
     script.output(0).output(1)
     if cx is not None:
         script.output(2)
@@ -175,7 +172,7 @@ def _weight_gradients(
         script.output(first)
         script.give(*_take_workspace(script, network, card), *copies)
         return
-    flat = script.take(_bytes(buffer), "gradients of all weights")
+    flat = script.take(bytes_of(buffer), "gradients of all weights")
     taken = _take_workspace(script, network, card)
     for index in range(first, len(outputs)):
         script.output(index)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.reduction import Buffers, Kernel, Layout, reduction_buffers, sum_kernel, welford_kernel
+from graphmem.capture.kernels.layout import Layout, has_flat_view
+from graphmem.capture.kernels.reduction import Buffers, Kernel, reduction_buffers, sum_kernel, welford_kernel
 from graphmem.capture.kernels.script import Card, Script, rule
 
 # --- the kernels of each operator -------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def arg_extremum_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequ
     keepdim = _argument(args, kwargs, 2, "keepdim", False)
     kernel = _arg_extremum(args[0].dtype, torch.int64)
     if dims is None:  # the tensor is reshaped to one dimension, so that indices count all its elements
-        return _flat_reduction(args[0], outputs, not _has_flat_view(args[0]), kernel, card)
+        return _flat_reduction(args[0], outputs, not has_flat_view(args[0]), kernel, card)
     return _reduction(args[0], outputs, dims, keepdim, kernel, card)
 
 
@@ -137,17 +138,6 @@ def _flat_reduction(
     reduction_buffers(flat, None, False, kernel, card).write(script)
     script.give(copy)
     return script
-
-
-def _has_flat_view(tensor: torch.Tensor) -> bool:
-    expected = None
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if size == 1:
-            continue
-        if expected is not None and stride != expected:
-            return False
-        expected = stride * size
-    return True
 
 
 @rule("aten.var.correction", "aten.std.correction")

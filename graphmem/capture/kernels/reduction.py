@@ -14,10 +14,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 
+from graphmem.capture.kernels.layout import Strided
 from graphmem.capture.kernels.script import Card, Script
 
 _MAX_INT32 = 2**31 - 1
@@ -282,55 +282,6 @@ def _accumulator_bytes(iteration: _Iteration, kernel: Kernel) -> int:
         return 0
     spans = (size * stride for size, stride in zip(iteration.shape, iteration.output_stride, strict=True))
     return max(kernel.output_bytes[0], *spans) // kernel.output_bytes[0] * kernel.accumulator_bytes
-
-
-class Strided(Protocol):
-    """What the rules ask of a tensor that is to be reduced."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-    def stride(self) -> Sequence[int]: ...
-    def dim(self) -> int: ...
-    def numel(self) -> int: ...
-    def storage_offset(self) -> int: ...
-
-
-class Layout:
-    """Shape and strides of a buffer that no fake tensor stands for. Contiguous unless ``strides`` say otherwise."""
-
-    def __init__(self, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
-        self.shape = tuple(shape)
-        self._strides = tuple(strides) if strides is not None else _contiguous_strides(self.shape, range(len(shape)))
-
-    @classmethod
-    def dense_like(cls, tensor: Strided) -> Layout:
-        """The layout of a copy: dense, dimensions in the same order of strides (``torch.preserve_format``)."""
-        strides = tuple(tensor.stride())
-        if any(stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True)):
-            return cls(tensor.shape)  # expanded tensors are copied contiguously
-        order = sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
-        return cls(tensor.shape, _contiguous_strides(tuple(tensor.shape), order))
-
-    def stride(self) -> Sequence[int]:
-        return self._strides
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    def storage_offset(self) -> int:
-        return 0
-
-
-def _contiguous_strides(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor whose dimensions, slowest first, are ``order``."""
-    strides, expected = [1] * len(shape), 1
-    for dim in reversed(order):
-        strides[dim] = expected
-        expected *= max(shape[dim], 1)
-    return tuple(strides)
 
 
 def reduction_buffers(

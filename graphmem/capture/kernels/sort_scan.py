@@ -13,15 +13,12 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels import cub
+from graphmem.capture.kernels.layout import bytes_of, contiguous_strides, is_dense
 from graphmem.capture.kernels.script import Card, Script, rule
 
 _INDEX = 8
 #: Longer slices are sorted by CUB (should_use_small_sort of ATen/native/cuda/Sort.h).
 _SMALL_SORT = 4096
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _argument(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
@@ -56,30 +53,18 @@ def write_sort(script: Script, tensor: torch.Tensor, dim: int, stride: Sequence[
         script.give(script.take(length * _INDEX, "range of indices"))
         return
     copies = []
-    if not (tensor.stride(dim) == 1 and _is_dense(tensor)):
-        copies.append(script.take(_bytes(tensor), "input with the sorted dimension innermost"))
-        if tuple(stride) != _strides_with_last(tensor.shape, dim):
-            copies.append(script.take(_bytes(tensor), "values with the sorted dimension innermost"))
+    if not (tensor.stride(dim) == 1 and is_dense(tensor)):
+        copies.append(script.take(bytes_of(tensor), "input with the sorted dimension innermost"))
+        if tuple(stride) != contiguous_strides(tensor.shape, _with_last(tensor.dim(), dim)):
+            copies.append(script.take(bytes_of(tensor), "values with the sorted dimension innermost"))
             copies.append(script.take(tensor.numel() * _INDEX, "indices with the sorted dimension innermost"))
     _segmented_sort(script, int(tensor.numel()), length, tensor.element_size(), card)
     script.give(*reversed(copies))
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _strides_with_last(shape: Sequence[int], dim: int) -> tuple[int, ...]:
-    strides, expected = [0] * len(shape), 1
-    for position in (dim, *(d for d in reversed(range(len(shape))) if d != dim)):
-        strides[position] = expected
-        expected *= shape[position]
-    return tuple(strides)
+def _with_last(dims: int, last: int) -> list[int]:
+    """The order of dimensions in which ``last`` is the innermost."""
+    return [*(dim for dim in range(dims) if dim != last), last]
 
 
 def _segmented_sort(script: Script, numel: int, length: int, key: int, card: Card) -> None:
@@ -134,7 +119,7 @@ def topk_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any
         return None
     dim %= tensor.dim()
     script = Script().output(0).output(1)
-    copies = [] if tensor.is_contiguous() else [script.take(_bytes(tensor), "contiguous input")]
+    copies = [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), "contiguous input")]
     length = int(tensor.shape[dim])
     slices = int(tensor.numel()) // length
     if _uses_many_blocks(slices, length):
@@ -178,7 +163,7 @@ def _radix_select(script: Script, slices: int, length: int, element: int, card: 
 
 def _sort_selected(script: Script, values: torch.Tensor, dim: int, card: Card) -> None:
     indices = script.take(values.numel() * _INDEX, "sorted indices")
-    ordered = script.take(_bytes(values), "sorted values")
+    ordered = script.take(bytes_of(values), "sorted values")
     write_sort(script, values, dim, values.stride(), card)
     gathered = script.take(values.numel() * _INDEX, "gathered indices")
     script.give(gathered, ordered, indices)
@@ -198,7 +183,7 @@ def cumulative_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequen
     if tensor.dtype != output.dtype:
         copies.append(script.take(tensor.numel() * output.element_size(), "cast input"))
     elif not tensor.is_contiguous():
-        copies.append(script.take(_bytes(tensor), "contiguous input"))
+        copies.append(script.take(bytes_of(tensor), "contiguous input"))
     if tensor.numel() == tensor.shape[dim]:
         script.give(script.take(cub.scan_bytes(int(tensor.numel()), output.element_size()), "scan"))
     script.give(*reversed(copies))
