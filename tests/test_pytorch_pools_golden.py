@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.errors import DeviceOutOfMemory
-from tests.test_pytorch_allocator_golden import NOTHING, OOM, VIRTUAL_BASE, Run, allocator_for
+from tests.test_pytorch_allocator_golden import NOTHING, VIRTUAL_BASE, Run, allocator_for
 
 GOLDEN = Path(__file__).parent / "golden" / "pytorch" / "allocator_pools"
 RECORDINGS = sorted(GOLDEN.glob("*.json.gz"))
@@ -56,15 +55,13 @@ class PoolRun(Run):
                 self._end_route(pool)
             case ["g", graph, pool, stream]:
                 self._set_stream(stream)
-                return self._begin_capture(graph, pool, stream)
+                self._begin_capture(graph, pool, stream)
             case ["h", graph, stream]:
-                if graph in self.graphs:
-                    allocator.end_allocate_to_pool(self.graphs[graph])
-                    self._end_route(self.graphs[graph])
+                allocator.end_allocate_to_pool(self.graphs[graph])
+                self._end_route(self.graphs[graph])
                 self._set_stream(stream)
             case ["x", graph]:
-                if graph in self.graphs:
-                    self._drop_graph(graph)
+                self._drop_graph(graph)
             case ["j", stream, origin]:
                 for _, streams in self.routes:
                     if streams is not None and origin in streams:
@@ -78,23 +75,13 @@ class PoolRun(Run):
         pool = next((p for p, streams in reversed(self.routes) if streams is None or stream in streams), 0)
         return self.allocator.malloc_in_pool(size, stream, pool) if pool else self.allocator.malloc(size, stream)
 
-    def _begin_capture(self, graph: int, pool: int, stream: int) -> int:
+    def _begin_capture(self, graph: int, pool: int, stream: int) -> None:
         # The seed and the offset of the generator, two int64 for every graph, on the default stream.
-        states: list[Any] = []
-        try:
-            for _ in range(2):
-                states.append(self._malloc(8, 0))
-        except DeviceOutOfMemory as error:
-            for state in states:
-                self.allocator.free(state)
-            self.messages.append(str(error))
-            return OOM
-        self.generator_states[graph] = states
+        self.generator_states[graph] = [self._malloc(8, 0), self._malloc(8, 0)]
         self.graphs[graph] = pool
         self.allocator.begin_allocate_to_pool(pool)
         self.routes.append((pool, {stream}))
         self._set_stream(stream)
-        return NOTHING
 
     def _drop_graph(self, graph: int) -> None:
         self.allocator.release_pool(self.graphs.pop(graph))
