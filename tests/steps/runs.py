@@ -14,7 +14,7 @@ import gzip
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.capture.fakes import PretendDevice
 from graphmem.capture.session import capture
+from graphmem.cudnn.library import Cudnn
+from graphmem.devices import Device, device_named
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.pytorch import version_named
 from graphmem.trace import Trace
@@ -149,23 +151,25 @@ def load(name: str, folder: Path = FOLDER) -> RecordedRun:
     )
 
 
-def predict(run: RecordedRun, cudnn_workspaces: bool = False) -> PredictedRun:
+def predict(run: RecordedRun, cudnn_workspaces: bool = False, library: str | None = None) -> PredictedRun:
     """Capture the recorded run's step and replay it under the recorded allocator configuration.
 
     The stub behind the recordings of :data:`FOLDER` answers that cuDNN's plans need no workspace, and so does the
-    capture unless ``cudnn_workspaces`` is true.
+    capture unless ``cudnn_workspaces`` is true. ``library`` is a cuDNN to ask for them, as ``--cudnn`` names one.
     """
     start = time.perf_counter()
     major, minor = divmod(run.capability, 10)
     device = PretendDevice("recorded", (major, minor), 80 * GIB, _MULTIPROCESSORS, _THREADS.get(run.capability, 2048))
     step = step_of(run)
-    with _torch_flags(run.options):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_torch_flags(run.options))
         captured = capture(
             lambda _: step(),
             source=run.name,
             device=device,
             torch_version=run.torch_version,
             cudnn_workspaces=cudnn_workspaces,
+            cudnn=stack.enter_context(Cudnn(library, _card(device))) if library else None,
         )
     conf = parse_alloc_conf(run.alloc_conf, run.torch_version)
     replayed = replay(captured.trace, PyTorchCachingAllocator(conf=conf, torch_version=run.torch_version))
@@ -174,11 +178,24 @@ def predict(run: RecordedRun, cudnn_workspaces: bool = False) -> PredictedRun:
     return PredictedRun(captured.trace, replayed, changes.sizes, changes.events, seconds)
 
 
-def compare(name: str, folder: Path = FOLDER, cudnn_workspaces: bool = False) -> Comparison:
+def _card(device: PretendDevice) -> Device:
+    """The H200 that the recordings with cuDNN's workspaces describe to it, with the pretended kernels' limits."""
+    known = device_named("H200-141GB")
+    return replace(
+        known,
+        compute_capability=device.capability,
+        sm_count=device.sm_count,
+        max_threads_per_sm=device.max_threads_per_sm,
+    )
+
+
+def compare(
+    name: str, folder: Path = FOLDER, cudnn_workspaces: bool = False, library: str | None = None
+) -> Comparison:
     """Predict a recorded run and line its allocations up with the recording's; arguments as :func:`predict`."""
     gc.collect()  # the previous capture goes before the next one starts
     recorded = load(name, folder)
-    predicted = predict(recorded, cudnn_workspaces)
+    predicted = predict(recorded, cudnn_workspaces, library)
     ours, theirs = ([size for size in run.changes if size > 0] for run in (predicted, recorded))
     return Comparison(recorded, predicted, align(ours, theirs))
 

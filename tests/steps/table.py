@@ -2,7 +2,8 @@
 
 One line a run: peaks predicted and recorded (MiB), errors (%), share of allocations matched in order, seconds; then the
 summary. ``--folder`` names another folder of recordings, ``--cudnn`` says that they were made with cuDNN's workspaces,
-``--errors`` shows a failed run's traceback instead of one line.
+``--cudnn-library`` asks that cuDNN for them (a path, or ``installed``), ``--errors`` shows a failed run's traceback
+instead of one line.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="only runs whose names contain every PART")
     parser.add_argument("--folder", type=Path, default=runs.FOLDER, help="recordings to compare with")
     parser.add_argument("--cudnn", action="store_true", help="the recordings have cuDNN's workspaces")
+    parser.add_argument("--cudnn-library", metavar="PATH", help="ask this cuDNN for them; implies --cudnn")
     parser.add_argument("--errors", action="store_true", help="show tracebacks")
     options = parser.parse_args(arguments)
     chosen = [name for name in runs.names(folder=options.folder) if all(part in name for part in options.parts)]
@@ -43,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, failed = [], 0
     for name in chosen:
         try:
-            compared = runs.compare(name, options.folder, options.cudnn)
+            workspaces = options.cudnn or options.cudnn_library is not None
+            compared = runs.compare(name, options.folder, workspaces, options.cudnn_library)
         except Exception as error:
             failed += 1
             print(f"{name:52s} {type(error).__name__}: {_first_line(error)}", flush=True)
