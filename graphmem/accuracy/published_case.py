@@ -30,7 +30,7 @@ class ModelSpec:
 @dataclass(frozen=True)
 class PublishedCase:
     """``level`` says what was measured: ``device`` or ``allocated``. ``estimates`` are other estimators' bytes for
-    this very run."""
+    this very run; ``context_bytes`` is the context that was published with it, None where none was."""
 
     source: str
     model: ModelSpec
@@ -42,6 +42,7 @@ class PublishedCase:
     level: str
     measured_bytes: int
     estimates: tuple[tuple[str, int], ...] = ()
+    context_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -86,6 +87,8 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
     """Predict one case. An error of the analysis is part of the answer."""
     try:
         device = device_named(case.gpu)
+        if case.context_bytes is not None:
+            device = replace(device, context_bytes=case.context_bytes)
         estimate = analyze(
             factory_of(case.model, case.batch, training=isinstance(case.step, Training)),
             training=case.step,
@@ -103,7 +106,7 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
     answer = PublishedComparison(
         case,
         context_bytes=device.context_bytes,
-        context_is_measured=device.context_measured,
+        context_is_measured=device.context_measured or case.context_bytes is not None,
         estimated_buffer_bytes=max((s.bytes for s in storages if s.label.endswith("(estimate)")), default=0),
         unknown=sum(item.count for item in estimate.diagnostics if item.kind == "unknown"),
     )

@@ -139,6 +139,10 @@ def _schedtune(row: Row) -> Iterator[Found]:
     )
 
 
+#: What the guide measured with an empty context and one small tensor.
+_HF_CONTEXT_MIB = 1343
+
+
 def _hf_docs(row: Row) -> Iterator[Found]:
     """The guide to training BERT-large on one V100 with transformers' Trainer."""
     source, extras = "HF documentation", row["extras"]
@@ -170,6 +174,7 @@ def _hf_docs(row: Row) -> Iterator[Found]:
             torch_version=OLDEST_TORCH,
             level="device",
             measured_bytes=_bytes(row["value_mib"]),
+            context_bytes=_bytes(_HF_CONTEXT_MIB),
         )
 
 

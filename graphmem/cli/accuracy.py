@@ -39,9 +39,14 @@ SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
     envvar="GRAPHMEM_PUBLISHED",
     help="A folder with tables of published figures, instead of the small one that comes with graphmem.",
 )
-@click.option("--full", is_flag=True, help=f"Predict every published run, not {SAMPLE} of each source: an hour or so.")
+@click.option(
+    "--published-runs",
+    default=str(SAMPLE),
+    metavar="N",
+    help=f"Published runs to predict of each source, or 'all'; a few seconds each. Default {SAMPLE}.",
+)
 def accuracy_command(
-    records: tuple[Path, ...], output: str, jobs: int | None, sections: str, published: Path | None, full: bool
+    records: tuple[Path, ...], output: str, jobs: int | None, sections: str, published: Path | None, published_runs: str
 ) -> None:
     """Predict every case of RECORDS now and write accuracy.md and accuracy.html.
 
@@ -50,7 +55,7 @@ def accuracy_command(
     from graphmem.accuracy.compare import compare
     from graphmem.accuracy.report import Contents, published_figures, render_html, render_markdown
 
-    wanted = _sections(sections)
+    wanted, share = _sections(sections), _share(published_runs)
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     targets = [folder / "accuracy.md", folder / "accuracy.html"]
@@ -61,7 +66,7 @@ def accuracy_command(
     workers = jobs or os.cpu_count() or 1
     with progress_bar("predicting", len(found)) as advance:
         comparisons = compare(found, workers, lambda done: advance(""))
-    runs = _published(published, full, workers) if "published" in wanted else None
+    runs = _published(published, share, workers) if "published" in wanted else None
     contents = Contents(comparisons, runs, published_figures(), _about(), kinds)
     for target, render in zip(targets, (render_markdown, render_html), strict=True):
         emit(render(contents), str(target))
@@ -93,7 +98,16 @@ def _read(paths: Sequence[Path]) -> list[Record]:
     return found
 
 
-def _published(folder: Path | None, full: bool, jobs: int) -> PublishedSection:
+def _share(text: str) -> int | None:
+    """How many runs of each source; None for all."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--published-runs is {text!r}; write a number above 0, or all")
+    return int(text)
+
+
+def _published(folder: Path | None, share: int | None, jobs: int) -> PublishedSection:
     from graphmem.accuracy.published_case import PublishedCase, Skipped, predict_published
     from graphmem.accuracy.published_rows import published_rows
     from graphmem.accuracy.published_section import published_section, sample
@@ -101,15 +115,15 @@ def _published(folder: Path | None, full: bool, jobs: int) -> PublishedSection:
 
     rows = published_rows(folder)
     cases = [row for row in rows if isinstance(row, PublishedCase)]
-    chosen = cases if full else sample(cases, SAMPLE)
+    chosen = cases if share is None else sample(cases, share)
     predicted = []
     with progress_bar("predicting published runs", len(chosen)) as advance:
         for comparison in side_by_side(predict_published, chosen, jobs):
             predicted.append(comparison)
             advance(comparison.case.name)
     skipped = [row for row in rows if isinstance(row, Skipped)]
-    share = "all" if full else f"at most {SAMPLE} of each source, evenly spaced,"
-    return published_section(predicted, skipped, f"{share} of {len(cases)} rebuilt runs are predicted")
+    words = f"{len(chosen)} of {len(cases)} runs that can be rebuilt are predicted, evenly spaced in each source"
+    return published_section(predicted, skipped, words)
 
 
 def _about() -> str:
