@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from graphmem import simulate, sources
@@ -30,6 +31,7 @@ def analyze(
     top: int = 10,
     torch_version: str | None = None,
     build_on: str = "host",
+    cudnn: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Predict the GPU memory of ``model``.
@@ -55,6 +57,8 @@ def analyze(
         top: how many of the largest storages to list.
         torch_version: the version of PyTorch to predict, by default the installed one.
         build_on: ``host`` (the model is built on the host, then moved) or ``device``.
+        cudnn: a cuDNN library (9.8 or later) to ask for the workspaces of convolutions: its path or folder, or
+            ``installed``; by default they are predicted, so that the result does not depend on what is installed.
         progress: called with a word on what is being done.
 
     Raises:
@@ -64,7 +68,7 @@ def analyze(
     _check_counts(0, top=top)
     say = progress or (lambda _: None)
     step = simulate.step_for(model, training)
-    target = simulate.target_for(runtime, device, alloc_conf, torch_version)
+    target = simulate.target_for(runtime, device, alloc_conf, torch_version, cudnn)
     say("loading")
     optimization = simulate.optimization_for(model, step, target)
     loaded = sources.load(

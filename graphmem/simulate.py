@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from graphmem.allocators.base import Allocator
+from graphmem.cudnn.library import Cudnn, find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate
@@ -35,6 +37,8 @@ class RunsOn:
     alloc_conf: str | None
     torch_version: tuple[int, int]
     torch_version_was_given: bool
+    #: The cuDNN to ask for the plans of convolutions: a path, or ``installed``; None: they are predicted.
+    cudnn: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,16 @@ def _is_onnx(model: Any) -> bool:
 
 
 def target_for(
-    runtime: str | None, device: str | Device | None, alloc_conf: str | None, torch_version: str | None
+    runtime: str | None,
+    device: str | Device | None,
+    alloc_conf: str | None,
+    torch_version: str | None,
+    cudnn: str | Path | None = None,
 ) -> RunsOn:
     """Read the names the user gave. Raises :class:`UsageError` for any that is unknown."""
     card = device if isinstance(device, Device) else device_named(device or DEFAULT_DEVICE)
+    if cudnn is not None:
+        find_library(cudnn)  # before a model is loaded in vain
     return RunsOn(
         device=card,
         device_was_assumed=device is None,
@@ -80,6 +90,7 @@ def target_for(
         alloc_conf=alloc_conf,
         torch_version=pytorch.version_named(torch_version),
         torch_version_was_given=torch_version is not None,
+        cudnn=None if cudnn is None else str(cudnn),
     )
 
 
@@ -121,6 +132,8 @@ def _onnx_under_pytorch(loaded: OnnxModel, step: Training | Inference, target: R
 
 
 def _planned(loaded: OnnxModel, step: Inference, target: RunsOn, iterations: int | None) -> Traced:
+    if target.cudnn is not None:
+        raise UsageError(f"{loaded.name}: --cudnn is for PyTorch operators; drop it, or use --runtime pytorch")
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype and --amp")
     if step.data_dependent is not None:
@@ -187,17 +200,20 @@ def _capture(
     from graphmem.capture.run import capture_model
 
     wanted = replace(sizes, training=isinstance(step, Training), iterations=iterations)
-    return capture_model(
-        loaded.build,
-        wanted,
-        step,
-        name=loaded.name,
-        device=pretended(target.device),
-        torch_version=target.torch_version,
-        iterations=iterations,
-        build_on=build_on,
-        record_graph=record_graph,
-    )
+    with contextlib.ExitStack() as stack:
+        cudnn = stack.enter_context(Cudnn(target.cudnn, target.device)) if target.cudnn is not None else None
+        return capture_model(
+            loaded.build,
+            wanted,
+            step,
+            name=loaded.name,
+            device=pretended(target.device),
+            torch_version=target.torch_version,
+            iterations=iterations,
+            build_on=build_on,
+            record_graph=record_graph,
+            cudnn=cudnn,
+        )
 
 
 def _captured(
@@ -222,6 +238,10 @@ def _captured(
             "whole step itself on the device 'cuda'"
         )
     diagnostics = [Diagnostic("unknown", message, count) for message, count in captured.unknown.items()]
+    if captured.cudnn is not None:
+        assumptions.extend(captured.cudnn.notes())
+        refused = captured.cudnn.refused()
+        diagnostics.extend(Diagnostic("warning", message, count) for message, count in refused.items())
     words = step.describe() if not captured.custom_step else loaded.step_words or "custom step function"
     runtime, trace = runtime_named(target.runtime, loaded.runtime), captured.trace
     if runtime == "tensorflow":
@@ -229,7 +249,8 @@ def _captured(
         trace = tensorflow.with_eigen_scratch(trace)
     if runtime == "mxnet":
         assumptions.append(mxnet.CAPTURED_ASSUMED)
-    return Traced(trace, loaded.name, runtime, words, tuple(assumptions), tuple(diagnostics))
+    details = (("cudnn", captured.cudnn.details()),) if captured.cudnn is not None else ()
+    return Traced(trace, loaded.name, runtime, words, tuple(assumptions), tuple(diagnostics), details=details)
 
 
 def recorded(trace: Trace, target: RunsOn) -> Traced:

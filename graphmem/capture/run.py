@@ -21,7 +21,8 @@ INFERENCE_ITERATIONS = 2
 
 @dataclass(frozen=True)
 class CapturedModel:
-    """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count)."""
+    """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``cudnn`` is what was
+    asked."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -29,6 +30,7 @@ class CapturedModel:
     custom_step: bool
     installed_version: tuple[int, int]
     graph: Any | None = None
+    cudnn: Cudnn | None = None
 
 
 def capture_model(
@@ -80,7 +82,7 @@ def capture_model(
         kept = "the model's output is dropped before the backward pass"
         notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
     notes.extend(captured.notes)
-    return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph)
+    return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph, cudnn)
 
 
 def world_size_of(step: Training | Inference) -> int | None:

@@ -117,6 +117,14 @@ _TARGET_OPTIONS = (
     click.option("--torch-version", metavar="X.Y", help="Version of PyTorch to predict. Default: the installed one."),
 )
 
+_CUDNN_OPTIONS = (
+    click.option(
+        "--cudnn",
+        metavar="PATH|installed",
+        help="Ask this cuDNN (9.8 or later; no GPU needed) for the workspaces of convolutions. Default: predict them.",
+    ),
+)
+
 _OUTPUT_OPTIONS = (
     click.option("--top", type=click.IntRange(min=0), default=5, metavar="N", help="Storages to list. Default 5."),
     click.option("--details", is_flag=True, help="Show all phases, storages and further details."),
@@ -128,7 +136,8 @@ _OUTPUT_OPTIONS = (
 
 def model_options(command: Command) -> Command:
     """MODEL and everything that says what its step is."""
-    decorated = grouped("Sizes and inputs", _INPUT_OPTIONS)(grouped("Step", _STEP_OPTIONS)(command))
+    asked = grouped("Card, runtime and allocator", _CUDNN_OPTIONS)(command)
+    decorated = grouped("Sizes and inputs", _INPUT_OPTIONS)(grouped("Step", _STEP_OPTIONS)(asked))
     return click.argument("model")(decorated)
 
 
@@ -254,6 +263,7 @@ def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "input_shapes": shapes_of(options["input_shape"]) or None,
         "iterations": options["iterations"],
         "build_on": options["build_on"],
+        "cudnn": options["cudnn"],
         **target_of(options),
     }
 
