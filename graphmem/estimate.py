@@ -106,7 +106,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``."""
+    """What a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``: the moment
+    with the most allocated bytes while the most is reserved. ``last_growth`` is when reserved memory grew last."""
 
     model: str
     runtime: str
@@ -126,6 +127,7 @@ class Estimate:
     assumptions: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    last_growth: Moment | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
@@ -174,6 +176,7 @@ class Estimate:
             "ideal_bytes": self.ideal_bytes,
             "phases": [{"iteration": p.iteration, "name": p.name, **asdict(p.peak)} for p in self.phases],
             "moment": asdict(self.moment),
+            "last_growth": asdict(self.last_growth) if self.last_growth else None,
             "breakdown": dict(self.breakdown),
             "fits": asdict(self.fit) if self.fit else None,
             "host": {

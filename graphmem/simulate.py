@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +20,12 @@ from graphmem.runtimes import mxnet, onnxruntime, pytorch, runtime_named, tensor
 from graphmem.runtimes.onnxruntime_findings import findings
 from graphmem.runtimes.onnxruntime_options import parse_options
 from graphmem.sources import OnnxModel, Sizes, TorchModel
+from graphmem.sources.base import Built
 from graphmem.summarize import Target, fits_without_retry, summarize
 from graphmem.trace import Place, Trace
-from graphmem.training import Inference, Training
+from graphmem.training import DTYPES, Inference, Training
+
+_OWN_STEP = "custom step function"
 
 #: Runs of an ONNX session: the second finds the arena that the first one left.
 SESSION_RUNS = 2
@@ -216,6 +220,32 @@ def _capture(
         )
 
 
+class _BuiltWith:
+    """Builds a model and remembers the precisions that its weights were given, those of the most bytes first."""
+
+    def __init__(self, build: Callable[[Sizes], Built | None]) -> None:
+        self._build = build
+        self._types: tuple[str, ...] = ()
+
+    def __call__(self, sizes: Sizes) -> Built | None:
+        built = self._build(sizes)
+        if built is not None:
+            counts: Counter[str] = Counter()
+            for parameter in getattr(built.model, "parameters", tuple)():
+                is_lazy = hasattr(parameter, "materialize")  # its shape is not known yet
+                size = 0 if is_lazy else parameter.numel() * parameter.itemsize
+                counts[str(parameter.dtype).removeprefix("torch.")] += size
+            self._types = tuple(name for name, _ in counts.most_common())
+        return built
+
+    def weights(self, step: Training | Inference) -> str | None:
+        """The precisions in words, ``bf16 and fp32``; None where ``--dtype`` said what they are, or nothing has any."""
+        if step.dtype != "fp32" or not self._types:
+            return None
+        short = {spelling: name for name, spellings in DTYPES.items() for spelling in spellings}
+        return " and ".join(short.get(name, name) for name in self._types)
+
+
 def _captured(
     loaded: TorchModel,
     step: Training | Inference,
@@ -226,7 +256,8 @@ def _captured(
 ) -> Traced:
     if loaded.framework == "Keras" and (step.dtype != "fp32" or step.amp):
         raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
-    captured = _capture(loaded, step, target, sizes, iterations, build_on)
+    built = _BuiltWith(loaded.build)
+    captured = _capture(replace(loaded, build=built), step, target, sizes, iterations, build_on)
     assumptions = [*loaded.notes, *captured.notes]
     if target.device.compute_capability is None:
         name = target.device.name
@@ -242,7 +273,7 @@ def _captured(
         assumptions.extend(captured.cudnn.notes())
         refused = captured.cudnn.refused()
         diagnostics.extend(Diagnostic("warning", message, count) for message, count in refused.items())
-    words = step.describe() if not captured.custom_step else loaded.step_words or "custom step function"
+    words = step.describe(built.weights(step)) if not captured.custom_step else loaded.step_words or _OWN_STEP
     runtime, trace = runtime_named(target.runtime, loaded.runtime), captured.trace
     if runtime == "tensorflow":
         assumptions += [tensorflow.CAPTURED_ASSUMED, tensorflow.XLA_ASSUMED]
@@ -299,7 +330,6 @@ def replay_on(traced: Traced, target: RunsOn, top: int) -> Estimate:
         assumptions=(*_device_notes(target), *traced.assumptions),
         diagnostics=diagnostics,
         details=details,
-        preallocates=traced.runtime == "tensorflow",
     )
 
 

@@ -36,15 +36,17 @@ def summarize(
     assumptions: Sequence[str] = (),
     diagnostics: Sequence[Diagnostic] = (),
     details: dict[str, object] | None = None,
-    preallocates: bool = False,
 ) -> Estimate:
     """The Estimate of a run. ``replay`` had no limit; ``limited`` is the same trace on the card's own memory, needed
-    only where the unlimited one exceeds it. Where the allocator ``preallocates``, the moment of the peak is that of
-    the most allocated bytes, since the reserved ones tell nothing."""
-    position = _first_maximum(replay.reserved_bytes)
-    if preallocates:
-        at_peak = replay.reserved_bytes == replay.reserved_bytes.max(initial=0)
-        position = _first_maximum(np.where(at_peak, replay.allocated_bytes, -1))
+    only where the unlimited one exceeds it.
+
+    The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
+    of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
+    storage may be what took the last one.
+    """
+    grew = _first_maximum(replay.reserved_bytes)
+    at_peak = replay.reserved_bytes == replay.reserved_bytes.max(initial=0)
+    position = _first_maximum(np.where(at_peak, replay.allocated_bytes, -1))
     moment = _moment(trace, position)
     return Estimate(
         model=model,
@@ -61,6 +63,7 @@ def summarize(
         ideal_bytes=replay.peak_requested_bytes,
         phases=tuple(_phases(trace, replay, target.context_bytes)),
         moment=moment,
+        last_growth=_moment(trace, grew),
         breakdown=_breakdown(trace, replay, position, target.context_bytes),
         top=tuple(_largest(trace, position, top)),
         fit=_fit(trace, replay, limited, target),

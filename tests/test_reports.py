@@ -94,3 +94,17 @@ def test_any_estimate_renders_within_the_width_and_without_control_characters(
     assert all(line.isprintable() for line in lines)
     assert all(cell_len(line) <= max(width, text.MINIMUM_WIDTH) for line in lines)
     report.encode("utf-8")
+
+
+def test_onnx_runtime_is_told_in_its_own_words() -> None:
+    shown = text.render(replace(training_estimate(), runtime="onnxruntime"))
+    assert "TotalAllocated" in shown
+    assert "max_memory_allocated" not in shown
+
+
+def test_where_reserved_memory_grew_last_is_told_when_it_is_elsewhere() -> None:
+    estimate = training_estimate()
+    grew = Moment(7, "iteration 1 optimizer", "aten.sqrt", "", "")
+    shown = text.render(replace(estimate, last_growth=grew))
+    assert "reserved memory grew for the last time in iteration 1 optimizer: aten.sqrt" in shown
+    assert "last time" not in text.render(replace(estimate, last_growth=estimate.moment))

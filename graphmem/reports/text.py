@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.estimate import Diagnostic, Estimate, LiveStorage, Moment, PhasePeak
-from graphmem.runtimes import tensorflow
+from graphmem.runtimes import onnxruntime, tensorflow
 from graphmem.units import format_bytes
 
 DEFAULT_WIDTH = 80
@@ -30,7 +30,7 @@ LEVELS = (
     ("device", "what nvidia-smi shows: reserved plus context"),
 )
 
-_LEVELS_OF = {"tensorflow": tensorflow.LEVELS}
+_LEVELS_OF = {"tensorflow": tensorflow.LEVELS, "onnxruntime": onnxruntime.LEVELS}
 
 #: category -> the words of the breakdown
 WORDS = {
@@ -166,6 +166,9 @@ def _breakdown(estimate: Estimate) -> RenderableType:
 
 def _moment(estimate: Estimate, top: int) -> RenderableType:
     parts: list[RenderableType] = [Text(_where(estimate.moment))]
+    growth = estimate.last_growth
+    if growth is not None and _where(growth) != _where(estimate.moment):
+        parts.append(Text(f"reserved memory grew for the last time in {_where(growth)}"))
     shown = estimate.top[:top]
     if shown:
         parts.append(Text(f"largest of the storages alive then (requested bytes, {len(shown)} shown):"))

@@ -16,6 +16,14 @@ from graphmem.runtimes.onnxruntime_options import Options, parse_options
 from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
 from graphmem.units import format_bytes
 
+#: The levels in the words of ONNX Runtime, whose arena counts them so.
+LEVELS = (
+    ("requested", "what the tensors asked for"),
+    ("allocated", "chunks of the arena in use (MaxInUse)"),
+    ("reserved", "regions the arena holds (TotalAllocated)"),
+    ("device", "what nvidia-smi shows: reserved plus context"),
+)
+
 #: Options that are read and change nothing, and why.
 WITHOUT_EFFECT = {
     "session.use_device_allocator_for_initializers": "1.31.1 reserves initializers one by one whatever it says "

@@ -118,10 +118,13 @@ class Training:
         """The name of the class in its library: ``AdamW``."""
         return OPTIMIZERS[self.optimizer].class_name
 
-    def describe(self) -> str:
-        """The step in words: ``training, adamw(foreach=False), fp32 weights, bf16 autocast, 4 micro-batches``."""
+    def describe(self, weights: str | None = None) -> str:
+        """The step in words: ``training, adamw(foreach=False), fp32 weights, bf16 autocast, 4 micro-batches``.
+
+        ``weights`` is the precision that the model's weights really have, where it is known.
+        """
         options = ", ".join(f"{name}={value!r}" for name, value in self.optimizer_args)
-        words = ["training", f"{self.optimizer}({options})" if options else self.optimizer, *_precision(self)]
+        words = ["training", f"{self.optimizer}({options})" if options else self.optimizer, *_precision(self, weights)]
         if self.checkpoint_activations:
             words.append("activation checkpointing")
         if self.grad_accum > 1:
@@ -151,9 +154,9 @@ class Inference:
         _check_share(self.data_dependent)
         _check_compile(self.compile)
 
-    def describe(self) -> str:
-        """The step in words: ``inference, fp32 weights, bf16 autocast``."""
-        return ", ".join(["inference", *_precision(self)])
+    def describe(self, weights: str | None = None) -> str:
+        """The step in words: ``inference, fp32 weights, bf16 autocast``; ``weights`` as in :class:`Training`."""
+        return ", ".join(["inference", *_precision(self, weights)])
 
 
 def dtype_named(name: str) -> str:
@@ -176,8 +179,8 @@ def amp_named(name: str | None) -> str | None:
     raise UsageError(f"unknown amp precision {name!r}; accepted: {', '.join(AMP_DTYPES)}, off")
 
 
-def _precision(step: Training | Inference) -> list[str]:
-    words = [f"{step.dtype} weights"]
+def _precision(step: Training | Inference, weights: str | None) -> list[str]:
+    words = [f"{weights or step.dtype} weights"]
     if step.amp:
         words.append(f"{step.amp} autocast")
     if step.compile:
