@@ -53,9 +53,7 @@ FACTORIES: dict[str, Factory] = {
     "pytorch, garbage collection": _pytorch(
         "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9", capacity_bytes=150 * MIB
     ),
-    "pytorch, rejecting": _pytorch(
-        "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True", capacity_bytes=150 * MIB
-    ),
+    "pytorch, rejecting": _pytorch("throw_on_cudamalloc_oom:True", capacity_bytes=150 * MIB),
     "pytorch, divisions": _pytorch("roundup_power2_divisions:[1:8,2:4,>:2]"),
     "pytorch, segments of 33 MiB": _pytorch("large_segment_size_mb:33", capacity_bytes=150 * MIB),
     "pytorch, expandable by 33 MiB": _pytorch("expandable_segments:True,large_segment_size_mb:33", event_lag=1),

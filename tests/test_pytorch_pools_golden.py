@@ -155,4 +155,4 @@ def test_every_column_of_every_event(path: Path) -> None:
 
 
 def test_all_recordings_are_there() -> None:
-    assert len(RECORDINGS) == 36
+    assert len(RECORDINGS) == 38

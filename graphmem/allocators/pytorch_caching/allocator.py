@@ -44,7 +44,7 @@ from graphmem.allocators.pytorch_caching.sizes import (
     round_size,
 )
 from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
-from graphmem.allocators.pytorch_caching.views import out_of_memory, segment_views
+from graphmem.allocators.pytorch_caching.views import out_of_memory, rejection, segment_views
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
 #: From this version equal free blocks are taken from the oldest segment first (pytorch#183591), before from the lowest
@@ -113,6 +113,7 @@ class PyTorchCachingAllocator(PoolInterface):
         self._stream_uses: dict[Block, set[int]] = {}
         self._events = EventQueues()
         self._allowed: int | None = None
+        self._rejects_above: int | None = None
         self._collects = False
         self.set_memory_fraction(conf.per_process_memory_fraction)
 
@@ -200,6 +201,10 @@ class PyTorchCachingAllocator(PoolInterface):
             exact = fraction * float(total)
             # std::llround on positive numbers; a plain cast before.
             self._allowed = floor(exact + 0.5) if self.torch_version >= ROUNDED_FRACTION_SINCE else int(exact)
+        # pytorch#179473 (2.12): refused at once, without the attempts that follow otherwise. Only what the fraction
+        # lets through gets that far (recorded with 2.13), so a fraction below 1 turns it off.
+        total = self.driver.capacity_bytes
+        self._rejects_above = total if self.conf.throw_on_cudamalloc_oom else None
         self._collects = self._allowed is not None and self.conf.garbage_collection_threshold > 0.0
 
     def segments(self) -> tuple[SegmentView, ...]:
@@ -281,11 +286,10 @@ class PyTorchCachingAllocator(PoolInterface):
         """A block of new memory, or ``None`` when the driver or the fraction refuses."""
         wanted = get_allocation_size(rounded, self.conf.large_segment_size_bytes)
         if self._allowed is not None and self.reserved_bytes + wanted > self._allowed:
-            if self.conf.throw_on_cudamalloc_oom:
-                # pytorch#179473 (2.12): refused at once, without the attempts that follow otherwise.
-                self.num_oom_rejections += 1
-                raise out_of_memory(self, wanted, size, self._allowed)
             return None
+        if self._rejects_above is not None and self.reserved_bytes + wanted > self._rejects_above:
+            self.num_oom_rejections += 1
+            raise rejection(self, wanted, size)
         if self._expandable:
             return try_allocate_expandable_block(self, free_set, rounded)
         address = self.driver.malloc(wanted)

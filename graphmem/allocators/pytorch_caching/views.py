@@ -57,3 +57,13 @@ def out_of_memory(
         requested_bytes=size,
         free_bytes=free,
     )
+
+
+def rejection(allocator: PyTorchCachingAllocator, wanted: int, size: int) -> DeviceOutOfMemory:
+    """The error of ``throw_on_cudamalloc_oom``, in PyTorch's words."""
+    return DeviceOutOfMemory(
+        "CUDA out of memory. Allocation was preemptively rejected because it would exceed per_process_memory_fraction "
+        f"limit. Requested size: {format_size(wanted)}",
+        requested_bytes=size,
+        free_bytes=allocator.driver.free_bytes(),
+    )

@@ -52,6 +52,9 @@ for _name, _conf in (
     for _seed in (1, 2) if _name == "reject" else (0, 1):
         environment = {"PYTORCH_ALLOC_CONF": _conf, "FAKE_CUDA_EVENT_LAG": str(_seed)}
         TRACES[f"{_name}{_seed}"] = (40 + _seed, 300, "mixed", environment | {"FAKE_CUDA_TOTAL_MIB": "900"})
+for _seed in range(2):
+    conf = {"PYTORCH_ALLOC_CONF": "throw_on_cudamalloc_oom:True", "FAKE_CUDA_TOTAL_MIB": "400"}
+    TRACES[f"reject_all{_seed}"] = (100 + _seed, 300, "overflow", conf)
 # Seeds whose captures begin with memory to spare: one that cannot take its generator's state leaves its route behind.
 for _seed in (0, 3, 4, 7):
     TRACES[f"oom{_seed}"] = (60 + _seed, 300, "oom", {"FAKE_CUDA_TOTAL_MIB": "400"})
