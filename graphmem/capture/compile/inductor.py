@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from graphmem.capture.compile.functional import patch_functional_tensors
+from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.pretence import Patches, PretendDevice
 from graphmem.capture.recorder import Recorder
 
@@ -31,10 +33,6 @@ _MODULES = (
     "torch._inductor.graph",
     "torch._inductor.lowering",
     "torch._inductor.scheduler",
-)
-_PADDING = (
-    "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; assumed "
-    "not to be"
 )
 
 
@@ -56,6 +54,7 @@ def pretend_inductor(device: PretendDevice, recorder: Recorder, assumed: Counter
             _patch_buffers(patches)
             _patch_constants(patches)
             _patch_timing(patches, assumed)
+            follow_padding(patches, device, recorder, assumed)
             yield
     finally:
         patches.undo()
@@ -251,7 +250,19 @@ class _OnHost(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _patch_constants(patches: Patches) -> None:
-    """Constant folding works on tensors of one element (``joint_graph.py``), which are freed when it is done."""
+    """Constant folding works on tensors of one element (``joint_graph.py``), which are freed when it is done; tracing
+    follows the values of small tensors that are made of numbers, which a card would hold as long."""
+    from torch.fx.experimental import proxy_tensor
+
+    without_fakes = proxy_tensor.unset_fake_temporarily
+
+    @contextlib.contextmanager
+    def on_host() -> Iterator[Any]:
+        with without_fakes() as mode, _OnHost():
+            yield mode
+
+    patches.set(proxy_tensor, "unset_fake_temporarily", on_host)
+    patches.set(FakeTensorMode, "avoid_device_init", property(lambda _: True))
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
 
     for name in ("_deduce_value", "create_unknown_value_placeholder"):
@@ -295,21 +306,10 @@ def _without(settings: Any, assumed: Counter[str]) -> Any:
 
 def _patch_timing(patches: Patches, assumed: Counter[str]) -> None:
     from torch._inductor import compile_fx
-    from torch._inductor.fx_passes import pad_mm
 
     compile_graph = compile_fx.compile_fx
 
     def with_settings(*args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
         return compile_graph(*args, config_patches=_without(config_patches, assumed), **kwargs)
 
-    def should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
-        del match, input
-        if torch._inductor.config.force_shape_pad:
-            return True
-        rows, inner, columns = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-        if pad_mm.is_mm_compute_bound(rows, inner, columns, mat1.dtype):
-            assumed[_PADDING] += 1
-        return False
-
-    patches.set(pad_mm, "_should_pad", should_pad)
     patches.set(compile_fx, "compile_fx", with_settings)

@@ -253,6 +253,8 @@ def _failure(frame: Any, error: Exception) -> str:
     while isinstance(cause.__cause__, Exception):
         cause = cause.__cause__
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or ["no message"]
+    if lines[0].endswith("raised:") and len(lines) > 1:  # BackendCompilerFailed
+        lines = lines[1:]
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return (
         f"{where}: torch.compile failed: {type(cause).__name__}: {lines[0].rstrip('.')}. Leave torch.compile out for "

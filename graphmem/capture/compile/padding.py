@@ -1,0 +1,80 @@
+"""Padded matrix products: Inductor tries both on the card, and what the trial takes is part of the run.
+
+A product whose sides are not a multiple of 16 bytes may be faster with zeros around it. Inductor makes both operands
+anew, runs the product with and without padding, and keeps what is faster (``torch/_inductor/fx_passes/pad_mm.py`` of
+2.13). Here the trial runs under the recorder, for its buffers; its outcome is not known, and taken to be that nothing
+is padded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from graphmem.capture.pretence import Patches, PretendDevice
+from graphmem.capture.recorder import Recorder
+from graphmem.units import MIB
+
+_ASSUMED = (
+    "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; assumed "
+    "not to be"
+)
+#: Second-level cache by compute capability, where all cards agree (tuning guides of CUDA for Ampere and Hopper).
+_L2_BYTES = {(8, 0): 40 * MIB, (9, 0): 50 * MIB}
+
+
+class _Results:
+    """What was tried in this capture; Inductor's own table (``LocalCache``) is a file of the user's."""
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+
+    def lookup(self, *keys: str) -> Any:
+        return self._values.get(keys)
+
+    def set_value(self, *keys: str, value: Any) -> None:
+        self._values[keys] = value
+
+
+def follow_padding(patches: Patches, device: PretendDevice, recorder: Recorder, assumed: Counter[str]) -> None:
+    """Record the trials of padded matrix products; ``assumed`` counts their outcomes."""
+    from torch._inductor.fx_passes import pad_mm
+
+    results = _Results()
+    faster = pad_mm.is_padded_faster
+
+    @contextlib.contextmanager
+    def recorded() -> Iterator[None]:
+        with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), recorder:
+            yield
+
+    def outcome(*args: Any) -> Any:
+        assumed[_ASSUMED] += 1
+        return faster(*args)
+
+    patches.set(pad_mm, "_should_pad", inspect.unwrap(pad_mm._should_pad))  # the wrapper remembers for good
+    patches.set(pad_mm, "get_pad_cache", lambda: results)
+    patches.set(pad_mm, "no_dispatch", recorded)
+    patches.set(pad_mm, "is_padded_faster", outcome)
+    patches.set(pad_mm, "get_do_bench", lambda: _trial(_L2_BYTES.get(device.capability, 0)))
+
+
+def _trial(l2_bytes: int) -> Callable[[Callable[[], None]], float]:
+    """``InductorBenchmarker.benchmark_gpu`` (``torch/_inductor/runtime/benchmarking.py``): one run, then many with a
+    buffer that clears the second-level cache between them."""
+
+    def run(function: Callable[[], None]) -> float:
+        function()
+        buffer = torch.empty(l2_bytes // 4, dtype=torch.int, device="cuda")
+        function()
+        del buffer
+        return 1.0
+
+    return run
