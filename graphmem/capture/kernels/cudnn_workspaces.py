@@ -14,7 +14,8 @@ A form is written as a few words, parts joined by ``+``:
 - ``copy F+blocks 264``: depthwise filter gradients, 264 parts of every block of 128 bytes of channels, each 1 KiB for 16
   taps.
 - ``some IO+somesplit 3``: the same for filter gradients, with 3 fp32 partial filters of eight groups.
-- ``winograd``: filters of 3x3 become 5x5. ``bytes 4736``: tables of offsets, of about that size.
+- ``winograd``: filters of 3x3 become 5x5. ``offsets``: a table of the image's pixels. ``bytes 640``: other
+  tables, of about that size.
 
 The forms and their sizes were read from the engine numbers and knobs that plans of cuDNN 9.20 tell: kernels of Hopper
 (engines 62, 65, 67, 68, 71, 73, 76) work with stream-K where their workspace knob allows it, those of Ampere with a
@@ -41,6 +42,10 @@ _BLOCK_TAPS = 16
 _PART_BYTES = 1024
 #: Groups for which a grouped convolution is run at once, where they do not run as one product.
 _GROUPS_AT_ONCE = 8
+#: Kernels that unfold as they go keep a table of 6 bytes a pixel in lines of 128 bytes; backward more (engines 26, 34).
+_OFFSET_BYTES = 6
+_OFFSET_LINE = 128
+_OFFSET_BACKWARD = 2176
 #: Winograd's transform of a filter of 3x3.
 _WINOGRAD_TAPS = 25
 
@@ -82,6 +87,8 @@ def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) 
         case ["somesplit", splits]:
             some = min(_GROUPS_AT_ONCE, problem.groups)
             return int(splits) * _fp32_result(problem, direction) * some // problem.groups
+        case ["offsets"]:
+            return _offsets(problem, direction) - _SLACK
         case ["bytes", size]:
             return int(size) - _SLACK
         case ["stream", tile, cluster]:
@@ -140,6 +147,13 @@ def _group_copies(problem: Problem, names: str, width: str) -> int:
         "F": inner * outer * problem.taps,
     }
     return sum(sizes[name] for name in names) * problem.groups * problem.itemsize
+
+
+def _offsets(problem: Problem, direction: Direction) -> int:
+    forward = direction is Direction.FORWARD
+    pixels = problem.output_pixels if forward else problem.input_pixels
+    table = round_up(pixels * _OFFSET_BYTES + 1, _OFFSET_LINE) + (0 if forward else _OFFSET_BACKWARD)
+    return table * min(_GROUPS_AT_ONCE, problem.groups)
 
 
 def _fp32_result(problem: Problem, direction: Direction) -> int:

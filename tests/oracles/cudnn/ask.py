@@ -1,22 +1,22 @@
 """Asks the real cuDNN about random convolutions, and keeps the answers.
 
-    python -m tests.oracles.cudnn.ask ASK_PLANS CARD SEED COUNT [all] > answers.txt
+    python -m tests.oracles.cudnn.ask ASK_PLANS CARD SEED COUNT [--all] [--kind depthwise] > CARD_SEED.txt
 
 ``ASK_PLANS`` is the compiled ``ask_plans.cpp``, ``CARD`` a name of ``devices.json``. Every line is a question, the
-plan that cuDNN puts first, and with ``all`` the plan of the largest workspace, in the words of ``ask_plans.cpp``.
+plan that cuDNN puts first, and with ``--all`` the plan of the largest workspace, in the words of ``ask_plans.cpp``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.oracles.cudnn.shapes import Shape, draw
+from tests.oracles.cudnn.shapes import KINDS, Shape, draw
 
 DEVICES = Path(__file__).parent / "devices.json"
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
@@ -47,11 +47,18 @@ def lines(program: str, card: str, shapes: list[Shape], largest: bool) -> Iterat
 
 
 def main() -> None:
-    program, card, seed, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-    pick = random.Random(f"{card} {seed}")
-    for start in range(0, count, _AT_ONCE):
-        shapes = [draw(pick) for _ in range(min(_AT_ONCE, count - start))]
-        for line in lines(program, card, shapes, "all" in sys.argv[5:]):
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles.cudnn.ask", description=__doc__)
+    parser.add_argument("program")
+    parser.add_argument("card")
+    parser.add_argument("seed")
+    parser.add_argument("count", type=int)
+    parser.add_argument("--all", action="store_true", help="also the plan of the largest workspace")
+    parser.add_argument("--kind", choices=KINDS, help="only layers of this kind")
+    options = parser.parse_args()
+    pick = random.Random(f"{options.card} {options.seed} {options.kind}")
+    for start in range(0, options.count, _AT_ONCE):
+        shapes = [draw(pick, options.kind) for _ in range(min(_AT_ONCE, options.count - start))]
+        for line in lines(options.program, options.card, shapes, options.all):
             print(line)
 
 

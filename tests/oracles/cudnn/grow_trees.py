@@ -1,15 +1,15 @@
 """Grows a file of ``graphmem/capture/kernels/cudnn_plans`` from cuDNN's answers.
 
-    python -m tests.oracles.cudnn.grow_trees ANSWERS ... > hopper.txt
+    python -m tests.oracles.cudnn.grow_trees [--keep OLD.txt] ANSWERS ... > hopper.txt
 
 ``ANSWERS`` are files that ``tests.oracles.cudnn.ask`` wrote, named ``CARD_anything.txt`` after the card that was asked
-for. Needs scikit-learn, which nothing else here does. README.md tells the whole way.
+for. Sections of ``OLD.txt`` that the answers have nothing for are kept. Needs scikit-learn, which nothing else here does. README.md tells the whole way.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from graphmem.capture.kernels.cudnn_choice import Branch, Leaf, features, render, section
+from graphmem.capture.kernels.cudnn_choice import Branch, Leaf, features, parse, render, section
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
 from graphmem.capture.kernels.cudnn_workspaces import workspace_bytes
 from tests.oracles.cudnn.ask import DEVICES
@@ -29,6 +29,10 @@ DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.BACKWARD_DATA, "bw
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 #: Engines with stream-K (knob 25, workspace, is 0 where it may take one), and tiles by the value of knob 2.
 STREAM_K = {62, 65, 67, 68, 71}
+#: Sums depthwise filter gradients in blocks of channels.
+DEPTHWISE_ENGINE = 61
+#: Engines that keep a table of offsets.
+OFFSETS = {26, 34, 27, 28, 35}
 TILE_KNOB = {
     0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
     18: (64, 192), 20: (128, 192),
@@ -117,12 +121,13 @@ def label(answer: Answer) -> str:
         if _fits(form, answer):
             return form
     problem = answer.problem
-    depthwise = 1 < problem.groups == problem.channels
+    if answer.engine in OFFSETS and abs(_size("offsets", problem, answer.direction) - answer.bytes) <= 256:
+        return "offsets"
     forms = [*PLAIN, *([*GROUPED, *SOME] if problem.groups > 1 else FIRST_LAYER if problem.channels < 8 else WINOGRAD)]
     for form in forms:
         if _fits(form, answer):
             return form
-    parts = [(form, "blocks") for form in DEPTHWISE] if depthwise else []
+    parts = [(form, "blocks") for form in DEPTHWISE] if answer.engine == DEPTHWISE_ENGINE else []
     parts += [(form, "split") for form in (SPLIT_GROUPED if problem.groups > 1 else SPLIT)]
     parts += [(form, "somesplit") for form in SOME[:2] if problem.groups > 1]
     for form, part in parts:
@@ -217,18 +222,22 @@ def _leaf(counted: Counted, count: int, forms: list[str]) -> tuple[Leaf, Counted
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles.cudnn.grow_trees", description=__doc__)
+    parser.add_argument("answers", nargs="+", type=Path)
+    parser.add_argument("--keep", type=Path, help="file of trees whose other sections are kept")
+    options = parser.parse_args()
     sections: dict[str, list[Answer]] = defaultdict(list)
-    for path in map(Path, sys.argv[1:]):
+    for path in options.answers:
         for name, answer in read(path):
             sections[name].append(answer)
-    cards = sorted({Path(path).name.split("_")[0] for path in sys.argv[1:]})
-    total = sum(len(found) for found in sections.values())
+    kept = parse(options.keep.read_text()) if options.keep else {}
+    cards = sorted({path.name.split("_")[0] for path in options.answers})
+    total = sum(map(len, sections.values()))
     print(f"# What cuDNN 9.20 chooses, one decision tree a section; asked for {', '.join(cards)}: {total} plans.")
     print("# Grown by tests/oracles/cudnn/grow_trees.py; read by cudnn_choice.py.")
-    for name in sorted(sections):
-        found = sections[name]
-        print(render({name: grow(name, found)}), end="", flush=True)
-        print(name, len(found), Counter(map(label, found)).most_common(3), file=sys.stderr)
+    for name in sorted({*sections, *kept}):
+        tree = grow(name, sections[name]) if name in sections else kept[name]
+        print(render({name: tree}), end="", flush=True)
 
 
 if __name__ == "__main__":

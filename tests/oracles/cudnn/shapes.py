@@ -20,7 +20,8 @@ _IMAGES = [224] * 6 + [256] * 2 + [512, 512, 384, 320, 640, 299, 192, 160, 128, 
 _WIDTHS = [16, 24, 32, 32, 40, 48, 64, 64, 64, 64, 80, 96, 96, 112, 128, 128, 128, 160, 192, 192, 256, 256, 256, 256, 320,
            320, 384, 480, 512, 512, 512, 640, 768, 1024, 1024, 1280, 1536, 2048]  # fmt: skip
 _BATCHES = [1, 1, 2, 4, 4, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64, 128, 128, 256, 12, 20, 24, 48, 96, 192]
-_KINDS = {"layer": 64, "first": 14, "depthwise": 12, "grouped": 10}
+#: Kinds of layers, and how often each is drawn.
+KINDS = {"layer": 64, "first": 14, "depthwise": 12, "grouped": 10}
 #: Elements of a tensor up to which a convolution is asked about.
 _LARGEST = 1 << 30
 
@@ -60,11 +61,11 @@ class Shape:
         return " ".join(str(value) for value in (direction, *self.__dict__.values()))
 
 
-def draw(pick: random.Random) -> Shape:
-    """A convolution that no test compares with."""
+def draw(pick: random.Random, kind: str | None = None) -> Shape:
+    """A convolution that no test compares with, of one of ``KINDS`` or of any."""
+    kinds = {"layer": _layer, "first": _first, "depthwise": _depthwise, "grouped": _grouped}
     while True:
-        kind = pick.choices(list(_KINDS), list(_KINDS.values()))[0]
-        shape = {"layer": _layer, "first": _first, "depthwise": _depthwise, "grouped": _grouped}[kind](pick)
+        shape = kinds[kind or pick.choices(list(KINDS), list(KINDS.values()))[0]](pick)
         if shape.is_possible and shape not in held_out():
             return shape
 
