@@ -2,8 +2,8 @@
 
 Most of ``torch.cuda`` is Python over a few C functions. Those are replaced, so that PyTorch's own Python runs above
 them: ``memory_summary()`` prints a table of zeros, ``memory_stats()`` has every key. The statistics stay 0 during an
-analysis, because its result is only known at the end. What stands for something that is not modelled (CUDA graphs,
-memory pools of one's own) raises :class:`CaptureError` and says so.
+analysis, because its result is only known at the end. What stands for something that is not modelled (allocators
+of one's own) raises :class:`CaptureError` and says so.
 """
 
 from __future__ import annotations
@@ -272,12 +272,9 @@ def _patch_backends(patches: Patches) -> None:
 # --- what is not modelled ---------------------------------------------------------------------------------------------
 
 _REFUSED = {
-    ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle"): (
-        "a CUDA graph keeps its memory in a pool of its own, which is not modelled; analyse the step without it"
-    ),
-    ("MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc",
-     "caching_allocator_delete", "caching_allocator_enable", "caching_allocator_disabled"): (
-        "memory outside PyTorch's default pools is not modelled; analyse the step without it"
+    ("CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc", "caching_allocator_delete",
+     "caching_allocator_enable", "caching_allocator_disabled"): (
+        "memory outside PyTorch's own allocator is not modelled; analyse the step without it"
     ),
     ("current_blas_handle", "current_solver_handle", "GreenContext"): "an analysis has no driver behind it",
 }  # fmt: skip

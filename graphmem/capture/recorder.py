@@ -41,6 +41,8 @@ _CLONE = _aten.clone.default
 _RESIZERS = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Tensor}
 
 _ITEM = _aten._local_scalar_dense.default
+#: What a subscript calls: the second argument is a list of indices.
+_SUBSCRIPTS = {_aten.index.Tensor, _aten.index_put_.default}
 #: Answers about whole tensors that are one Python value.
 _DECISIONS = {_ITEM, _aten.equal.default, _aten.allclose.default}
 
@@ -83,6 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._iteration = 0
         self._stage = "build"
         self.fan_in = FanIn()
+        self._kept_workspaces: dict[int, list[int]] = {}  # stream -> storages of cuBLAS workspaces
         self.notes: list[str] = []  # remarks for the reader
         self._paused = False
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
@@ -206,6 +209,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             value = self._read_back(func, args[0])
             if value is not None:
                 return value
+        if func in _SUBSCRIPTS:
+            self.storages.see_lists(args[1])
         body = BODIES.get(func)
         if body is not None and (_on_device(args) or self.selection.share is not None):
             with self:
@@ -359,9 +364,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if use.temporary:
             around = self.storages.alloc(use.temporary, Category.WORKSPACE, "cublasLt workspace")
         for label, size in use.kept:
-            self.storages.alloc(size, Category.WORKSPACE, label)
+            index = self.storages.alloc(size, Category.WORKSPACE, label)
+            self._kept_workspaces.setdefault(self.streams.current, []).append(index)
         if around is not None:
             self.builder.free(around, self.storages.operator)
+
+    def clear_workspaces(self, stream: int | None = None) -> None:
+        """The cuBLAS workspaces of a stream, or all, are given back."""
+        for kept in list(self._kept_workspaces) if stream is None else [stream]:
+            for index in self._kept_workspaces.pop(kept, ()):
+                self.builder.free(index, self.storages.operator)
+        self.workspaces.forget(stream)
 
     def _mark_accumulated(self, out: Any) -> None:
         """A detach or clone made by ``AccumulateGrad`` is the parameter's gradient."""

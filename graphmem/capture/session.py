@@ -20,6 +20,7 @@ from graphmem.capture import modules
 from graphmem.capture.autocast import cuda_autocast
 from graphmem.capture.bitsandbytes_package import bitsandbytes_in_captures
 from graphmem.capture.compile import follow_compiled_code
+from graphmem.capture.cuda_graphs import patch_cuda_graphs
 from graphmem.capture.data_dependent import Selection
 from graphmem.capture.distributed import one_rank
 from graphmem.capture.double_backward import numbered_as_on_a_card
@@ -126,6 +127,7 @@ def capture(
         holder.append(recorder)
         patch_lbfgs(patches, recorder)
         patch_streams(patches, recorder)
+        patch_cuda_graphs(patches, recorder)
         stack.enter_context(one_rank(recorder, world_size))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(recorder)

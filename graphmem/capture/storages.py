@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.capture.memory_pools import MemoryPools
 from graphmem.capture.streams import Streams
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
@@ -32,6 +33,7 @@ class Storages:
         self.builder = builder
         self.operator = builder.operator("(start)")
         self.streams = Streams()
+        self.pools = MemoryPools(self)
         self.live: dict[int, StorageRef] = {}
         self.born_as = Category.TEMPORARY
         self._purpose: tuple[Category, str] | None = None
@@ -50,12 +52,22 @@ class Storages:
             self.see(tensor._indices())
             self.see(tensor._values())
             return
-        storage = tensor.untyped_storage()
+        if place is None:
+            place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
+        self._see_storage(tensor.untyped_storage(), size, place)
+
+    def see_lists(self, indices: Sequence[Any]) -> None:
+        """A list in a subscript becomes a tensor of the subscripted tensor's device, made below the dispatcher
+        (``sequenceToVariable``, torch/csrc/autograd/python_variable_indexing.cpp). It is the one kind that is not fake.
+        """
+        for index in indices:
+            if index is not None and not isinstance(index, FakeTensor) and index.device.type == "meta":
+                self._see_storage(index.untyped_storage(), None, Place.DEVICE)
+
+    def _see_storage(self, storage: torch.UntypedStorage, size: int | None, place: Place) -> None:
         key = storage._cdata
         if key in self.live:
             return
-        if place is None:
-            place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
         bytes_ = storage.nbytes() if size is None else size
         index = self.alloc(bytes_, *(self._purpose or (self.born_as, "")), place)
         ref = StorageRef(storage, self._died)
@@ -63,8 +75,18 @@ class Storages:
         ref.key = key
         self.live[key] = ref
 
-    def alloc(self, size: int, category: Category, label: str = "", place: Place = Place.DEVICE) -> int:
-        return self.builder.alloc(size, self.operator, category, stream=self.streams.current, place=place, label=label)
+    def alloc(
+        self,
+        size: int,
+        category: Category,
+        label: str = "",
+        place: Place = Place.DEVICE,
+        stream: int | None = None,
+    ) -> int:
+        """A new storage, on the current stream unless another is named; its index."""
+        stream = self.streams.current if stream is None else stream
+        pool = self.pools.number_now(stream) if place is Place.DEVICE else 0
+        return self.builder.alloc(size, self.operator, category, stream=stream, place=place, label=label, pool=pool)
 
     def take_and_give(self, size: int, category: Category, label: str) -> None:
         """A buffer that the current operator takes and gives back."""

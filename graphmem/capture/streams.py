@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class Streams:
     def __init__(self) -> None:
         self.used = False  # whether the step has made a stream of its own; until then nothing needs to be followed
         self.of_step = 0
+        self.on_change: Callable[[], None] | None = None  # hears that another stream is current
         self.of_sequence: dict[int, int] = {}  # sequence number of a node -> stream of its forward operator
         self._node: tuple[int, int] = (-1, 0)  # the node that runs, the stream that is current in it
         # Nodes that accumulate gradients have no number. They are known by their leaf, and live as long as a graph, or
@@ -71,6 +72,8 @@ class Streams:
             self._node = (self._node[0], index)
         else:
             self.of_step = index
+        if self.on_change is not None:
+            self.on_change()
 
     def note_forward(self, sequence: int, args: Any) -> None:
         """An operator of the forward pass makes node ``sequence``, and those that accumulate its leaves' gradients."""
@@ -142,6 +145,10 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 def patch_streams(patches: Patches, recorder: Any) -> None:
     """Make the stream functions of ``torch`` and ``torch.cuda`` act on ``recorder.streams``."""
     streams: Streams = recorder.streams
+    pools = recorder.storages.pools
+
+    def _index(stream: Any) -> int:
+        return streams.current if stream is None else int(stream.stream_id)
 
     class Event:
         """Stands for a CUDA event: recorded and done at once."""
@@ -149,7 +156,8 @@ def patch_streams(patches: Patches, recorder: Any) -> None:
         device = DEVICE
         cuda_event = event_id = 0
 
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.capture: Any = None  # the capture of a CUDA graph that it was recorded in
 
         def query(self) -> bool:
             return True
@@ -157,9 +165,13 @@ def patch_streams(patches: Patches, recorder: Any) -> None:
         def elapsed_time(self, _: Any) -> float:
             return 1.0
 
-        def _nothing(self, *_: Any, **__: Any) -> None: ...
+        def synchronize(self) -> None: ...
 
-        synchronize = record = wait = _nothing
+        def record(self, stream: Any = None) -> None:
+            self.capture = pools.captured(_index(stream))
+
+        def wait(self, stream: Any = None) -> None:
+            pools.join(_index(stream), self.capture)
 
     class Stream:
         """Stands for a CUDA stream, and for the context that makes it current."""
@@ -197,14 +209,20 @@ def patch_streams(patches: Patches, recorder: Any) -> None:
             return True
 
         def is_capturing(self) -> bool:
-            return False
+            return pools.captured(self.stream_id) is not None
 
         def record_event(self, event: Any = None) -> Any:
-            return event or Event()
+            event = event or Event()
+            event.record(self)
+            return event
 
-        def _nothing(self, *_: Any, **__: Any) -> None: ...
+        def synchronize(self) -> None: ...
 
-        synchronize = wait_stream = wait_event = _nothing
+        def wait_stream(self, stream: Any) -> None:
+            self.wait_event(stream.record_event())
+
+        def wait_event(self, event: Any) -> None:
+            event.wait(self)
 
     class StreamContext:
         """``torch.cuda.stream(s)``; None changes nothing."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.matmul import is_outer_product
 from graphmem.errors import UsageError
 from graphmem.units import KIB
 
@@ -87,7 +88,7 @@ class Workspaces:
 
     def use(self, func: Any, args: Sequence[Any], in_backward: bool, stream: int = 0) -> WorkspaceUse:
         """What this operator takes on ``stream``; notes what it keeps."""
-        if func not in GEMMS:
+        if func not in GEMMS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
             return NOTHING
         kept = list(self.use_cublas(in_backward, stream).kept)
         separate_lt = self._version < (2, 12) and _uses_cublaslt(func, args)
@@ -101,6 +102,10 @@ class Workspaces:
         if not self.size or not self._is_first("cuBLAS", in_backward, stream):
             return NOTHING
         return WorkspaceUse(((f"cuBLAS workspace ({_where(in_backward, stream)})", self.size),))
+
+    def forget(self, stream: int | None = None) -> None:
+        """The workspaces of ``stream``, or all, were given back: the next call takes new ones."""
+        self._held = {key for key in self._held if stream is not None and key[2] != stream}
 
     def _is_first(self, library: str, in_backward: bool, stream: int) -> bool:
         key = (library, in_backward, stream)

@@ -3,7 +3,8 @@
     python -m tests.parallel.recordings [part of a name ...]     records, on a machine with a CUDA build
 
 writes ``tests/golden/pytorch/parallel/<group>.jsonl.gz``, one loop a line: bytes asked for and given back (negative)
-with the stream (0: the default one; others by first use), and the most bytes reserved.
+with the stream (0: the default one; others by first use), in a private pool its number too (by first use from 1 on),
+and the most bytes reserved.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from graphmem.replay import replay
 from graphmem.trace import EventKind, Place, Trace
 from tests.loops import runner
 from tests.loops.registry import Case
-from tests.parallel import ddp, sharded, streams
+from tests.parallel import ddp, graphs, sharded, streams
 from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 
 FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "parallel"
-CASES = {**streams.CASES, **ddp.CASES, **sharded.CASES}
+CASES = {**streams.CASES, **ddp.CASES, **sharded.CASES, **graphs.CASES}
 _MOST_EVENTS = 1_000_000
+NO_POOL = (0, 0)
 
 
 @dataclass(frozen=True)
 class Run:
-    """``events``: (bytes, stream) in order, negative when given back. ``reserved_bytes``: the peak when the work of a
+    """``events``: (bytes, stream), or (bytes, stream, private pool), negative when given back. ``reserved_bytes``: the peak when the work of a
     stream is done at once; ``late_bytes``: the peak of blocks in use, those that wait for events
     included, when an event is ready after :data:`LATE` queries."""
 
-    events: list[tuple[int, int]]
+    events: list[tuple[int, ...]]
     reserved_bytes: int
     late_bytes: int
 
@@ -60,13 +62,13 @@ def record(case: Case) -> Run:
     return Run(events, reserved, late)
 
 
-def _recorded(case: Case) -> tuple[list[tuple[int, int]], int, int]:
+def _recorded(case: Case) -> tuple[list[tuple[int, ...]], int, int]:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     warm_up()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, Any]] = []
     started = False
 
     def mark() -> None:
@@ -75,7 +77,7 @@ def _recorded(case: Case) -> tuple[list[tuple[int, int]], int, int]:
             for event in torch.cuda.memory._snapshot()["device_traces"][0]:
                 if event["action"] in ("alloc", "free_requested"):
                     sign = 1 if event["action"] == "alloc" else -1
-                    found.append((sign * event["size"], event["stream"]))
+                    found.append((sign * event["size"], event["stream"], tuple(event.get("pool_id", NO_POOL))))
             torch.cuda.memory._record_memory_history(enabled=None)
         else:
             torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
@@ -94,7 +96,8 @@ def predict(case: Case) -> Run:
     for kind, subject in list(zip(*(column.tolist() for column in columns), strict=True))[slice(*marks)]:
         storage = trace.storages[subject]
         if kind in (EventKind.ALLOC, EventKind.FREE) and storage.place == Place.DEVICE and storage.bytes:
-            events.append((storage.bytes if kind == EventKind.ALLOC else -storage.bytes, storage.stream))
+            sign = 1 if kind == EventKind.ALLOC else -1
+            events.append((sign * storage.bytes, storage.stream, storage.pool or NO_POOL))
     late = PyTorchCachingAllocator(driver=CudaDriver(event_lag=LATE), track_stats=True)
     replay(trace, late)
     reserved = replay(trace, PyTorchCachingAllocator()).peak_reserved_bytes
@@ -114,9 +117,12 @@ def captured(case: Case) -> tuple[Trace, list[int]]:
     return trace, marks
 
 
-def _numbered(events: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    numbers = {0: 0}
-    return [(change, numbers.setdefault(stream, len(numbers))) for change, stream in events]
+def _numbered(events: Iterable[tuple[int, int, Any]]) -> list[tuple[int, ...]]:
+    streams, pools, numbered = {0: 0}, {NO_POOL: 0}, []
+    for change, stream, pool in events:
+        number = pools.setdefault(pool, len(pools))
+        numbered.append((change, streams.setdefault(stream, len(streams)), *([number] if number else [])))
+    return numbered
 
 
 def load(folder: Path = FOLDER) -> dict[str, Run]:
