@@ -5,7 +5,21 @@ from __future__ import annotations
 from graphmem.analyze import analyze, operator_graph, replay_trace
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
+from graphmem.planning.advise import advise
+from graphmem.planning.fit import fit
+from graphmem.planning.sweep import sweep
 from graphmem.training import Inference, Training
 
-__all__ = ["Estimate", "GraphmemError", "Inference", "Training", "analyze", "operator_graph", "replay_trace"]
+__all__ = [
+    "Estimate",
+    "GraphmemError",
+    "Inference",
+    "Training",
+    "advise",
+    "analyze",
+    "fit",
+    "operator_graph",
+    "replay_trace",
+    "sweep",
+]
 __version__ = "0.1.0"

@@ -23,7 +23,7 @@ SAMPLE = 4
 SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
 
 
-@click.command("accuracy")
+@click.command("accuracy", short_help="Compare measurements with predictions; write the report.")
 @click.argument("records", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", default="reports", metavar="FOLDER", help="Where the report goes. Default reports.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes at a time. Default: the CPU's cores.")

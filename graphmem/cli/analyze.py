@@ -16,7 +16,7 @@ _RUNS = (click.option("--shapes", metavar="RUNS", help="Runs of an ONNX session:
 KEPT = 25
 
 
-@click.command("analyze", cls=GroupedCommand)
+@click.command("analyze", cls=GroupedCommand, short_help="How much memory a model needs, and whether it fits.")
 @model_options
 @click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
 @grouped("Sizes and inputs", _RUNS)

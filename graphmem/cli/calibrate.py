@@ -9,7 +9,7 @@ from graphmem.devices.user_table import write_user_row
 from graphmem.units import format_bytes
 
 
-@click.command("calibrate")
+@click.command("calibrate", short_help="Measure this machine's card once, for later estimates.")
 def calibrate_command() -> None:
     """Measure what a process holds on this machine's card outside the allocator, and keep it.
 

@@ -13,7 +13,7 @@ from graphmem.errors import TraceError
 from graphmem.trace import to_json
 
 
-@click.command("export-trace", cls=GroupedCommand)
+@click.command("export-trace", cls=GroupedCommand, short_help="The allocations and frees of a step as JSON.")
 @model_options
 @target_options
 @click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")

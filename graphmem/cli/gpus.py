@@ -15,7 +15,7 @@ from graphmem.units import format_bytes
 SCHEMA = "graphmem.gpus/1"
 
 
-@click.command("gpus")
+@click.command("gpus", short_help="The known cards, each figure with its source.")
 @click.argument("name", required=False)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table.")
 @click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")

@@ -14,12 +14,16 @@ from typing import Any
 import click
 
 from graphmem.cli.accuracy import accuracy_command
+from graphmem.cli.advise import advise_command
 from graphmem.cli.analyze import analyze_command
 from graphmem.cli.calibrate import calibrate_command
+from graphmem.cli.compare import compare_command
 from graphmem.cli.export_trace import export_trace_command
+from graphmem.cli.fit import fit_command
 from graphmem.cli.gpus import gpus_command
 from graphmem.cli.measure import measure_command
 from graphmem.cli.replay import replay_command
+from graphmem.cli.sweep import sweep_command
 from graphmem.cli.verify import verify_command
 from graphmem.cli.zoo import zoo_command
 from graphmem.errors import GraphmemError
@@ -63,6 +67,10 @@ def cli() -> None:
 
 
 cli.add_command(analyze_command)
+cli.add_command(fit_command)
+cli.add_command(advise_command)
+cli.add_command(sweep_command)
+cli.add_command(compare_command)
 cli.add_command(replay_command)
 cli.add_command(export_trace_command)
 cli.add_command(gpus_command)

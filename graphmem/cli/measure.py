@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from graphmem.accuracy.record import Machine, Record
 
 
-@click.command("measure")
+@click.command("measure", short_help="Run models on this machine's card and record peaks.")
 @click.argument("models", nargs=-1)
 @click.option("--zoo", is_flag=True, help="Every model of the zoo, in its usual training step and in inference.")
 @measured_step_options

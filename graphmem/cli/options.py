@@ -131,6 +131,7 @@ _OUTPUT_OPTIONS = (
     click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table."),
     click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
     click.option("--fail-on-oom", is_flag=True, help="Exit with 3 when it does not fit the card."),
+    click.option("--budget", metavar="SIZE", help="Exit with 3 when it needs more device memory, e.g. 16GiB."),
 )
 
 
@@ -147,6 +148,15 @@ def measured_step_options(command: Command) -> Command:
     for option in reversed((*_MEASURED_OPTIONS, *_STEP_OPTIONS)):
         decorated = option(decorated)
     return decorated
+
+
+def plan_output_options(*forms: str) -> Callable[[Command], Command]:
+    """What a command that runs several analyses shows, in one of ``forms``, and where it goes."""
+    options = (
+        click.option("--format", "form", type=click.Choice(forms), default=forms[0], help=f"Default {forms[0]}."),
+        click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
+    )
+    return grouped("Output", options)
 
 
 def target_options(command: Command) -> Command:
@@ -168,6 +178,7 @@ class Output:
     form: str
     output: str | None
     fail_on_oom: bool
+    budget_bytes: int | None = None
 
 
 def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
@@ -285,6 +296,7 @@ def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_of(options: Mapping[str, Any]) -> Output:
-    """The values of the output options."""
+    """The values of the output options. Raises :class:`UsageError`."""
     names = ("top", "details", "form", "output", "fail_on_oom")
-    return Output(**{name: options[name] for name in names})
+    budget = None if options["budget"] is None else parse_bytes(options["budget"])
+    return Output(**{name: options[name] for name in names}, budget_bytes=budget)

@@ -18,6 +18,7 @@ from graphmem.cli.options import Output
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.reports import json_report, text
+from graphmem.units import format_bytes
 
 DOES_NOT_FIT = 3
 
@@ -27,12 +28,18 @@ _WIDEST = 120
 
 
 def show(estimate: Estimate, options: Output) -> None:
-    """Render and emit; then exit with 3 when ``--fail-on-oom`` asks for it. Raises :class:`UsageError`."""
+    """Render and emit; then exit with 3 when ``--fail-on-oom`` or ``--budget`` asks for it. Raises
+    :class:`UsageError`."""
     if options.form == "json":
         report = json_report.render(estimate)
     else:
         report = text.render(estimate, options.details, options.top, _width(options.output))
     emit(report, options.output)
+    budget = options.budget_bytes
+    if budget is not None and estimate.device > budget:
+        over, allowed = format_bytes(estimate.device - budget), format_bytes(budget)
+        click.echo(f"graphmem: over the budget of {allowed} by {over} of device memory", err=True)
+        click.get_current_context().exit(DOES_NOT_FIT)
     if options.fail_on_oom and estimate.fit is not None and not estimate.fit.fits:
         click.get_current_context().exit(DOES_NOT_FIT)
 

@@ -14,7 +14,7 @@ from graphmem.errors import SourceError, TraceError
 from graphmem.trace import Trace, from_json
 
 
-@click.command("replay", cls=GroupedCommand)
+@click.command("replay", cls=GroupedCommand, short_help="A recorded run on another card or allocator setting.")
 @click.argument("snapshot")
 @target_options
 @click.option("--snapshot-device", type=click.IntRange(min=0), metavar="N", help="Which GPU of the snapshot.")

@@ -16,7 +16,7 @@ from graphmem.units import format_bytes
 LEVELS = ("requested", "allocated", "reserved", "device")
 
 
-@click.command("verify")
+@click.command("verify", short_help="Predict, run on this machine's card, and compare.")
 @click.argument("model")
 @measured_step_options
 @click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of both.")

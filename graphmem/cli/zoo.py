@@ -20,7 +20,7 @@ _format = click.option("--format", "form", type=click.Choice(["table", "json"]),
 _output = click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")
 
 
-@click.group("zoo", invoke_without_command=True)
+@click.group("zoo", invoke_without_command=True, short_help="The models that come with graphmem.")
 @click.option("--family", metavar="NAME", help="Only this family, e.g. Llama.")
 @_format
 @_output

@@ -1,0 +1,161 @@
+"""``graphmem sweep``: every combination of some settings, as a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphmem.cli.groups import GroupedCommand, grouped
+from graphmem.cli.options import device_of, model_options, plan_output_options, request_of, target_options
+from graphmem.cli.output import check_output, emit, working
+from graphmem.cli.tables import plain_table
+from graphmem.errors import UsageError
+from graphmem.training import amp_named, dtype_named
+from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from graphmem.planning.sweep import Row
+
+_VARY = (
+    click.option(
+        "--vary",
+        multiple=True,
+        required=True,
+        metavar="NAME=V1,V2,...",
+        help="Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
+        "(on,off), zero-grad, alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Repeatable.",
+    ),
+)
+
+_LEVELS = ("requested", "allocated", "reserved", "device")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 1 << 63:
+        raise UsageError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise UsageError(f"{text!r} is neither on nor off")
+    return text == "on"
+
+
+#: Option -> (name in the library, how a value is read).
+_READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "batch": ("batch", _count),
+    "seq-len": ("seq_len", _count),
+    "gpu": ("device", lambda text: device_of(text, None)),
+    "dtype": ("dtype", dtype_named),
+    "amp": ("amp", amp_named),
+    "optimizer": ("optimizer", str),
+    "grad-accum": ("grad_accum", _count),
+    "checkpoint-activations": ("checkpoint_activations", _switch),
+    "zero-grad": ("zero_grad", str),
+    "alloc-conf": ("alloc_conf", str),
+    "runtime": ("runtime", str),
+    "iterations": ("iterations", _count),
+}
+
+
+@click.command("sweep", cls=GroupedCommand, short_help="Every combination of some settings: table, JSON, CSV.")
+@model_options
+@grouped("Settings", _VARY)
+@target_options
+@plan_output_options("table", "json", "csv")
+def sweep_command(**options: Any) -> None:
+    """Analyse MODEL under every combination of the settings that --vary names.
+
+    MODEL and the other options are those of 'graphmem analyze'. For example:
+
+    \b
+      graphmem sweep hf:gpt2 --vary batch=1,2,4 --vary amp=off,bf16 \\
+        --vary gpu=T4,A10G --seq-len 512 --format csv -o sweep.csv
+
+    Memory in JSON and CSV is in bytes. Exit codes: 0 done, 1 error or a combination that cannot be analysed,
+    2 wrong options.
+    """
+    check_output(options["output"])
+    names, vary = _vary(options["vary"])
+    for name in names:
+        if options.get(name.replace("-", "_")):
+            raise UsageError(f"--{name} and --vary {name} are given; leave one out")
+    with working() as progress:
+        from graphmem.planning.sweep import sweep
+
+        rows = sweep(options["model"], vary=vary, say=progress, **request_of(options))
+    emit(_FORMS[options["form"]](names, rows), options["output"])
+    if any(row.estimate is None for row in rows):
+        click.get_current_context().exit(1)
+
+
+def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """The options as written, and library name -> values. Raises :class:`UsageError`."""
+    names: list[str] = []
+    vary: dict[str, list[Any]] = {}
+    for text in texts:
+        name, separator, values = text.partition("=")
+        if not separator or not values:
+            raise UsageError(f"cannot read --vary {text!r}; write NAME=V1,V2, for example batch=1,2,4")
+        name = name.replace("_", "-") if not name.startswith("dim:") else name
+        known, read = (name, _count) if name.startswith("dim:") else _READERS.get(name, ("", str))
+        if not known:
+            raise UsageError(f"--vary knows no {name!r}; accepted: {', '.join(_READERS)}, dim:NAME")
+        if known in vary:
+            raise UsageError(f"--vary {name} is given twice; write all its values in one")
+        divider = ";" if name == "alloc-conf" else ","
+        try:
+            vary[known] = [read(value.strip()) for value in values.split(divider)]
+        except UsageError as error:
+            raise UsageError(f"--vary {name}: {error}") from None
+        names.append(name)
+    return names, vary
+
+
+def _settings(row: Row) -> list[str]:
+    """The values of a row as people wrote them."""
+    words = {None: "off", True: "on", False: "off", "": "default"}
+    return [str(words.get(v, v)) if isinstance(v, (str, bool, type(None))) else str(getattr(v, "name", v))
+            for v in row.settings.values()]  # fmt: skip
+
+
+def _table(names: list[str], rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        estimate = row.estimate
+        if estimate is None:
+            lines.append([*_settings(row), "-", "-", "-", "error"])
+            continue
+        fit = estimate.fit
+        verdict = "" if fit is None else ("fits " if fit.fits else "DOES NOT FIT ") + fit.gpu
+        levels = (estimate.allocated, estimate.reserved, estimate.device)
+        lines.append([*_settings(row), *map(format_bytes, levels), verdict])
+    titles = [*(f"{name}>" for name in names), *(f"{level}>" for level in _LEVELS[1:]), ""]
+    errors = [f"{' '.join(_settings(row))}: {row.error}\n" for row in rows if row.error]
+    return plain_table(titles, lines) + ("\n" + "".join(errors) if errors else "")
+
+
+def _json(names: list[str], rows: list[Row]) -> str:
+    return json.dumps({"schema": "graphmem.sweep/1", "rows": [row.to_dict() for row in rows]}, indent=2) + "\n"
+
+
+def _csv(names: list[str], rows: list[Row]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*names, *(f"{level}_bytes" for level in _LEVELS), "capacity_bytes", "fits", "error"])
+    for row in rows:
+        estimate = row.estimate
+        figures: list[Any] = ["" for _ in _LEVELS] if estimate is None else [getattr(estimate, n) for n in _LEVELS]
+        fit = estimate.fit if estimate else None
+        verdict = ["", ""] if fit is None else [fit.capacity_bytes, str(fit.fits).lower()]
+        writer.writerow([*_settings(row), *figures, *verdict, row.error])
+    return buffer.getvalue()
+
+
+_FORMS = {"table": _table, "json": _json, "csv": _csv}

@@ -1,0 +1,144 @@
+"""What would save memory: every suggestion is an analysis of its own, never a rule of thumb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphmem.errors import GraphmemError
+from graphmem.estimate import Estimate
+from graphmem.planning.request import Request
+from graphmem.runtimes import pytorch
+from graphmem.training import Inference, Training
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change: what to do, the options that do it, and what the step needs then.
+
+    ``saved_bytes`` is the difference of the device peaks; ``reason`` says why there is no ``estimate``.
+    """
+
+    change: str
+    options: str
+    settings: dict[str, Any]
+    estimate: Estimate | None
+    saved_bytes: int = 0
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The advice as plain values, memory in bytes."""
+        return {
+            "change": self.change,
+            "options": self.options,
+            "saved_bytes": self.saved_bytes if self.estimate else None,
+            "device_bytes": self.estimate.device if self.estimate else None,
+            "fits": self.estimate.fit.fits if self.estimate and self.estimate.fit else None,
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True)
+class Advised:
+    """The step as it is, and the changes, those that save most first; those that cannot be analysed come last."""
+
+    base: Estimate
+    advice: tuple[Advice, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document as Python values (schema ``graphmem.advice/1``; memory in bytes)."""
+        return {
+            "schema": "graphmem.advice/1",
+            "base": self.base.to_dict(),
+            "advice": [one.to_dict() for one in self.advice],
+        }
+
+
+def advise(
+    model: Any, example_inputs: Any = None, *, say: Callable[[str], None] | None = None, **options: Any
+) -> Advised:
+    """Analyse the step as it is and with each change that could save memory, then with those that saved together.
+
+    ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where the step itself cannot be
+    analysed.
+    """
+    request = Request(model, example_inputs, options)
+    report = say or (lambda _: None)
+    report("as it is")
+    base = request.run()
+    found = []
+    for change in _changes(request, base):
+        report(change.change)
+        found.append(_tried(request, base, change))
+    together = _together([one for one in found if one.saved_bytes > 0])
+    if together is not None:
+        report(together.change)
+        found.append(_tried(request, base, together))
+    return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))))
+
+
+def _tried(request: Request, base: Estimate, change: Advice) -> Advice:
+    try:
+        estimate = request.changed(**change.settings).run()
+    except GraphmemError as error:
+        return replace(change, reason=str(error))
+    return replace(change, estimate=estimate, saved_bytes=base.device - estimate.device)
+
+
+def _together(saving: list[Advice]) -> Advice | None:
+    """The changes that saved something, of those that set the same thing only the best one."""
+    settings: dict[str, Any] = {}
+    chosen = []
+    for one in sorted(saving, key=lambda one: -one.saved_bytes):
+        if not settings.keys() & one.settings.keys():
+            settings.update(one.settings)
+            chosen.append(one)
+    if len(chosen) < 2:
+        return None
+    words = "; ".join(one.change for one in chosen)
+    return Advice(f"together: {words}", " ".join(one.options for one in chosen), settings, None)
+
+
+def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
+    """What may be worth a try: nothing that is set already, nothing the runtime does not have."""
+    step = request.step
+    if base.runtime != "pytorch":
+        return
+    set_already = pytorch.configuration_text(request.options.get("alloc_conf"))
+    if "expandable_segments" not in set_already:
+        joined = ",".join(filter(None, (set_already, "expandable_segments:True")))
+        yield Advice("expandable segments", f"--alloc-conf {joined}", {"alloc_conf": joined}, None)
+    if step.amp is None and step.dtype == "fp32":
+        # Both set both, so that never the two are taken together.
+        yield Advice("autocast to bf16", "--amp bf16", {"amp": "bf16", "dtype": "fp32"}, None)
+        yield Advice("weights in bf16", "--dtype bf16", {"dtype": "bf16", "amp": None}, None)
+    if isinstance(step, Training):
+        yield from _changes_of_training(step, request.options.get("batch"))
+    elif isinstance(step, Inference):
+        yield from _smaller_batch(request.options.get("batch"))
+
+
+def _changes_of_training(step: Training, batch: int | None) -> Iterator[Advice]:
+    if not step.checkpoint_activations:
+        settings: dict[str, Any] = {"checkpoint_activations": True}
+        yield Advice("activation checkpointing", "--checkpoint-activations", settings, None)
+    if step.optimizer in ("adam", "adamw"):
+        name = f"{step.optimizer}8bit"
+        settings = {"optimizer": name, "optimizer_args": ()}
+        yield Advice("8-bit optimizer states", f"--optimizer {name}", settings, None)
+        if not {"foreach", "fused"} & dict(step.optimizer_args).keys():
+            settings = {"optimizer_args": (*step.optimizer_args, ("fused", True))}
+            yield Advice("fused optimizer step", "--optimizer-arg fused=true", settings, None)
+    if step.zero_grad == "zeros":
+        settings = {"zero_grad": "set_to_none"}
+        yield Advice("drop gradients", "--zero-grad set_to_none", settings, None)
+    if batch is not None and batch % 2 == 0:
+        settings = {"batch": batch // 2, "grad_accum": step.grad_accum * 2}
+        options = f"--batch {batch // 2} --grad-accum {step.grad_accum * 2}"
+        yield Advice("half the micro-batch, twice as many", options, settings, None)
+
+
+def _smaller_batch(batch: int | None) -> Iterator[Advice]:
+    if batch is not None and batch > 1:
+        yield Advice("half the batch", f"--batch {batch // 2}", {"batch": batch // 2}, None)

@@ -1,0 +1,150 @@
+"""The largest batch, sequence length or other size that fits a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.estimate import Estimate
+from graphmem.planning.request import Request
+
+#: Larger sizes are not tried unless asked for.
+AT_MOST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest size that fits and the next one, which does not; both were analysed.
+
+    ``value`` is 0 with no ``estimate`` where not even the smallest size fits. ``above`` is None where the search ended
+    at the bound it was given, or where the next size could not be analysed, for the reason in ``stopped_by``.
+    """
+
+    size: str
+    value: int
+    estimate: Estimate | None
+    above_value: int
+    above: Estimate | None
+    stopped_by: str
+    tried: tuple[tuple[int, int], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document as Python values (schema ``graphmem.fit/1``; memory in bytes)."""
+        return {
+            "schema": "graphmem.fit/1",
+            "size": self.size,
+            "largest": self.value,
+            "estimate": self.estimate.to_dict() if self.estimate else None,
+            "above": {"value": self.above_value, "estimate": self.above.to_dict() if self.above else None},
+            "stopped_by": self.stopped_by,
+            "tried": [{"value": value, "device_bytes": count} for value, count in self.tried],
+        }
+
+
+def fit(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    size: str = "batch",
+    multiple_of: int = 1,
+    at_most: int = AT_MOST,
+    spare_bytes: int | None = None,
+    say: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Largest:
+    """Search the largest ``size`` (``batch``, ``seq_len``, or ``dim:NAME`` of an ONNX file) that fits ``device``.
+
+    Every size tried is analysed in full; more of it is taken to need more memory. ``multiple_of`` and ``at_most`` bound
+    what is tried. ``spare_bytes`` asks for as much of the card left over, without the allocator giving cached segments
+    back; None takes whatever runs. ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
+    """
+    for name, value in (("multiple_of", multiple_of), ("at_most", at_most)):
+        if type(value) is not int or value < 1:
+            raise UsageError(f"{name} is a whole number of at least 1, not {value!r}")
+    if at_most < multiple_of:
+        raise UsageError(f"no multiple of {multiple_of} is at most {at_most}")
+    request = Request(model, example_inputs, options)
+    if options.get(size) is not None:
+        raise UsageError(f"{size} is what is searched; do not give it")
+    search = _Search(request, size, multiple_of, at_most // multiple_of, spare_bytes, say or (lambda _: None))
+    return search.run()
+
+
+class _Search:
+    """Brackets the answer between a count of steps that fits and one that does not; lives for one search."""
+
+    def __init__(
+        self,
+        request: Request,
+        size: str,
+        step: int,
+        bound: int,
+        spare_bytes: int | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._spare_bytes = spare_bytes
+        self._request, self._size, self._step, self._bound, self._say = request, size, step, bound, say
+        self._low, self._high = 0, bound + 1
+        self._below: Estimate | None = None
+        self._above: Estimate | None = None
+        self._stopped_by = ""
+        self._tried: list[tuple[int, int]] = []
+
+    def run(self) -> Largest:
+        """Try sizes until neighbours bracket the answer."""
+        count, widths = 1, []
+        while self._high - self._low > 1:
+            self._try(count)
+            widths.append(self._high - self._low)
+            # After a guess that narrowed little comes the middle: memory may grow in steps, as arenas do.
+            guessed_badly = self._bracketed and len(widths) >= 2 and widths[-1] * 2 > widths[-2]
+            count = (self._low + self._high) // 2 if guessed_badly else self._guess()
+        at_bound = not self._bracketed
+        return Largest(
+            size=self._size,
+            value=self._low * self._step,
+            estimate=self._below,
+            above_value=0 if at_bound else self._high * self._step,
+            above=self._above,
+            stopped_by=f"at most {self._bound * self._step} was asked for" if at_bound else self._stopped_by,
+            tried=tuple(sorted(self._tried)),
+        )
+
+    @property
+    def _bracketed(self) -> bool:
+        return self._high <= self._bound
+
+    def _try(self, count: int) -> None:
+        value = count * self._step
+        self._say(f"{self._size} {value:,}")
+        try:
+            estimate = self._request.changed(**{self._size: value}).run()
+        except GraphmemError as error:
+            if self._below is None:
+                raise
+            self._high, self._above = count, None
+            self._stopped_by = f"{self._size} {value} cannot be analysed: {error}"
+            return
+        if estimate.fit is None:
+            raise UsageError("a card is needed to fit; give device (--gpu or --gpu-memory)")
+        self._tried.append((value, estimate.device))
+        if estimate.fit.fits and (self._spare_bytes is None or estimate.fit.margin_bytes >= self._spare_bytes):
+            self._low, self._below = count, estimate
+        else:
+            self._high, self._above, self._stopped_by = count, estimate, "memory"
+
+    def _guess(self) -> int:
+        """Where a straight line through the two highest sizes tried below and above reaches the card's capacity."""
+        known = sorted(self._tried)[-2:]
+        count = self._low * 2 or 1
+        if len(known) == 2 and known[1][1] > known[0][1]:
+            (x0, y0), (x1, y1) = known
+            estimate = self._below or self._above
+            assert estimate is not None
+            assert estimate.fit is not None
+            capacity = estimate.fit.capacity_bytes - (self._spare_bytes or 0)
+            count = (x0 + (capacity - y0) * (x1 - x0) // (y1 - y0)) // self._step
+        least = self._low + 1 if self._bracketed else 2 * self._low
+        return min(max(count, least), self._high - 1)

@@ -1,0 +1,54 @@
+"""What is analysed, as a value of which one setting can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from graphmem import simulate
+from graphmem.analyze import analyze
+from graphmem.errors import UsageError
+from graphmem.estimate import Estimate
+from graphmem.training import Inference, Training
+
+#: Keywords of :func:`graphmem.analyze` that can be changed; every other name is a field of the step.
+SETTINGS = ("batch", "seq_len", "device", "runtime", "alloc_conf", "iterations", "torch_version", "build_on")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model and the keywords of :func:`graphmem.analyze` for it."""
+
+    model: Any
+    example_inputs: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def step(self) -> Training | Inference:
+        """The step that will be analysed. Raises :class:`UsageError`."""
+        return simulate.step_for(self.model, self.options.get("training"))
+
+    def changed(self, **changes: Any) -> Request:
+        """The same with other settings: keywords of ``analyze``, fields of the step, or ``dim:NAME`` for a symbolic
+        dimension. Raises :class:`UsageError` for a name that is none of them."""
+        options = dict(self.options)
+        step = self.step
+        known = [one.name for one in fields(step)]
+        of_step: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name in SETTINGS:
+                options[name] = value
+            elif name.startswith("dim:"):
+                options["dims"] = {**(options.get("dims") or {}), name.removeprefix("dim:"): value}
+            elif name in known:
+                of_step[name] = value
+            else:
+                raise UsageError(f"nothing is called {name!r}; accepted: {', '.join((*SETTINGS, *known))}, dim:NAME")
+        if of_step:
+            options["training"] = replace(step, **of_step)
+        return Request(self.model, self.example_inputs, options)
+
+    def run(self) -> Estimate:
+        """Analyse it. The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`."""
+        return replace(analyze(self.model, self.example_inputs, **self.options), trace=None, timeline=None)
