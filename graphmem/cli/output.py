@@ -44,7 +44,7 @@ def show(estimate: Estimate, options: Output) -> None:
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
-def emit(content: str, output: str | None) -> None:
+def emit(content: str | bytes, output: str | None) -> None:
     """Write to stdout, or to the file and say so on stderr. Raises :class:`UsageError` when that fails."""
     if output in (None, "-"):
         click.echo(content, nl=False)
@@ -71,9 +71,9 @@ def check_output(output: str | None) -> None:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
 
 
-def write_whole(path: Path, content: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write through a temporary file beside ``path``, so that no reader ever sees half. Raises :class:`UsageError`."""
-    data = content.encode("utf-8", "backslashreplace")
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     try:
         if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
             path.write_bytes(data)

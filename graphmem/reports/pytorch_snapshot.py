@@ -1,0 +1,164 @@
+"""A trace, replayed by the simulated PyTorch allocator, as the pickle that ``torch.cuda.memory._dump_snapshot`` writes.
+
+https://pytorch.org/memory_viz shows it, and ``graphmem replay`` reads it. The format is that of
+``torch/csrc/cuda/Module.cpp`` (2.13): ``segments`` is the heap at the end, ``device_traces`` every event from the first
+on. Times are the numbers of the events: an estimate has no clock. A block's ``frames`` name the operator that asked for
+it, its module, and the source line.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+from graphmem.allocators.alloc_conf import parse_alloc_conf
+from graphmem.allocators.base import SegmentView
+from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.replay import replay
+from graphmem.runtimes import pytorch
+from graphmem.trace import EventKind, Operator, Place, Trace
+
+_STATES = {"allocated": "active_allocated", "pending": "active_awaiting_free", "free": "inactive"}
+
+#: Version of pickle that every Python that runs PyTorch reads.
+_PROTOCOL = 4
+
+Interval = tuple[int, int]
+
+
+def render(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> bytes:
+    """The snapshot as a pickle of plain values. Raises :class:`graphmem.errors.UsageError` for settings that PyTorch
+    would refuse."""
+    return pickle.dumps(snapshot(trace, alloc_conf, torch_version), protocol=_PROTOCOL)
+
+
+def snapshot(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> dict[str, Any]:
+    """The same as a value, what ``torch.cuda.memory._snapshot()`` would return. Raises as :func:`render` does."""
+    text, version = pytorch.configuration_text(alloc_conf), pytorch.version_named(torch_version)
+    allocator = _Recording(trace, text, version)
+    replay(trace, allocator)
+    return {
+        "segments": [_segment(view) for view in allocator.segments()],
+        "device_traces": [allocator.rows],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": text},
+        "external_annotations": [],
+    }
+
+
+class _Recording(PyTorchCachingAllocator):
+    """The caching allocator, noting every block and segment that it hands out or takes back."""
+
+    def __init__(self, trace: Trace, text: str, version: tuple[int, int]) -> None:
+        super().__init__(None, parse_alloc_conf(text, version), version)
+        self.rows: list[dict[str, Any]] = []
+        self._trace = trace
+        self._allocations = self._operators(EventKind.ALLOC)
+        self._frees = self._operators(EventKind.FREE)
+        self._ranges: list[Interval] = []
+        self._reserved = 0
+        self._frames_of: dict[int, list[dict[str, Any]]] = {}
+
+    def malloc(self, size: int, stream: int = 0) -> Any:
+        return self._allocated(super().malloc(size, stream), size, stream)
+
+    def malloc_in_pool(self, size: int, stream: int, pool: int) -> Any:
+        return self._allocated(super().malloc_in_pool(size, stream, pool), size, stream)
+
+    def free(self, handle: Any) -> None:
+        frames = self._frames(next(self._frees))
+        if handle is not None:
+            for action in ("free_requested", "free_completed"):
+                self._note(action, handle.address, handle.requested_size, handle.free_set.stream, frames)
+        super().free(handle)
+
+    def empty_cache(self) -> None:
+        super().empty_cache()
+        self._note_segments(0, [])
+
+    def _allocated(self, block: Any, size: int, stream: int) -> Any:
+        frames = self._frames(next(self._allocations))
+        self._note_segments(stream, frames)
+        if block is not None:
+            self._note("alloc", block.address, size, stream, frames)
+        return block
+
+    def _note_segments(self, stream: int, frames: list[dict[str, Any]]) -> None:
+        if self.reserved_bytes == self._reserved:
+            return
+        expandable = self.conf.expandable_segments
+        taken, given = ("segment_map", "segment_unmap") if expandable else ("segment_alloc", "segment_free")
+        ranges = [(view.address, view.address + view.total_size) for view in self.segments()]
+        for action, changed in ((given, _without(self._ranges, ranges)), (taken, _without(ranges, self._ranges))):
+            for begin, end in changed:
+                self._note(action, begin, end - begin, stream, frames)
+        self._ranges, self._reserved = ranges, self.reserved_bytes
+
+    def _note(self, action: str, address: int, size: int, stream: int, frames: list[dict[str, Any]]) -> None:
+        row = {"action": action, "addr": address, "size": size, "stream": stream, "time_us": len(self.rows)}
+        self.rows.append({**row, "frames": frames})
+
+    def _operators(self, kind: EventKind) -> Iterator[int]:
+        """The operators of the events of one kind that reach the allocator, in order."""
+        trace = self._trace
+        for event in (trace.kinds == kind).nonzero()[0].tolist():
+            if trace.storages[int(trace.subjects[event])].place == Place.DEVICE:
+                yield int(trace.event_operators[event])
+
+    def _frames(self, index: int) -> list[dict[str, Any]]:
+        if index not in self._frames_of:
+            operator = self._trace.operators[index]
+            self._frames_of[index] = _frames_of(operator, str(self._trace.phases[operator.phase]))
+        return self._frames_of[index]
+
+
+def _frames_of(operator: Operator, phase: str) -> list[dict[str, Any]]:
+    """A stack, innermost first: the operator at its source line, the module it ran in, the phase."""
+    filename, _, line = operator.source.rpartition(":")
+    where = {"filename": filename, "line": int(line)} if line.isdigit() else {"filename": operator.source, "line": 0}
+    stack = [{"name": operator.name, **where}]
+    stack += [{"name": name, "filename": "", "line": 0} for name in (operator.module, phase) if name]
+    return stack
+
+
+def _without(ranges: list[Interval], others: list[Interval]) -> Iterator[Interval]:
+    """What ``ranges`` cover and ``others`` do not; each list is in order and does not overlap itself."""
+    position = 0
+    for begin, end in ranges:
+        while position < len(others) and others[position][1] <= begin:
+            position += 1
+        at = position
+        while begin < end and at < len(others) and others[at][0] < end:
+            if begin < others[at][0]:
+                yield begin, others[at][0]
+            begin = max(begin, others[at][1])
+            at += 1
+        if begin < end:
+            yield begin, end
+
+
+def _segment(view: SegmentView) -> dict[str, Any]:
+    held = [block for block in view.blocks if block.state != "free"]
+    return {
+        "device": 0,
+        "address": view.address,
+        "total_size": view.total_size,
+        "allocated_size": sum(block.size for block in held if block.state == "allocated"),
+        "active_size": sum(block.size for block in held),
+        "requested_size": sum(block.requested_bytes for block in held),
+        "stream": view.stream,
+        "segment_type": view.kind,
+        "segment_pool_id": (0, view.pool),
+        "is_expandable": view.is_expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested_bytes,
+                "state": _STATES[block.state],
+                "frames": [],
+            }
+            for block in view.blocks
+        ],
+    }

@@ -1,0 +1,87 @@
+"""A step written as a PyTorch memory snapshot reads back as the same run."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphmem.analyze import replay_trace
+from graphmem.cli.main import cli
+from graphmem.reports import pytorch_snapshot
+from graphmem.reports.pytorch_snapshot import _without
+from graphmem.sources.snapshot import read_recording, read_snapshot
+from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
+from graphmem.units import MIB
+
+
+def _step() -> Trace:
+    """Two iterations with weights, a host storage, an empty one, small and large blocks, and an emptied cache."""
+    builder = TraceBuilder("hand-made")
+    build = builder.operator("to", "net.fc", builder.phase(0, "build"), "train.py:7")
+    builder.alloc(30 * MIB, build, Category.PARAMETER)
+    builder.alloc(64 * MIB, build, place=Place.HOST)
+    for iteration in (1, 2):
+        operator = builder.operator("aten.mm", "net.fc", builder.phase(iteration, "forward"), "net.py:33")
+        saved = [builder.alloc(size, operator) for size in (300, 0, 700_000, 5 * MIB, iteration * 40 * MIB)]
+        for storage in saved:
+            builder.free(storage, operator)
+        builder.event(EventKind.EMPTY_CACHE, operator)
+    return builder.build()
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:32"])
+def test_the_snapshot_reads_back_as_the_same_run(tmp_path: Path, conf: str) -> None:
+    trace = _step()
+    (tmp_path / "s.pickle").write_bytes(pytorch_snapshot.render(trace, conf))
+    again = replay_trace(read_snapshot(tmp_path / "s.pickle"), alloc_conf=conf, torch_version="2.13")
+    direct = replay_trace(trace, alloc_conf=conf, torch_version="2.13")
+    assert again.peak.allocated_bytes == direct.peak.allocated_bytes
+    assert again.peak.reserved_bytes == direct.peak.reserved_bytes
+    recording = read_recording(tmp_path / "s.pickle")
+    assert sum(view.total_size for view in recording.final_segments) > 30 * MIB - 1
+    assert not recording.ignored_actions
+    assert not recording.start_blocks
+
+
+def test_blocks_name_the_operator_the_line_the_module_and_the_phase() -> None:
+    rows = pytorch_snapshot.snapshot(_step(), "")["device_traces"][0]
+    largest = max((row for row in rows if row["action"] == "alloc"), key=lambda row: row["size"])
+    assert largest["size"] == 80 * MIB
+    assert largest["frames"][0] == {"name": "aten.mm", "filename": "net.py", "line": 33}
+    assert [frame["name"] for frame in largest["frames"][1:]] == ["net.fc", "iteration 2 forward"]
+    assert [row["time_us"] for row in rows] == list(range(len(rows)))
+
+
+_INTERVALS = st.lists(st.integers(0, 60), unique=True, max_size=12).map(
+    lambda points: [(a, b) for a, b in zip(sorted(points)[::2], sorted(points)[1::2], strict=False)]
+)
+
+
+@given(_INTERVALS, _INTERVALS)
+def test_ranges_without_others(ranges: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+    def points(intervals: list[tuple[int, int]]) -> set[int]:
+        return {point for begin, end in intervals for point in range(begin, end)}
+
+    left = list(_without(ranges, others))
+    assert points(left) == points(ranges) - points(others)
+    assert sum(end - begin for begin, end in left) == len(points(left))
+
+
+def test_the_command_writes_a_pickle_of_plain_values(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef build(batch=2):\n    return torch.nn.Linear(8, 8), torch.zeros(batch, 8)\n"
+    )
+    model, target = f"{tmp_path / 'net.py'}:build", tmp_path / "s.pickle"
+    refused = CliRunner().invoke(cli, ["export-trace", model, "--format", "snapshot"])
+    assert refused.exit_code == 1
+    assert "binary file" in refused.stderr
+    written = CliRunner().invoke(cli, ["export-trace", model, "--format", "snapshot", "-o", str(target)])
+    assert written.exit_code == 0, written.stderr
+    assert set(pickle.loads(target.read_bytes())) >= {"segments", "device_traces"}
+    assert CliRunner().invoke(cli, ["replay", str(target)]).exit_code == 0
