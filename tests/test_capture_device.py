@@ -43,7 +43,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "check_error": (0,),
     "device": (0,),
     "get_stream_from_external": (0,),
-    "make_graphed_callables": (len, ()),
+    "make_graphed_callables": (lambda: torch.zeros(1, device="cuda"), ()),
     "manual_seed": (1,),
     "manual_seed_all": (1,),
     "set_device": (0,),
@@ -265,7 +265,7 @@ def test_the_second_card_is_refused() -> None:
         (lambda: torch.zeros(3, device="cuda").data_ptr(), "custom_op"),
         (lambda: torch.utils.dlpack.to_dlpack(torch.zeros(3, device="cuda")), "custom_op"),
         (lambda: torch.device(0), 'torch.device("cuda", 0)'),
-        (lambda: torch.cuda.CUDAGraph(), "CUDA graph"),
+        (lambda: torch.cuda.caching_allocator_alloc(8), "own allocator"),
         (lambda: nn.DataParallel(nn.Linear(2, 2), device_ids=[0, 1]), "several cards"),
     ],
 )

@@ -53,7 +53,8 @@ class MemoryPools:
         self._numbers: dict[PoolId, int] = {}
         self._holders: dict[PoolId, int] = {}
         self._ids = {True: 0, False: 0}
-        self._in_capture = False
+        #: Whether the current stream is captured.
+        self.in_capture = False
 
     def new_id(self, *, is_user_created: bool = True) -> PoolId:
         """A name for a pool that does not exist yet."""
@@ -103,7 +104,7 @@ class MemoryPools:
 
     def empty(self, pool: PoolId) -> None:
         """``emptyCache(id)``: the free segments of a pool that nobody holds go back to the driver."""
-        if self._in_capture:
+        if self.in_capture:
             raise CaptureError(
                 "a torch.cuda.MemPool is deleted while a CUDA graph is captured, which ends PyTorch's process; keep it "
                 "until the capture has ended"
@@ -127,10 +128,10 @@ class MemoryPools:
         streams = self._storages.streams
         streams.on_change = self.stream_changed if self._routes else None
         in_capture = self.captured(streams.current) is not None
-        if in_capture != self._in_capture:
+        if in_capture != self.in_capture:
             kind = EventKind.ENTER_CAPTURE if in_capture else EventKind.LEAVE_CAPTURE
             self._storages.builder.event(kind, self._storages.operator)
-            self._in_capture = in_capture
+            self.in_capture = in_capture
 
     # --- one storage by its number ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from graphmem.capture.kernels.unknown import unmodelled
 from graphmem.capture.pretence import tensors_in
 from graphmem.capture.storages import Storages
 from graphmem.capture.workspaces import GEMMS, NOTHING, Workspaces, WorkspaceUse
+from graphmem.errors import CaptureError
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 _aten = torch.ops.aten
@@ -67,6 +69,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.storages = Storages(builder)
         self.streams = self.storages.streams
         self.card = card
+        self._captured_card = replace(card, in_graph_capture=True)
         self.workspaces = workspaces
         self.decompositions = decompositions or {}
         self.graph = graph
@@ -151,6 +154,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def cache_event(self, kind: EventKind) -> None:
         """The step synchronised the device or emptied the cache."""
+        if kind is EventKind.SYNCHRONIZE and self.storages.pools.in_capture:
+            raise CaptureError(
+                f"{self.current_source()}: the device is synchronized while a CUDA graph is captured, "
+                "which CUDA refuses"
+            )
         self.builder.event(kind, self.storages.operator)
 
     def stop(self) -> None:
@@ -238,6 +246,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _read_back(self, func: Any, tensor: Any) -> Any:
         """What reading a tensor's data gives; None where the step must not go on without them."""
         value = device_values.known(tensor) if func is _ITEM else None
+        if value is None and device_values.is_validation(tensor, sys._getframe(2)):
+            self.assumed[device_values.VALID] += 1
+            return True
         if value is not None or self.module_depth:
             return value
         device_values.refuse_decisions(sys._getframe(2))
@@ -313,7 +324,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         script = None
         if rule is not None and (_on_device(outputs) or _on_device(args)):
-            script = rule(args, kwargs, outputs, self.card)
+            card = self._captured_card if self.storages.pools.in_capture else self.card
+            script = rule(args, kwargs, outputs, card)
         workspaces = NOTHING
         if func in GEMMS and _on_device(outputs):
             workspaces = self.workspaces.use(func, args, in_backward, self.streams.current)

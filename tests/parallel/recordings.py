@@ -39,9 +39,9 @@ NO_POOL = (0, 0)
 
 @dataclass(frozen=True)
 class Run:
-    """``events``: (bytes, stream), or (bytes, stream, private pool), negative when given back. ``reserved_bytes``: the peak when the work of a
-    stream is done at once; ``late_bytes``: the peak of blocks in use, those that wait for events
-    included, when an event is ready after :data:`LATE` queries."""
+    """``events``: (bytes, stream), or (bytes, stream, private pool), negative when given back. ``reserved_bytes``: the
+    peak when the work of a stream is done at once; ``late_bytes``: the peak of blocks in use, those that wait for
+    events included, when an event is ready after :data:`LATE` queries."""
 
     events: list[tuple[int, ...]]
     reserved_bytes: int

@@ -143,8 +143,10 @@ def efficient_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequenc
     query, _, value = args[:3]
     batch, heads, queries = query.shape[:3]
     rows = _round_up(queries, 32) if args[4] else 0
-    # Seed and offset are host tensors unless a CUDA graph is being captured.
-    script = Script().output(0).output(1, batch * heads * rows * _FP32).output(2, 0).output(3, 0)
+    # Seed and offset are host tensors, unless a CUDA graph is being captured: its replays change them.
+    seed_bytes = 8 if card.in_graph_capture else 0
+    script = Script().output(2, seed_bytes).output(3, seed_bytes)
+    script.output(0).output(1, batch * heads * rows * _FP32)
     if query.element_size() == 2 and max(query.shape[3], value.shape[3]) > 128:
         # No kernel holds a wider output tile in registers (kernels/cutlassF.h).
         size = batch * heads * queries * value.shape[3] * _FP32

@@ -20,6 +20,7 @@ class Card:
     """What kernels ask of a device before they choose a launch. ``torch_version`` is (major, minor).
 
     ``cudnn_workspaces``: whether cuDNN's plans claim workspaces. False gives the runs of a cuDNN that needs none.
+    ``in_graph_capture``: whether the current stream is being captured into a CUDA graph.
     """
 
     compute_capability: tuple[int, int]
@@ -27,6 +28,7 @@ class Card:
     max_threads_per_sm: int
     torch_version: tuple[int, int] = (2, 13)
     cudnn_workspaces: bool = True
+    in_graph_capture: bool = False
     #: The cuDNN to ask for the plans of convolutions; None where they are predicted.
     cudnn: Cudnn | None = field(default=None, compare=False)
     #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
