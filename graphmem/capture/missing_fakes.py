@@ -13,7 +13,9 @@ _NONE = 0
 
 def missing_fakes() -> dict[str, Callable[..., Any]]:
     """By operator name: a function of fake tensors that returns fake outputs."""
+    since_2_8 = {"aten::_grouped_mm": _grouped_mm} if hasattr(torch.ops.aten, "_grouped_mm") else {}
     return {
+        **since_2_8,
         "aten::_ctc_loss": _ctc_loss,
         "aten::_ctc_loss_backward": _like_first_input,
         "aten::multi_margin_loss": _margin_loss,
@@ -23,6 +25,23 @@ def missing_fakes() -> dict[str, Callable[..., Any]]:
         "aten::fractional_max_pool3d": _fractional_max_pool3d,
         "aten::fractional_max_pool3d_backward": _like_first_input,
     }
+
+
+def _grouped_mm(
+    self: Tensor, mat2: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """Of any precision, and with rows padded to 16 bytes, as CUDA builds do (``create_grouped_gemm_output_tensor``)."""
+    del bias
+    if (self.dim() == 3 or mat2.dim() == 3) and self.shape[-1] != mat2.shape[-2]:
+        raise RuntimeError("contraction dimension of mat_a and mat_b must match")
+    dtype = out_dtype or self.dtype
+    alignment = 16 // dtype.itemsize
+    rows, columns = self.shape[-2], mat2.shape[-1]
+    row_stride = -(-columns // alignment) * alignment
+    if self.dim() != mat2.dim():
+        return self.new_empty_strided((rows, columns), (row_stride, 1), dtype=dtype)
+    groups = self.shape[0] if offs is None else offs.shape[0]
+    return self.new_empty_strided((groups, rows, columns), (rows * row_stride, row_stride, 1), dtype=dtype)
 
 
 def _ctc_loss(

@@ -45,6 +45,8 @@ _RESIZERS = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_
 _ITEM = _aten._local_scalar_dense.default
 #: What a subscript calls: the second argument is a list of indices.
 _SUBSCRIPTS = {_aten.index.Tensor, _aten.index_put_.default}
+#: What a subscript calls: the second argument is a list of indices.
+_SUBSCRIPTS = {_aten.index.Tensor, _aten.index_put_.default}
 #: Answers about whole tensors that are one Python value.
 _DECISIONS = {_ITEM, _aten.equal.default, _aten.allclose.default}
 
@@ -217,6 +219,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             value = self._read_back(func, args[0])
             if value is not None:
                 return value
+        if func in _SUBSCRIPTS:
+            self.storages.see_lists(args[1])
         if func in _SUBSCRIPTS:
             self.storages.see_lists(args[1])
         body = BODIES.get(func)

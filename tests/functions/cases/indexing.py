@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tests.functions.cases.common import TABLE, X
-from tests.functions.registry import BF16, BOOL, add, group, index, t
+from tests.functions.registry import BF16, BOOL, I32, add, group, index, t
 
 group("indexing")
 add("embedding", lambda i, w: F.embedding(i, w), index(8, 128), TABLE)
@@ -70,3 +73,31 @@ def _setitem(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     y = x.clone()
     y[:, :100] = s
     return y
+
+
+# --- indices that are copied before they are used ---------------------------------------------------------------------
+
+
+def _put(index: Any, value: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def assign(x: torch.Tensor) -> torch.Tensor:
+        x[index] = value
+        return x
+
+    return assign
+
+
+CUBE = t(64, 1000, 32)
+HOST = torch.tensor([3, 1, 2])
+add("index_list", lambda x: x[:, [-2, 0]], CUBE)
+add("index_host", lambda x: x[:, HOST.clone()], CUBE)
+add("index_host_32", lambda x: x[:, HOST.int()], CUBE)
+add("index_host_two", lambda x: x[HOST.clone(), HOST.clone()], CUBE)
+add("index_host_and_device", lambda x, i: x[i, HOST.clone()], CUBE, index(3))
+add("index_32", lambda x, i: x[:, i], CUBE, index(300, dtype=I32))
+add("index_broadcast", lambda x, i, j: x[i[:, None], j[None, :]], CUBE, index(20), index(30))
+add("index_broadcast_32", lambda x, i, j: x[i[:, None], j], CUBE, index(20), index(30, dtype=I32), grad=False)
+add("assign_list", _put((slice(None), [0, 1]), 0.0), t(64, 1000, 32, grad=False))
+add("assign_host", lambda x: _put((slice(None), HOST.clone()), 1.0)(x), t(64, 1000, 32, grad=False))
+add("assign_device", lambda x, i: _put(i, 1.0)(x), t(64, 1000, 32, grad=False), index(7))
+add("assign_device_32", lambda x, i: _put(i, 1.0)(x), t(64, 1000, 32, grad=False), index(7, dtype=I32))
+add("assign_slice", _put((slice(None), 3), 1.0), t(64, 1000, 32, grad=False))

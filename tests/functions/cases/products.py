@@ -89,3 +89,21 @@ add("kron", torch.kron, t(16, 16), t(32, 32))
 module("bilinear", lambda: nn.Bilinear(64, 64, 32), t(128, 64), t(128, 64))
 add("mm_fp16_autocast", lambda a, b: torch.autocast("cuda", FP16)(torch.mm)(a, b), A, B)
 add("linear_bf16_autocast", lambda x, w, b: torch.autocast("cuda", BF16)(F.linear)(x, w, b), A, t(1024, 768), t(1024))
+
+
+# --- products of groups, as in layers of experts ----------------------------------------------------------------------
+
+
+def _grouped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    ends = torch.arange(128, 1025, 128, device="cuda", dtype=torch.int32)
+    return torch.nn.functional.grouped_mm(a, b, offs=ends)
+
+
+add("grouped_mm_bf16", _grouped, t(1024, 256, dtype=BF16), t(8, 256, 512, dtype=BF16))
+add(
+    "grouped_mm_bf16_transposed",
+    lambda a, b: _grouped(a, b.transpose(-2, -1)),
+    t(1024, 256, dtype=BF16),
+    t(8, 512, 256, dtype=BF16),
+)
+add("grouped_mm_fp32", _grouped, t(1024, 256), t(8, 256, 512))
