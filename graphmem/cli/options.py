@@ -128,7 +128,9 @@ _CUDNN_OPTIONS = (
 _OUTPUT_OPTIONS = (
     click.option("--top", type=click.IntRange(min=0), default=5, metavar="N", help="Storages to list. Default 5."),
     click.option("--details", is_flag=True, help="Show all phases, storages and further details."),
-    click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table."),
+    click.option(
+        "--format", "form", type=click.Choice(["table", "json", "html"]), default="table", help="Default table."
+    ),
     click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
     click.option("--fail-on-oom", is_flag=True, help="Exit with 3 when it does not fit the card."),
     click.option("--budget", metavar="SIZE", help="Exit with 3 when it needs more device memory, e.g. 16GiB."),

@@ -17,7 +17,7 @@ from rich.console import Console
 from graphmem.cli.options import Output
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
-from graphmem.reports import json_report, text
+from graphmem.reports import html, json_report, text
 from graphmem.units import format_bytes
 
 DOES_NOT_FIT = 3
@@ -32,6 +32,8 @@ def show(estimate: Estimate, options: Output) -> None:
     :class:`UsageError`."""
     if options.form == "json":
         report = json_report.render(estimate)
+    elif options.form == "html":
+        report = html.render(estimate)
     else:
         report = text.render(estimate, options.details, options.top, _width(options.output))
     emit(report, options.output)

@@ -30,7 +30,7 @@ LEVELS = (
     ("device", "what nvidia-smi shows: reserved plus context"),
 )
 
-_LEVELS_OF = {"tensorflow": tensorflow.LEVELS, "onnxruntime": onnxruntime.LEVELS}
+_OWN_LEVELS = {"tensorflow": tensorflow.LEVELS, "onnxruntime": onnxruntime.LEVELS}
 
 #: category -> the words of the breakdown
 WORDS = {
@@ -78,6 +78,11 @@ def render(estimate: Estimate, details: bool = False, top: int = 5, width: int =
         blocks += [block, Text("")]
     console.print(Group(*blocks[:-1]))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def levels_of(runtime: str) -> Sequence[tuple[str, str]]:
+    """(level, what it means) in the words of a runtime."""
+    return _OWN_LEVELS.get(runtime, LEVELS)
 
 
 def clean(text: object) -> str:
@@ -139,7 +144,7 @@ def _levels(estimate: Estimate) -> RenderableType:
     recorded = estimate.details.get("recorded") or {}
     table = _table("", ">", *([">"] if recorded else []), "")
     table.add_row("", "predicted", *(["recorded"] if recorded else []), "")
-    for name, meaning in _LEVELS_OF.get(estimate.runtime, LEVELS):
+    for name, meaning in levels_of(estimate.runtime):
         figures = [format_bytes(getattr(estimate, name))]
         if recorded:
             value = recorded.get(f"{name}_bytes")
