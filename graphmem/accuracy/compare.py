@@ -26,12 +26,13 @@ CAP_SLACK = 0.01
 @dataclass(frozen=True)
 class Predicted:
     """What graphmem says of a case now: peaks in bytes, how often it met something it does not model, and the largest
-    buffer whose size is an estimate. Or the error of the analysis. ``replayed`` are the allocated and reserved peaks of
+    buffer whose size is an estimate, and the workspaces at the peak. Or the error of the analysis. ``replayed`` are the allocated and reserved peaks of
     the recorded allocations in graphmem's allocator, where they lie beside the record."""
 
     peak: Peak | None = None
     unknown: int = 0
     estimated_buffer_bytes: int = 0
+    workspace_bytes: int = 0
     error: str = ""
     trace: Trace | None = None
     replayed: tuple[int, int] | None = None
@@ -124,7 +125,8 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
     guessed = [storage.bytes for storage in storages if storage.label.endswith("(estimate)")]
     unknown = sum(item.count for item in estimate.diagnostics if item.kind == "unknown")
     trace = estimate.trace if keep_trace else None
-    return Predicted(estimate.peak, unknown, max(guessed, default=0), trace=trace)
+    workspaces = estimate.breakdown.get("WORKSPACE", 0)
+    return Predicted(estimate.peak, unknown, max(guessed, default=0), workspaces, trace=trace)
 
 
 def device_of(machine: Machine) -> Device:

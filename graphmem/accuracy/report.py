@@ -148,7 +148,8 @@ def reason(comparison: Comparison) -> str:
     if measured is not None and measured.retries:
         words.append(f"{measured.retries} retries with an emptied cache")
     if comparison.predicted.replayed is not None:
-        words.append("a CPU's kernels and executor instead of a card's")
+        words.append("recorded with a CPU's kernels and executor, predicted with a card's")
+        words.append(f"a card's workspaces take {format_bytes(comparison.predicted.workspace_bytes)} at the peak")
     return "; ".join(words) or "not explained"
 
 

@@ -21,6 +21,12 @@ from graphmem.training import Training
 STEPS = 3
 
 
+def name_of(recorded: dict[str, Any]) -> str:
+    """What the record of a recorded case is called."""
+    case = recorded["case"]
+    return f"keras-{case['model']}_{case['opt']}-b{case['batch']}"
+
+
 def record_of(recorded: dict[str, Any], folder: Path) -> Record:
     """The record of one recorded case; writes its allocations into ``folder``."""
     case, result = recorded["case"], recorded["result"]
@@ -28,7 +34,7 @@ def record_of(recorded: dict[str, Any], folder: Path) -> Record:
     model = f"keras:models_zoo/keras_models.py:{name}"
     step = Training(optimizer=case["opt"], optimizer_args=(("momentum", 0.9),) if case["opt"] == "sgd" else ())
     made = case_of(model, step, case["batch"], None, STEPS, "allow_growth=true", "tensorflow")
-    made = replace(made, name=f"keras-{name}-b{case['batch']}")
+    made = replace(made, name=name_of(recorded))
     trace = folder / f"{name}-b{case['batch']}.json.gz"
     _write_events(trace, result["events"])
     marks = [mark for mark in result["marks"] if mark[0].startswith("step")]
@@ -53,8 +59,8 @@ def main() -> None:
     records: dict[str, Record] = {}
     for path in sys.argv[2:]:
         for recorded in json.loads(gzip.decompress(Path(path).read_bytes()))["cases"]:
-            record = record_of(recorded, folder)
-            records.setdefault(record.case.name, record)
+            if name_of(recorded) not in records:  # of two recordings the first counts
+                records[name_of(recorded)] = record_of(recorded, folder)
     lines = [record.to_line() + "\n" for record in records.values()]
     (folder / "keras.jsonl").write_text("".join(lines), encoding="utf-8")
 
