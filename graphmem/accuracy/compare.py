@@ -25,9 +25,10 @@ CAP_SLACK = 0.01
 
 @dataclass(frozen=True)
 class Predicted:
-    """What graphmem says of a case now: peaks in bytes, how often it met something it does not model, and the largest
-    buffer whose size is an estimate, and the workspaces at the peak. Or the error of the analysis. ``replayed`` are the allocated and reserved peaks of
-    the recorded allocations in graphmem's allocator, where they lie beside the record."""
+    """What graphmem says of a case now: peaks in bytes, how often it met something it does not model, the largest
+    buffer whose size is an estimate, and the workspaces at the peak. Or the error of the analysis. ``replayed`` are the
+    allocated and reserved peaks of the recorded allocations in graphmem's allocator, where they lie beside the record.
+    """
 
     peak: Peak | None = None
     unknown: int = 0
