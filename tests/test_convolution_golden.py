@@ -11,11 +11,9 @@ never fall. ``pytest --update-goldens`` writes it anew.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,11 +29,11 @@ from graphmem.capture.kernels.conv_backend import (  # noqa: E402
     select_backend,
 )
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem  # noqa: E402
-from graphmem.capture.kernels.script import Card, Script  # noqa: E402
+from graphmem.capture.kernels.script import Card  # noqa: E402
+from tests.recorded_convolutions import DTYPES, OPS, Case, events  # noqa: E402
+from tests.recorded_convolutions import lines as _lines  # noqa: E402
 
-OPS = Path(__file__).parent / "golden" / "pytorch" / "ops"
 RATCHET = OPS / "conv_ratchet.json"
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
 DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.BACKWARD_DATA, "bwd_weight": Direction.BACKWARD_WEIGHT}
 CARDS = {
     "h200": Card((9, 0), 132, 2048),
@@ -49,74 +47,7 @@ CARDS = {
 }
 
 
-def _lines(name: str) -> Iterator[dict[str, Any]]:
-    with gzip.open(OPS / name, "rt") as file:
-        yield from map(json.loads, file)
-
-
 # --- backends and buffers ---------------------------------------------------------------------------------------------
-
-
-def _laid_out(tensor: Any, layout: str) -> Any:
-    """The layouts of the recordings: contiguous, channels last, dimensions swapped, a slice, an expanded scalar."""
-    if layout == "cl" and tensor.dim() > 3:
-        last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-        return tensor.to(memory_format=last)
-    if layout == "perm":
-        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
-    if layout == "slice":
-        wider = (*tensor.shape[:-1], tensor.shape[-1] + 1)
-        return torch.empty(wider, device="meta", dtype=tensor.dtype)[..., :-1]
-    if layout == "exp":
-        return torch.empty((), device="meta", dtype=tensor.dtype).expand(tensor.shape)
-    return tensor
-
-
-class _Case:
-    def __init__(self, line: dict[str, Any]) -> None:
-        self.line = line
-        dim, dtype = line["dim"], DTYPES[line["dtype"]]
-        inner, outer, groups = line["C"], line["K"], line["groups"]
-        size = [line["HW"]] * dim
-        shape = (inner, outer // groups) if line["transposed"] else (outer, inner // groups)
-        kernel = [line["R"]] * dim
-        self.input = _laid_out(torch.empty(line["N"], inner, *size, device="meta", dtype=dtype), line["x"])
-        self.weight = _laid_out(torch.empty(*shape, *kernel, device="meta", dtype=dtype), line["w"])
-        self.bias = torch.empty(outer, device="meta", dtype=dtype) if line["bias"] else None
-        self.output = torch.empty_strided(
-            (line["N"], outer, *[_output_size(line)] * dim), line["strides"], dtype=dtype, device="meta"
-        )
-        self.grad = _laid_out(torch.empty_like(self.output), line["g"])
-        steps = [[line[name]] * dim for name in ("stride", "pad", "dil")]
-        self.params = (*steps, line["transposed"], [line["op"]] * dim, groups)
-
-    def gradients(self) -> list[Any]:
-        bias = torch.empty(self.line["K"], device="meta", dtype=self.input.dtype)
-        return [g for g, asked in zip((self.input, self.weight, bias), self.line["mask"], strict=True) if asked]
-
-
-def _output_size(line: dict[str, Any]) -> int:
-    reach = line["dil"] * (line["R"] - 1)
-    if line["transposed"]:
-        return int((line["HW"] - 1) * line["stride"] - 2 * line["pad"] + reach + line["op"] + 1)
-    return int((line["HW"] + 2 * line["pad"] - reach - 1) // line["stride"] + 1)
-
-
-def _events(script: Script | None, outputs: list[Any]) -> list[int]:
-    """Positive: bytes allocated, negative: freed; empty tensors leave no event."""
-    assert script is not None
-    events, taken = [], {}
-    for step in script.steps:
-        if step.kind == "output":
-            output = outputs[step.index]
-            events.append(output.numel() * output.element_size() if step.bytes is None else step.bytes)
-        elif step.kind == "take":
-            taken[step.index] = step.bytes or 0
-            events.append(taken[step.index])
-        elif step.kind == "give":
-            events.append(-taken[step.index])
-    assert sum(step.kind == "output" for step in script.steps) == len(outputs)
-    return [event for event in events if event]
 
 
 @pytest.fixture
@@ -130,24 +61,18 @@ def test_buffers_are_those_of_the_cuda_build(cudnn_switch: None) -> None:
     card = Card((9, 0), 132, 2048, cudnn_workspaces=False)
     wrong: dict[str, list[str]] = defaultdict(list)
     for line in _lines("conv_layouts.jsonl.gz"):
-        case = _Case(line)
+        case = Case(line)
         torch.backends.cudnn.enabled = line["cudnn"]
-        forward = convolution.convolution_rule(
-            (case.input, case.weight, case.bias, *case.params), {}, [case.output], card
-        )
-        if _events(forward, [case.output]) != line["fwd"]:
+        if events(case.forward(card), [case.output]) != line["fwd"]:
             wrong[line["backend"] + " forward"].append(str(line))
-        mask = [bool(asked) for asked in line["mask"]]
-        arguments = (case.grad, case.input, case.weight, [line["K"]], *case.params, mask)
-        backward = convolution.convolution_backward_rule(arguments, {}, case.gradients(), card)
-        if _events(backward, case.gradients()) != line["bwd"]:
+        if events(case.backward(card), case.gradients()) != line["bwd"]:
             wrong[line["backend"] + " backward"].append(str(line))
     assert not wrong, {name: (len(lines), lines[0]) for name, lines in wrong.items()}
 
 
 def test_backends_are_those_of_the_cuda_build() -> None:
     for line in _lines("conv_layouts.jsonl.gz"):
-        case = _Case(line)
+        case = Case(line)
         params = ConvParams.of(line["dim"], *case.params)
         chosen = select_backend(View.of(case.input), View.of(case.weight), params, line["cudnn"])
         assert chosen.value == line["backend"], line

@@ -27,6 +27,10 @@ _PATIENCE = 120.0
 _MOST_STARTS = 3
 
 
+#: The process that loads the library.
+WORKER = (sys.executable, "-m", "graphmem.cudnn.worker")
+
+
 class CudnnUnavailable(GraphmemError):
     """The cuDNN that the user named cannot be found, loaded or asked."""
 
@@ -163,7 +167,7 @@ class Cudnn:
         site = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))}
         self._worker = subprocess.Popen(
-            [sys.executable, "-m", "graphmem.cudnn.worker"],
+            WORKER,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
