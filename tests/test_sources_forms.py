@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,28 @@ def test_a_pt2_file_that_is_no_archive_is_refused_quietly(tmp_path: Path, capfd:
     with pytest.raises(GraphmemError, match="no zip archive"):
         graphmem.analyze(str(tmp_path / "m.pt2"))
     assert "Traceback" not in capfd.readouterr().err
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+
+def _tiny_llama(tmp_path: Path) -> str:
+    pytest.importorskip("transformers")
+    sizes = '"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2'
+    (tmp_path / "config.json").write_text(
+        f'{{"model_type": "llama", {sizes}, "vocab_size": 100, "max_position_embeddings": 32}}'
+    )
+    return f"hf:{tmp_path / 'config.json'}"
+
+
+def test_a_sequence_beyond_the_positions_of_the_model_is_told(tmp_path: Path) -> None:
+    model = _tiny_llama(tmp_path)
+    told = "sequence length 40 is longer than the 32 positions of the configuration"
+    assert told in graphmem.analyze(model, seq_len=40).assumptions
+    assert not any("longer" in line for line in graphmem.analyze(model, seq_len=32).assumptions)
+
+
+def test_checkpointing_calls_nothing_that_transformers_has_deprecated(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        graphmem.analyze(_tiny_llama(tmp_path), training=graphmem.Training(checkpoint_activations=True))

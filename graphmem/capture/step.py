@@ -185,11 +185,11 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 def checkpoint_blocks(model: nn.Module) -> None:
     """Recompute the model's repeated blocks in the backward pass.
 
-    A model that knows how (transformers' ``gradient_checkpointing_enable``, timm's ``set_grad_checkpointing``) does it
-    itself; elsewhere every element of the outermost lists of blocks (``nn.ModuleList``, ``nn.Sequential``) is
-    checkpointed without reentrant autograd.
+    A model that knows how (transformers' ``gradient_checkpointing_enable``, lately ``activation_checkpointing_enable``,
+    timm's ``set_grad_checkpointing``) does it itself; elsewhere every element of the outermost lists of blocks
+    (``nn.ModuleList``, ``nn.Sequential``) is checkpointed without reentrant autograd.
     """
-    for method in ("gradient_checkpointing_enable", "set_grad_checkpointing"):
+    for method in ("activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing"):
         enable: Callable[[], None] | None = getattr(model, method, None)
         if enable is not None:
             enable()

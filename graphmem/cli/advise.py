@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ import click
 from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
+from graphmem.cli.tables import wrapped
 from graphmem.reports.text import clean
 from graphmem.units import format_bytes
 
@@ -50,12 +50,12 @@ def _text(advised: Advised) -> str:
         lines.append("No change that was tried saves memory.")
     useless = [one.change for one in advised.advice if one.estimate is not None and one.saved_bytes <= 0]
     if useless:
-        lines += ["", *_wrapped(f"saves nothing: {', '.join(useless)}", "")]
+        lines += ["", *wrapped(f"saves nothing: {', '.join(useless)}", "")]
     impossible = [
         line
         for one in advised.advice
         if one.estimate is None
-        for line in _wrapped(f"not possible: {one.change}: {clean(one.reason)}", "")
+        for line in wrapped(f"not possible: {one.change}: {clean(one.reason)}", "")
     ]
     return "\n".join([*lines, *(["", *impossible] if impossible else [])]) + "\n"
 
@@ -65,16 +65,4 @@ def _lines(one: Advice) -> list[str]:
     fit = one.estimate.fit
     verdict = "" if fit is None else (", fits" if fit.fits else ", does not fit")
     figures = f"saves {format_bytes(one.saved_bytes)} (needs {format_bytes(one.estimate.device)}{verdict})"
-    return [*_wrapped(f"{figures}: {one.change}", ""), *_wrapped(one.options, "    ")]
-
-
-def _wrapped(line: str, indent: str) -> list[str]:
-    """At most 80 columns, options never broken."""
-    return textwrap.wrap(
-        line,
-        80,
-        initial_indent=indent,
-        subsequent_indent=indent or "  ",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    return [*wrapped(f"{figures}: {one.change}", ""), *wrapped(one.options, "    ")]

@@ -10,8 +10,9 @@ import click
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, working
-from graphmem.cli.tables import plain_table
+from graphmem.cli.tables import plain_table, wrapped
 from graphmem.errors import UsageError
+from graphmem.reports.text import clean
 from graphmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -94,4 +95,6 @@ def _table(found: Largest, name: str) -> str:
             rows.append((f"{value:,}", format_bytes(estimate.device), spare, verdict))
     table = plain_table((f"{name}>", "device memory>", "of the card>", ""), rows)
     tried = ", ".join(f"{value:,}" for value, _ in found.tried)
-    return "\n".join(lines) + f"\n\n{table}\nanalysed: {tried}\n"
+    assumed = [part for line in shown.assumptions for part in wrapped(clean(line), "  - ", "    ")]
+    lines += ["", table, *wrapped(f"analysed: {tried}", "")]
+    return "\n".join([*lines, *(["", "Assumed", *assumed] if assumed else [])]) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
@@ -23,3 +24,12 @@ def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     buffer = StringIO()
     Console(file=buffer, width=WIDTH, color_system=None, highlight=False, markup=False).print(table)
     return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+
+def wrapped(line: str, indent: str, following: str = "") -> list[str]:
+    """The line in at most 80 columns, ``indent`` before the first and ``following`` (by default the same, or two
+    blanks) before the others; options and paths are never broken."""
+    after = following or indent or "  "
+    return textwrap.wrap(
+        line, 80, initial_indent=indent, subsequent_indent=after, break_on_hyphens=False, break_long_words=False
+    )

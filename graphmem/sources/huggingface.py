@@ -255,20 +255,25 @@ def _add_targets(
 
 
 def _sequence_length(config: Any, asked: int | None, notes: list[str]) -> int:
+    longest = _longest(config)
     if asked is not None:
+        if longest is not None and asked > longest:
+            notes.append(f"sequence length {asked} is longer than the {longest} positions of the configuration")
         return asked
+    length = _FALLBACK_SEQ_LEN if longest is None else min(longest, DEFAULT_SEQ_LEN)
+    notes.append(f"sequence length {length} (give --seq-len)")
+    return length
+
+
+def _longest(config: Any) -> int | None:
+    """The positions that the configuration provides for, None where it does not say."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"):
         longest = getattr(config, name, None)
         if isinstance(longest, int) and longest > 0:
-            length = min(longest, DEFAULT_SEQ_LEN)
             # RoBERTa and OPT style tables hold two or more positions that are never used.
-            if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert") and longest % 2 == 0:
-                length = min(length, longest - 2)
-            break
-    else:
-        length = _FALLBACK_SEQ_LEN
-    notes.append(f"sequence length {length} (give --seq-len)")
-    return length
+            unused = getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert") and longest % 2 == 0
+            return longest - 2 if unused else longest
+    return None
 
 
 def _image_shape(config: Any) -> tuple[int, int, int]:
