@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
+from collections import Counter
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphmem.allocators.base import SegmentView
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.errors import TraceError, UsageError
 from graphmem.replay import replay
@@ -206,7 +210,7 @@ def test_what_is_unknown_is_counted() -> None:
     ]
     notes = dict(trace_of(recording_of(snapshot)).notes)
     assert notes["ignored events"] == "2 capture_begin, 1 oom"
-    assert notes["private pools"].startswith("1 segments")
+    assert notes["private pools"].startswith("1 (")
 
 
 def test_several_devices() -> None:
@@ -409,3 +413,36 @@ def test_damaged_values_raise_nothing_but_trace_errors(data: st.DataObject) -> N
         trace_of(recording_of(snapshot))
     except TraceError:
         return
+
+
+POOLED = Path(__file__).parent / "golden" / "pytorch" / "pool_snapshot.pickle.gz"
+
+
+def _pooled(names_pools: bool) -> Any:
+    """A run with private pools (``tests/oracles/pytorch/pool_snapshot.py``), as new or old versions write it."""
+    snapshot = load_plain_pickle(gzip.decompress(POOLED.read_bytes()))
+    if not names_pools:
+        for event in snapshot["device_traces"][0]:
+            event.pop("pool_id", None)
+    return recording_of(snapshot)
+
+
+@pytest.mark.parametrize("names_pools", [True, False])
+def test_private_pools_replay_to_the_recorded_peak(names_pools: bool) -> None:
+    recording = _pooled(names_pools)
+    result = replay(trace_of(recording), PyTorchCachingAllocator())
+    assert result.peak_reserved_bytes == recording.peak_reserved_bytes == 281_018_368
+    if names_pools:
+        assert _segments_by_pool(result.segments) == _segments_by_pool(recording.final_segments)
+        assert len({segment.pool for segment in result.segments}) == 3
+
+
+def _segments_by_pool(segments: Iterable[SegmentView]) -> Counter[tuple[int, str, int]]:
+    return Counter((segment.pool, segment.kind, segment.total_size) for segment in segments)
+
+
+def test_a_pool_without_a_pair_of_numbers_is_refused() -> None:
+    snapshot = _snapshot()
+    snapshot["segments"][0]["segment_pool_id"] = "private"
+    with pytest.raises(TraceError, match="segment_pool_id"):
+        recording_of(snapshot)

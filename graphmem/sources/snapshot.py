@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,24 +30,29 @@ _STATES = {
 _BLOCK_ACTIONS = ("alloc", "free_requested", "free_completed")
 _TAKES_MEMORY = ("segment_alloc", "segment_map")
 _GIVES_MEMORY = ("segment_free", "segment_unmap")
+#: What empties a private pool that is held for the rest of the trace.
+_EMPTY_POOL = (EventKind.RELEASE_POOL, EventKind.EMPTY_POOL, EventKind.CREATE_POOL)
 BEFORE = "before recording"
 RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedBlock:
-    """A block that was alive: address, requested bytes, stream index, and where it was allocated if that is known."""
+    """A block that was alive: address, requested bytes, stream index, where it was allocated if that is known, and the
+    index of its private pool (0: none)."""
 
     address: int
     requested_bytes: int
     stream: int
     name: str = ""
     source: str = ""
+    pool: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """One event. ``size`` is the requested size of a block, or the bytes of a segment; ``stream`` is an index."""
+    """One event. ``size`` is the requested size of a block, or the bytes of a segment; ``stream`` and ``pool`` are
+    indices, the latter 0 outside private pools."""
 
     action: str
     address: int
@@ -55,6 +60,7 @@ class RecordedEvent:
     stream: int
     name: str = ""
     source: str = ""
+    pool: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Recording:
 
     ``start_blocks`` were alive, ``start_pending`` freed but not yet reusable when the first event happened;
     ``start_ranges`` are (address, bytes) of the memory held then, neighbours joined. ``settings`` is the text of
-    ``PYTORCH_CUDA_ALLOC_CONF``.
+    ``PYTORCH_CUDA_ALLOC_CONF``; ``pools`` are PyTorch's names of the private pools, the first having index 1.
     """
 
     device: int
@@ -73,7 +79,7 @@ class Recording:
     start_pending: tuple[RecordedBlock, ...]
     start_ranges: tuple[tuple[int, int], ...]
     final_segments: tuple[SegmentView, ...]
-    private_segments: int
+    pools: tuple[tuple[int, int], ...]
     ignored_actions: tuple[tuple[str, int], ...]
 
     @property
@@ -123,17 +129,19 @@ def recording_of(snapshot: Any, device: int | None = None) -> Recording:
     segments = [_mapping(segment, "a segment") for segment in _list(snapshot, "segments")]
     device_traces = _list(snapshot, "device_traces")
     chosen = _choose_device(segments, device_traces, device)
-    streams = _Streams()
+    indices = _Indices()
     rows = device_traces[chosen] if chosen < len(device_traces) else []
     if not isinstance(rows, list):
         raise TraceError("a device trace is not a list")
     own_segments = [segment for segment in segments if _integer(segment, "device", 0) == chosen]
     frames = _Frames()
-    final = tuple(_segment(segment, streams) for segment in own_segments)
+    final = tuple(_segment(segment, indices) for segment in own_segments)
     ignored: Counter[str] = Counter()
     events = tuple(
-        event for index, row in enumerate(rows) if (event := _event(index, row, streams, frames, ignored)) is not None
+        event for index, row in enumerate(rows) if (event := _event(index, row, indices, frames, ignored)) is not None
     )
+    if final and not any("pool_id" in row for row in rows if isinstance(row, dict)):
+        events = _with_pools(events, final)
     walk = _Backwards(final, _block_frames(own_segments, frames), events)
     walk.run()
     return Recording(
@@ -144,7 +152,7 @@ def recording_of(snapshot: Any, device: int | None = None) -> Recording:
         start_pending=tuple(sorted(walk.pending.values(), key=_address)),
         start_ranges=tuple(walk.memory.joined()),
         final_segments=final,
-        private_segments=sum(map(_is_private, own_segments)),
+        pools=tuple(indices.pools)[1:],
         ignored_actions=tuple(sorted(ignored.items())),
     )
 
@@ -155,31 +163,45 @@ def trace_of(recording: Recording) -> Trace:
     Blocks alive at its start are allocated first, in the phase ``before recording`` (in order of address: theirs is
     lost). A free that waited for other streams stands where the memory came back, not where it was asked for. Where
     memory went back to the driver the cache was emptied, by the program or by the allocator's own retry; an event says
-    so, lest a replay keep what the run had given up.
+    so, lest a replay keep what the run had given up. A private pool is held all the time, as nothing in the recording
+    says when; where its memory went back, it is let go for a moment.
     """
     builder = TraceBuilder(source="PyTorch memory snapshot")
     storages: dict[int, int] = {}
+    if recording.pools:
+        beginning = builder.operator(BEFORE, phase=builder.phase(0, BEFORE))
+        for first, second in recording.pools:
+            builder.event(EventKind.CREATE_POOL, beginning, builder.pool(f"private pool ({first}, {second})"))
     before = (*recording.start_blocks, *recording.start_pending)
     for block in before:
         phase = builder.phase(0, BEFORE)
         operator = builder.operator(block.name or BEFORE, phase=phase, source=block.source)
-        storages[block.address] = builder.alloc(block.requested_bytes, operator, Category.UNKNOWN, stream=block.stream)
+        storages[block.address] = builder.alloc(
+            block.requested_bytes, operator, Category.UNKNOWN, stream=block.stream, pool=block.pool
+        )
     phase = builder.phase(0, RECORDED)
     actions = {event.action for event in recording.events}
     frees = "free_completed" if "free_completed" in actions else "free_requested"
     operators: dict[tuple[str, str], int] = {}
-    giving = False
+    emptied: set[int] = set()  # pools whose memory is going back
     for event in recording.events:
-        began, giving = not giving, event.action in _GIVES_MEMORY
-        if event.action not in ("alloc", frees) and not (giving and began):
+        giving = event.action in _GIVES_MEMORY
+        if not giving:
+            emptied.clear()
+        if event.action not in ("alloc", frees) and (not giving or event.pool in emptied):
             continue
         place = ("empty_cache" if giving else event.name or event.action, event.source)
         if place not in operators:
             operators[place] = builder.operator(place[0], phase=phase, source=place[1])
         if giving:
-            builder.event(EventKind.EMPTY_CACHE, operators[place])
+            emptied.add(event.pool)
+            kinds = _EMPTY_POOL if event.pool else (EventKind.EMPTY_CACHE,)
+            for kind in kinds:
+                builder.event(kind, operators[place], event.pool or -1)
         elif event.action == "alloc":
-            storages[event.address] = builder.alloc(event.size, operators[place], Category.UNKNOWN, stream=event.stream)
+            storages[event.address] = builder.alloc(
+                event.size, operators[place], Category.UNKNOWN, stream=event.stream, pool=event.pool
+            )
         else:
             builder.free(storages.pop(event.address), operators[place])
     if not builder.operators:
@@ -199,8 +221,8 @@ def _notes(recording: Recording) -> Iterable[tuple[str, str]]:
     deferred = _deferred_frees(recording)
     if deferred:
         yield "deferred frees", f"{deferred} frees waited for other streams; they stand where the memory came back"
-    if recording.private_segments:
-        yield "private pools", f"{recording.private_segments} segments belong to private pools (CUDA graphs, MemPool)"
+    if recording.pools:
+        yield "private pools", f"{len(recording.pools)} (CUDA graphs, MemPool)"
     if recording.ignored_actions:
         yield "ignored events", ", ".join(f"{count} {action}" for action, count in recording.ignored_actions)
 
@@ -236,10 +258,11 @@ class _Backwards:
         for segment in final:
             self.memory.add(segment.address, segment.total_size, "the final heap")
             for block in segment.blocks:
-                self._remember_final(block, segment.stream, frames)
+                self._remember_final(block, segment, frames)
 
-    def _remember_final(self, block: BlockView, stream: int, frames: Mapping[int, tuple[str, str]]) -> None:
-        kept = RecordedBlock(block.address, block.requested_bytes, stream, *frames.get(block.address, ("", "")))
+    def _remember_final(self, block: BlockView, segment: SegmentView, frames: Mapping[int, tuple[str, str]]) -> None:
+        name, source = frames.get(block.address, ("", ""))
+        kept = RecordedBlock(block.address, block.requested_bytes, segment.stream, name, source, segment.pool)
         if block.state == "pending" and self.two_steps:
             self.pending[block.address] = kept
         elif block.state == "allocated" or (block.state == "pending" and not self.only_requests):
@@ -261,7 +284,7 @@ class _Backwards:
     def _undo(self, event: RecordedEvent, where: str) -> None:
         address = event.address
         self.memory.check_holds(address, event.size, where)
-        block = RecordedBlock(address, event.size, event.stream)
+        block = RecordedBlock(address, event.size, event.stream, pool=event.pool)
         if event.action == "alloc":
             allocated = self.live.pop(address, None)
             if allocated is None or allocated.requested_bytes != event.size:
@@ -327,14 +350,25 @@ class _Ranges:
         return found
 
 
-class _Streams:
-    """Stream handles as small indices, in order of appearance; the default stream is 0."""
+class _Indices:
+    """Stream handles and names of pools as small indices, in order of appearance; what is default is 0."""
 
     def __init__(self) -> None:
-        self._indices = {0: 0}
+        self._streams = {0: 0}
+        self.pools = {(0, 0): 0}
 
-    def index(self, stream: int) -> int:
-        return self._indices.setdefault(stream, len(self._indices))
+    def stream(self, row: dict[str, Any]) -> int:
+        return self._streams.setdefault(_integer(row, "stream", 0), len(self._streams))
+
+    def pool(self, row: dict[str, Any], key: str) -> int:
+        identity = row.get(key, (0, 0))
+        if (
+            not isinstance(identity, tuple | list)
+            or len(identity) != 2
+            or any(type(part) is not int for part in identity)
+        ):
+            raise TraceError(f"the key {key!r} does not hold a pair of numbers")
+        return self.pools.setdefault((identity[0], identity[1]), len(self.pools))
 
 
 class _Frames:
@@ -396,7 +430,7 @@ def _listed(devices: set[int]) -> str:
     return ", ".join(map(str, sorted(devices))) or "none"
 
 
-def _segment(segment: dict[str, Any], streams: _Streams) -> SegmentView:
+def _segment(segment: dict[str, Any], indices: _Indices) -> SegmentView:
     position = address = _integer(segment, "address")
     blocks: list[BlockView] = []
     for row in _list(segment, "blocks"):
@@ -416,14 +450,27 @@ def _segment(segment: dict[str, Any], streams: _Streams) -> SegmentView:
     total = _integer(segment, "total_size")
     if position != address + total:
         raise TraceError(f"the blocks of the segment at {address:#x} do not fill it")
-    stream = streams.index(_integer(segment, "stream", 0))
+    stream, pool = indices.stream(segment), indices.pool(segment, "segment_pool_id")
     kind = _text(segment, "segment_type")
-    return SegmentView(address, total, stream, kind, bool(segment.get("is_expandable", False)), tuple(blocks))
+    return SegmentView(address, total, stream, kind, bool(segment.get("is_expandable", False)), tuple(blocks), pool)
 
 
-def _is_private(segment: dict[str, Any]) -> bool:
-    pool = segment.get("segment_pool_id")
-    return isinstance(pool, tuple | list) and any(type(part) is int and part for part in pool)
+def _with_pools(events: tuple[RecordedEvent, ...], final: tuple[SegmentView, ...]) -> tuple[RecordedEvent, ...]:
+    """Events of versions that do not name their pool: those inside a segment that is there at the end, since it was
+    obtained, belong to its pool."""
+    ends = {segment.address: segment for segment in final if segment.pool}
+    starts = sorted(ends)
+    named = []
+    for event in reversed(events):
+        position = bisect_right(starts, event.address) - 1
+        segment = ends.get(starts[position]) if position >= 0 else None
+        if segment is not None and event.address < segment.address + segment.total_size:
+            named.append(replace(event, pool=segment.pool))
+            if event.action == "segment_alloc":
+                del ends[segment.address]
+        else:
+            named.append(event)
+    return tuple(reversed(named))
 
 
 def _block_frames(segments: list[dict[str, Any]], frames: _Frames) -> dict[int, tuple[str, str]]:
@@ -436,7 +483,7 @@ def _block_frames(segments: list[dict[str, Any]], frames: _Frames) -> dict[int, 
     return found
 
 
-def _event(index: int, row: Any, streams: _Streams, frames: _Frames, ignored: Counter[str]) -> RecordedEvent | None:
+def _event(index: int, row: Any, indices: _Indices, frames: _Frames, ignored: Counter[str]) -> RecordedEvent | None:
     event = _mapping(row, f"event {index}")
     action = _text(event, "action")
     if action not in (*_BLOCK_ACTIONS, *_TAKES_MEMORY, *_GIVES_MEMORY):
@@ -445,8 +492,8 @@ def _event(index: int, row: Any, streams: _Streams, frames: _Frames, ignored: Co
             ignored[action] += 1
         return None
     name, source = frames.place(event.get("frames"))
-    stream = streams.index(_integer(event, "stream", 0))
-    return RecordedEvent(action, _integer(event, "addr"), _integer(event, "size"), stream, name, source)
+    address, size = _integer(event, "addr"), _integer(event, "size")
+    return RecordedEvent(action, address, size, indices.stream(event), name, source, indices.pool(event, "pool_id"))
 
 
 def _settings(snapshot: dict[str, Any]) -> str:
