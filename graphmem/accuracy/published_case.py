@@ -66,7 +66,11 @@ class Skipped:
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """A case and graphmem's bytes for it at the same level; ``peak_bytes`` None: ``error`` says why there are none."""
+    """A case and graphmem's bytes for it at the same level; ``peak_bytes`` None: ``error`` says why there are none.
+
+    ``is_limited``: the card's end limits what the allocator caches. Not ``fits``: it is predicted to run out of memory,
+    and the bytes are those it would want.
+    """
 
     case: PublishedCase
     peak_bytes: int | None = None
@@ -75,6 +79,7 @@ class PublishedComparison:
     estimated_buffer_bytes: int = 0
     unknown: int = 0
     is_limited: bool = False
+    fits: bool = True
     error: str = ""
 
     def signed_error(self) -> float:
@@ -115,7 +120,7 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
     if estimate.fit is None or estimate.fit.margin_bytes >= 0:
         return replace(answer, peak_bytes=estimate.peak.device_bytes)
     if not estimate.fit.fits:
-        return replace(answer, error="predicted to run out of memory on this card")
+        return replace(answer, peak_bytes=estimate.peak.device_bytes, fits=False)
     limit = device.capacity_bytes - device.context_bytes
     reserved = _reserved_within(estimate, limit, case.torch_version)
     return replace(answer, peak_bytes=reserved + device.context_bytes, is_limited=True)

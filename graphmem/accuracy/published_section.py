@@ -100,4 +100,6 @@ def published_reason(item: PublishedComparison) -> str:
         words.append(f"{item.unknown} times something not modelled")
     if item.is_limited:
         words.append("the card's end limits the cache")
+    if not item.fits:
+        words.append("predicted to run out of memory, which it did not")
     return "; ".join(words)
