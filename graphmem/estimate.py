@@ -47,6 +47,19 @@ class PhasePeak:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Private pools of one kind at the peak: how many, the bytes of their segments, and those that storages asked for.
+
+    What is reserved and not requested serves nobody outside the pool.
+    """
+
+    label: str
+    count: int
+    reserved_bytes: int
+    requested_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """When the peak happens: index of the event, and the operator that made it."""
 
@@ -127,6 +140,7 @@ class Estimate:
     assumptions: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    pools: tuple[PoolUse, ...] = ()
     last_growth: Moment | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
@@ -187,6 +201,7 @@ class Estimate:
             "assumptions": list(self.assumptions),
             "diagnostics": [asdict(d) for d in self.diagnostics],
             "details": dict(self.details),
+            "pools": [asdict(pool) for pool in self.pools],
             "top": [asdict(storage) for storage in self.top],
         }
 

@@ -47,6 +47,8 @@ class Replay:
     out_of_memory: OutOfMemory | None
     retries: int
     segments: tuple[SegmentView, ...] = field(repr=False)
+    #: Bytes of every private pool's segments when reserved bytes were at their peak, by the pool's number.
+    private_reserved_at_peak: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.requested_bytes)
@@ -126,6 +128,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
         out_of_memory=out_of_memory,
         retries=getattr(allocator, "num_alloc_retries", 0),
         segments=allocator.segments(),
+        private_reserved_at_peak=private.private_reserved_at_peak if private is not None else {},
     )
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from graphmem.estimate import Breakdown, Diagnostic, Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak, Timeline
+from graphmem.estimate import (
+    Breakdown,
+    Diagnostic,
+    Estimate,
+    Fit,
+    LiveStorage,
+    Moment,
+    Peak,
+    PhasePeak,
+    PoolUse,
+    Timeline,
+)
 from graphmem.replay import Replay
 from graphmem.trace import Category, EventKind, Place, Trace
 
@@ -73,6 +85,7 @@ def summarize(
         assumptions=tuple(assumptions),
         diagnostics=tuple(diagnostics),
         details=details or {},
+        pools=tuple(_pools(trace, replay, position)),
         timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
         trace=trace,
     )
@@ -111,6 +124,20 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
     breakdown["FRAGMENTATION"] = reserved - allocated
     breakdown["CONTEXT"] = context_bytes
     return breakdown
+
+
+def _pools(trace: Trace, replay: Replay, position: int) -> Iterator[PoolUse]:
+    """The private pools at the peak, those with one label together."""
+    requested = Counter[int]()
+    for index in trace.live_at(position) if trace.pools else ():
+        requested[trace.storages[index].pool] += trace.storages[index].bytes
+    by_label: dict[str, list[int]] = {}
+    for number, pool in enumerate(trace.pools, 1):
+        if replay.private_reserved_at_peak.get(number):
+            by_label.setdefault(pool.label, []).append(number)
+    for label, numbers in by_label.items():
+        reserved = sum(replay.private_reserved_at_peak[number] for number in numbers)
+        yield PoolUse(label, len(numbers), reserved, sum(requested[number] for number in numbers))
 
 
 def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]:

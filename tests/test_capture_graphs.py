@@ -8,10 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import graphmem  # noqa: E402
 from graphmem.allocators.ideal import IdealAllocator  # noqa: E402
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
+from graphmem.estimate import PoolUse  # noqa: E402
 from graphmem.replay import replay  # noqa: E402
+from graphmem.reports.text import render  # noqa: E402
 from graphmem.trace import Category, EventKind, from_json, to_json  # noqa: E402
 from graphmem.units import MIB  # noqa: E402
 from tests.captures import births, record  # noqa: E402
@@ -58,6 +61,14 @@ def test_a_trace_with_pools_survives_being_written() -> None:
 def test_other_allocators_serve_a_pool_from_their_one_heap() -> None:
     trace = record(_doubled_in_a_graph)
     assert replay(trace, IdealAllocator()).peak_reserved_bytes == 6 * MIB + 16
+
+
+def test_the_estimate_says_what_private_pools_hold() -> None:
+    """A graph's pool holds a segment of 20 MiB, of which its one live tensor uses 3 MiB."""
+    estimate = graphmem.replay_trace(record(_doubled_in_a_graph))
+    assert estimate.pools == (PoolUse("pool of CUDA graphs", 1, 20 * MIB, 3 * MIB),)
+    assert estimate.to_dict()["pools"][0]["reserved_bytes"] == 20 * MIB
+    assert "pool of CUDA graphs" in render(estimate)
 
 
 def test_a_captured_stream_is_known_as_such() -> None:

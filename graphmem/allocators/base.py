@@ -59,7 +59,12 @@ class Allocator(Protocol):
 
 @runtime_checkable
 class PoolAllocator(Allocator, Protocol):
-    """An allocator that has private pools, each named by a number from 1 on. Others serve everything from one heap."""
+    """An allocator that has private pools, each named by a number from 1 on. Others serve everything from one heap.
+
+    ``private_reserved_at_peak``: bytes of each pool's segments when reserved bytes were at their peak.
+    """
+
+    private_reserved_at_peak: dict[int, int]
 
     def malloc_in_pool(self, size: int, stream: int, pool: int) -> Any: ...
 

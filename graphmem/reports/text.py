@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from graphmem.estimate import Diagnostic, Estimate, LiveStorage, Moment, PhasePeak
+from graphmem.estimate import Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, PoolUse
 from graphmem.runtimes import onnxruntime, tensorflow
 from graphmem.units import format_bytes
 
@@ -163,10 +163,21 @@ def _breakdown(estimate: Estimate) -> RenderableType:
             table.add_row(WORDS.get(category, clean(category)), *_figures(count, total))
     table.add_row("sum = device bytes at this moment", *_figures(total, total))
     parts: list[RenderableType] = [table]
+    if estimate.pools:
+        parts.append(Text("Of that, reserved in private pools, where only the pool's own requests are served:"))
+        parts.append(_pools(estimate.pools))
     if total != estimate.device:
         later = format_bytes(estimate.device)
         parts.append(Text(f"The device level's own maximum, {later}, is reached at another moment of the run."))
     return _section("What it is made of at the peak (device level)", *parts)
+
+
+def _pools(pools: Iterable[PoolUse]) -> Table:
+    table = _table("", ">", "")
+    for pool in pools:
+        label = clean(pool.label) if pool.count == 1 else f"{clean(pool.label)} ({pool.count})"
+        table.add_row(label, format_bytes(pool.reserved_bytes), f"{format_bytes(pool.requested_bytes)} in use")
+    return table
 
 
 def _moment(estimate: Estimate, top: int) -> RenderableType:

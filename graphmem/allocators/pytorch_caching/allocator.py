@@ -437,10 +437,11 @@ class PyTorchCachingAllocator(PoolInterface):
         """Memory was obtained from the driver."""
         self.reserved_bytes += size
         self.num_device_alloc += 1
-        if self.reserved_bytes > self.peak_reserved_bytes:
-            self.peak_reserved_bytes = self.reserved_bytes
         if free_set.pool.private_pool:
             self.private_pools.by_number[free_set.pool.private_pool].reserved_bytes += size
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+            self.private_reserved_at_peak = self.private_pools.reserved_bytes()
         if self.stats is not None:
             self.stats.change_reserved(free_set.pool, size)
 

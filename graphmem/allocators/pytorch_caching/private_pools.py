@@ -106,6 +106,10 @@ class PrivatePools:
         if self.by_number[number].reserved_bytes == 0:
             del self.by_number[number], self.freeable[number]
 
+    def reserved_bytes(self) -> dict[int, int]:
+        """Bytes of the segments of each."""
+        return {number: pool.reserved_bytes for number, pool in self.by_number.items()}
+
     def free_bytes(self) -> int:
         """Bytes of free blocks in all of them."""
         return sum(pool.free_bytes() for pool in self.by_number.values())
@@ -122,6 +126,8 @@ class PoolInterface:
 
     def __init__(self, torch_version: tuple[int, int]) -> None:
         self.private_pools = PrivatePools(torch_version)
+        #: Bytes of every private pool's segments when reserved bytes were at their peak.
+        self.private_reserved_at_peak: dict[int, int] = {}
 
     def declare_pool(self, pool: int, *, use_on_oom: bool = False, no_split: bool = False) -> None:
         """Set the options of ``torch.cuda.MemPool`` before the pool is used."""
