@@ -31,6 +31,7 @@ from graphmem.capture.older_operators import (
 from graphmem.capture.older_torch import ExistingFakes
 from graphmem.capture.pretence import Patches
 from graphmem.capture.recurrent.operators import recurrent_fakes, recurrent_substitutes
+from graphmem.capture.views import views_of_cpp
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -50,7 +51,8 @@ def cuda_substitutes(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
             for op in FUSED_ON_CUDA:
                 library.impl(op, _never_called, "CUDA")
             fakes.replace({**missing_fakes(), **recurrent_fakes()})
-        yield table
+        with views_of_cpp():
+            yield table
     finally:
         patches.undo()
         fakes.restore()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels import cub
+from graphmem.capture.kernels.layout import has_flat_view
 from graphmem.capture.kernels.script import Card, Script, rule
 
 #: Up to here one kernel walks all the indices (Embedding.cu).
@@ -36,9 +37,10 @@ def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int,
 
 @rule("aten.embedding.default")
 def embedding_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    """``weight.index_select(0, indices.reshape(-1))`` (ATen/native/Embedding.cpp): expanded indices are copied."""
+    """``weight.index_select(0, indices.reshape(-1))`` (ATen/native/Embedding.cpp): indices that cannot be viewed so
+    are copied."""
     indices = args[1]
-    if indices.dim() == 1 or indices.is_contiguous():
+    if has_flat_view(indices):
         return None
     script = Script()
     copied = script.take(indices.numel() * indices.element_size(), "contiguous indices")
@@ -54,7 +56,7 @@ def embedding_backward_rule(
     script = Script()
     copies = [
         script.take(tensor.numel() * tensor.element_size(), f"contiguous {name}")
-        for tensor, name in ((grad, "gradient"), (indices, "indices"))
+        for tensor, name in ((indices, "indices"), (grad, "gradient"))
         if not tensor.is_contiguous()
     ]
     count = indices.numel()

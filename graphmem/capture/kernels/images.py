@@ -12,14 +12,22 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.conv_backend import View
 from graphmem.capture.kernels.layout import bytes_of
 from graphmem.capture.kernels.script import Card, Script, rule
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
-    if tensor.dim() == 4:
-        return bool(tensor.is_contiguous(memory_format=torch.channels_last))
-    return tensor.dim() == 5 and bool(tensor.is_contiguous(memory_format=torch.channels_last_3d))
+    """Dense in a channels_last format that ``suggest_memory_format`` names as well."""
+    if tensor.dim() not in (4, 5):
+        return False
+    view = View.of(tensor)
+    return view.suggests_channels_last() and view.is_dense(channels_last=True)
+
+
+def _is_dense_as(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    """Dense in the memory format that ``like`` suggests."""
+    return View.of(tensor).is_dense(View.of(like).suggests_channels_last())
 
 
 def _copies(script: Script, *tensors: torch.Tensor) -> None:
@@ -33,6 +41,8 @@ def _copies(script: Script, *tensors: torch.Tensor) -> None:
 
 @rule(
     "aten.avg_pool2d.default",
+    "aten.upsample_nearest2d.default",
+    "aten._upsample_nearest_exact2d.default",
     "aten.upsample_nearest2d_backward.default",
     "aten._upsample_nearest_exact2d_backward.default",
     "aten.upsample_bilinear2d_backward.default",
@@ -49,6 +59,11 @@ def dense_input_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Seque
     "aten._upsample_bilinear2d_aa_backward.default",
     "aten._upsample_bicubic2d_aa_backward.default",
     "aten.upsample_bicubic2d_backward.default",
+    "aten.upsample_nearest1d.default",
+    "aten._upsample_nearest_exact1d.default",
+    "aten.upsample_nearest1d_backward.default",
+    "aten._upsample_nearest_exact1d_backward.default",
+    "aten.upsample_linear1d_backward.default",
     "aten.upsample_nearest3d_backward.default",
     "aten._upsample_nearest_exact3d_backward.default",
     "aten.reflection_pad1d.default",
@@ -75,7 +90,45 @@ def max_pool2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequen
     return script
 
 
-@rule("aten.max_pool2d_with_indices_backward.default", "aten.avg_pool2d_backward.default")
+@rule("aten._adaptive_avg_pool2d.default")
+def adaptive_avg_pool2d_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """A dense copy of the input comes before the output (AdaptiveAveragePooling.cu)."""
+    script = Script()
+    token = [] if _is_dense_as(args[0], args[0]) else [script.take(bytes_of(args[0]), "contiguous copy")]
+    script.output(0)
+    script.give(*token)
+    return script
+
+
+@rule("aten._adaptive_avg_pool2d_backward.default")
+def adaptive_avg_pool2d_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """The gradient is brought to the input's memory format."""
+    script = Script().output(0)
+    if not _is_dense_as(args[0], args[1]):
+        script.give(script.take(bytes_of(args[0]), "dense gradient"))
+    return script
+
+
+@rule("aten.avg_pool2d_backward.default")
+def avg_pool2d_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """Input, then gradient, are brought to the input's memory format (AveragePool2d.cu)."""
+    script = Script().output(0)
+    grad, tensor = args[0], args[1]
+    last = _is_channels_last(tensor) and not tensor.is_contiguous()
+    tokens = [] if last or tensor.is_contiguous() else [script.take(bytes_of(tensor), "contiguous input")]
+    if not (_is_channels_last(grad) if last else grad.is_contiguous()):
+        tokens.append(script.take(bytes_of(grad), "contiguous gradient"))
+    script.give(*reversed(tokens))
+    return script
+
+
+@rule("aten.max_pool2d_with_indices_backward.default")
 def max_pool2d_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tests.functions.cases.common import IMAGE, IMAGE_LAST, SERIES, SMALL, VOLUME, VOLUME_LAST
@@ -58,3 +61,30 @@ add(
 add("grid_sample_3d", lambda x, g: F.grid_sample(x, g, align_corners=False), VOLUME, t(2, 8, 8, 8, 3))
 add("affine_grid", lambda a: F.affine_grid(a, [4, 3, 28, 28], align_corners=False), t(4, 2, 3))
 add("local_response_norm", lambda x: F.local_response_norm(x, 5), SMALL)
+
+
+# --- inputs and gradients of other layouts ----------------------------------------------------------------------------
+
+PERMUTED = t(50, 8, 2)
+
+
+def _resized(mode: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Interpolates a view with the dimensions reversed, and reverses back: input and gradient are not contiguous."""
+    return lambda x: F.interpolate(x.permute(2, 1, 0), scale_factor=2, mode=mode).permute(2, 1, 0).contiguous()
+
+
+def _position_table(table: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+    """Of a batch of one, whose stride decides whether a kernel sees channels_last."""
+    square = table.reshape(1, 64, 64, -1).permute(0, 3, 1, 2)
+    square = F.interpolate(square, size=(14, 14), mode="bilinear", align_corners=False)
+    return patches + square.flatten(2).permute(0, 2, 1)
+
+
+for mode in ("linear", "nearest"):
+    add(f"interpolate_{mode}1d_permuted", _resized(mode), PERMUTED)
+add(
+    "interpolate_nearest_permuted",
+    lambda x: F.interpolate(x.permute(3, 2, 1, 0), scale_factor=2).permute(3, 2, 1, 0).contiguous(),
+    t(20, 20, 8, 2),
+)
+add("interpolate_position_table", _position_table, t(1, 4096, 64), t(4, 196, 64))

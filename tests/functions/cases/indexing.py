@@ -101,3 +101,11 @@ add("assign_host", lambda x: _put((slice(None), HOST.clone()), 1.0)(x), t(64, 10
 add("assign_device", lambda x, i: _put(i, 1.0)(x), t(64, 1000, 32, grad=False), index(7))
 add("assign_device_32", lambda x, i: _put(i, 1.0)(x), t(64, 1000, 32, grad=False), index(7, dtype=I32))
 add("assign_slice", _put((slice(None), 3), 1.0), t(64, 1000, 32, grad=False))
+add("embedding_strided", lambda i, w: F.embedding(i[:, :, 2], w), index(8, 128, 7), TABLE)
+add("embedding_transposed", lambda i, w: F.embedding(i.t(), w).mT.contiguous(), index(8, 128), TABLE)
+add(
+    "embedding_strided_large",
+    lambda i, w: F.embedding(i[:, :, 2], w).transpose(0, 1).contiguous(),
+    index(8, 512, 7),
+    TABLE,
+)

@@ -30,3 +30,9 @@ module("weight_norm_old", lambda: nn.utils.weight_norm(nn.Linear(512, 1024)), t(
 module("weight_norm_dim_none", lambda: nn.utils.weight_norm(nn.Linear(512, 1024), dim=None), t(64, 512))
 module("spectral_norm", lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(512, 1024)), t(64, 512))
 module("spectral_norm_old", lambda: nn.utils.spectral_norm(nn.Linear(512, 1024)), t(64, 512))
+module(
+    "layer_norm_permuted",
+    lambda: nn.LayerNorm(768),
+    t(768, 128, 8),
+    run=lambda m, x: m(x.permute(2, 1, 0)).mT.contiguous(),
+)

@@ -41,3 +41,13 @@ add("lp_pool1d", lambda x: F.lp_pool1d(x, 2.0, 3), SERIES)
 add("lp_pool2d", lambda x: F.lp_pool2d(x, 2.0, 3), IMAGE)
 add("fractional_max_pool2d", lambda x: F.fractional_max_pool2d(x, 3, output_size=(20, 20)), IMAGE)
 add("fractional_max_pool3d", lambda x: F.fractional_max_pool3d(x, 3, output_size=(8, 8, 8)), VOLUME)
+add(
+    "adaptive_avg_pool1d_permuted",
+    lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 7).transpose(1, 2).contiguous(),
+    t(8, 1000, 64),
+)
+add(
+    "avg_pool2d_permuted",
+    lambda x: F.avg_pool2d(x.permute(3, 2, 1, 0), 2).permute(3, 2, 1, 0).contiguous(),
+    t(56, 56, 64, 8),
+)

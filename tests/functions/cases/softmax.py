@@ -21,3 +21,4 @@ add("softmax_transposed", lambda x: F.softmax(x, -1), t(8, 128, 1000, layout="tr
 add("softmin", lambda x: F.softmin(x, -1), SCORES)
 add("softmax_to_bf16", lambda x: F.softmax(x, -1, dtype=BF16), SCORES)
 add("softmax_then_cast", lambda x: F.softmax(x, -1, dtype=torch.float32).to(x.dtype), t(8, 128, 1000, dtype=BF16))
+add("log_softmax_permuted", lambda x: F.log_softmax(x, -1).permute(2, 1, 0).contiguous(), t(8, 128, 1000))
