@@ -89,8 +89,20 @@ def test_a_wrong_setting_of_a_sweep_is_one_line(model: str, arguments: list[str]
     assert said in result.stderr
 
 
-def test_advice_for_a_model_that_has_none(model: str) -> None:
-    result = run("advise", model, "-b", "4", "--gpu", "T4")
+def test_advice_for_a_session_is_about_its_arena_and_true(model: str) -> None:
+    request = (model, "-b", "300000", "--gpu", "T4", "--format", "json")
+    advised = json.loads(run("advise", *request).stdout)
+    assert len(advised["advice"]) == 5
+    for one in advised["advice"]:
+        given = one["options"].replace("--batch", "-b").split()
+        again = json.loads(run("analyze", *request, *given).stdout)
+        assert one["device_bytes"] == again["peak"]["device_bytes"]
+        assert one["saved_bytes"] == advised["base"]["peak"]["device_bytes"] - one["device_bytes"]
+    assert any(one["saved_bytes"] > 0 for one in advised["advice"])
+
+
+def test_advice_that_saves_nothing_says_so(model: str) -> None:
+    result = run("advise", model, "--gpu", "T4", "-b", "1", "--runtime", "tensorflow")
     assert result.exit_code == 0, result.stderr
     assert "No change that was tried saves memory." in result.stdout
 

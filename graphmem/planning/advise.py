@@ -103,6 +103,9 @@ def _together(saving: list[Advice]) -> Advice | None:
 def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
     """What may be worth a try: nothing that is set already, nothing the runtime does not have."""
     step = request.step
+    if base.runtime == "onnxruntime":
+        yield from _changes_of_a_session(request.options.get("alloc_conf") or "")
+        yield from _smaller_batch(request.options.get("batch"))
     if base.runtime != "pytorch":
         return
     set_already = pytorch.configuration_text(request.options.get("alloc_conf"))
@@ -117,6 +120,20 @@ def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
         yield from _changes_of_training(step, request.options.get("batch"))
     elif isinstance(step, Inference):
         yield from _smaller_batch(request.options.get("batch"))
+
+
+def _changes_of_a_session(conf: str) -> Iterator[Advice]:
+    """Options of ONNX Runtime that trade time or reuse for memory; they are settings of one string, so the pair is a
+    change of its own."""
+    known = {
+        "arena_extend_strategy:kSameAsRequested": "grow the arena by what is asked for",
+        "enable_mem_pattern:0": "no memory pattern block",
+    }
+    free = [option for option in known if option.partition(":")[0] not in conf]
+    for options in [*([option] for option in free), *([free] if len(free) > 1 else [])]:
+        joined = ",".join(filter(None, (conf, *options)))
+        words = ", ".join(known[option] for option in options)
+        yield Advice(words, f"--alloc-conf {joined}", {"alloc_conf": joined}, None)
 
 
 def _changes_of_training(step: Training, batch: int | None) -> Iterator[Advice]:
