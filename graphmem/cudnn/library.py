@@ -17,7 +17,7 @@ from graphmem.cudnn.card import check_supported, clocks_are_assumed, description
 from graphmem.cudnn.plans import INSTANT, MODE_B, Convolution
 from graphmem.cudnn.worker import version_text
 from graphmem.devices import Device
-from graphmem.errors import GraphmemError
+from graphmem.errors import GraphmemError, UsageError
 
 INSTALLED = "installed"
 _NAME = "libcudnn.so.9"
@@ -76,7 +76,11 @@ class Cudnn:
         self._worker: subprocess.Popen[str] | None = None
         self._starts = 0
         self._about = self._start()
-        check_supported(card, self._about["cudart"])
+        try:
+            check_supported(card, self._about["cudart"])
+        except UsageError:
+            self.close()
+            raise
 
     def __enter__(self) -> Cudnn:
         return self
@@ -178,7 +182,8 @@ class Cudnn:
         about = self._exchange({"library": self._library, "device": description(self._card), "search": search})
         if "error" in about:
             self.close()
-            raise CudnnUnavailable(f"--cudnn {self._named}: {self._library} cannot be asked: {about['error']}")
+            wheel = "; this environment has no nvidia-cudnn wheel" if self._library == _NAME else ""
+            raise CudnnUnavailable(f"--cudnn {self._named}: {self._library} cannot be asked: {about['error']}{wheel}")
         return about
 
     def _exchange(self, line: dict[str, Any]) -> dict[str, Any]:
