@@ -23,6 +23,7 @@ class Selection:
     def __init__(self, share: float | None) -> None:
         self.share = share
         self.assumed = 0
+        self.distinct = 0  # sparse tensors whose indices were taken to be distinct
         self._exact: int | None = None
 
     def rows(self, candidates: int) -> int | None:

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphmem.capture import device_values, frames, host_values
+from graphmem.capture import device_values, frames, host_values, sparse
 from graphmem.capture.composites import FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
 from graphmem.capture.data_dependent import SELECTING, Selection, outputs_of
 from graphmem.capture.distributed import COLLECTIVES, MAKES_HOST_VALUES, collective, is_bookkeeping
@@ -206,10 +206,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.unmodelled[f"{name}: {hidden}"] += 1
         in_backward = torch._C._current_graph_task_id() != -1
         self._begin_operator(name, args, in_backward)
+        sparse_body = sparse.body_of(func, args)
         if in_backward:
             if func is _ADD and self.fan_in.adds_in_place(args, kwargs):
                 return args[0]
-            if func is _DETACH or func is _CLONE:
+            if (func is _DETACH or func is _CLONE) and sparse_body is None:
                 out = func(*args, **kwargs)
                 self._record(func, out, args, kwargs, rule, in_backward)
                 self._mark_accumulated(out)
@@ -224,7 +225,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.storages.see_lists(args[1])
         if func in _SUBSCRIPTS:
             self.storages.see_lists(args[1])
-        body = BODIES.get(func)
+        body = sparse_body or BODIES.get(func)
         if body is not None and (_on_device(args) or self.selection.share is not None):
             with self:
                 out = body(self.selection, *args, **kwargs)

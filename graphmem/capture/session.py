@@ -144,6 +144,10 @@ def capture(
         if selection.assumed:
             share = f"nonzero, boolean masks and unique were assumed to select {data_dependent:.0%} of the candidates"
             assumed[share] = selection.assumed
+        if selection.distinct:
+            assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
+                selection.distinct
+            )
         for message, count in sorted(recorder.unmodelled.items()):
             assumed[f"memory inside operators is not modelled: {message}"] = count
         assumed.update(compiled.assumed)

@@ -29,12 +29,14 @@ Loop = Iterator[Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One loop. ``refused``: what the message says where a capture cannot follow it, and says so."""
+    """One loop. ``refused``: what the message says where a capture cannot follow it, and says so. ``selects_nothing``:
+    sizes in it are data, and 0 in a recording, where every value reads 0."""
 
     name: str
     group: str
     run: Callable[[], Loop]
     refused: str = ""
+    selects_nothing: bool = False
 
 
 CASES: dict[str, Case] = {}
@@ -46,14 +48,16 @@ def group(name: str) -> None:
     _group = name
 
 
-def add(name: str, run: Callable[[], Loop], refused: str = "") -> None:
+def add(name: str, run: Callable[[], Loop], refused: str = "", selects_nothing: bool = False) -> None:
     assert name not in CASES, name
-    CASES[name] = Case(name, _group, run, refused)
+    CASES[name] = Case(name, _group, run, refused, selects_nothing)
 
 
-def case(name: str, refused: str = "") -> Callable[[Callable[[], Loop]], Callable[[], Loop]]:
+def case(
+    name: str, refused: str = "", selects_nothing: bool = False
+) -> Callable[[Callable[[], Loop]], Callable[[], Loop]]:
     def register(run: Callable[[], Loop]) -> Callable[[], Loop]:
-        add(name, run, refused)
+        add(name, run, refused, selects_nothing)
         return run
 
     return register

@@ -129,7 +129,7 @@ add("lbfgs", lbfgs)
 add("lbfgs_strong_wolfe", partial(lbfgs, line_search_fn="strong_wolfe"))
 
 
-@case("sparse_adam")
+@case("sparse_adam", selects_nothing=True)
 def sparse_adam() -> Loop:
     model = Transformer(sparse=True).cuda()
     x, y = tokens()
@@ -168,8 +168,46 @@ def sparse(passes: int, forward: Callable[[Any, Tensor], Tensor] | None = None) 
     yield
 
 
-add("sparse_gradients_accumulated", partial(sparse, 2), refused="sparse")
-add("sparse_gradients_fan_in", partial(sparse, 1, lambda e, x: e(x) + e(x + 1)))
+add("sparse_gradients_accumulated", partial(sparse, 2), selects_nothing=True)
+add("sparse_gradients_fan_in", partial(sparse, 1, lambda e, x: e(x) + e(x + 1)), selects_nothing=True)
+
+
+def coalesced(make: Callable[..., Any], **options: Any) -> Loop:
+    """Gradients that are said to have distinct indices already, so that optimizers find rows to step."""
+    table = nn.Parameter(torch.zeros(1000, 64, device="cuda"))
+    optimizer = make([table], lr=0.1, **options)
+    for _ in range(ITERATIONS):
+        indices, values = torch.zeros(1, 96, dtype=torch.int64, device="cuda"), torch.zeros(96, 64, device="cuda")
+        table.grad = torch.sparse_coo_tensor(indices, values, (1000, 64))._coalesced_(True)
+        del indices, values
+        optimizer.step()
+        optimizer.zero_grad()
+    yield
+
+
+add("sparse_adam_coalesced", partial(coalesced, _O.SparseAdam))
+add("sparse_adagrad_coalesced", partial(coalesced, _O.Adagrad))
+add("sparse_sgd_coalesced", partial(coalesced, _O.SGD))
+add("sparse_sgd_momentum_coalesced", partial(coalesced, _O.SGD, momentum=0.9))
+
+
+def sparse_only(make: Callable[..., Any], bag: bool = False, **options: Any) -> Loop:
+    """Nothing but an embedding, whose gradients have equal indices."""
+    kind = partial(nn.EmbeddingBag, mode="sum") if bag else nn.Embedding
+    model = kind(1000, 64, sparse=True, device="cuda")
+    optimizer = make(model.parameters(), lr=0.1, **options)
+    tokens = torch.zeros(8, 12, dtype=torch.int64, device="cuda")
+    for _ in range(ITERATIONS):
+        (model(tokens) * 2.0).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    yield
+
+
+add("sparse_sgd", partial(sparse_only, _O.SGD))
+add("sparse_sgd_momentum", partial(sparse_only, _O.SGD, momentum=0.9), selects_nothing=True)
+add("sparse_adagrad", partial(sparse_only, _O.Adagrad), selects_nothing=True)
+add("sparse_bag", partial(sparse_only, _O.SGD, bag=True))
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
