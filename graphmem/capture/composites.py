@@ -65,26 +65,37 @@ def composite_substitutes(card: Card) -> dict[Any, Callable[..., Any]]:
     }
 
 
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` is active; its tensors are like subclasses on a card too."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
     if sparse_grad:
         return _aten._gather_sparse_backward.default(self, dim, index, grad)
-    return grad.new_zeros(self.shape).scatter_add_(dim, index, grad)
+    zeros = grad.new_zeros(self.shape)
+    return zeros.scatter_add(dim, index, grad) if is_transformed() else zeros.scatter_add_(dim, index, grad)
 
 
 def _value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, sizes: Any, keepdim: bool) -> Tensor:
     """The values that ``max(dim)``, ``topk``, ``sort`` and the like selected get the gradient."""
     if not keepdim and len(sizes):
         grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
+    if is_transformed():
+        return grad.new_zeros(sizes).scatter(dim, indices, grad)
     return torch.zeros(sizes, dtype=grad.dtype, device=grad.device).scatter_(dim, indices, grad)
 
 
 def _index_select_backward(grad: Tensor, self_sizes: Any, dim: int, index: Tensor) -> Tensor:
-    return grad.new_zeros(self_sizes).index_add_(dim, index, grad)
+    zeros = grad.new_zeros(self_sizes)
+    return zeros.index_add(dim, index, grad) if is_transformed() else zeros.index_add_(dim, index, grad)
 
 
 def _cummaxmin_backward(grad: Tensor, input: Tensor, indices: Tensor, dim: int) -> Tensor:
     if input.numel() == 0:
         return input
+    if is_transformed():
+        return grad.new_zeros(input.shape).scatter_add(dim, indices, grad)
     return torch.zeros(input.shape, dtype=input.dtype, device=input.device).scatter_add_(dim, indices, grad)
 
 

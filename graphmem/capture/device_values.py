@@ -54,6 +54,9 @@ _CURVATURE = _aten.le.Tensor
 #: Questions whether values are finite, and the answer for those that are. ``isfinite`` asks the last two.
 _IS_NAN, _IS_INFINITE, _SAME, _OTHER = _aten.isnan.default, _aten.isinf.default, _aten.eq.Tensor, _aten.ne.Tensor
 _FINITE = "values were taken to be finite where the step checks them"
+#: Where distributions look whether their parameters and samples are in range (``torch/distributions``).
+_DISTRIBUTIONS, _VALIDATIONS = "torch/distributions/distribution.py", ("__init__", "_validate_sample")
+VALID = "parameters and samples of torch.distributions were taken to be in range"
 #: Operators whose outcome can be known.
 TRACKED = {
     *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _CURVATURE, _IS_NAN, _IS_INFINITE,
@@ -151,6 +154,11 @@ def assumed(tensor: torch.Tensor) -> float | int | bool:
     if _descents and tensor.is_floating_point():
         return next(_descents[-1])
     return 1.0 if tensor.is_floating_point() else 1
+
+
+def is_validation(tensor: torch.Tensor, frame: FrameType | None) -> bool:
+    """Whether ``torch.distributions`` reads here whether all values are in range."""
+    return tensor.dtype is torch.bool and _called_from(frame, _DISTRIBUTIONS, _VALIDATIONS)
 
 
 def refuse_decisions(frame: FrameType | None) -> None:

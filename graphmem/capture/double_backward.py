@@ -3,7 +3,8 @@
 The engine runs the ready node with the highest sequence number first, and every thread counts for itself
 (``at::sequence_number``, a thread-local; torch/csrc/autograd/engine.cpp). On a card the nodes of a backward pass run,
 and make new nodes, on the device's thread: those have low numbers, whatever the forward pass has counted. Here all runs
-on the caller's thread, so such a pass is given to a thread of its own, which lives as long as the capture.
+on the caller's thread, so such a pass is given to a thread of its own, which lives as long as the capture. Passes
+inside ``torch.func`` transforms stay: the stack of transforms is the thread's, and Python cannot give it to another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
 
+from graphmem.capture.composites import is_transformed
 from graphmem.capture.pretence import Patches
 
 _KINDS = ("cuda", "cpu")
@@ -101,7 +103,7 @@ def numbered_as_on_a_card() -> Iterator[None]:
     threads: list[_DeviceThread] = []
 
     def run_backward(tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: Any, **kwargs: Any) -> Any:
-        if not create_graph or (threads and threads[0].is_current()):
+        if not create_graph or (threads and threads[0].is_current()) or is_transformed():
             return original(tensors, gradients, retain, create_graph, *args, **kwargs)
         if not threads:
             threads.append(_DeviceThread())

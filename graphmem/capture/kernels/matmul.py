@@ -13,26 +13,13 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.layout import bytes_of, is_dense
 from graphmem.capture.kernels.script import Card, Script, rule
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Non-overlapping and dense: some order of the dimensions is contiguous."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _readable(tensor: torch.Tensor) -> bool:
     """Whether cuBLAS reads this matrix, or batch of matrices, where it is."""
-    if tensor.dim() == 2 and _is_dense(tensor):
+    if tensor.dim() == 2 and is_dense(tensor):
         return True
     rows, columns = tensor.shape[-2:]
     row_stride, column_stride = tensor.stride()[-2:]
@@ -47,12 +34,35 @@ def _product(matrices: Sequence[torch.Tensor]) -> Script | None:
     if not copied or any(matrix.numel() == 0 for matrix in matrices):
         return None
     script = Script().output(0)
-    tokens = [script.take(_bytes(matrix), "operand for cuBLAS") for matrix in copied]
+    tokens = [script.take(bytes_of(matrix), "operand for cuBLAS") for matrix in copied]
     script.give(*reversed(tokens))
     return script
 
 
-@rule("aten.mm.default", "aten.bmm.default", "aten.mm.out", "aten.bmm.out")
+#: Since this version ``bmm`` of columns by rows is a Triton kernel wherever Triton is installed, as it is beside the
+#: CUDA wheels (torch/_native/ops/bmm_outer_product; pull request 179082, taken back in 2.12).
+OUTER_PRODUCTS_SINCE = (2, 13)
+
+
+def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int, int]) -> bool:
+    """Whether ``bmm`` of these does not call cuBLAS, but a kernel that reads any layout and takes no workspace."""
+    first, second = matrices
+    return (
+        torch_version >= OUTER_PRODUCTS_SINCE
+        and first.shape[2] == 1
+        and second.shape[1] == 1
+        and first.numel() > 0
+        and second.numel() > 0
+        and not first.is_complex()
+    )
+
+
+@rule("aten.bmm.default")
+def bmm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    return None if is_outer_product(args[:2], card.torch_version) else _product(args[:2])
+
+
+@rule("aten.mm.default", "aten.mm.out", "aten.bmm.out")
 def mm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
     return _product(args[:2])
 

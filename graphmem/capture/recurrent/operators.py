@@ -28,6 +28,8 @@ def recurrent_substitutes() -> dict[Any, Callable[..., Any]]:
         _aten.lstm.data: _packed_lstm,
         _aten._pack_padded_sequence.default: pack,
         _aten._pad_packed_sequence.default: pad,
+        _aten.lstm_cell.default: _lstm_cell,
+        _aten.gru_cell.default: _gru_cell,
     }
     for mode, cell in (
         ("gru", gru_cell),
@@ -85,6 +87,18 @@ def _lstm_step_by_step(
     return output, hy, cy
 
 
+def _lstm_cell(
+    input: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``at::lstm_cell``, which ``nn.LSTMCell`` calls: one step, never cuDNN's."""
+    return lstm_cell(input, (hx[0], hx[1]), (w_ih, w_hh, b_ih, b_hh, None))
+
+
 # --- GRU and plain networks -------------------------------------------------------------------------------------------
 
 
@@ -120,3 +134,10 @@ def _step_by_step(
     weights = gather(params, options.has_biases, projected=False)
     output, final = layer_stack(data, hx.unbind(0), weights, options, layers, cell)
     return output, torch.stack(final, 0)
+
+
+def _gru_cell(
+    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    """``at::gru_cell``, which ``nn.GRUCell`` calls: one step, never cuDNN's."""
+    return gru_cell(input, hx, (w_ih, w_hh, b_ih, b_hh, None))
