@@ -20,6 +20,23 @@ def complex_to_real_rule(
     return script
 
 
+@rule("aten.where.self")
+def where_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """Values of another type than the result's are converted first (``where_self_out``,
+    ATen/native/TensorCompare.cpp)."""
+    converted = [
+        value for value in args[1:3] if value.is_cuda and value.dtype is not outputs[0].dtype and value.numel() > 0
+    ]
+    if not converted:
+        return None
+    script = Script()
+    size = outputs[0].element_size()
+    tokens = [script.take(value.numel() * size, "values in the result's type") for value in converted]
+    script.output(0)
+    script.give(*reversed(tokens))
+    return script
+
+
 @rule("aten.unfold_backward.default")
 def unfold_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
