@@ -56,6 +56,12 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         find_library("/nowhere")
 
 
+@pytest.mark.parametrize("named", ["", True, 9])
+def test_what_is_no_path_is_refused(named: object) -> None:
+    with pytest.raises(UsageError, match="cudnn is the path of libcudnn"):
+        find_library(named)  # type: ignore[arg-type]
+
+
 def test_other_systems_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(CudnnUnavailable, match="Linux only"):

@@ -39,8 +39,10 @@ def find_library(named: str | Path) -> str:
     """The library's path, or the name by which the loader knows it.
 
     ``installed`` is the ``nvidia-cudnn`` wheel of this Python's environment, else the loader's; a path is the file or
-    a folder with it. Raises :class:`CudnnUnavailable`.
+    a folder with it. Raises :class:`CudnnUnavailable`, and :class:`UsageError` for what is neither.
     """
+    if not isinstance(named, (str, Path)) or not str(named):
+        raise UsageError(f"cudnn is the path of {_NAME}, its folder, or {INSTALLED!r}, not {named!r}")
     if not sys.platform.startswith("linux"):
         raise CudnnUnavailable("--cudnn: cuDNN can be asked on Linux only; leave it out")
     if str(named) == INSTALLED:
