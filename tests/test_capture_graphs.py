@@ -143,6 +143,12 @@ def _synchronized_inside() -> None:
         torch.cuda.synchronize()
 
 
+def _read_inside() -> None:
+    x = torch.zeros(4, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.sum().item()
+
+
 @pytest.mark.parametrize(
     ("step", "said"),
     [
@@ -155,6 +161,7 @@ def _synchronized_inside() -> None:
         (_captured_twice, "already owns a captured graph"),
         (_dropped_inside, "keep it until the capture has ended"),
         (_synchronized_inside, "synchronized while a CUDA graph is captured"),
+        (_read_inside, "read back while a CUDA graph is captured"),
     ],
 )
 def test_what_pytorch_refuses_is_refused(step: Callable[[], None], said: str) -> None:

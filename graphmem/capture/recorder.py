@@ -157,12 +157,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def cache_event(self, kind: EventKind) -> None:
         """The step synchronised the device or emptied the cache."""
-        if kind is EventKind.SYNCHRONIZE and self.storages.pools.in_capture:
-            raise CaptureError(
-                f"{self.current_source()}: the device is synchronized while a CUDA graph is captured, "
-                "which CUDA refuses"
-            )
+        if kind is EventKind.SYNCHRONIZE:
+            self._refuse_in_graph_capture("the device is synchronized")
         self.builder.event(kind, self.storages.operator)
+
+    def _refuse_in_graph_capture(self, what: str, tensor: torch.Tensor | None = None) -> None:
+        if self.storages.pools.in_capture and (tensor is None or _on_device([tensor])):
+            raise CaptureError(f"{self.current_source()}: {what} while a CUDA graph is captured, which CUDA refuses")
 
     def stop(self) -> None:
         """Stop listening: what dies from now on was alive at the end of the run."""
@@ -253,6 +254,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _read_back(self, func: Any, tensor: Any) -> Any:
         """What reading a tensor's data gives; None where the step must not go on without them."""
+        self._refuse_in_graph_capture("a tensor's value is read back", tensor)
         value = device_values.known(tensor) if func is _ITEM else None
         if value is None and device_values.is_validation(tensor, sys._getframe(2)):
             self.assumed[device_values.VALID] += 1
