@@ -65,6 +65,12 @@ def test_a_sweep_is_a_table_json_or_csv(model: str) -> None:
     assert run(*options).stdout.count("fits") == 4
 
 
+def test_a_card_that_was_assumed_is_told(model: str) -> None:
+    for options in (("sweep", model, "--vary", "batch=1,2"), ("advise", model, "-b", "2")):
+        assert "no GPU was named: H100-80GB" in run(*options).stdout
+        assert "no GPU was named" not in run(*options, "--gpu", "T4").stdout
+
+
 def test_a_combination_that_fails_is_shown_and_makes_the_exit_code_1(model: str) -> None:
     result = run("sweep", model, "--vary", "dtype=fp32,bf16", "-b", "2")
     assert result.exit_code == 1

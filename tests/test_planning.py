@@ -99,6 +99,7 @@ def test_a_size_that_cannot_be_analysed_ends_the_search_with_its_reason(
         ({"multiple_of": 0}, "multiple_of"),
         ({"at_most": 3, "multiple_of": 4}, "no multiple"),
         ({"batch": 4}, "searched"),
+        ({"size": "dtype"}, "cannot search"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(wrong: dict[str, Any], said: str) -> None:

@@ -10,7 +10,7 @@ import click
 from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
-from graphmem.cli.tables import wrapped
+from graphmem.cli.tables import assumed_card, wrapped
 from graphmem.reports.text import clean
 from graphmem.units import format_bytes
 
@@ -57,7 +57,8 @@ def _text(advised: Advised) -> str:
         if one.estimate is None
         for line in wrapped(f"not possible: {one.change}: {clean(one.reason)}", "")
     ]
-    return "\n".join([*lines, *(["", *impossible] if impossible else [])]) + "\n"
+    notes = [*impossible, *assumed_card(base)]
+    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
 
 
 def _lines(one: Advice) -> list[str]:

@@ -13,7 +13,7 @@ import click
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import device_of, model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
-from graphmem.cli.tables import plain_table
+from graphmem.cli.tables import assumed_card, plain_table
 from graphmem.errors import UsageError
 from graphmem.training import amp_named, dtype_named
 from graphmem.units import format_bytes
@@ -138,7 +138,8 @@ def _table(names: list[str], rows: list[Row]) -> str:
         lines.append([*_settings(row), *map(format_bytes, levels), verdict])
     titles = [*(f"{name}>" for name in names), *(f"{level}>" for level in _LEVELS[1:]), ""]
     errors = [f"{' '.join(_settings(row))}: {row.error}\n" for row in rows if row.error]
-    return plain_table(titles, lines) + ("\n" + "".join(errors) if errors else "")
+    notes = [f"{line}\n" for line in assumed_card(next((row.estimate for row in rows if row.estimate), None))]
+    return plain_table(titles, lines) + ("\n" if errors or notes else "") + "".join([*errors, *notes])
 
 
 def _json(names: list[str], rows: list[Row]) -> str:

@@ -9,6 +9,8 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
+from graphmem.estimate import Estimate
+
 #: Wide enough for every table graphmem prints; a narrow terminal wraps its own lines.
 WIDTH = 140
 
@@ -24,6 +26,12 @@ def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     buffer = StringIO()
     Console(file=buffer, width=WIDTH, color_system=None, highlight=False, markup=False).print(table)
     return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+
+def assumed_card(estimate: Estimate | None) -> list[str]:
+    """A line for the reader where the card of the estimate was not named but assumed."""
+    lines = estimate.assumptions if estimate is not None else ()
+    return [line for line in lines if line.startswith("no GPU was named")]
 
 
 def wrapped(line: str, indent: str, following: str = "") -> list[str]:
