@@ -122,3 +122,16 @@ def test_checks_for_finite_values_are_passed_and_counted() -> None:
     finite = [d for d in estimate.diagnostics if "taken to be finite" in d.message]
     assert finite
     assert not any(operator.name.startswith("aten.clamp") for operator in estimate.trace.operators)
+
+
+def test_values_read_inside_a_model_need_a_share() -> None:
+    class Lengths(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert (x > 0).sum(dim=1).max().item() <= x.shape[1]
+            return super().forward(x if (x > 0).any() else x.clone())
+
+    model, inputs = Lengths(8, 8), torch.zeros(2, 8)
+    with pytest.raises(CaptureError, match="--data-dependent SHARE"):
+        analyze(model, inputs, training=Training())
+    estimate = analyze(model, inputs, training=Training(data_dependent=0.5), iterations=1)
+    assert any("reads back from the device" in d.message for d in estimate.diagnostics)

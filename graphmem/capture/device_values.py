@@ -147,6 +147,12 @@ def known(tensor: torch.Tensor) -> Any:
     return value if value is not None and not tensor.is_inference() and version == tensor._version else None
 
 
+#: What the output says of values that a model reads back, where the user lets data be assumed (``--data-dependent``).
+ASSUMED_IN_MODEL = (
+    "values that the model reads back from the device were assumed to be 1, and its questions to be false"
+)
+
+
 def assumed(tensor: torch.Tensor) -> float | int | bool:
     """What a training loop reads back for its log: no data exists, so a harmless constant."""
     if tensor.dtype is torch.bool:

@@ -46,8 +46,6 @@ _RESIZERS = {_aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_
 _ITEM = _aten._local_scalar_dense.default
 #: What a subscript calls: the second argument is a list of indices.
 _SUBSCRIPTS = {_aten.index.Tensor, _aten.index_put_.default}
-#: What a subscript calls: the second argument is a list of indices.
-_SUBSCRIPTS = {_aten.index.Tensor, _aten.index_put_.default}
 #: Answers about whole tensors that are one Python value.
 _DECISIONS = {_ITEM, _aten.equal.default, _aten.allclose.default}
 
@@ -224,8 +222,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return value
         if func in _SUBSCRIPTS:
             self.storages.see_lists(args[1])
-        if func in _SUBSCRIPTS:
-            self.storages.see_lists(args[1])
         body = sparse_body or BODIES.get(func)
         if body is not None and (_on_device(args) or self.selection.share is not None):
             with self:
@@ -259,10 +255,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if value is None and device_values.is_validation(tensor, sys._getframe(2)):
             self.assumed[device_values.VALID] += 1
             return True
-        if value is not None or self.module_depth:
+        if value is not None or (self.module_depth and self.selection.share is None):
             return value
         device_values.refuse_decisions(sys._getframe(2))
-        self.values_assumed += 1
+        if self.module_depth:
+            self.assumed[device_values.ASSUMED_IN_MODEL] += 1
+        else:
+            self.values_assumed += 1
         return device_values.assumed(tensor) if func is _ITEM else False
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:

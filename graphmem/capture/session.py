@@ -171,7 +171,7 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
             f"{where}: {operator} needs the values of a tensor, and an analysis has only shapes. "
             "Keep .item(), bool(tensor), nonzero() and masks that select out of the model's forward, "
             "replace them by a fixed size for the analysis, or say with --data-dependent SHARE how much nonzero, masks "
-            "and unique select"
+            "and unique select; numbers that are read back are then assumed to be 1"
         ) from None
     except UnsupportedOperatorException as error:
         reason = explained(error) or (
