@@ -199,7 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if known is None:
             name = str(func)
             rule = RULES.get(name)
-            known = self._known[func] = (name, rule, unmodelled(name) if rule is None else None)
+            known = self._known[func] = (name, rule, unmodelled(name, rule is not None))
         name, rule, hidden = known
         if hidden is not None and _on_device(args):
             self.unmodelled[f"{name}: {hidden}"] += 1

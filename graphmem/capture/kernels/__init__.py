@@ -8,6 +8,7 @@ from graphmem.capture.kernels import dropout as dropout
 from graphmem.capture.kernels import elementwise as elementwise
 from graphmem.capture.kernels import embedding as embedding
 from graphmem.capture.kernels import embedding_bag as embedding_bag
+from graphmem.capture.kernels import fft as fft
 from graphmem.capture.kernels import foreach as foreach
 from graphmem.capture.kernels import grouped as grouped
 from graphmem.capture.kernels import images as images

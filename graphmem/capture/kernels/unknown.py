@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
 _UNMODELLED = {
-    "aten._fft_": "cuFFT's plan workspace",
+    "aten._fft_": "cuFFT's plan workspace, of which a part is estimated",
     "aten._linalg_det": "the factorization's workspace (cuSOLVER)",
     "aten._linalg_eigh": "the decomposition's workspace (cuSOLVER)",
     "aten._linalg_slogdet": "the factorization's workspace (cuSOLVER)",
@@ -28,6 +28,9 @@ _UNMODELLED = {
     "aten.triangular_solve": "copies of operands",
 }
 
+#: Those that have a rule all the same, which estimates.
+_ESTIMATED = ("aten._fft_",)
+
 #: Namespaces of operators whose kernels have rules, or allocate nothing but outputs.
 _MODELLED_LIBRARIES = frozenset(
     ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "profiler",
@@ -35,8 +38,11 @@ _MODELLED_LIBRARIES = frozenset(
 )  # fmt: skip
 
 
-def unmodelled(name: str) -> str | None:
-    """What the operator of this full name, for example ``aten._fft_r2c.default``, hides; None if nothing is known."""
+def unmodelled(name: str, has_rule: bool = False) -> str | None:
+    """What the operator of this full name, for example ``aten._fft_r2c.default``, hides; None if nothing is known.
+    An operator that ``has_rule`` hides nothing, unless the rule estimates."""
+    if has_rule and not name.startswith(_ESTIMATED):
+        return None
     if name.partition(".")[0] not in _MODELLED_LIBRARIES:
         return "a kernel outside PyTorch, of which only the outputs are known"
     found = [beginning for beginning in _UNMODELLED if name.startswith(beginning)]
