@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.functions.cases.common import MLP, TOKENS, X
-from tests.functions.registry import BF16, add, group, module
+from tests.functions.registry import BF16, add, group, module, t
 
 group("autograd")
 module("mlp", MLP, TOKENS)
@@ -145,3 +145,36 @@ class _Exponential(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
         (y,) = ctx.saved_tensors
         return g * y + ctx.extra
+
+
+def _per_sample(m: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Gradients of every sample, as training with differential privacy takes them."""
+    parameters = {name: parameter.detach() for name, parameter in m.named_parameters()}
+
+    def loss(values: Any, one: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        output = torch.func.functional_call(m, values, (one.unsqueeze(0),))
+        return nn.functional.mse_loss(output.max(-1).values, target)
+
+    return list(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, x, y).values())
+
+
+def _critic_penalty(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The penalty of a critic made of strided convolutions: second derivatives of convolutions."""
+    (grad,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+    return grad.flatten(1).norm(dim=1).sub(1).square().mean()
+
+
+module(
+    "per_sample_gradients",
+    lambda: nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)),
+    t(24, 64),
+    t(24, 1),
+    run=_per_sample,
+)
+add("jacrev", lambda x: torch.func.jacrev(torch.tanh)(x), t(512), grad=False)
+module(
+    "critic_penalty",
+    lambda: nn.Sequential(nn.Conv2d(3, 16, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(16, 1, 4)),
+    t(6, 3, 16, 16),
+    run=_critic_penalty,
+)

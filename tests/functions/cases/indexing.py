@@ -61,6 +61,7 @@ add("masked_fill_broadcast", lambda x, m: x.masked_fill(m, -1e9), t(8, 12, 128, 
 add("masked_scatter", lambda x, m, s: x.masked_scatter(m, s), X, index(64, 4096, dtype=BOOL), X)
 add("masked_select", lambda x, m: x.masked_select(m), X, index(64, 4096, dtype=BOOL), refused="needs the values")
 add("where", lambda m, x, y: torch.where(m, x, y), index(64, 4096, dtype=BOOL), X, X)
+add("where_mixed_types", lambda m, x, y: torch.where(m, x, y), index(64, 4096, dtype=BOOL), X, t(4096, dtype=BF16))
 add("where_scalar", lambda m, x: torch.where(m, x, 0.0), index(64, 4096, dtype=BOOL), X)
 add("nonzero", lambda x: x.nonzero(), X, refused="needs the values")
 add("bucketize", lambda x, b: torch.bucketize(x, b), X, t(100, grad=False), grad=False)

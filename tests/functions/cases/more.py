@@ -138,6 +138,8 @@ module(
 )
 module("double_backward_weights", MLP, TOKENS, run=lambda m, x: _meta_step(m, x))
 module("hessian_vector_product", MLP, t(64, 512), run=lambda m, x: _hessian_vector(m, x))
+module("lstm_cell", lambda: nn.LSTMCell(64, 128), t(32, 64))
+module("gru_cell", lambda: nn.GRUCell(64, 128), t(32, 64), t(32, 128))
 
 
 def DECODER() -> nn.Module:

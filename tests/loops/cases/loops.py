@@ -19,6 +19,7 @@ from tests.loops.registry import (
     Loop,
     add,
     case,
+    constant_values,
     group,
     is_captured,
     running_generation,
@@ -368,3 +369,23 @@ def evaluated_with_gradients() -> Loop:
 
 
 add("evaluation_with_gradients", evaluated_with_gradients)
+
+
+@case("policy_gradient")
+def policy_gradient() -> Loop:
+    """Distributions, which check their parameters and samples: true on a card whose device has values."""
+    model = convolutional().cuda()
+    x, _ = images()
+    optimizer = _O.Adam(model.parameters())
+    with contextlib.nullcontext() if is_captured(model) else constant_values(truth=True):
+        for _ in range(ITERATIONS):
+            scores = model(x)
+            actions = torch.distributions.Categorical(logits=scores)
+            mean, scale = scores.chunk(2, -1)
+            continuous = torch.distributions.Normal(mean, scale.exp())
+            chances = actions.log_prob(actions.sample()) + continuous.log_prob(continuous.rsample()).sum(-1)
+            loss = -chances.mean() - 0.01 * actions.entropy().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    yield loss
