@@ -10,7 +10,7 @@ it hits within 10 %.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -21,6 +21,8 @@ TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (25
 #: Tiles of a wave. cuDNN's answers are the same whatever number of multiprocessors the device has (600 questions each
 #: for two or three cards of capability 8.0, 8.6, 8.9, 9.0 and 12.0), so one number serves all; the H200's is 132.
 _WAVE = 132
+#: The form of a leaf where the rules of ``cudnn_rules`` fit more of the answers than any other form.
+RULE = "rule"
 _FOLDER = "cudnn_plans"
 
 
@@ -45,7 +47,11 @@ class Branch:
 def choose(name: str, problem: Problem, direction: Direction, largest: bool = False) -> Leaf | None:
     """The leaf of a file's tree that a convolution reaches: of the plan that cuDNN puts first, or of the ``largest``
     workspace of all plans. None if the file has no tree for it."""
-    node = load(name).get(section(problem, direction, largest))
+    trees = load(name)
+    node = trees.get(section(problem, direction, largest))
+    if node is None and len(problem.kernel) > 2:
+        flat = replace(problem, kernel=(1, problem.taps))  # a volume is taken for an image of as many pixels
+        node = trees.get(section(flat, direction, largest))
     values = features(problem, direction) if isinstance(node, Branch) else {}
     while isinstance(node, Branch):
         node = node.low if values[node.feature] <= node.threshold else node.high
@@ -61,6 +67,8 @@ def section(problem: Problem, direction: Direction, largest: bool = False) -> st
 def _kind(problem: Problem) -> str:
     if problem.groups > 1:
         return "depthwise" if problem.groups == problem.channels else "groups"
+    if len(problem.kernel) > 2:
+        return "volume"
     return "first layer" if problem.channels < 8 else "layer"
 
 

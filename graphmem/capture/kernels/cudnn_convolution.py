@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphmem.capture.kernels.cudnn_choice import Leaf, choose
+from graphmem.capture.kernels.cudnn_choice import RULE, Leaf, choose
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
 from graphmem.capture.kernels.cudnn_rules import Workspace, workspace_by_rule
 from graphmem.capture.kernels.cudnn_workspaces import workspace_bytes
@@ -18,8 +18,7 @@ from graphmem.capture.kernels.script import Card
 
 #: A form that fits at least this percentage of what cuDNN was seen to choose for such shapes is no estimate.
 _CERTAIN_PERCENT = 90
-#: Files of trees by compute capability, or by its major number. cuDNN
-#: chooses alike for all cards of a capability.
+#: Files of trees by compute capability, or by its major number. cuDNN chooses alike for all cards of a capability.
 _FAMILIES: dict[int | tuple[int, int], str] = {
     (7, 5): "turing",
     (8, 0): "ampere",
@@ -38,18 +37,18 @@ def convolution_workspace(problem: Problem, direction: Direction, card: Card) ->
     if problem.is_empty:
         return Workspace(0)
     leaf = _leaf(problem, direction, card, largest=False)
-    return _workspace(leaf, problem, direction) if leaf else workspace_by_rule(problem, direction, card)
+    return _workspace(leaf, problem, direction, card) if leaf else workspace_by_rule(problem, direction, card)
 
 
 def largest_workspace(problem: Problem, direction: Direction, card: Card) -> Workspace:
-    """The largest workspace, in bytes, of all plans that cuDNN offers: those of its heuristics and of its fallback list,
-    which PyTorch times in one workspace (get_plans_from_find and generate_and_filter_plans of Conv_v8.cpp)."""
+    """The largest workspace, in bytes, of all plans that cuDNN offers: those of its heuristics and of its fallback
+    list, which PyTorch times in one workspace (get_plans_from_find and generate_and_filter_plans of Conv_v8.cpp)."""
     if problem.is_empty:
         return Workspace(0)
     first = convolution_workspace(problem, direction, card)
     leaf = _leaf(problem, direction, card, largest=True)
     # Without answers of such a card: nearly always one of the plans copies all three tensors.
-    largest = _workspace(leaf or Leaf("all", 0), problem, direction)
+    largest = _workspace(leaf or Leaf("all", 0), problem, direction, card)
     return largest if largest.size >= first.size else Workspace(first.size, certain=False)
 
 
@@ -67,5 +66,9 @@ def family(compute_capability: tuple[int, int]) -> str | None:
     return _FAMILIES.get(compute_capability) or _FAMILIES.get(compute_capability[0])
 
 
-def _workspace(leaf: Leaf, problem: Problem, direction: Direction) -> Workspace:
-    return Workspace(workspace_bytes(leaf.form, problem, direction), leaf.percent >= _CERTAIN_PERCENT)
+def _workspace(leaf: Leaf, problem: Problem, direction: Direction, card: Card) -> Workspace:
+    if leaf.form == RULE:
+        size = workspace_by_rule(problem, direction, card).size
+    else:
+        size = workspace_bytes(leaf.form, problem, direction)
+    return Workspace(size, leaf.percent >= _CERTAIN_PERCENT)

@@ -6,13 +6,12 @@ A form is written as a few words, parts joined by ``+``:
 - ``needed``: copies of the tensors that are not in the kernel's order. Tensor cores read channels innermost, in rows of
   16 bytes, so NCHW tensors are copied, and so are channels_last ones whose channels are no multiple of that.
 - ``copy IOF``: copies of input, output and filter (or of those named), unpadded; ``pad IOF``: channels padded to 16
-  bytes (``all`` is ``pad IOF``); ``pad2 IOF``, ``pad4 IOF``: only the input's channels padded, to 2 or 4 (first layers).
-- ``group8 IO``: the channels of every group padded to 8 (or 2, 4, 16, 32); ``groupv IO``: to 16 bytes; ``group2n IO``: to
-  the next power of two. ``some IO``: copies for the eight groups that run at once.
+  bytes (``all`` is ``pad IOF``); ``pad2 IOF``, ``pad4 IOF``: only the input's channels padded, to 2 or 4 (first
+  layers).
+- ``group8 IO``: the channels of every group padded to 8 (or 2, 4, 16, 32); ``groupv IO``: to 16 bytes; ``group2n IO``:
+  to the next power of two. ``some IO``: copies for the eight groups that run at once.
 - ``stream 128x64 1x4``: the needed copies, and partial tiles of 128 by 64 fp32 values, with clusters of 1 by 4 blocks.
 - ``needed+split 13``: the needed copies, and 13 fp32 partial results; ``all+split 13`` copies every tensor.
-- ``copy F+blocks 264``: depthwise filter gradients, 264 parts of every block of 128 bytes of channels, each 1 KiB for 16
-  taps.
 - ``some IO+somesplit 3``: the same for filter gradients, with 3 fp32 partial filters of eight groups.
 - ``winograd``: filters of 3x3 become 5x5. ``offsets``: a table of the image's pixels. ``bytes 640``: other
   tables, of about that size.
@@ -36,10 +35,6 @@ _STREAM_K_SLOTS = 18
 #: tiles of 128 x 128 and larger, 512 with 128 x 64, 1,024 with 64 x 64.
 _MIN_STEPS = 256
 _MIN_WORK = _MIN_STEPS * 128 * 128
-#: Depthwise filter gradients (engine 61): a thread block takes 128 bytes of channels and leaves 1 KiB for 16 taps.
-_BLOCK_BYTES = 128
-_BLOCK_TAPS = 16
-_PART_BYTES = 1024
 #: Groups for which a grouped convolution is run at once, where they do not run as one product.
 _GROUPS_AT_ONCE = 8
 #: Kernels that unfold as they go keep a table of 6 bytes a pixel in lines of 128 bytes; backward more (engines 26, 34).
@@ -95,9 +90,6 @@ def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) 
             return needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
         case ["split", splits]:
             return int(splits) * _fp32_result(problem, direction)
-        case ["blocks", splits]:
-            blocks = -(-problem.filters * problem.itemsize // _BLOCK_BYTES)
-            return int(splits) * blocks * -(-problem.taps // _BLOCK_TAPS) * _PART_BYTES
         case ["winograd"]:
             return problem.channels * problem.filters // problem.groups * _WINOGRAD_TAPS * problem.itemsize
     raise ValueError(f"no form of a workspace: {' '.join(words)!r}")

@@ -1,9 +1,10 @@
 """Grows a file of ``graphmem/capture/kernels/cudnn_plans`` from cuDNN's answers.
 
-    python -m tests.oracles.cudnn.grow_trees [--keep OLD.txt] ANSWERS ... > hopper.txt
+    python -m tests.oracles.cudnn.grow_trees [--keep OLD.txt] [--only groups largest --] ANSWERS ... > hopper.txt
 
 ``ANSWERS`` are files that ``tests.oracles.cudnn.ask`` wrote, named ``CARD_anything.txt`` after the card that was asked
-for. Sections of ``OLD.txt`` that the answers have nothing for are kept. Needs scikit-learn, which nothing else here does. README.md tells the whole way.
+for. Sections of ``OLD.txt`` that the answers have nothing for are kept; ``--only`` grows only sections whose names
+contain one of the words. Needs scikit-learn, which nothing else here does. README.md tells the whole way.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from graphmem.capture.kernels.cudnn_choice import Branch, Leaf, features, parse, render, section
+from graphmem.capture.kernels.cudnn_choice import RULE, Branch, Leaf, features, parse, render, section
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
+from graphmem.capture.kernels.cudnn_rules import workspace_by_rule
 from graphmem.capture.kernels.cudnn_workspaces import workspace_bytes
+from graphmem.capture.kernels.script import Card
 from tests.oracles.cudnn.ask import DEVICES
 from tests.oracles.cudnn.shapes import Shape, held_out
 
@@ -29,8 +32,6 @@ DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.BACKWARD_DATA, "bw
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 #: Engines with stream-K (knob 25, workspace, is 0 where it may take one), and tiles by the value of knob 2.
 STREAM_K = {62, 65, 67, 68, 71}
-#: Sums depthwise filter gradients in blocks of channels.
-DEPTHWISE_ENGINE = 61
 #: Engines that keep a table of offsets.
 OFFSETS = {26, 34, 27, 28, 35}
 TILE_KNOB = {
@@ -49,14 +50,15 @@ GROUPED = [
 SOME = [f"some {names}" for names in ("IOF", "IO", "IF", "OF", "I", "O")]
 WINOGRAD = ["winograd", "copy IO+winograd"]
 #: Forms to which a number of parts is added.
-DEPTHWISE = ["needed+copy F", "copy F", "copy IOF", "none"]
 SPLIT = ["needed", "all", "none", "copy IOF", "copy IF", "copy OF", "copy IO"]
 SPLIT_GROUPED = [*SPLIT, "group2n IO", "groupv IO", "group4 IO", "group8 IO", "group16 IO", "group32 IO"]
 #: Numbers of splits that have a name each; others are called by the nearest.
-SPLITS = [*range(1, 16), 17, 20, 23, 26, 28, 30, 33, 36, 40, 44, 50, 55, 60, 66, 75, 79, 88, 96, 105, 112, 120, 126, 140,
-          160, 180, 200, 225, 250, 280, 320, 400, 500]  # fmt: skip
+SPLITS = [*range(1, 16), 17, 20, 23, 26, 28, 30, 33, 36, 40, 44, 50, 55, 60, 66, 75, 79, 88, 96, 105, 112, 120, 126,
+          140, 160, 180, 200, 225, 250, 280, 320, 400, 500]  # fmt: skip
 #: Workspaces up to this size that have no other form are taken for tables.
 SMALL_BYTES = 1 << 17
+#: Sections with fewer answers are not grown.
+LEAST_ANSWERS = 60
 #: A leaf's forms are chosen among those that name so many answers.
 LEAST_NAMED = 3
 #: A branch stays if it adds more hits than this to those of one leaf in its place.
@@ -74,6 +76,7 @@ class Answer:
     bytes: int
     engine: int
     knobs: dict[int, int]
+    by_rule: int  # bytes that the rules say
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -82,18 +85,29 @@ class Answer:
 def read(path: Path) -> Iterator[tuple[str, Answer]]:
     """The sections and answers of a file, convolutions that the tests compare with left out."""
     device = json.loads(DEVICES.read_text())[path.name.split("_")[0]]
+    capability = divmod(device["deviceVer"] // 10, 10)
+    card = Card(capability, device["multiProcessorCount"], device["maxThreadsPerSM"])
     for line in path.read_text().splitlines():
         question, *plans = line.split(" ; ")
         direction, dtype, *numbers = question.split()
         shape = Shape(dtype, *map(int, numbers))
-        if plans[0] == "none" or shape in held_out():
+        if plans[0] == "none" or shape in held_out() or not _answered(shape, device["deviceVer"]):
             continue
-        problem = problem_of(shape, tf32=device["deviceVer"] >= 800)
+        problem = problem_of(shape, tf32=card.compute_capability >= (8, 0))
+        rule = workspace_by_rule(problem, DIRECTIONS[direction], card).size
         for plan, largest in zip(plans, (False, True), strict=False):
             size, _, engine, *knobs = plan.split()
             values = {int(knob): int(value) for knob, value in (item.split("=") for item in knobs)}
-            answer = Answer(problem, DIRECTIONS[direction], int(size), int(engine), values)
+            answer = Answer(problem, DIRECTIONS[direction], int(size), int(engine), values, rule)
             yield section(problem, answer.direction, largest), answer
+
+
+def _answered(shape: Shape, version: int) -> bool:
+    """Whether cuDNN answers without a driver as it does with one: kernels for depthwise convolutions, and on Blackwell
+    for groups, are compiled when the plan is built. PyTorch gives cuDNN bfloat16 from Ampere on."""
+    if 1 < shape.groups == shape.channels or (shape.groups > 1 and 1000 <= version < 1100):
+        return False
+    return version >= 800 or shape.dtype != "bf16"
 
 
 def problem_of(shape: Shape, tf32: bool = True) -> Problem:
@@ -127,8 +141,7 @@ def label(answer: Answer) -> str:
     for form in forms:
         if _fits(form, answer):
             return form
-    parts = [(form, "blocks") for form in DEPTHWISE] if answer.engine == DEPTHWISE_ENGINE else []
-    parts += [(form, "split") for form in (SPLIT_GROUPED if problem.groups > 1 else SPLIT)]
+    parts = [(form, "split") for form in (SPLIT_GROUPED if problem.groups > 1 else SPLIT)]
     parts += [(form, "somesplit") for form in SOME[:2] if problem.groups > 1]
     for form, part in parts:
         named = _with_parts(answer, form, part, 0.005)
@@ -152,7 +165,7 @@ def _with_parts(answer: Answer, form: str, part: str, share: float) -> str | Non
     count = round(left / (two - one))
     if count < 1 or abs(left - count * (two - one)) > max(share * answer.bytes, 600):
         return None
-    return f"{form}+{part} {min(SPLITS, key=lambda n: abs(n - count)) if 'split' in part else count}"
+    return f"{form}+{part} {min(SPLITS, key=lambda n: abs(n - count))}"
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -169,7 +182,8 @@ def grow(name: str, answers: list[Answer]) -> Branch | Leaf:
 
     labels = [label(answer) for answer in answers]
     forms = [form for form, count in Counter(labels).items() if count >= LEAST_NAMED and form != "other"] or ["needed"]
-    sizes = np.array([[_size(form, a.problem, a.direction) for form in forms] for a in answers])
+    forms.append(RULE)
+    sizes = np.array([[_size(form, a.problem, a.direction) for form in forms[:-1]] + [a.by_rule] for a in answers])
     real = np.array([a.bytes for a in answers])
     rows = [features(a.problem, a.direction) for a in answers]
     values = np.array([list(row.values()) for row in rows], np.float32)
@@ -225,11 +239,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.oracles.cudnn.grow_trees", description=__doc__)
     parser.add_argument("answers", nargs="+", type=Path)
     parser.add_argument("--keep", type=Path, help="file of trees whose other sections are kept")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="only sections with one of the words")
     options = parser.parse_args()
-    sections: dict[str, list[Answer]] = defaultdict(list)
+    by_section: dict[str, list[Answer]] = defaultdict(list)
     for path in options.answers:
         for name, answer in read(path):
-            sections[name].append(answer)
+            by_section[name].append(answer)
+    sections = {name: found for name, found in by_section.items() if len(found) >= LEAST_ANSWERS}
+    sections = {name: found for name, found in sections.items() if any(word in name for word in options.only)}
     kept = parse(options.keep.read_text()) if options.keep else {}
     cards = sorted({path.name.split("_")[0] for path in options.answers})
     total = sum(map(len, sections.values()))
