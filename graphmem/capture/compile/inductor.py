@@ -284,8 +284,8 @@ def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
 _LEFT_OUT = {
     "triton.cudagraphs": (
         "torch.compile: CUDA graphs (mode reduce-overhead, max-autotune) are not modelled; this is the step without "
-        "them. Their pools keep what a captured graph allocates, so the real figure is higher, by more than 10 % where "
-        "activations dominate"
+        "them. Their pool keeps what a captured graph allocates: of three recorded models the reserved peak was 3 % "
+        "below, equal to, and 17 % above that of mode default, the last where activations dominate"
     ),
     "max_autotune": (
         "torch.compile: max-autotune chooses kernels by timing on the card; the choices of mode default are assumed"
