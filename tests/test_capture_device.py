@@ -266,6 +266,7 @@ def test_the_second_card_is_refused() -> None:
         (lambda: torch.utils.dlpack.to_dlpack(torch.zeros(3, device="cuda")), "custom_op"),
         (lambda: torch.device(0), 'torch.device("cuda", 0)'),
         (lambda: torch.cuda.caching_allocator_alloc(8), "own allocator"),
+        (lambda: torch.zeros(3, device="cuda") + torch.zeros(3), "move them with .to()"),
         (lambda: nn.DataParallel(nn.Linear(2, 2), device_ids=[0, 1]), "several cards"),
     ],
 )

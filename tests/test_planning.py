@@ -93,6 +93,38 @@ def test_a_size_that_cannot_be_analysed_ends_the_search_with_its_reason(
     assert "batch 51 cannot be analysed: the table of positions ends" in found.stopped_by
 
 
+def needs_two_samples(monkeypatch: pytest.MonkeyPatch, at_least: int) -> None:
+    anything = request.analyze
+
+    def refusing(model: Any, inputs: Any = None, *, batch: int, **options: Any) -> Estimate:
+        if batch < at_least:
+            raise SourceError("expected more than 1 value per channel when training")
+        return anything(model, inputs, batch=batch, **options)
+
+    monkeypatch.setattr(request, "analyze", refusing)
+
+
+def test_a_model_that_takes_no_single_sample_is_searched_from_two_on(
+    needing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needing(lambda batch: batch * MIB)
+    needs_two_samples(monkeypatch, at_least=2)
+    assert fit("model").value == 1024
+    needing(lambda batch: batch * GIB)
+    needs_two_samples(monkeypatch, at_least=2)
+    nothing = fit("model")
+    assert (nothing.value, nothing.estimate, nothing.above_value) == (0, None, 2)
+
+
+def test_a_model_that_cannot_be_analysed_at_all_fails_with_its_first_error(
+    needing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needing(lambda batch: batch)
+    needs_two_samples(monkeypatch, at_least=1000)
+    with pytest.raises(SourceError, match="more than 1 value"):
+        fit("model")
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -12,6 +12,11 @@ _EXPLAINED = (
         'a device is named by a bare number; write torch.device("cuda", 0)',
     ),
     (
+        r"FakeTensorDeviceMismatchError.*cuda:0 and cpu|FakeTensorDeviceMismatchError.*cpu and cuda:0",
+        "an operator gets tensors of the device and of the host, which would fail on a card too; move them with .to(), "
+        "or give them as example inputs, which are moved",
+    ),
+    (
         r"Triton|triton|0 active drivers",
         "a Triton kernel is launched, which no analysis of shapes can follow; wrap it in torch.library.triton_op or "
         "custom_op with register_fake, or choose the model's PyTorch implementation",

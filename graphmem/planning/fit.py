@@ -18,8 +18,8 @@ AT_MOST = 1 << 20
 class Largest:
     """The largest size that fits and the next one, which does not; both were analysed.
 
-    ``value`` is 0 with no ``estimate`` where not even the smallest size fits. ``above`` is None where the search ended
-    at the bound it was given, or where the next size could not be analysed, for the reason in ``stopped_by``.
+    ``value`` is 0 with no ``estimate`` where not even the smallest size that can be analysed fits. ``above`` is None
+    where the search ended at the bound it was given, or where the next size could not be analysed, for the reason in ``stopped_by``.
     """
 
     size: str
@@ -92,6 +92,7 @@ class _Search:
         self._below: Estimate | None = None
         self._above: Estimate | None = None
         self._stopped_by = ""
+        self._smallest_failed: GraphmemError | None = None
         self._tried: list[tuple[int, int]] = []
 
     def run(self) -> Largest:
@@ -106,7 +107,7 @@ class _Search:
         at_bound = not self._bracketed
         return Largest(
             size=self._size,
-            value=self._low * self._step,
+            value=self._low * self._step if self._below else 0,
             estimate=self._below,
             above_value=0 if at_bound else self._high * self._step,
             above=self._above,
@@ -125,7 +126,8 @@ class _Search:
             estimate = self._request.changed(**{self._size: value}).run()
         except GraphmemError as error:
             if self._below is None:
-                raise
+                self._begin_above(count, error)
+                return
             self._high, self._above = count, None
             self._stopped_by = f"{self._size} {value} cannot be analysed: {error}"
             return
@@ -136,6 +138,12 @@ class _Search:
             self._low, self._below = count, estimate
         else:
             self._high, self._above, self._stopped_by = count, estimate, "memory"
+
+    def _begin_above(self, count: int, error: GraphmemError) -> None:
+        """One sample may be too few for a model (batch norm in training), so twice the smallest size is tried too."""
+        if count > 1 or self._bound < 2:
+            raise self._smallest_failed or error
+        self._low, self._smallest_failed = count, error
 
     def _guess(self) -> int:
         """Where a straight line through the two highest sizes tried below and above reaches the card's capacity."""
