@@ -12,11 +12,6 @@ _EXPLAINED = (
         'a device is named by a bare number; write torch.device("cuda", 0)',
     ),
     (
-        r"FakeTensorDeviceMismatchError.*cuda:0 and cpu|FakeTensorDeviceMismatchError.*cpu and cuda:0",
-        "an operator gets tensors of the device and of the host, which would fail on a card too; move them with .to(), "
-        "or give them as example inputs, which are moved",
-    ),
-    (
         r"Triton|triton|0 active drivers",
         "a Triton kernel is launched, which no analysis of shapes can follow; wrap it in torch.library.triton_op or "
         "custom_op with register_fake, or choose the model's PyTorch implementation",
@@ -55,6 +50,11 @@ _EXPLAINED = (
     (
         r"InternalTorchDynamoError|TorchRuntimeError|torch\._dynamo|BackendCompilerFailed",
         "torch.compile cannot be followed; analyse the module before it is compiled",
+    ),
+    (
+        r"FakeTensorDeviceMismatchError.*cuda:0 and cpu|FakeTensorDeviceMismatchError.*cpu and cuda:0",
+        "an operator gets tensors of the device and of the host, which would fail on a card too; move them with .to(), "
+        "or give them as example inputs, which are moved",
     ),
     (r"Legacy CUDA profiling", "torch.profiler finds no device; leave it out of the analysed step"),
     (

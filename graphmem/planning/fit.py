@@ -19,7 +19,8 @@ class Largest:
     """The largest size that fits and the next one, which does not; both were analysed.
 
     ``value`` is 0 with no ``estimate`` where not even the smallest size that can be analysed fits. ``above`` is None
-    where the search ended at the bound it was given, or where the next size could not be analysed, for the reason in ``stopped_by``.
+    where the search ended at the bound it was given, or where the next size could not be analysed, for the reason in
+    ``stopped_by``.
     """
 
     size: str
