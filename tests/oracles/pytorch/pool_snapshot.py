@@ -1,4 +1,4 @@
-"""Record the memory snapshot of a run with private pools: ``python pool_snapshot.py OUT.pickle.gz``, on the stub driver."""
+"""Record a memory snapshot with private pools, on the stub driver: ``python pool_snapshot.py OUT.pickle.gz``."""
 
 from __future__ import annotations
 
