@@ -46,12 +46,33 @@ def _copies(script: Script, *tensors: torch.Tensor) -> None:
     "aten.upsample_nearest2d_backward.default",
     "aten._upsample_nearest_exact2d_backward.default",
     "aten.upsample_bilinear2d_backward.default",
+    "aten._upsample_bilinear2d_aa.default",
+    "aten._upsample_bicubic2d_aa.default",
 )
 def dense_input_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    """In its own memory format (AveragePool2d.cu, UpSampleNearest2d.cu, UpSampleBilinear2d.cu)."""
+    """In its own memory format (AveragePool2d.cu, UpSampleNearest2d.cu, UpSampleBi{linear,cubic}2d.cu)."""
     script = Script().output(0)
     if not _is_channels_last(args[0]):
         _copies(script, args[0])
+    return script
+
+
+#: Channels from which ``upsample_bilinear2d`` has a kernel for channels_last tensors (UpSampleBilinear2d.cu).
+_CHANNELS_LAST_FROM = 4
+
+
+@rule("aten.upsample_bilinear2d.default")
+def upsample_bilinear2d_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """Strides with gaps that suggest channels_last, as of tokens behind a class token, are packed for its kernel; the
+    other kernel reads any strides."""
+    tensor = args[0]
+    view = View.of(tensor)
+    if tensor.shape[1] < _CHANNELS_LAST_FROM or not view.suggests_channels_last() or view.is_dense(channels_last=True):
+        return None
+    script = Script().output(0)
+    script.give(script.take(bytes_of(tensor), "packed channels_last copy"))
     return script
 
 

@@ -88,3 +88,18 @@ add(
     t(20, 20, 8, 2),
 )
 add("interpolate_position_table", _position_table, t(1, 4096, 64), t(4, 196, 64))
+
+
+def _of_tokens(x: torch.Tensor) -> torch.Tensor:
+    """An image from tokens behind a class token: channels last, with a gap before every image."""
+    image = x[:, 1:].transpose(1, 2).unflatten(2, (8, 12))
+    return F.interpolate(image, size=(16, 24), mode="bilinear")
+
+
+add("interpolate_tokens", _of_tokens, t(4, 97, 64))
+add(
+    "interpolate_antialias_sliced",
+    lambda x: F.interpolate(x, size=(8, 12), mode="bilinear", antialias=True),
+    t(4, 8, 16, 24, layout="sliced"),
+    grad=False,
+)
