@@ -10,9 +10,9 @@ import pytest
 
 from graphmem.accuracy.case import Case, case_of
 from graphmem.accuracy.compare import Comparison, Predicted
-from graphmem.accuracy.published_case import ModelSpec, PublishedCase, PublishedComparison, Skipped
-from graphmem.accuracy.published_rows import published_rows
-from graphmem.accuracy.published_section import published_reason, published_section, sample
+from graphmem.accuracy.published.case import ModelSpec, PublishedCase, PublishedComparison, Skipped
+from graphmem.accuracy.published.rows import published_rows
+from graphmem.accuracy.published.section import published_reason, published_section, sample
 from graphmem.accuracy.record import (
     FAILED,
     GPU,

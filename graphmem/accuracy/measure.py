@@ -21,7 +21,7 @@ from graphmem.accuracy.record import FAILED, SCHEMA, Machine, Record, append, ma
 from graphmem.errors import UsageError
 
 #: runtime -> the measuring program
-_CHILDREN = {"pytorch": "graphmem.accuracy.child", "onnxruntime": "graphmem.accuracy.onnxruntime_child"}
+_CHILDREN = {"pytorch": "graphmem.accuracy.child", "onnxruntime": "graphmem.accuracy.onnxruntime.child"}
 
 #: Longest time one case may take, in seconds: building a large model on the host included.
 CASE_SECONDS = 900.0
@@ -102,7 +102,7 @@ def _with_kept_graph(case: Case, plan: Plan) -> Case:
     """The case with its graph in the folder for them, named as seen from the file of records."""
     if plan.graphs is None or not case.model.endswith(".onnx"):
         return case
-    from graphmem.accuracy.onnx_graph import keep_graph
+    from graphmem.accuracy.onnxruntime.graph import keep_graph
 
     kept = keep_graph(Path(case.model), plan.graphs)
     return replace(case, model=Path(os.path.relpath(kept, plan.output.parent if plan.output else ".")).as_posix())

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.compare import Comparison
-from graphmem.accuracy.published_case import PublishedComparison
-from graphmem.accuracy.published_section import PublishedSection, other_errors, published_reason
+from graphmem.accuracy.published.case import PublishedComparison
+from graphmem.accuracy.published.section import PublishedSection, other_errors, published_reason
 from graphmem.accuracy.record import GPU, OK, ONNXRUNTIME_CPU, OUT_OF_MEMORY, STUB_DRIVER, TENSORFLOW_CPU
 from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
 from graphmem.errors import UsageError
@@ -109,7 +109,7 @@ def render_html(contents: Contents) -> str:
 
 def published_figures() -> Any:
     """What other estimators' authors reported of theirs."""
-    return json.loads(files("graphmem.accuracy").joinpath("published.json").read_text(encoding="utf-8"))
+    return json.loads(files("graphmem.accuracy.published").joinpath("cited.json").read_text(encoding="utf-8"))
 
 
 def section(source: str, comparisons: Sequence[Comparison]) -> Section:

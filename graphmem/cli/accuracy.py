@@ -14,7 +14,7 @@ from graphmem.cli.progress import progress_bar
 from graphmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from graphmem.accuracy.published_section import PublishedSection
+    from graphmem.accuracy.published.section import PublishedSection
     from graphmem.accuracy.record import Record
 
 #: Runs of each source of published figures that are predicted unless all are asked for: a minute's work.
@@ -108,9 +108,9 @@ def _share(text: str) -> int | None:
 
 
 def _published(folder: Path | None, share: int | None, jobs: int) -> PublishedSection:
-    from graphmem.accuracy.published_case import PublishedCase, Skipped, predict_published
-    from graphmem.accuracy.published_rows import published_rows
-    from graphmem.accuracy.published_section import published_section, sample
+    from graphmem.accuracy.published.case import PublishedCase, Skipped, predict_published
+    from graphmem.accuracy.published.rows import published_rows
+    from graphmem.accuracy.published.section import published_section, sample
     from graphmem.accuracy.workers import side_by_side
 
     rows = published_rows(folder)

@@ -98,7 +98,7 @@ def _cases(models: tuple[str, ...], zoo: bool, options: dict[str, Any]) -> list[
 def _onnx_cases(models: tuple[str, ...], zoo: bool, options: dict[str, Any]) -> list[Case]:
     """Sessions of .onnx files; the provider is made part of the options, so that predictions are made for it."""
     from graphmem.accuracy.case import case_of
-    from graphmem.accuracy.onnxruntime_child import options_of, runs_of
+    from graphmem.accuracy.onnxruntime.child import options_of, runs_of
 
     if zoo or options["cap"] or options["traces"] or options["seq_len"]:
         raise UsageError("--zoo, --cap, --traces and --seq-len are not for --runtime onnxruntime; see --shapes")

@@ -1,4 +1,4 @@
-"""What the recordings need of ONNX Runtime's C API beyond :mod:`graphmem.accuracy.onnxruntime_capi`: arenas as
+"""What the recordings need of ONNX Runtime's C API beyond :mod:`graphmem.accuracy.onnxruntime.capi`: arenas as
 configured, and allocators of our own."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import ctypes as c
 from collections.abc import Callable
 from typing import Any
 
-from graphmem.accuracy.onnxruntime_capi import POINTER, call, kept, made, memory_info
+from graphmem.accuracy.onnxruntime.capi import POINTER, call, kept, made, memory_info
 
 
 def register_arena(env: Any, info: Any, config: dict[str, int]) -> None:

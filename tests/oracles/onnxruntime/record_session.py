@@ -19,8 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from graphmem.accuracy import onnxruntime_capi
-from graphmem.accuracy.onnxruntime_session import CpuSession
+from graphmem.accuracy.onnxruntime import capi as onnxruntime_capi
+from graphmem.accuracy.onnxruntime.session import CpuSession
 
 LOGGED = re.compile(r"Extended allocation by|Reserving|memory pattern|shrunk")
 

@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from graphmem.accuracy.published_case import ModelSpec, PublishedCase, Skipped
-from graphmem.accuracy.published_models import configurations
+from graphmem.accuracy.published.case import ModelSpec, PublishedCase, Skipped
+from graphmem.accuracy.published.models import configurations
 from graphmem.errors import SourceError
 from graphmem.training import Training
 from graphmem.units import MIB
@@ -49,7 +49,7 @@ def published_rows(folder: Path | None) -> list[Found]:
 
 def cited_rows() -> Sequence[Row]:
     """The rows of the table that comes with graphmem."""
-    table = json.loads(files("graphmem.accuracy").joinpath("published.json").read_text(encoding="utf-8"))["runs"]
+    table = json.loads(files("graphmem.accuracy.published").joinpath("cited.json").read_text(encoding="utf-8"))["runs"]
     return [dict(zip(table["columns"], row, strict=True)) | table["common"] for row in table["rows"]]
 
 

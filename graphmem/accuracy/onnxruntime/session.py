@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from graphmem.accuracy import onnxruntime_capi as capi
+from graphmem.accuracy.onnxruntime import capi
 
 _LEVELS = {"disabled": 0, "basic": 1, "extended": 2, "layout": 3, "all": 99}
 _Pointer = capi.POINTER
@@ -19,7 +19,7 @@ _Handles = c.POINTER(_Pointer)
 
 
 class CpuSession:
-    """One session in ``environment``. Raises :class:`~graphmem.accuracy.onnxruntime_capi.OrtError`.
+    """One session in ``environment``. Raises :class:`~graphmem.accuracy.onnxruntime.capi.OrtError`.
 
     ``threads`` are those of one operator: working buffers of some kernels depend on them, so a machine's number would
     make records differ. ``entries`` are configuration entries by their own names.
@@ -48,7 +48,7 @@ class CpuSession:
         )  # fmt: skip
 
     def arena(self) -> Any:
-        """The session's arena, for :func:`~graphmem.accuracy.onnxruntime_capi.statistics`."""
+        """The session's arena, for :func:`~graphmem.accuracy.onnxruntime.capi.statistics`."""
         info = capi.memory_info(True)
         return capi.made("CreateAllocator", (_Pointer, self.handle), (_Pointer, info))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphmem.errors import SourceError
 
 if TYPE_CHECKING:
-    from graphmem.accuracy.published_case import ModelSpec
+    from graphmem.accuracy.published.case import ModelSpec
 
 
 def factory_of(spec: ModelSpec, batch: int, *, training: bool) -> Callable[[], tuple[Any, ...]]:
@@ -24,7 +24,7 @@ def factory_of(spec: ModelSpec, batch: int, *, training: bool) -> Callable[[], t
 @cache
 def configurations() -> Any:
     """The table of transformers models."""
-    return json.loads(files("graphmem.accuracy").joinpath("published_models.json").read_text(encoding="utf-8"))
+    return json.loads(files("graphmem.accuracy.published").joinpath("models.json").read_text(encoding="utf-8"))
 
 
 def _torchvision(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:

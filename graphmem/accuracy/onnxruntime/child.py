@@ -1,6 +1,6 @@
 """The measuring process of an ONNX session: one case in the installed onnxruntime, on the CPU.
 
-``python -m graphmem.accuracy.onnxruntime_child`` reads a case as JSON from stdin and prints one line of JSON, as
+``python -m graphmem.accuracy.onnxruntime.child`` reads a case as JSON from stdin and prints one line of JSON, as
 :mod:`graphmem.accuracy.child` does for PyTorch on a card. A process measures one case: an environment is for ever.
 """
 
@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from graphmem.accuracy import onnxruntime_capi as capi
 from graphmem.accuracy.case import Case
-from graphmem.accuracy.onnxruntime_session import CpuSession
+from graphmem.accuracy.onnxruntime import capi
+from graphmem.accuracy.onnxruntime.session import CpuSession
 from graphmem.accuracy.record import OK, ONNXRUNTIME_CPU, Machine
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.graph.model import Graph

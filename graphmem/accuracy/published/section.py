@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphmem.accuracy.compare import CAP_SLACK
-from graphmem.accuracy.published_case import PublishedCase, PublishedComparison, Skipped
+from graphmem.accuracy.published.case import PublishedCase, PublishedComparison, Skipped
 from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
 from graphmem.units import format_bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graphmem.accuracy.published_models import factory_of
+from graphmem.accuracy.published.models import factory_of
 from graphmem.analyze import analyze
 from graphmem.devices import device_named
 from graphmem.errors import GraphmemError

@@ -1,0 +1,1 @@
+"""Measured sessions of ONNX Runtime on the CPU: its C API, sessions, and the process that runs a case."""
