@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
+from graphmem.capture.compile.inductor import import_compiler  # noqa: E402
 from graphmem.errors import CaptureError, GraphmemError  # noqa: E402
 from tests.captures import record  # noqa: E402
 
@@ -310,6 +311,7 @@ def _fake_tensors() -> int:
 
 def test_captures_do_not_nest() -> None:
     """A capture inside a capture would mix two pretences; it is refused or works, and either way all is restored."""
+    import_compiler()  # the inner one wakes Dynamo, and modules imported for the first time are no change
     before = state()
     with contextlib.suppress(CaptureError):
         record(train)
