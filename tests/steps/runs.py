@@ -189,9 +189,7 @@ def _card(device: PretendDevice) -> Device:
     )
 
 
-def compare(
-    name: str, folder: Path = FOLDER, cudnn_workspaces: bool = False, library: str | None = None
-) -> Comparison:
+def compare(name: str, folder: Path = FOLDER, cudnn_workspaces: bool = False, library: str | None = None) -> Comparison:
     """Predict a recorded run and line its allocations up with the recording's; arguments as :func:`predict`."""
     gc.collect()  # the previous capture goes before the next one starts
     recorded = load(name, folder)
