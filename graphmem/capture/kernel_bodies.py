@@ -90,7 +90,7 @@ def _sum_of_products(left: Tensor, right: Tensor, sum_dims: Sequence[int]) -> Te
     return torch.bmm(flat_left, flat_right).view(shape).permute(back)
 
 
-# --- convolutions in the gradient of a gradient (_convolution_double_backward of ATen/native/Convolution.cpp, 2.13) -----
+# --- convolutions in the gradient of a gradient (_convolution_double_backward of ATen/native/Convolution.cpp, 2.13) ---
 
 
 def _convolution(_: Selection, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Any:
