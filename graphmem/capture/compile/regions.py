@@ -52,6 +52,7 @@ class CompiledCode:
         self._open = False
         self._ready = False
         self._listening = False
+        self._converting = False
         self._lifted: list[tuple[Any, Any, Any]] = []
 
     def notes(self) -> tuple[str, ...]:
@@ -70,8 +71,12 @@ class CompiledCode:
     # --- regions ------------------------------------------------------------------------------------------------------
 
     def set_listening(self, listening: bool) -> None:
-        """Dynamo starts or stops looking at the frames that run."""
-        if listening == self._listening:
+        """Dynamo starts or stops looking at the frames that run.
+
+        While it converts a frame it does not look at others, which its own functions confirm in passing; the hooks stay
+        away until it is done, or it would see a module with them where it saw one without.
+        """
+        if listening == self._listening or self._converting:
             return
         self._listening = listening
         if listening:
@@ -135,7 +140,7 @@ class CompiledCode:
         skip_with_callees = convert_frame.ConvertFrameReturn(
             frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
         )
-        evaluation = self._evaluation
+        code, evaluation = self, self._evaluation
         # Dynamo listens again after a frame that is skipped with its callees; this module's frames tell it when to.
         skip = convert_frame.ConvertFrameReturn()
 
@@ -143,6 +148,7 @@ class CompiledCode:
             name = frame.f_globals.get("__name__", "")
             if name.startswith("graphmem."):
                 return skip if name == __name__ else skip_with_callees
+            outermost, code._converting = not code._converting, True
             try:
                 return original(self, frame, *args)
             except Exception as error:
@@ -151,6 +157,8 @@ class CompiledCode:
                 if isinstance(error, GraphmemError):
                     raise
                 raise CaptureError(_failure(frame, error)) from error
+            finally:
+                code._converting = not outermost
 
         return call
 
