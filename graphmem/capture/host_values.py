@@ -40,11 +40,19 @@ def computable(func: Any, args: Any, kwargs: Any) -> bool:
         return all(not isinstance(t, FakeTensor) and t.device.type == "cpu" and t.numel() <= LIMIT for t in tensors)
     if func in _SHAPED:
         return len(args[0]) == 0
+    if _is_of_numbers(func, args):
+        return True
     if func in _UNIFORM:
         return bool(math.prod(args[0]) <= LIMIT)
     if func in _ORDERS:
         return bool(args[0] <= LIMIT)
     return (func in _RANGES and _length(func, args) <= LIMIT) or func is _aten.scalar_tensor.default
+
+
+def _is_of_numbers(func: Any, args: Any) -> bool:
+    """Whether numbers are given where the operator takes tensors, as ``torch.div(sequence_length, window)`` does."""
+    arguments = func._schema.arguments
+    return bool(args) and str(arguments[0].type) == "Tensor" and isinstance(args[0], (int, float))
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:

@@ -28,7 +28,7 @@ from graphmem.capture.kernel_bodies import BODIES
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.script import Card, Rule, Script
 from graphmem.capture.kernels.unknown import unmodelled
-from graphmem.capture.output_layouts import CONTIGUOUS, made_contiguous
+from graphmem.capture.output_layouts import RELAID, as_on_card
 from graphmem.capture.pretence import tensors_in
 from graphmem.capture.storages import Storages
 from graphmem.capture.workspaces import GEMMS, NOTHING, Workspaces, WorkspaceUse
@@ -231,8 +231,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         out = outputs_of(func, self.selection, args, kwargs) if func in SELECTING else None
         if out is None and func not in FUSED_STEPS:
             out = func(*args, **kwargs)
-            if func in CONTIGUOUS:
-                out = made_contiguous(out)
+            if func in RELAID:
+                out = as_on_card(func, args, out)
         self._record(func, out, args, kwargs, rule, in_backward)
         if func in device_values.TRACKED:
             remark = device_values.follow(func, args, out)

@@ -77,3 +77,8 @@ add("combinations", lambda x: torch.cartesian_prod(x, x), t(128))
 add("tensor_from_list", lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device), t(64, 4))
 add("inplace_chain", lambda x: x.mul(2).add_(1).relu_(), X)
 add("item_write", lambda x: x.to(torch.int32).float(), X, grad=False)
+add(
+    "size_divided_by_torch",
+    lambda x: x.new_zeros((4, torch.div(1536, 512, rounding_mode="trunc") - 1, 1000)) + x,
+    t(4, 2, 1000),
+)
