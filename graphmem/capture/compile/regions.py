@@ -88,8 +88,11 @@ class CompiledCode:
             self._restore_hooks()
 
     def stopped_listening(self) -> None:
-        """Dynamo's function is out of the interpreter's way again, unless something failed to compile."""
-        if self._evaluation is not None:
+        """Dynamo's function is out of the interpreter's way again, unless something failed to compile.
+
+        Not while a frame is converted: Dynamo goes on with its result and expects to see the frames that it calls.
+        """
+        if self._evaluation is not None and not self._converting:
             self._evaluation.idle()
 
     def _begin_forward(self) -> None:
