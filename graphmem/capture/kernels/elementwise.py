@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from graphmem.capture.kernels.layout import bytes_of
 from graphmem.capture.kernels.script import Card, Script, rule
 
 
@@ -61,4 +62,15 @@ def soft_margin_backward_rule(
     exponential = script.take(size, "exponential")
     script.give(product, exponential)
     script.give(script.take(size, "gradient of the sum"))
+    return script
+
+
+@rule("aten.rrelu_with_noise.default")
+def rrelu_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """In training the kernel takes contiguous values (``_rrelu_with_noise_cuda_train``, RreluWithNoise.cu)."""
+    training = bool(args[4] if len(args) > 4 else kwargs.get("training", False))
+    if not training or args[0].is_contiguous():
+        return None
+    script = Script().output(0)
+    script.give(script.take(bytes_of(args[0]), "contiguous input"))
     return script

@@ -1,6 +1,6 @@
 """Pooling, interpolation, padding and rearranging of images: copies, and outputs with larger storages than they need.
 
-Sources: ATen/native/cuda/DilatedMaxPool2d.cu, AveragePool2d.cu, AdaptiveMaxPooling2d.cu, UpSampleBicubic2d.cu,
+Sources: ATen/native/cuda/DilatedMaxPool{2,3}d.cu, AveragePool{2,3}d.cu, AdaptiveMaxPooling2d.cu, UpSampleBicubic2d.cu,
 UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, ReflectionPad.cu, Im2Col.cu, Col2Im.cu, TensorTransformations.cu and
 ATen/native/AffineGridGenerator.cpp of PyTorch 2.13; orders observed on its CUDA build.
 """
@@ -87,6 +87,8 @@ def upsample_bilinear2d_rule(
     "aten.upsample_linear1d_backward.default",
     "aten.upsample_nearest3d_backward.default",
     "aten._upsample_nearest_exact3d_backward.default",
+    "aten.avg_pool3d.default",
+    "aten.avg_pool3d_backward.default",
     "aten.reflection_pad1d.default",
     "aten.reflection_pad2d.default",
     "aten.reflection_pad3d.default",
@@ -115,9 +117,11 @@ def max_pool2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequen
 def adaptive_avg_pool2d_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:
-    """A dense copy of the input comes before the output (AdaptiveAveragePooling.cu)."""
+    """A contiguous copy of the input comes before the output, but the kernel for channels_last tensors reads any
+    strides (AdaptiveAveragePooling.cu)."""
     script = Script()
-    token = [] if _is_dense_as(args[0], args[0]) else [script.take(bytes_of(args[0]), "contiguous copy")]
+    reads = View.of(args[0]).suggests_channels_last() or args[0].is_contiguous()
+    token = [] if reads else [script.take(bytes_of(args[0]), "contiguous copy")]
     script.output(0)
     script.give(*token)
     return script
@@ -127,10 +131,10 @@ def adaptive_avg_pool2d_rule(
 def adaptive_avg_pool2d_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:
-    """The gradient is brought to the input's memory format."""
+    """The gradient becomes contiguous, but the kernel for channels_last inputs reads any strides of it."""
     script = Script().output(0)
-    if not _is_dense_as(args[0], args[1]):
-        script.give(script.take(bytes_of(args[0]), "dense gradient"))
+    if not View.of(args[1]).suggests_channels_last():
+        _copies(script, args[0])
     return script
 
 
@@ -141,10 +145,9 @@ def avg_pool2d_backward_rule(
     """Input, then gradient, are brought to the input's memory format (AveragePool2d.cu)."""
     script = Script().output(0)
     grad, tensor = args[0], args[1]
-    last = _is_channels_last(tensor) and not tensor.is_contiguous()
-    tokens = [] if last or tensor.is_contiguous() else [script.take(bytes_of(tensor), "contiguous input")]
-    if not (_is_channels_last(grad) if last else grad.is_contiguous()):
-        tokens.append(script.take(bytes_of(grad), "contiguous gradient"))
+    tokens = [] if _is_dense_as(tensor, tensor) else [script.take(bytes_of(tensor), "dense input")]
+    if not _is_dense_as(grad, tensor):
+        tokens.append(script.take(bytes_of(grad), "dense gradient"))
     script.give(*reversed(tokens))
     return script
 
@@ -153,16 +156,33 @@ def avg_pool2d_backward_rule(
 def max_pool2d_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:
-    """Gradient and input are brought to the input's memory format."""
+    """Input, then gradient, are brought to the input's memory format."""
     script = Script().output(0)
     grad, tensor = args[0], args[1]
-    last = _is_channels_last(tensor) and not tensor.is_contiguous()
-    tokens = []
-    if not (_is_channels_last(grad) if last else grad.is_contiguous()):
-        tokens.append(script.take(bytes_of(grad), "contiguous gradient"))
-    if not last and not tensor.is_contiguous():
-        tokens.append(script.take(bytes_of(tensor), "contiguous input"))
+    tokens = [] if _is_dense_as(tensor, tensor) else [script.take(bytes_of(tensor), "dense input")]
+    if not _is_dense_as(grad, tensor):
+        tokens.append(script.take(bytes_of(grad), "dense gradient"))
     script.give(*reversed(tokens))
+    return script
+
+
+@rule("aten.max_pool3d_with_indices.default")
+def max_pool3d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """The input is brought to its own memory format (DilatedMaxPool3d.cu)."""
+    script = Script().output(0).output(1)
+    if not _is_dense_as(args[0], args[0]):
+        script.give(script.take(bytes_of(args[0]), "dense input"))
+    return script
+
+
+@rule("aten.max_pool3d_with_indices_backward.default")
+def max_pool3d_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """The gradient is brought to the input's memory format; values of the input are not needed."""
+    script = Script().output(0)
+    if not _is_dense_as(args[0], args[1]):
+        script.give(script.take(bytes_of(args[0]), "dense gradient"))
     return script
 
 

@@ -50,3 +50,24 @@ for _name, _binary in {
     add(f"{_name}_turned_other", lambda x, y, f=_binary: f(y, x).flatten(1), _TURNED, _GIVEN)
 add("floor_divide_turned", lambda x, y: torch.floor_divide(x, y).flatten(1), _TURNED_GIVEN, _GIVEN)
 add("floor_divide_turned_other", lambda x, y: torch.floor_divide(y, x).flatten(1), _TURNED_GIVEN, _GIVEN)
+
+# Windows of tokens: strides that suggest channels_last, with gaps.
+_TOKENS = t(2, 14, 14, 192)
+_VOLUME = t(2, 32, 8, 14, 14)
+_VOLUME_LAST = t(2, 32, 8, 14, 14, layout="channels_last")
+
+for _name, _pool in {
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "interpolate_bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+}.items():
+    add(f"{_name}_of_tokens", lambda x, f=_pool: f(x[..., :96].permute(0, 3, 1, 2)).permute(0, 2, 3, 1), _TOKENS)
+    add(f"{_name}_of_tokens_planar", lambda x, f=_pool: f(x[..., :96].permute(0, 3, 1, 2)).flatten(1), _TOKENS)
+
+for _name, _pool in {"max_pool3d": F.max_pool3d, "avg_pool3d": F.avg_pool3d}.items():
+    add(f"{_name}_of_volume_last", lambda x, f=_pool: f(x, 2), _VOLUME_LAST)
+    add(f"{_name}_of_volume_last_planar", lambda x, f=_pool: f(x, 2).flatten(1), _VOLUME_LAST)
+    add(f"{_name}_of_turned", lambda x, f=_pool: f(x.mT, 2).flatten(1), _VOLUME)
+    add(f"{_name}_of_slices", lambda x, f=_pool: f(x[:, ::2], 2), _VOLUME)
+    add(f"{_name}_of_turned_gradient", lambda x, f=_pool: f(x, 2).mT.contiguous(), _VOLUME)
