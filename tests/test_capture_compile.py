@@ -199,6 +199,48 @@ def test_names_are_the_users_and_storages_are_named_after_kernels() -> None:
     assert any(label.startswith("triton_") for label in labels)
 
 
+BREAKING = """
+    import logging
+    import torch
+    from torch import nn
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 128), nn.Linear(128, 64)
+
+        @property
+        def loss(self):
+            logging.getLogger("breaking").debug("Dynamo does not follow loggers")
+            return nn.functional.mse_loss
+
+        def forward(self, x):
+            return self.loss(self.second(torch.relu(self.first(x))), x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    def build():
+        return Model(), (torch.zeros(8, 64),), lambda loss: loss
+"""
+
+
+def test_a_break_inside_a_module_leaves_the_rest_compiled(tmp_path: Path) -> None:
+    """Dynamo converts the outer frames again, and must see the modules as it saw them, and the frames that they call."""
+    file = tmp_path / "breaking.py"
+    file.write_text(textwrap.dedent(BREAKING))
+    estimate = graphmem.analyze(f"{file}:build", training=graphmem.Training(compile="default"))
+    assert estimate.trace is not None
+    names = {operator.name for operator in estimate.trace.operators}
+    assert "aten.addmm.out" in names
+    assert names.isdisjoint({"aten.addmm.default", "aten.relu.default"})
+
+
 def test_cuda_graphs_and_autotuning_are_left_out_and_said(factories: Path) -> None:
     estimate = graphmem.analyze(f"{factories}:plain", training=graphmem.Training(compile="max-autotune"))
     messages = [diagnostic.message for diagnostic in estimate.diagnostics]
