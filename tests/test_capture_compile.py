@@ -204,6 +204,8 @@ BREAKING = """
     import torch
     from torch import nn
 
+    LOG = logging.getLogger("breaking")
+
     class Inner(nn.Module):
         def __init__(self):
             super().__init__()
@@ -211,11 +213,12 @@ BREAKING = """
 
         @property
         def loss(self):
-            logging.getLogger("breaking").debug("Dynamo does not follow loggers")
+            LOG.debug("Dynamo does not follow loggers")
             return nn.functional.mse_loss
 
-        def forward(self, x):
-            return self.loss(self.second(torch.relu(self.first(x))), x)
+        def forward(self, x, target=None):
+            hidden = self.second(torch.relu(self.first(x)))
+            return self.loss(hidden, x) if target is None else hidden
 
     class Model(nn.Module):
         def __init__(self):
@@ -231,7 +234,7 @@ BREAKING = """
 
 
 def test_a_break_inside_a_module_leaves_the_rest_compiled(tmp_path: Path) -> None:
-    """Dynamo converts the outer frames again, and must see the modules as it saw them, and the frames that they call."""
+    """Dynamo converts the outer frames again, and must see modules, and the frames they call, as before."""
     file = tmp_path / "breaking.py"
     file.write_text(textwrap.dedent(BREAKING))
     estimate = graphmem.analyze(f"{file}:build", training=graphmem.Training(compile="default"))
