@@ -227,8 +227,9 @@ def _attention(card: Card) -> Callable[..., Tensor]:
             )[0]
         if backend == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
+        mask = _aligned_mask(mask, query, key)  # one that was converted goes back before the kernel runs
         return _aten._scaled_dot_product_efficient_attention.default(
-            query, key, value, _aligned_mask(mask, query, key), needs_grad, dropout_p, is_causal, scale=scale
+            query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
         )[0]
 
     return attention

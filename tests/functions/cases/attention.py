@@ -129,3 +129,5 @@ add("sdpa_mask", F.scaled_dot_product_attention, HEADS, HEADS, HEADS, index(4, 1
 add("sdpa_3d", F.scaled_dot_product_attention, t(8, 128, 64), t(8, 128, 64), t(8, 128, 64))
 add("sdpa_odd_head", F.scaled_dot_product_attention, t(4, 8, 128, 50), t(4, 8, 128, 50), t(4, 8, 128, 50))
 add("attention_by_hand", lambda q, k, v: F.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v, HEADS, HEADS, HEADS)
+_UNALIGNED = t(4, 12, 125, 64)
+add("sdpa_mask_unaligned", F.scaled_dot_product_attention, *[_UNALIGNED] * 3, index(4, 1, 125, 125, dtype=BOOL))
