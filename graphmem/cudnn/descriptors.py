@@ -27,6 +27,7 @@ class Kind(IntEnum):
     ENGINE_CONFIG = 3
     HEURISTICS = 4
     PLAN = 5
+    KNOB_CHOICE = 7
     FORWARD = 10
     BACKWARD_FILTER = 11
     BACKWARD_DATA = 12
@@ -44,6 +45,7 @@ class Type(IntEnum):
     DOUBLE = 5
     CONVOLUTION_MODE = 7
     HEURISTIC_MODE = 8
+    KNOB_TYPE = 9
     NUMERICAL_NOTE = 11
     DESCRIPTOR = 15
     BEHAVIOR_NOTE = 19

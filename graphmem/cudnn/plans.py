@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind, Type
 
@@ -58,18 +59,23 @@ def workspaces(
 
     Raises :class:`CudnnError` when there is no plan.
     """
+    sizes = (size for size, _ in plans(descriptors, device, convolution, mode))
+    found = list(islice(sizes, 1 if first_only else None))
+    if not found:
+        raise CudnnError("no plan for this convolution")
+    return found
+
+
+def plans(
+    descriptors: Descriptors, device: Descriptor, convolution: Convolution, mode: int
+) -> Iterator[tuple[int, Descriptor]]:
+    """Bytes and engine configurations of the plans, in the order in which PyTorch tries them."""
     graph = _graph(descriptors, convolution)
-    found: list[int] = []
     for source in (mode, FALLBACK):
         for config in _configurations(descriptors, device, graph, source):
             size = _workspace(descriptors, device, config, convolution)
             if size is not None:
-                found.append(size)
-                if first_only:
-                    return found
-    if not found:
-        raise CudnnError("no plan for this convolution")
-    return found
+                yield size, config
 
 
 def dense_strides(shape: Sequence[int], channels_last: bool) -> list[int]:

@@ -40,7 +40,7 @@ def main() -> int:
     try:
         library, about = load(request["library"], [Path(folder) for folder in request["search"]])
         descriptors = Descriptors(library)
-        device = _describe(descriptors, request["device"])
+        device = describe(descriptors, request["device"])
     except (LoadError, CudnnError) as error:
         print(json.dumps({"error": str(error)}), file=answers)
         return 1
@@ -112,7 +112,8 @@ def _places(name: str, beside: Path, search: list[Path]) -> Iterator[str]:
         yield from map(str, sorted(folder.glob(f"*/lib/{name}")))
 
 
-def _describe(descriptors: Descriptors, device: dict[str, Any]) -> Descriptor:
+def describe(descriptors: Descriptors, device: dict[str, Any]) -> Descriptor:
+    """cuDNN's descriptor of a device, which stays."""
     described = descriptors.make(Kind.DEVICE)
     descriptors.set_text(described, 2702, json.dumps(device))
     descriptors.finalize(described)

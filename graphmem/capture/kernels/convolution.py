@@ -25,7 +25,7 @@ from graphmem.capture.kernels.conv_backend import (
 )
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
 from graphmem.capture.kernels.cudnn_question import first_workspace, largest_workspace, question_of
-from graphmem.capture.kernels.cudnn_rules import Workspace
+from graphmem.capture.kernels.cudnn_workspaces import Workspace
 from graphmem.capture.kernels.layout import Layout, bytes_of
 from graphmem.capture.kernels.reduction import Buffers, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.script import Card, Script, rule

@@ -21,8 +21,6 @@ TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (25
 #: Tiles of a wave. cuDNN's answers are the same whatever number of multiprocessors the device has (600 questions each
 #: for two or three cards of capability 8.0, 8.6, 8.9, 9.0 and 12.0), so one number serves all; the H200's is 132.
 _WAVE = 132
-#: The form of a leaf where the rules of ``cudnn_rules`` fit more of the answers than any other form.
-RULE = "rule"
 _FOLDER = "cudnn_plans"
 
 

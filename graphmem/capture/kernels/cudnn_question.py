@@ -7,7 +7,7 @@ import torch
 from graphmem.capture.kernels import cudnn_convolution
 from graphmem.capture.kernels.conv_backend import ConvParams, View
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
-from graphmem.capture.kernels.cudnn_rules import Workspace
+from graphmem.capture.kernels.cudnn_workspaces import Workspace
 from graphmem.capture.kernels.script import Card
 from graphmem.cudnn.plans import Convolution
 

@@ -9,10 +9,14 @@ A form is written as a few words, parts joined by ``+``:
   bytes (``all`` is ``pad IOF``); ``pad2 IOF``, ``pad4 IOF``: only the input's channels padded, to 2 or 4 (first
   layers).
 - ``group8 IO``: the channels of every group padded to 8 (or 2, 4, 16, 32); ``groupv IO``: to 16 bytes; ``group2n IO``:
-  to the next power of two. ``some IO``: copies for the eight groups that run at once.
+  to the next power of two; ``packed``: to the next power of two up to 32, above to 16 bytes, and only the tensors
+  that need it, or are NCHW. ``packed all``: all tensors if one does. ``some IO``: copies for the eight groups that run
+  at once.
 - ``stream 128x64 1x4``: the needed copies, and partial tiles of 128 by 64 fp32 values, with clusters of 1 by 4 blocks.
 - ``needed+split 13``: the needed copies, and 13 fp32 partial results; ``all+split 13`` copies every tensor.
 - ``some IO+somesplit 3``: the same for filter gradients, with 3 fp32 partial filters of eight groups.
+- ``copy F+parts 64x16 142``: depthwise filter gradients; 142 partial filters, channels in blocks of 64, of 16 bytes a
+  channel. ``images``: eight fp32 partial filters of every image, channels in blocks of 32.
 - ``winograd``: filters of 3x3 become 5x5. ``offsets``: a table of the image's pixels. ``bytes 640``: other
   tables, of about that size.
 
@@ -23,6 +27,7 @@ fixed number of splits. Given tile and cluster, the partial tiles of 97 % of 8,0
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem, Product, round_up
@@ -37,12 +42,25 @@ _MIN_STEPS = 256
 _MIN_WORK = _MIN_STEPS * 128 * 128
 #: Groups for which a grouped convolution is run at once, where they do not run as one product.
 _GROUPS_AT_ONCE = 8
+#: Channels of a group up to which several groups are packed into one product.
+_PACKED_GROUP = 32
 #: Kernels that unfold as they go keep a table of 6 bytes a pixel in lines of 128 bytes; backward more (engines 26, 34).
 _OFFSET_BYTES = 6
 _OFFSET_LINE = 128
 _OFFSET_BACKWARD = 2176
+#: Engine 16 sums a depthwise filter's gradient in fp32 by eighths of every image, 32 channels at once.
+_IMAGE_CHANNELS = 32
+_IMAGE_PARTS = 8
 #: Winograd's transform of a filter of 3x3.
 _WINOGRAD_TAPS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Bytes of a plan's workspace; ``certain``: the choice of kernel is known for shapes of this kind."""
+
+    size: int
+    certain: bool = True
 
 
 def workspace_bytes(form: str, problem: Problem, direction: Direction) -> int:
@@ -77,6 +95,8 @@ def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) 
             return _copies(problem, names, int(pad[3:]), 1)
         case ["groupv" | "group2n" | "group2" | "group4" | "group8" | "group16" | "group32" as pad, names]:
             return _group_copies(problem, names, pad[5:])
+        case ["packed", *every]:
+            return _packed_copies(problem, bool(every))
         case ["some", names]:
             return _copies(problem, names, 1, 1) * min(_GROUPS_AT_ONCE, problem.groups) // problem.groups
         case ["somesplit", splits]:
@@ -90,6 +110,12 @@ def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) 
             return needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
         case ["split", splits]:
             return int(splits) * _fp32_result(problem, direction)
+        case ["parts", block, count]:
+            channels, channel_bytes = _pair(block)
+            return int(count) * round_up(problem.filters, channels) * channel_bytes
+        case ["images"]:
+            channels = round_up(problem.filters, _IMAGE_CHANNELS)
+            return problem.batch * channels * problem.taps * _IMAGE_PARTS * 4
         case ["winograd"]:
             return problem.channels * problem.filters // problem.groups * _WINOGRAD_TAPS * problem.itemsize
     raise ValueError(f"no form of a workspace: {' '.join(words)!r}")
@@ -139,6 +165,19 @@ def _group_copies(problem: Problem, names: str, width: str) -> int:
         "F": inner * outer * problem.taps,
     }
     return sum(sizes[name] for name in names) * problem.groups * problem.itemsize
+
+
+def _packed_copies(problem: Problem, every: bool) -> int:
+    """Groups that are packed into products: their channels in a power of two, wide ones in rows of 16 bytes."""
+    inner, outer = problem.channels // problem.groups, problem.filters // problem.groups
+    width = 1 << (max(inner, outer) - 1).bit_length()
+    wide = width > _PACKED_GROUP
+    vector = 16 // problem.itemsize
+    inner_width, outer_width = (round_up(n, vector) if wide else width for n in (inner, outer))
+    nchw = not problem.channels_last
+    padded = {"I": inner != inner_width, "O": outer != outer_width}
+    names = "".join(name for name, needs in padded.items() if nchw or every or needs)
+    return _group_copies(problem, names + "F", "v" if wide else "2n") if names else 0
 
 
 def _offsets(problem: Problem, direction: Direction) -> int:

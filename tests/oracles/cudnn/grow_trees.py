@@ -10,7 +10,6 @@ contain one of the words. Needs scikit-learn, which nothing else here does. READ
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from graphmem.capture.kernels.cudnn_choice import RULE, Branch, Leaf, features, parse, render, section
+from graphmem.capture.kernels.cudnn_choice import Branch, Leaf, features, parse, render, section
 from graphmem.capture.kernels.cudnn_problem import Direction, Problem
-from graphmem.capture.kernels.cudnn_rules import workspace_by_rule
 from graphmem.capture.kernels.cudnn_workspaces import workspace_bytes
-from graphmem.capture.kernels.script import Card
-from tests.oracles.cudnn.ask import DEVICES
+from graphmem.devices import device_named
 from tests.oracles.cudnn.shapes import Shape, held_out
 
 DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.BACKWARD_DATA, "bwd_weight": Direction.BACKWARD_WEIGHT}
@@ -42,16 +39,21 @@ TILE_KNOB = {
 PLAIN = ["needed", "none", "copy IOF", "copy IF", "pad IF", "copy F", "copy IO", "copy OF", "all", "pad OF", "pad IO",
          "copy I", "copy O", "pad I", "pad O", "pad F"]  # fmt: skip
 FIRST_LAYER = [f"pad{pad} {names}" for pad in (2, 4) for names in ("I", "IF", "OF", "IOF")]
-GROUPED = [
+GROUPED = ["packed", "packed all"] + [
     f"group{width} {names}"
     for width in ("2n", "v", 4, 8, 16, 32, 2)
     for names in ("IOF", "IO", "IF", "OF", "I", "O", "F")
 ]
+DEPTHWISE = ["images"]
+#: Engine of depthwise filter gradients: half as many parts as knob 12 says; channels of a block and bytes of a channel.
+DEPTHWISE_PARTS, PARTS_KNOB = 61, 12
+BLOCKS = ["64x16", "32x32", "64x32", "32x128", "64x128", "32x16", "32x64", "64x64"]
 SOME = [f"some {names}" for names in ("IOF", "IO", "IF", "OF", "I", "O")]
 WINOGRAD = ["winograd", "copy IO+winograd"]
 #: Forms to which a number of parts is added.
 SPLIT = ["needed", "all", "none", "copy IOF", "copy IF", "copy OF", "copy IO"]
-SPLIT_GROUPED = [*SPLIT, "group2n IO", "groupv IO", "group4 IO", "group8 IO", "group16 IO", "group32 IO"]
+SPLIT_GROUPED = ["packed", "packed all", *SPLIT, "groupv IOF"]
+SPLIT_GROUPED += [f"group{width} IO" for width in ("2n", "v", 4, 8, 16, 32)]
 #: Numbers of splits that have a name each; others are called by the nearest.
 SPLITS = [*range(1, 16), 17, 20, 23, 26, 28, 30, 33, 36, 40, 44, 50, 55, 60, 66, 75, 79, 88, 96, 105, 112, 120, 126,
           140, 160, 180, 200, 225, 250, 280, 320, 400, 500]  # fmt: skip
@@ -76,38 +78,28 @@ class Answer:
     bytes: int
     engine: int
     knobs: dict[int, int]
-    by_rule: int  # bytes that the rules say
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> Iterator[tuple[str, Answer]]:
-    """The sections and answers of a file, convolutions that the tests compare with left out."""
-    device = json.loads(DEVICES.read_text())[path.name.split("_")[0]]
-    capability = divmod(device["deviceVer"] // 10, 10)
-    card = Card(capability, device["multiProcessorCount"], device["maxThreadsPerSM"])
+    """The sections and answers of a file. Convolutions that the tests compare with are left out, and bfloat16 before
+    Ampere, which PyTorch does not give to cuDNN."""
+    capability = device_named(path.name.split("_")[0]).compute_capability
+    assert capability is not None
     for line in path.read_text().splitlines():
         question, *plans = line.split(" ; ")
         direction, dtype, *numbers = question.split()
         shape = Shape(dtype, *map(int, numbers))
-        if plans[0] == "none" or shape in held_out() or not _answered(shape, device["deviceVer"]):
+        if plans[0] == "none" or shape in held_out() or (shape.dtype == "bf16" and capability < (8, 0)):
             continue
-        problem = problem_of(shape, tf32=card.compute_capability >= (8, 0))
-        rule = workspace_by_rule(problem, DIRECTIONS[direction], card).size
+        problem = problem_of(shape, tf32=capability >= (8, 0))
         for plan, largest in zip(plans, (False, True), strict=False):
             size, _, engine, *knobs = plan.split()
             values = {int(knob): int(value) for knob, value in (item.split("=") for item in knobs)}
-            answer = Answer(problem, DIRECTIONS[direction], int(size), int(engine), values, rule)
+            answer = Answer(problem, DIRECTIONS[direction], int(size), int(engine), values)
             yield section(problem, answer.direction, largest), answer
-
-
-def _answered(shape: Shape, version: int) -> bool:
-    """Whether cuDNN answers without a driver as it does with one: kernels for depthwise convolutions, and on Blackwell
-    for groups, are compiled when the plan is built. PyTorch gives cuDNN bfloat16 from Ampere on."""
-    if 1 < shape.groups == shape.channels or (shape.groups > 1 and 1000 <= version < 1100):
-        return False
-    return version >= 800 or shape.dtype != "bf16"
 
 
 def problem_of(shape: Shape, tf32: bool = True) -> Problem:
@@ -135,9 +127,16 @@ def label(answer: Answer) -> str:
         if _fits(form, answer):
             return form
     problem = answer.problem
+    if problem.groups == problem.channels and (named := _depthwise_parts(answer)):
+        return named
     if answer.engine in OFFSETS and abs(_size("offsets", problem, answer.direction) - answer.bytes) <= 256:
         return "offsets"
-    forms = [*PLAIN, *([*GROUPED, *SOME] if problem.groups > 1 else FIRST_LAYER if problem.channels < 8 else WINOGRAD)]
+    if problem.groups == 1:
+        forms = [*PLAIN, *(FIRST_LAYER if problem.channels < 8 else WINOGRAD)]
+    elif problem.groups == problem.channels:
+        forms = [*PLAIN, *DEPTHWISE, *GROUPED, *SOME]
+    else:
+        forms = [*GROUPED[:1], *PLAIN, *GROUPED[1:], *SOME]
     for form in forms:
         if _fits(form, answer):
             return form
@@ -154,6 +153,14 @@ def label(answer: Answer) -> str:
     return next(near, next(splits, "other"))
 
 
+def _depthwise_parts(answer: Answer) -> str | None:
+    if answer.engine != DEPTHWISE_PARTS or PARTS_KNOB not in answer.knobs:
+        return None
+    count = 2 * answer.knobs[PARTS_KNOB]
+    forms = [f"{copies}+parts {block} {count}" for copies in ("copy F", "copy IOF") for block in BLOCKS if count]
+    return next((form for form in forms if _fits(form, answer)), None)
+
+
 def _fits(form: str, answer: Answer, share: float = 0.005) -> bool:
     return abs(_size(form, answer.problem, answer.direction) - answer.bytes) <= max(answer.bytes * share, 600)
 
@@ -165,7 +172,8 @@ def _with_parts(answer: Answer, form: str, part: str, share: float) -> str | Non
     count = round(left / (two - one))
     if count < 1 or abs(left - count * (two - one)) > max(share * answer.bytes, 600):
         return None
-    return f"{form}+{part} {min(SPLITS, key=lambda n: abs(n - count))}"
+    named = f"{form}+{part} {min(SPLITS, key=lambda n: abs(n - count))}"
+    return named if _fits(named, answer, 0.1) else None
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -182,8 +190,7 @@ def grow(name: str, answers: list[Answer]) -> Branch | Leaf:
 
     labels = [label(answer) for answer in answers]
     forms = [form for form, count in Counter(labels).items() if count >= LEAST_NAMED and form != "other"] or ["needed"]
-    forms.append(RULE)
-    sizes = np.array([[_size(form, a.problem, a.direction) for form in forms[:-1]] + [a.by_rule] for a in answers])
+    sizes = np.array([[_size(form, a.problem, a.direction) for form in forms] for a in answers])
     real = np.array([a.bytes for a in answers])
     rows = [features(a.problem, a.direction) for a in answers]
     values = np.array([list(row.values()) for row in rows], np.float32)

@@ -21,7 +21,7 @@ _WIDTHS = [16, 24, 32, 32, 40, 48, 64, 64, 64, 64, 80, 96, 96, 112, 128, 128, 12
            320, 320, 384, 480, 512, 512, 512, 640, 768, 1024, 1024, 1280, 1536, 2048]  # fmt: skip
 _BATCHES = [1, 1, 2, 4, 4, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64, 128, 128, 256, 12, 20, 24, 48, 96, 192]
 #: Kinds of layers, and how often each is drawn.
-KINDS = {"layer": 66, "first": 14, "grouped": 14, "volume": 6}
+KINDS = {"layer": 60, "first": 13, "grouped": 13, "depthwise": 9, "volume": 5}
 #: Elements of a tensor up to which a convolution is asked about.
 _LARGEST = 1 << 30
 
@@ -57,13 +57,13 @@ class Shape:
         return self.batch * values < _LARGEST
 
     def question(self, direction: str) -> str:
-        """The line that ``ask_plans`` reads."""
+        """The convolution in a line of text."""
         return " ".join(str(value) for value in (direction, *self.__dict__.values()))
 
 
 def draw(pick: random.Random, kind: str | None = None) -> Shape:
     """A convolution that no test compares with, of one of ``KINDS`` or of any."""
-    kinds = {"layer": _layer, "first": _first, "grouped": _grouped, "volume": _volume}
+    kinds = {"layer": _layer, "first": _first, "grouped": _grouped, "depthwise": _depthwise, "volume": _volume}
     while True:
         shape = kinds[kind or pick.choices(list(KINDS), list(KINDS.values()))[0]](pick)
         if shape.is_possible and shape not in held_out():
@@ -134,8 +134,7 @@ def _first(pick: random.Random) -> Shape:
 
 
 def _grouped(pick: random.Random) -> Shape:
-    """ResNeXt's and RegNet's. Depthwise ones are not asked about: cuDNN runs them on kernels that it compiles when the
-    plan is built, which takes a driver, and without one names others."""
+    """ResNeXt's and RegNet's."""
     inner = pick.choice([4, 8, 8, 16, 16, 24, 24, 32, 32, 40, 48, 56, 64, 64, 72, 96, 112, 128])
     groups = pick.choice([2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 16, 18, 20, 32, 32, 64])
     channels, taps = inner * groups, pick.choice([1, 3, 3, 3, 3, 3, 3, 5])
@@ -143,6 +142,32 @@ def _grouped(pick: random.Random) -> Shape:
         batch=_batch(pick), channels=channels, filters=channels * pick.choice([1] * 5 + [2] * 2),
         side=_side(pick, channels), taps=taps, stride=pick.choice([1, 1, 1, 2]), padding=_padding(pick, taps),
         dilation=1, groups=groups, **_precision(pick),
+    )  # fmt: skip
+
+
+#: Channels of depthwise layers, with the sides they have in images of 224: MobileNet, MNASNet, EfficientNet, ConvNeXt.
+_DEPTHWISE = [(16, 112), (24, 112), (32, 112), (48, 112), (64, 112), (72, 56), (88, 28), (96, 112), (96, 56), (96, 14),
+              (128, 56), (144, 56), (192, 56), (192, 28), (120, 28), (200, 14), (240, 28), (240, 14), (256, 28),
+              (288, 14), (336, 14), (384, 28), (384, 14), (480, 14), (512, 14), (576, 14), (576, 7), (672, 14),
+              (672, 7), (768, 14), (768, 7), (960, 14), (960, 7), (1024, 14), (1024, 7), (1152, 7), (1536, 7),
+              (1632, 7), (2048, 7)]  # fmt: skip
+_DEPTHWISE_BATCHES = [1, 2, 4, 8, 8, 16, 16, 32, 32, 32, 64, 64, 64, 96, 128, 128, 128, 192, 200, 256, 256, 384, 512]
+
+
+def _depthwise(pick: random.Random) -> Shape:
+    """Where PyTorch gives them to cuDNN: channels_last, and NCHW in fp16 with small filters."""
+    channels, side = pick.choice(_DEPTHWISE)
+    if pick.random() < 0.25:
+        channels = 8 * pick.randint(2, 256)
+    image = pick.choice([224] * 8 + [128, 160, 192, 240, 256, 260, 288, 300, 320, 384, 448, 512, 86, 64, 32])
+    side = max(4, min(side * image // 224, 224)) if pick.random() < 0.85 else pick.randint(4, 120)
+    last = pick.random() < 0.85
+    taps = pick.choice([3] * 5 + [5] * 3 + [7] * 4 + [9]) if last else pick.choice([3, 3, 5])
+    dtype = pick.choice(["fp32"] * 4 + ["fp16", "bf16"] * 2) if last else "fp16"
+    batch = pick.choice(_DEPTHWISE_BATCHES) if pick.random() < 0.8 else pick.randint(1, 512)
+    return Shape(
+        dtype, 2, batch, channels, channels, side, taps, pick.choice([1, 1, 1, 2]), _padding(pick, taps), 1, channels,
+        int(last), int(dtype != "fp32" or pick.random() < 0.75),
     )  # fmt: skip
 
 
