@@ -42,6 +42,8 @@ _MIN_STEPS = 256
 _MIN_WORK = _MIN_STEPS * 128 * 128
 #: Groups for which a grouped convolution is run at once, where they do not run as one product.
 _GROUPS_AT_ONCE = 8
+#: Bytes of padded copies beyond which the batch is run in parts: 35 of 35 such plans of engine 23, to the byte.
+_COPIES_LIMIT = 16 << 30
 #: Channels of a group up to which several groups are packed into one product.
 _PACKED_GROUP = 32
 #: Kernels that unfold as they go keep a table of 6 bytes a pixel in lines of 128 bytes; backward more (engines 26, 34).
@@ -159,12 +161,11 @@ def _group_copies(problem: Problem, names: str, width: str) -> int:
     else:
         multiple = 16 // problem.itemsize if width == "v" else int(width)
     inner, outer = round_up(inner, multiple), round_up(outer, multiple)
-    sizes = {
-        "I": problem.batch * problem.input_pixels * inner,
-        "O": problem.batch * problem.output_pixels * outer,
-        "F": inner * outer * problem.taps,
-    }
-    return sum(sizes[name] for name in names) * problem.groups * problem.itemsize
+    sizes = {"I": problem.input_pixels * inner, "O": problem.output_pixels * outer}
+    value_bytes = problem.groups * problem.itemsize
+    image = sum(sizes[name] for name in names if name != "F") * value_bytes
+    images = min(problem.batch, max(1, _COPIES_LIMIT // image)) if image else 0
+    return images * image + ("F" in names) * inner * outer * problem.taps * value_bytes
 
 
 def _packed_copies(problem: Problem, every: bool) -> int:
