@@ -63,7 +63,8 @@ class CompiledCode:
             f"torch.compile: compiled by PyTorch {torch.__version__.split('+')[0]} itself (Inductor, kernels not run); "
             "buffers are allocated and freed as the generated code does",
             "torch.compile: confidence: equal to recordings of the CUDA build without its kernels (MLP, BERT, GPT-2, "
-            "Llama, T5, vision transformer; ResNet-50 and U-Net but for cuDNN's workspaces); not compared with a real card",
+            "Llama, T5, vision transformer; ResNet-50 and U-Net but for cuDNN's workspaces); not compared with a real "
+            "card",
             "torch.compile: what compiling takes on the card (autotuning kernels in the first iteration, Triton's "
             "modules in the context) is not counted, but for the trials of padded matrix products",
         )
