@@ -138,25 +138,11 @@ def adaptive_avg_pool2d_backward_rule(
     return script
 
 
-@rule("aten.avg_pool2d_backward.default")
-def avg_pool2d_backward_rule(
+@rule("aten.avg_pool2d_backward.default", "aten.max_pool2d_with_indices_backward.default")
+def pool2d_backward_rule(
     args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:
-    """Input, then gradient, are brought to the input's memory format (AveragePool2d.cu)."""
-    script = Script().output(0)
-    grad, tensor = args[0], args[1]
-    tokens = [] if _is_dense_as(tensor, tensor) else [script.take(bytes_of(tensor), "dense input")]
-    if not _is_dense_as(grad, tensor):
-        tokens.append(script.take(bytes_of(grad), "dense gradient"))
-    script.give(*reversed(tokens))
-    return script
-
-
-@rule("aten.max_pool2d_with_indices_backward.default")
-def max_pool2d_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    """Input, then gradient, are brought to the input's memory format."""
+    """Input, then gradient, are brought to the input's memory format (AveragePool2d.cu, DilatedMaxPool2d.cu)."""
     script = Script().output(0)
     grad, tensor = args[0], args[1]
     tokens = [] if _is_dense_as(tensor, tensor) else [script.take(bytes_of(tensor), "dense input")]
