@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from graphmem.trace import Trace
 
 SCHEMA = "graphmem.estimate/1"
+#: The levels of a peak, each at most as large as the next; :class:`Peak` has one field of bytes for each.
+LEVELS = ("requested", "allocated", "reserved", "device")
 
 #: Categories that are gaps between two levels, after the storage categories of ``graphmem.trace.Category``.
 GAPS = ("ROUNDING", "FRAGMENTATION", "CONTEXT")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +38,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{name} differs; if intended, run pytest --update-goldens"
 
     return check
+
+
+@pytest.fixture
+def cudnn_switches() -> Iterator[None]:
+    """The test may set PyTorch's switches of cuDNN; they are put back after it."""
+    cudnn = pytest.importorskip("torch").backends.cudnn
+    before = cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark
+    yield
+    cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark = before

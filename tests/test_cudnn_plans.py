@@ -12,7 +12,6 @@ Set GRAPHMEM_CUDNN to a cuDNN 9.20, the version of the recordings, with NVIDIA's
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,20 +25,16 @@ from graphmem.devices import Device, device_named  # noqa: E402
 from tests import recorded_convolutions as recorded  # noqa: E402
 
 LIBRARY = os.environ.get("GRAPHMEM_CUDNN")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not LIBRARY, reason="GRAPHMEM_CUDNN names no cuDNN to ask")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LIBRARY, reason="GRAPHMEM_CUDNN names no cuDNN to ask"),
+    pytest.mark.usefixtures("cudnn_switches"),
+]
 CARDS = {
     "h200": "H200", "h100pcie": "H100-PCIE", "a100": "A100", "rtx4090": "RTX-4090", "rtx3090": "RTX-3090",
     "t4": "T4", "b200": "B200", "rtx5090": "RTX-5090",
 }  # fmt: skip
 DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "backward weight"}
-
-
-@pytest.fixture(autouse=True)
-def _switches() -> Iterator[None]:
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark
-    yield
-    cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 def _question(line: dict[str, Any], direction: str) -> Convolution:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ torch = pytest.importorskip("torch")
 from graphmem.capture.kernels import convolution  # noqa: E402
 from graphmem.capture.kernels.script import Card  # noqa: E402
 from graphmem.cudnn.plans import Convolution  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("cudnn_switches")
 
 
 class _Listener:
@@ -27,14 +28,6 @@ class _Listener:
 
     def largest_workspace(self, question: Convolution) -> int | None:
         return self.answers[1]
-
-
-@pytest.fixture(autouse=True)
-def _switches() -> Iterator[None]:
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark
-    yield
-    cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 def _card(listener: _Listener) -> Card:

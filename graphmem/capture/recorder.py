@@ -84,8 +84,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._module = ""
         self._by_sequence: dict[int, tuple[str, str]] = {}
         self._phase = builder.phase(0, "build")
-        self._base_phase = self._phase
-        self._backward_phase = self._phase
         self._iteration = 0
         self._stage = "build"
         self.fan_in = FanIn()
@@ -121,8 +119,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Name the stage (``forward``, ``backward``, ``optimizer``) of what follows."""
         self._stage = stage
         self.storages.born_as = Category.ACTIVATION if stage == "forward" else Category.TEMPORARY
-        self._base_phase = self._phase = self.builder.phase(self._iteration, stage)
-        self.storages.operator = self.builder.operator(f"({stage})", phase=self._base_phase)
+        self._phase = self.builder.phase(self._iteration, stage)
+        self.storages.operator = self.builder.operator(f"({stage})", phase=self._phase)
 
     def begin_backward(self) -> None:
         """A backward pass begins. Steps without any module have not said that their iteration began."""

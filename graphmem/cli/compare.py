@@ -11,11 +11,9 @@ import click
 from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
 from graphmem.cli.tables import plain_table
 from graphmem.errors import SourceError
-from graphmem.estimate import SCHEMA
+from graphmem.estimate import LEVELS, SCHEMA
 from graphmem.reports.text import WORDS, clean
 from graphmem.units import format_bytes, parse_bytes
-
-_LEVELS = ("requested", "allocated", "reserved", "device")
 
 
 @click.command("compare", short_help="Two reports side by side, or a growth budget in CI.")
@@ -36,7 +34,7 @@ def compare_command(before: str, after: str, form: str, output: str | None, max_
         "schema": "graphmem.comparison/1",
         "before": {name: first[name] for name in ("model", "step", "runtime", "allocator", "gpu")},
         "after": {name: second[name] for name in ("model", "step", "runtime", "allocator", "gpu")},
-        "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in _LEVELS},
+        "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in LEVELS},
         "breakdown": {
             name: _change(first["breakdown"], second["breakdown"], name)
             for name in {**first["breakdown"], **second["breakdown"]}
@@ -56,7 +54,7 @@ def _read(name: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise SourceError(f"{name} is no report; write one with: graphmem analyze MODEL --format json -o {name}")
     try:
-        figures = [document["peak"][f"{level}_bytes"] for level in _LEVELS] + list(document["breakdown"].values())
+        figures = [document["peak"][f"{level}_bytes"] for level in LEVELS] + list(document["breakdown"].values())
         texts = [document[key] for key in ("model", "step", "runtime", "allocator", "gpu")]
         if not all(type(figure) is int for figure in figures) or not all(isinstance(text, str) for text in texts):
             raise TypeError

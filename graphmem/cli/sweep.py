@@ -15,6 +15,7 @@ from graphmem.cli.options import device_of, model_options, plan_output_options, 
 from graphmem.cli.output import check_output, emit, working
 from graphmem.cli.tables import assumed_card, plain_table
 from graphmem.errors import UsageError
+from graphmem.estimate import LEVELS
 from graphmem.training import amp_named, dtype_named
 from graphmem.units import format_bytes
 
@@ -31,8 +32,6 @@ _VARY = (
         "(on,off), zero-grad, alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Repeatable.",
     ),
 )
-
-_LEVELS = ("requested", "allocated", "reserved", "device")
 
 
 def _count(text: str) -> int:
@@ -136,7 +135,7 @@ def _table(names: list[str], rows: list[Row]) -> str:
         verdict = "" if fit is None else ("fits " if fit.fits else "DOES NOT FIT ") + fit.gpu
         levels = (estimate.allocated, estimate.reserved, estimate.device)
         lines.append([*_settings(row), *map(format_bytes, levels), verdict])
-    titles = [*(f"{name}>" for name in names), *(f"{level}>" for level in _LEVELS[1:]), ""]
+    titles = [*(f"{name}>" for name in names), *(f"{level}>" for level in LEVELS[1:]), ""]
     errors = [f"{' '.join(_settings(row))}: {row.error}\n" for row in rows if row.error]
     notes = [f"{line}\n" for line in assumed_card(next((row.estimate for row in rows if row.estimate), None))]
     return plain_table(titles, lines) + ("\n" if errors or notes else "") + "".join([*errors, *notes])
@@ -149,10 +148,10 @@ def _json(names: list[str], rows: list[Row]) -> str:
 def _csv(names: list[str], rows: list[Row]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*names, *(f"{level}_bytes" for level in _LEVELS), "capacity_bytes", "fits", "error"])
+    writer.writerow([*names, *(f"{level}_bytes" for level in LEVELS), "capacity_bytes", "fits", "error"])
     for row in rows:
         estimate = row.estimate
-        figures: list[Any] = ["" for _ in _LEVELS] if estimate is None else [getattr(estimate, n) for n in _LEVELS]
+        figures: list[Any] = ["" for _ in LEVELS] if estimate is None else [getattr(estimate, n) for n in LEVELS]
         fit = estimate.fit if estimate else None
         verdict = ["", ""] if fit is None else [fit.capacity_bytes, str(fit.fits).lower()]
         writer.writerow([*_settings(row), *figures, *verdict, row.error])

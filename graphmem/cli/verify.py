@@ -11,9 +11,8 @@ import click
 from graphmem.cli.options import measured_step_options, step_of
 from graphmem.cli.output import working
 from graphmem.cli.tables import plain_table
+from graphmem.estimate import LEVELS
 from graphmem.units import format_bytes
-
-LEVELS = ("requested", "allocated", "reserved", "device")
 
 
 @click.command("verify", short_help="Predict, run on this machine's card, and compare.")
