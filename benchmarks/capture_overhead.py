@@ -26,8 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.fakes import PretendDevice
-from graphmem.capture.session import capture
+from graphmem.capture.device.fake_tensors import PretendDevice
+from graphmem.capture.session.session import capture
 from graphmem.replay import replay
 from graphmem.trace import Trace
 from graphmem.units import GIB

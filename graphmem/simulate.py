@@ -200,8 +200,8 @@ def _capture(
     record_graph: bool = False,
 ) -> Any:
     pytorch.installed_version()  # one that is too old is refused before it is imported
-    from graphmem.capture.pretence import pretended
-    from graphmem.capture.run import capture_model
+    from graphmem.capture.device.pretence import pretended
+    from graphmem.capture.session.run import capture_model
 
     wanted = replace(sizes, training=isinstance(step, Training), iterations=iterations)
     with contextlib.ExitStack() as stack:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from graphmem.capture.fakes import PretendDevice
-from graphmem.capture.session import Session, capture
+from graphmem.capture.device.fake_tensors import PretendDevice
+from graphmem.capture.session.session import Session, capture
 from graphmem.trace import Category, EventKind, Phase, Place, Trace
 from graphmem.units import GIB
 

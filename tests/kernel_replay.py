@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from graphmem.capture.kernels import RULES
-from graphmem.capture.kernels.script import Card, Script
+from graphmem.capture.kernels.parts.script import Card, Script
 
 _aten = torch.ops.aten
 HOPPER = Card(compute_capability=(9, 0), sm_count=132, max_threads_per_sm=2048)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels import convolution
-from graphmem.capture.kernels.script import Card, Script
+from graphmem.capture.kernels.parts.script import Card, Script
+from graphmem.capture.kernels.rules import convolution
 
 OPS = Path(__file__).parent / "golden" / "pytorch" / "ops"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
-from graphmem.capture.workspaces import LARGE_WORKSPACE  # noqa: E402
+from graphmem.capture.record.cublas_workspaces import LARGE_WORKSPACE  # noqa: E402
 from graphmem.trace import Category, Place, Trace  # noqa: E402
 from tests.captures import births, lasts, of, record, sizes  # noqa: E402
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from graphmem.accuracy.align import align  # noqa: E402
 from graphmem.analyze import analyze  # noqa: E402
-from graphmem.capture.session import capture  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
 from graphmem.trace import Category  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402

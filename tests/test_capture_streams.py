@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.workspaces import LARGE_WORKSPACE  # noqa: E402
+from graphmem.capture.record.cublas_workspaces import LARGE_WORKSPACE  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
 from tests.captures import births, of, record  # noqa: E402
 from tests.parallel.recordings import CASES, load, predict  # noqa: E402

@@ -22,16 +22,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.kernels import convolution, cudnn_choice, cudnn_convolution, cudnn_workspaces  # noqa: E402
-from graphmem.capture.kernels.conv_backend import (  # noqa: E402
+from graphmem.capture.kernels.cudnn import choice as cudnn_choice  # noqa: E402
+from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution  # noqa: E402
+from graphmem.capture.kernels.cudnn import workspaces as cudnn_workspaces  # noqa: E402
+from graphmem.capture.kernels.cudnn.problem import Direction, Problem  # noqa: E402
+from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     Backend,
     ConvParams,
     View,
     cudnn_takes,
     select_backend,
 )
-from graphmem.capture.kernels.cudnn_problem import Direction, Problem  # noqa: E402
-from graphmem.capture.kernels.script import Card  # noqa: E402
+from graphmem.capture.kernels.parts.script import Card  # noqa: E402
+from graphmem.capture.kernels.rules import convolution  # noqa: E402
 from tests.recorded_convolutions import DTYPES, OPS, Case, events  # noqa: E402
 from tests.recorded_convolutions import lines as _lines  # noqa: E402
 

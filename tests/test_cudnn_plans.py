@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.kernels.script import Card  # noqa: E402
+from graphmem.capture.kernels.parts.script import Card  # noqa: E402
 from graphmem.cudnn.library import Cudnn  # noqa: E402
 from graphmem.cudnn.plans import Convolution  # noqa: E402
 from graphmem.devices import Device, device_named  # noqa: E402

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.kernels import convolution  # noqa: E402
-from graphmem.capture.kernels.script import Card  # noqa: E402
+from graphmem.capture.kernels.parts.script import Card  # noqa: E402
+from graphmem.capture.kernels.rules import convolution  # noqa: E402
 from graphmem.cudnn.plans import Convolution  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("cudnn_switches")

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
-from graphmem.capture.session import capture  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
 from tests.captures import H100, TORCH_VERSION  # noqa: E402
 

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.session import capture  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 from tests.captures import H100, TORCH_VERSION, births, record  # noqa: E402
 
 #: Shape, transform, and what the CUDA build of 2.13 allocates before it asks cuFFT for a plan.

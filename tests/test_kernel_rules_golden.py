@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 if not torch.__version__.startswith("2.13"):
     pytest.skip("recorded with torch 2.13", allow_module_level=True)
 
-from graphmem.capture.kernels.sdp_choice import choose_sdp_backend  # noqa: E402
+from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend  # noqa: E402
 from tests.kernel_replay import HOPPER, KernelReplay, attention, batch_norm, forward_and_backward, rms_norm  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "pytorch" / "ops"

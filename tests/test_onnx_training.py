@@ -16,13 +16,13 @@ from onnx import helper, numpy_helper
 torch = pytest.importorskip("torch")
 
 from graphmem.analyze import analyze  # noqa: E402
-from graphmem.capture.onnx_module.gelu import with_whole_gelus  # noqa: E402
-from graphmem.capture.onnx_module.module import OnnxModule  # noqa: E402
-from graphmem.capture.onnx_module.registry import OPERATORS  # noqa: E402
-from graphmem.capture.run import capture_model  # noqa: E402
+from graphmem.capture.session.run import capture_model  # noqa: E402
 from graphmem.errors import GraphmemError, UsageError  # noqa: E402
 from graphmem.sources.base import Sizes  # noqa: E402
 from graphmem.sources.onnx_file import load_onnx, read_onnx  # noqa: E402
+from graphmem.sources.onnx_module.gelu import with_whole_gelus  # noqa: E402
+from graphmem.sources.onnx_module.module import OnnxModule  # noqa: E402
+from graphmem.sources.onnx_module.registry import OPERATORS  # noqa: E402
 from graphmem.sources.onnx_training import as_torch_model  # noqa: E402
 from graphmem.trace import Category, Trace  # noqa: E402
 from graphmem.training import Inference, Training  # noqa: E402

@@ -18,9 +18,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.fakes import PretendDevice  # noqa: E402
-from graphmem.capture.kernels.recurrent import Network, reserve_bytes, workspace_bytes  # noqa: E402
-from graphmem.capture.session import Session, capture  # noqa: E402
+from graphmem.capture.device.fake_tensors import PretendDevice  # noqa: E402
+from graphmem.capture.kernels.rules.recurrent import Network, reserve_bytes, workspace_bytes  # noqa: E402
+from graphmem.capture.session.session import Session, capture  # noqa: E402
 from graphmem.trace import EventKind, Place  # noqa: E402
 
 OPS = Path(__file__).parent / "golden" / "pytorch" / "ops"

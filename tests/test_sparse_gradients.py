@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.session import capture  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
 from tests.captures import H100, TORCH_VERSION, births, record  # noqa: E402
 from tests.loops.cases import CASES  # noqa: E402

@@ -20,9 +20,9 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402, N812
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from graphmem.capture.kernels.sdp_choice import wheel_cudnn_version  # noqa: E402
-from graphmem.capture.session import capture  # noqa: E402
-from graphmem.capture.workspaces import LT_WORKSPACE  # noqa: E402
+from graphmem.capture.kernels.parts.sdp_choice import wheel_cudnn_version  # noqa: E402
+from graphmem.capture.record.cublas_workspaces import LT_WORKSPACE  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.trace import Category  # noqa: E402
 from tests.captures import H100, Born, births  # noqa: E402
 from tests.steps import runs  # noqa: E402

@@ -1,7 +1,7 @@
 """The measuring process: one case on the card, from a fresh start. The only place in graphmem that runs a model.
 
 ``python -m graphmem.accuracy.child`` reads a case as JSON from stdin and prints one line of JSON. The loop is the one
-that predictions are made of (``graphmem.capture.step``), so the two differ in nothing but the device.
+that predictions are made of (``graphmem.capture.loop.step``), so the two differ in nothing but the device.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run_case(case: Case, cap_bytes: int | None, trace: Path | None) -> dict[str,
 
 def _run_step(case: Case, watch: Watch) -> None:
     from graphmem import sources
-    from graphmem.capture.step import run_inference, run_training
+    from graphmem.capture.loop.step import run_inference, run_training
     from graphmem.errors import SourceError
     from graphmem.training import Training
 

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 #: Imported once, in the process that workers are forked from.
-_PRELOADED = ("torch", "graphmem.analyze", "graphmem.capture.run", "graphmem.capture.step")
+_PRELOADED = ("torch", "graphmem.analyze", "graphmem.capture.session.run", "graphmem.capture.loop.step")
 
 
 def side_by_side(

@@ -70,8 +70,8 @@ def _beside_a_card() -> contextlib.AbstractContextManager[None]:
     """``device = "cuda" if torch.cuda.is_available() else "cpu"`` at the top of a file means the card. Which one is
     analysed is not known yet, so it says to be the default one."""
     try:
-        from graphmem.capture.cuda_namespace import card_at_import
-        from graphmem.capture.pretence import pretended
+        from graphmem.capture.device.cuda_namespace import card_at_import
+        from graphmem.capture.device.pretence import pretended
     except ImportError:  # a Keras model beside another backend
         return contextlib.nullcontext()
     return card_at_import(pretended(device_named(DEFAULT_DEVICE)))

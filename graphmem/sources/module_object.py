@@ -59,7 +59,7 @@ def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
     import torch
     from torch.nn.parameter import is_lazy
 
-    from graphmem.capture.factories import lazy_like
+    from graphmem.capture.device.factories import lazy_like
 
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):

@@ -30,8 +30,8 @@ def as_torch_model(loaded: OnnxModel) -> TorchModel:
 
 
 def _build(graph: Graph, sizes: Sizes) -> Built:
-    from graphmem.capture.onnx_module.gelu import with_whole_gelus
-    from graphmem.capture.onnx_module.module import OnnxModule
+    from graphmem.sources.onnx_module.gelu import with_whole_gelus
+    from graphmem.sources.onnx_module.module import OnnxModule
 
     whole = with_whole_gelus(graph)
     module = OnnxModule(whole)
@@ -42,7 +42,7 @@ def _build(graph: Graph, sizes: Sizes) -> Built:
 def _input(spec: TensorSpec) -> Any:
     import torch
 
-    from graphmem.capture.onnx_module.module import dtype_of
+    from graphmem.sources.onnx_module.module import dtype_of
 
     return torch.zeros(tuple(int(dimension) for dimension in spec.shape), dtype=dtype_of(spec))
 

@@ -23,7 +23,7 @@ import torch
 
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator
-from graphmem.capture.session import Session, capture
+from graphmem.capture.session.session import Session, capture
 from graphmem.replay import replay
 from graphmem.trace import EventKind, Place, Trace
 from tests.loops import runner

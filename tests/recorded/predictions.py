@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphmem.capture.session import Session, capture
+from graphmem.capture.session.session import Session, capture
 from graphmem.trace import EventKind, Place
 from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 

@@ -26,8 +26,8 @@ from graphmem.accuracy.align import Match, align
 from graphmem.accuracy.divergence import changes_of
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.fakes import PretendDevice
-from graphmem.capture.session import capture
+from graphmem.capture.device.fake_tensors import PretendDevice
+from graphmem.capture.session.session import capture
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, device_named
 from graphmem.replay import Replay, replay

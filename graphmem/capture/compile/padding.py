@@ -18,8 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.pretence import Patches, PretendDevice
-from graphmem.capture.recorder import Recorder
+from graphmem.capture.device.pretence import Patches, PretendDevice
+from graphmem.capture.record.recorder import Recorder
 from graphmem.units import MIB
 
 _ASSUMED = (

@@ -18,9 +18,9 @@ from torch.nn.modules import module as nn_module
 
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
-from graphmem.capture.modules import ModuleWatch
-from graphmem.capture.pretence import Patches, PretendDevice
-from graphmem.capture.recorder import Recorder
+from graphmem.capture.device.pretence import Patches, PretendDevice
+from graphmem.capture.record.modules import ModuleWatch
+from graphmem.capture.record.recorder import Recorder
 from graphmem.errors import CaptureError, GraphmemError
 
 #: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.

@@ -65,7 +65,7 @@ def _quantized(name: str, options: dict[str, Any], build: Any) -> Loop:
 
             kind = getattr(bitsandbytes.optim, name)
         else:
-            from graphmem.capture.quantized_optimizers import QuantizedOptimizer
+            from graphmem.capture.loop.optimizers.bitsandbytes_states import QuantizedOptimizer
 
             kind = partial(QuantizedOptimizer, name)
         return kind(model.parameters(), **{key: value for key, value in options.items() if key != "installed"})
@@ -86,7 +86,7 @@ for _name in ("AdamW8bit", "PagedAdamW8bit", "PagedAdEMAMix8bit"):
 def _lion(options: dict[str, Any]) -> Loop:
     def make(model: nn.Module) -> Any:
         if is_captured(model):
-            from graphmem.capture.lion import Lion
+            from graphmem.capture.loop.optimizers.lion import Lion
         else:
             from lion_pytorch import Lion
         return Lion(model.parameters(), **options)

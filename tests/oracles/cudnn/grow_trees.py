@@ -1,4 +1,4 @@
-"""Grows a file of ``graphmem/capture/kernels/cudnn_plans`` from cuDNN's answers.
+"""Grows a file of ``graphmem/capture/kernels/cudnn/plans`` from cuDNN's answers.
 
     python -m tests.oracles.cudnn.grow_trees [--keep OLD.txt] [--only groups largest --] ANSWERS ... > hopper.txt
 
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from graphmem.capture.kernels.cudnn_choice import Branch, Leaf, features, parse, render, section
-from graphmem.capture.kernels.cudnn_problem import Direction, Problem
-from graphmem.capture.kernels.cudnn_workspaces import workspace_bytes
+from graphmem.capture.kernels.cudnn.choice import Branch, Leaf, features, parse, render, section
+from graphmem.capture.kernels.cudnn.problem import Direction, Problem
+from graphmem.capture.kernels.cudnn.workspaces import workspace_bytes
 from graphmem.devices import device_named
 from tests.oracles.cudnn.shapes import Shape, held_out
 

@@ -1,0 +1,120 @@
+"""A backward pass that makes a graph of its own (``create_graph=True``) numbers its nodes as on a card.
+
+The engine runs the ready node with the highest sequence number first, and every thread counts for itself
+(``at::sequence_number``, a thread-local; torch/csrc/autograd/engine.cpp). On a card the nodes of a backward pass run,
+and make new nodes, on the device's thread: those have low numbers, whatever the forward pass has counted. Here all runs
+on the caller's thread, so such a pass is given to a thread of its own, which lives as long as the capture. Passes
+inside ``torch.func`` transforms stay: the stack of transforms is the thread's, and Python cannot give it to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _push_mode as _push_function_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
+
+from graphmem.capture.device.pretence import Patches
+from graphmem.capture.operators.composites import is_transformed
+
+_KINDS = ("cuda", "cpu")
+
+
+class _DeviceThread:
+    """Runs functions one after another, each under the modes and settings of its caller."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="backward", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """The function's result, or what it raised."""
+        state = _state()
+        done = threading.Event()
+        outcome: list[Any] = []
+
+        def work() -> None:
+            try:
+                with _under(state):
+                    outcome.append((function(), None))
+            except BaseException as error:
+                outcome.append((None, error))
+            done.set()
+
+        self._work.put(work)
+        done.wait()
+        result, error = outcome.pop()
+        if error is not None:
+            raise error
+        return result
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+
+def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]:
+    """What PyTorch keeps for each thread, of the parts that a backward pass sees."""
+    autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+    return _get_current_dispatch_mode_stack(), _get_current_function_mode_stack(), autocast
+
+
+@contextlib.contextmanager
+def _under(state: tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
+    from torch.overrides import _pop_mode as pop_function_mode
+    from torch.utils._python_dispatch import _pop_mode
+
+    modes, function_modes, autocast = state
+    for kind, enabled, dtype in autocast:
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    for mode in modes:
+        _push_mode(mode)
+    for mode in function_modes:
+        _push_function_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in function_modes:
+            pop_function_mode()
+        for mode in reversed(modes):
+            _pop_mode(getattr(mode, "_mode_key", None))
+
+
+@contextlib.contextmanager
+def numbered_as_on_a_card() -> Iterator[None]:
+    """Give backward passes that make a graph to a thread of their own, for the duration."""
+    original = torch.autograd.graph._engine_run_backward
+    threads: list[_DeviceThread] = []
+
+    def run_backward(tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: Any, **kwargs: Any) -> Any:
+        if not create_graph or (threads and threads[0].is_current()) or is_transformed():
+            return original(tensors, gradients, retain, create_graph, *args, **kwargs)
+        if not threads:
+            threads.append(_DeviceThread())
+        return threads[0].run(lambda: original(tensors, gradients, retain, create_graph, *args, **kwargs))
+
+    patches = Patches()
+    patches.set(torch.autograd.graph, "_engine_run_backward", run_backward)
+    patches.set(torch.autograd, "_engine_run_backward", run_backward)
+    try:
+        yield
+    finally:
+        patches.undo()
+        for thread in threads:
+            thread.close()

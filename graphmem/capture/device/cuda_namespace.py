@@ -1,0 +1,318 @@
+"""``torch.cuda`` and ``torch.accelerator`` as a script finds them on a machine with one card.
+
+Most of ``torch.cuda`` is Python over a few C functions. Those are replaced, so that PyTorch's own Python runs above
+them: ``memory_summary()`` prints a table of zeros, ``memory_stats()`` has every key. The statistics stay 0 during an
+analysis, because its result is only known at the end. What stands for something that is not modelled (allocators
+of one's own) raises :class:`CaptureError` and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from graphmem.capture.device.pretence import DEVICE, Patches, PretendDevice
+from graphmem.errors import CaptureError
+
+_OnEvent = Callable[[str], None]
+
+
+def patch_cuda_namespace(patches: Patches, device: PretendDevice, on_event: _OnEvent) -> None:
+    """Make ``torch.cuda`` answer for ``device``; ``on_event`` hears ``synchronize`` and ``empty_cache``."""
+    _patch_c_functions(patches, on_event)
+    _patch_functions(patches, device)
+    _patch_generators(patches)
+    _patch_profiling(patches)
+    _patch_backends(patches)
+    for names, reason in _REFUSED.items():
+        for name in names:
+            if hasattr(torch.cuda, name):
+                _replace(patches, name, _refusal(f"torch.cuda.{name}", reason))
+    if hasattr(torch, "accelerator"):
+        _patch_accelerator(patches, device, on_event)
+
+
+@contextlib.contextmanager
+def card_at_import(device: PretendDevice) -> Iterator[None]:
+    """Let a user's file that chooses its device while it is imported choose the card, as it would beside one."""
+    patches = Patches()
+    try:
+        _patch_functions(patches, device)
+        yield
+    finally:
+        patches.undo()
+
+
+# --- C functions under torch.cuda -------------------------------------------------------------------------------------
+
+#: Parts of ``torch._C._cuda_memoryStats``: kinds of memory with statistics by pool, statistics without pools, counters
+#: (``THCPModule_memoryStats``, torch/csrc/cuda/Module.cpp, 2.13).
+_BY_POOL = (
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
+    "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+_OVERSIZE = ("oversize_allocations", "oversize_segments")
+_COUNTERS = (
+    "num_alloc_retries", "num_ooms", "max_split_size", "num_sync_all_streams", "num_device_alloc", "num_device_free",
+    "num_oom_rejections",
+)  # fmt: skip
+_HOST_STATISTICS = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
+_HOST_TIMES = ("host_alloc_time", "host_free_time")
+
+
+def _memory_stats(*_: Any) -> dict[str, Any]:
+    def statistic() -> dict[str, int]:
+        return {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+
+    stats: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
+    stats.update((kind, {pool: statistic() for pool in ("all", "small_pool", "large_pool")}) for kind in _BY_POOL)
+    stats.update((kind, statistic()) for kind in _OVERSIZE)
+    return stats
+
+
+def _host_memory_stats(*_: Any) -> dict[str, Any]:
+    stats: dict[str, Any] = {kind: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for kind in _HOST_STATISTICS}
+    stats.update((kind, {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}) for kind in _HOST_TIMES)
+    return {**stats, "num_host_alloc": 0, "num_host_free": 0}
+
+
+def _patch_c_functions(patches: Patches, on_event: _OnEvent) -> None:
+    answers: dict[str, Any] = {
+        "getDevice": 0,
+        "exchangeDevice": 0,
+        "maybeExchangeDevice": 0,
+        "getAllocatorBackend": "native",
+        "getMemoryFraction": 1.0,
+        "canDeviceAccessPeer": False,
+        "get_sync_debug_mode": 0,
+        "memorySnapshot": {"segments": [], "device_traces": [[]], "allocator_settings": {}},
+        "cudaCachingAllocator_is_enabled": True,
+    }
+    for name in (
+        "init", "setDevice", "set_sync_debug_mode", "ipc_collect", "setMemoryFraction", "sleep",
+        "resetPeakMemoryStats", "resetAccumulatedMemoryStats", "resetPeakHostMemoryStats",
+        "resetAccumulatedHostMemoryStats", "record_memory_history", "record_memory_history_legacy",
+    ):  # fmt: skip
+        answers[name] = None
+    for name, answer in answers.items():
+        patches.set(torch._C, f"_cuda_{name}", lambda *_, _answer=answer, **__: _answer)
+    patches.set(torch._C, "_cuda_memoryStats", _memory_stats)
+    patches.set(torch._C, "_cuda_hostMemoryStats", _host_memory_stats)
+    patches.set(torch._C, "_cuda_synchronize", lambda *_: on_event("synchronize"))
+    patches.set(torch._C, "_cuda_emptyCache", lambda *_: on_event("empty_cache"))
+
+
+# --- torch.cuda -------------------------------------------------------------------------------------------------------
+
+#: Shared memory of a multiprocessor in KiB, and what one block may not use of it (CUDA C++ programming guide, technical
+#: specifications per compute capability).
+_SHARED_KIB = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 7): 164, (8, 9): 100, (9, 0): 228}
+_SHARED_KIB_SINCE = {10: 228, 12: 100}
+_RESERVED_KIB = 1
+
+
+class _Properties(SimpleNamespace):
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the property {name} of this card is not known to graphmem")
+
+
+def _properties(device: PretendDevice) -> _Properties:
+    major, minor = device.capability
+    shared = _SHARED_KIB.get(device.capability, _SHARED_KIB_SINCE.get(major, 100))
+    return _Properties(
+        name=device.name,
+        major=major,
+        minor=minor,
+        total_memory=device.total_bytes,
+        multi_processor_count=device.sm_count,
+        max_threads_per_multi_processor=device.max_threads_per_sm,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=(shared - (_RESERVED_KIB if major >= 8 else 0)) * 1024,
+        shared_memory_per_multiprocessor=shared * 1024,
+        warp_size=32,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+        uuid="00000000-0000-0000-0000-000000000000",
+        pci_bus_id=1,
+        pci_device_id=0,
+        pci_domain_id=0,
+    )
+
+
+def _patch_functions(patches: Patches, device: PretendDevice) -> None:
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "is_initialized": True,
+        "_lazy_init": None,
+        "init": None,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+        "_get_device_properties": _properties(device),
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_properties": _properties(device),
+        "get_arch_list": ["sm_{}{}".format(*device.capability)],
+        "get_gencode_flags": "",
+        "is_tf32_supported": device.capability >= (8, 0),
+        "mem_get_info": (device.total_bytes, device.total_bytes),
+        "list_gpu_processes": "GPU:0\nno processes are running",
+        "initial_seed": 0,
+        "cudart": _Runtime(device),
+        "check_error": None,
+        "is_current_stream_capturing": False,
+    }
+    for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
+        answers[name] = None
+    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used"):
+        answers[name] = 0
+    for name, answer in answers.items():
+        _replace(patches, name, lambda *_, _answer=answer, **__: _answer)
+    _replace(patches, "set_device", _set_device)
+    _replace(patches, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))
+    _replace(patches, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
+
+
+def _replace(patches: Patches, name: str, value: Any) -> None:
+    """In ``torch.cuda`` and in those of its modules that define the name."""
+    for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs):
+        if owner is torch.cuda or name in vars(owner):
+            patches.set(owner, name, value)
+
+
+class _Runtime:
+    """``torch.cuda.cudart()``: calls succeed (0), as those that start and stop a profiler."""
+
+    def __init__(self, device: PretendDevice) -> None:
+        self._device = device
+
+    def cudaMemGetInfo(self, *_: Any) -> tuple[int, int]:  # noqa: N802
+        return self._device.total_bytes, self._device.total_bytes
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+        return lambda *_: 0
+
+
+def _set_device(device: Any) -> None:
+    check_device(device)
+
+
+def check_device(device: Any) -> None:
+    """Raise :class:`CaptureError` for a device that an analysis does not follow: another kind, or a second card."""
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device) and device.type not in ("cuda", "cpu", "meta"):
+        raise CaptureError(f"an analysis follows a CUDA card, and the step asks for the device {device.type!r}")
+    index = device.index if isinstance(device, torch.device) else device
+    if isinstance(index, int) and index > 0:
+        raise CaptureError(
+            f"cuda:{index} is asked for, and an analysis follows one card, cuda:0; analyse each card's part on its own"
+        )
+
+
+# --- generators, profiling --------------------------------------------------------------------------------------------
+
+
+def _patch_generators(patches: Patches) -> None:
+    """A device generator is one on the host that says otherwise: no random number is drawn during an analysis."""
+
+    class GeneratorType(type(torch._C.Generator)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, torch._C.Generator)
+
+    class Generator(torch._C.Generator, metaclass=GeneratorType):  # type: ignore[misc]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            self = super().__new__(cls, "cpu")
+            on_host = not isinstance(device, int) and torch.device(device).type == "cpu"
+            self.device_shown = torch.device("cpu") if on_host else DEVICE
+            return self
+
+        @property
+        def device(self) -> torch.device:
+            return self.device_shown
+
+    patches.set(torch, "Generator", Generator)
+    patches.set(torch.cuda, "default_generators", (Generator(DEVICE),))
+
+
+def _patch_profiling(patches: Patches) -> None:
+    nvtx, profiler = torch.cuda.nvtx, torch.cuda.profiler
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        patches.set(nvtx, name, lambda *_, **__: 0)
+    for name in ("start", "stop"):
+        patches.set(profiler, name, lambda *_, **__: None)
+
+
+#: Of PyTorch 2.13's wheels: their CUDA, and the cuDNN of the recordings that the rules were checked against.
+_CUDA_VERSION, _CUDNN_VERSION = "13.0", 92000
+#: ``CUFFT_DEFAULT_CACHE_SIZE``, ATen/native/cuda/CuFFTPlanCache.h.
+_FFT_PLANS = 4096
+
+
+def _patch_backends(patches: Patches) -> None:
+    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    patches.set(torch.backends.cudnn, "is_available", lambda: True)
+    patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
+    if torch.version.cuda is None:
+        patches.set(torch.version, "cuda", _CUDA_VERSION)
+    plans = torch.backends.cuda.cuFFTPlanCache
+    patches.set(plans, "max_size", _FFT_PLANS)
+    patches.set(plans, "size", 0)
+    patches.set(plans, "clear", lambda *_: None)
+
+
+# --- what is not modelled ---------------------------------------------------------------------------------------------
+
+_REFUSED = {
+    ("CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc", "caching_allocator_delete",
+     "caching_allocator_enable", "caching_allocator_disabled"): (
+        "memory outside PyTorch's own allocator is not modelled; analyse the step without it"
+    ),
+    ("current_blas_handle", "current_solver_handle", "GreenContext"): "an analysis has no driver behind it",
+}  # fmt: skip
+
+
+def _refusal(name: str, reason: str) -> Any:
+    """Something that can be called, entered or tested against, and raises when it is used."""
+
+    class Refused:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise CaptureError(f"{name} cannot be analysed: {reason}")
+
+    Refused.__name__ = Refused.__qualname__ = name.rpartition(".")[2]
+    return Refused
+
+
+# --- torch.accelerator ------------------------------------------------------------------------------------------------
+
+
+def _patch_accelerator(patches: Patches, device: PretendDevice, on_event: _OnEvent) -> None:
+    accelerator = torch.accelerator
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "current_accelerator": torch.device("cuda"),
+        "device_count": 1,
+        "current_device_index": 0,
+        "current_device_idx": 0,
+        "get_memory_info": (device.total_bytes, device.total_bytes),
+        "reset_peak_memory_stats": None,
+        "reset_accumulated_memory_stats": None,
+        "empty_host_cache": None,
+    }
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        answers[name] = 0
+    for name, answer in answers.items():
+        patches.set(accelerator, name, lambda *_, _answer=answer, **__: _answer)
+    patches.set(accelerator, "memory_stats", lambda *_, **__: torch.cuda.memory_stats())
+    for name in ("set_device_index", "set_device_idx"):
+        patches.set(accelerator, name, _set_device)
+    for name in ("synchronize", "empty_cache"):
+        patches.set(accelerator, name, lambda *_, _name=name, **__: on_event(_name))

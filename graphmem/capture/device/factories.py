@@ -1,0 +1,215 @@
+"""Functions that make tensors: from data, on a device given as a number, of old-fashioned types, with lazy shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _device
+
+from graphmem.capture.device.cuda_namespace import check_device
+from graphmem.capture.device.pretence import DEVICE, Patches
+
+#: Factories that convert data. They make a host tensor and copy it, as on a card; C++ would ask a driver to.
+_FROM_DATA = ("tensor", "as_tensor", "asarray")
+_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+
+
+def patch_factories(patches: Patches) -> None:
+    """Make factories understand the pretended device; the tensors they make are fake because a mode is on."""
+    known: Any = _device._device_constructors()  # remembers what it finds: it must see PyTorch's own functions
+    constructors = {*known, *(getattr(torch, name) for name in _LIKE)}
+    for name in _FROM_DATA:
+        patches.set(torch, name, _host_then_copy(getattr(torch, name)))
+    for function in constructors:
+        name = function.__name__
+        if name not in _FROM_DATA and getattr(torch, name, None) is function:
+            patches.set(torch, name, _with_numbered_device(function))
+    patches.set(torch.Tensor, "new_tensor", _new_tensor)
+    patches.set(torch._C._nn, "_parse_to", _parse_to(torch._C._nn._parse_to))
+    _patch_old_types(patches)
+    _patch_lazy(patches)
+
+
+def device_named(device: Any) -> Any:
+    """The device of an argument: numbers are cards. Raises :class:`CaptureError` for a card other than the first."""
+    if device is None or isinstance(device, bool):
+        return device
+    check_device(device)
+    if isinstance(device, int):
+        return DEVICE
+    return torch.device(device) if isinstance(device, str) else device
+
+
+def _with_numbered_device(factory: Any) -> Callable[..., Any]:
+    """C++ takes a number for the accelerator that this build has, and there may be none."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = device_named(kwargs["device"])
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+        device = device_named(device)
+        if device is None:
+            device = data.device if isinstance(data, FakeTensor) else _default_device()
+        if device.type != "cuda":
+            extra = {"requires_grad": True} if requires_grad else {}
+            return factory(data, *args, device=device, **extra, **kwargs)
+        made = data if isinstance(data, FakeTensor) else factory(data, *args, device="cpu", **kwargs)
+        made = made.to(DEVICE, kwargs.get("dtype") or made.dtype)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+def _default_device() -> torch.device:
+    """The device of ``torch.set_default_device`` or of the innermost ``with torch.device(...)``."""
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, _device.DeviceContext):
+            return mode.device
+    return torch.device("cpu")
+
+
+def _new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    """``Tensor.new_tensor``: the dtype and the device are this tensor's."""
+    place = self.device if device is None else device
+    return torch.tensor(data, dtype=dtype or self.dtype, device=place, **options)
+
+
+def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments of ``nn.Module.to``."""
+
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
+            args = (device_named(args[0]), *args[1:])
+        if "device" in kwargs:
+            kwargs["device"] = device_named(kwargs["device"])
+        return original(*args, **kwargs)
+
+    return parse
+
+
+# --- torch.cuda.FloatTensor and Tensor.type() -------------------------------------------------------------------------
+
+_OLD_TYPES = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool,
+}  # fmt: skip
+
+
+class _OldType(type):
+    """``torch.cuda.FloatTensor(2, 3)``, ``torch.cuda.FloatTensor([1.0])``, and the type of ``isinstance``."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, **_: Any) -> Any:
+        if args and all(isinstance(size, int) for size in args):
+            return torch.empty(args, dtype=cls.dtype, device=DEVICE)
+        if args and isinstance(args[0], torch.Size):
+            return torch.empty(args[0], dtype=cls.dtype, device=DEVICE)
+        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=DEVICE)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+
+
+def _patch_old_types(patches: Patches) -> None:
+    names = {}
+    for name, dtype in _OLD_TYPES.items():
+        kind = _OldType(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda"})
+        patches.set(torch.cuda, f"{name}Tensor", kind)
+        names[f"torch.cuda.{name}Tensor"] = kind
+    original = torch.Tensor.type
+
+    def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        on_card = isinstance(self, FakeTensor) and self.is_cuda
+        if dtype is None:
+            name = str(original(self))
+            return name.replace("torch.meta.", "torch.cuda.") if on_card else name
+        kind = names.get(dtype) if isinstance(dtype, str) else dtype
+        if isinstance(kind, _OldType):
+            return self.to(DEVICE, kind.dtype, non_blocking=non_blocking)
+        if on_card and isinstance(dtype, torch.dtype):
+            return self.to(dtype, non_blocking=non_blocking)
+        return original(self, dtype, non_blocking, **kwargs)
+
+    patches.set(torch.Tensor, "type", type_)
+    set_default = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        kind = names.get(kind, kind) if isinstance(kind, str) else kind
+        if isinstance(kind, _OldType):
+            torch.set_default_dtype(kind.dtype)
+            torch.set_default_device(DEVICE)
+        else:
+            set_default(kind)
+
+    patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
+
+
+# --- lazy parameters --------------------------------------------------------------------------------------------------
+
+
+class LazyParameter(UninitializedParameter, FakeTensor):  # type: ignore[misc]
+    """A parameter without a shape: an empty fake tensor that becomes an ordinary one."""
+
+    cls_to_become = FakeTensor
+    shape = torch.Tensor.shape
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, self.requires_grad))
+
+
+class LazyBuffer(UninitializedBuffer, FakeTensor):  # type: ignore[misc]
+    """A buffer without a shape."""
+
+    cls_to_become = FakeTensor
+    shape = torch.Tensor.shape
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, False, LazyBuffer))
+
+
+def made_lazy(device: Any, dtype: Any, requires_grad: bool, kind: type = LazyParameter) -> Any:
+    """A lazy parameter, or buffer, that will be made on ``device``."""
+    tensor: Any = torch.empty(0, device=device, dtype=dtype)
+    tensor.requires_grad_(requires_grad)
+    tensor.__class__ = kind
+    if kind is LazyParameter:
+        tensor._is_param = True
+    return tensor
+
+
+def lazy_like(real: Any) -> Any:
+    """A fake lazy parameter or buffer on the host for a real one."""
+    kind = LazyParameter if isinstance(real, torch.nn.Parameter) else LazyBuffer
+    return made_lazy("cpu", real.data.dtype, real.requires_grad, kind)
+
+
+def moved_lazy(lazy: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What ``move``, as of ``Module.to``, makes of a lazy tensor."""
+    like = move(torch.empty(0, dtype=lazy.data.dtype, device=lazy.data.device))
+    return made_lazy(like.device, like.dtype, lazy.requires_grad, type(lazy))
+
+
+def _patch_lazy(patches: Patches) -> None:
+    def parameter(_: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+        return made_lazy(device, dtype, requires_grad)
+
+    def buffer(_: Any, requires_grad: bool = False, device: Any = None, dtype: Any = None, **__: Any) -> Any:
+        return made_lazy(device, dtype, requires_grad, LazyBuffer)
+
+    patches.set(UninitializedParameter, "__new__", staticmethod(parameter))
+    patches.set(UninitializedBuffer, "__new__", staticmethod(buffer))

@@ -1,0 +1,279 @@
+"""A pretend CUDA device for fake tensors, on any build of PyTorch, with or without a GPU.
+
+The trick is to show two faces. To Python a device tensor says ``cuda:0``: model code, optimizers and PyTorch's own
+decompositions ask it and choose what they would choose on a card. To C++ its device is ``meta`` (the device of the
+storage that a fake tensor really has), for which autograd needs neither a driver nor a device thread, while its
+dispatch keys are CUDA's, so that autocast and autograd take the CUDA entries of the dispatcher. Host tensors are
+ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is a device tensor.
+
+Everything here is undone when :func:`pretend_cuda` ends, whatever happens inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
+from graphmem.capture.device.factories import device_named, patch_factories
+from graphmem.capture.device.pretence import DEVICE as DEVICE
+from graphmem.capture.device.pretence import Patches as Patches
+from graphmem.capture.device.pretence import PretendDevice as PretendDevice
+from graphmem.capture.device.pretence import move
+from graphmem.capture.device.readback import patch_readback
+from graphmem.capture.device.torch_versions import patch_module_conversion
+from graphmem.capture.kernels.parts.conv_backend import Backend, ConvParams, View, runs_channels_last, select_backend
+
+_META = torch.device("meta")
+_FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
+
+
+@contextlib.contextmanager
+def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iterator[None]:
+    """Make fake tensors on ``cuda`` work for the duration; ``on_event`` hears of synchronizing and emptied caches."""
+    patches = Patches()
+    try:
+        _patch_fake_tensor(patches)
+        patch_factories(patches)
+        patch_readback(patches)
+        patch_cuda_namespace(patches, device, on_event)
+        _patch_foreach(patches)
+        _patch_amp(patches)
+        _patch_data_parallel(patches)
+        _patch_convolution_layout(patches)
+        patch_module_conversion(patches)
+        yield
+    finally:
+        patches.undo()
+
+
+# --- fake tensors -----------------------------------------------------------------------------------------------------
+
+
+def _patch_fake_tensor(patches: Patches) -> None:
+    construct = FakeTensor.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        fake_mode, elem, device = _constructor_arguments(args, kwargs)
+        if device is None or torch.device(device).type == "cpu":
+            return construct(cls, *args, **kwargs)
+        return _device_tensor(cls, fake_mode, elem)
+
+    patches.set(FakeTensor, "__new__", staticmethod(new))
+    patches.set(torch.Tensor, "to", _to)
+    patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(DEVICE))
+    patches.set(torch.Tensor, "__setitem__", _set_item)
+    patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__))
+    patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__))
+    patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
+    patches.set(FakeTensor, "is_meta", property(lambda self: False))
+    patches.set(FakeTensor, "get_device", lambda self: 0 if self.is_cuda else -1)
+    patches.set(torch.Tensor, "pin_memory", _pin_memory)
+    patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
+    patches.set(torch.utils, "swap_tensors", _swap_tensors)
+    patches.set(torch, "save", lambda *_, **__: None)  # nothing of it is on the device, and there is no data
+    if hasattr(fake_tensor, "init_gpu_context"):
+        patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
+
+
+def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(fake_mode, elem, device) of any of the spellings of ``FakeTensor(...)`` that PyTorch 2.4 to 2.13 use."""
+    fake_mode = args[0] if args else kwargs.get("fake_mode")
+    elem = args[1] if len(args) > 1 else kwargs.get("elem")
+    device = args[2] if len(args) > 2 else kwargs.get("device", kwargs.get("fake_device"))
+    return fake_mode, elem, device
+
+
+def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
+    self = torch.Tensor._make_subclass(
+        cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE
+    )
+    torch._C._set_throw_on_mutable_data_ptr(self)
+    attributes = self.__dict__
+    attributes["_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device"] = DEVICE
+    attributes["fake_mode"] = fake_mode
+    attributes["constant"] = attributes["real_tensor"] = attributes["pytype"] = attributes["dispatch_keys"] = None
+    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
+        setattr(self, memo, None)
+    return self
+
+
+def _stand_in(device: Any) -> Any:
+    """The C++ device for a device that Python names."""
+    device = device_named(device)
+    return _META if device is not None and device.type == "cuda" else device
+
+
+def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``Tensor.to`` with the device that C++ knows; also for real host tensors, which become fake on the way."""
+    if args and (isinstance(args[0], (str, torch.device)) or type(args[0]) is int):
+        args = (_stand_in(args[0]), *args[1:])
+    if "device" in kwargs:
+        kwargs["device"] = _stand_in(kwargs["device"])
+    return torch._C.TensorBase.to(self, *args, **kwargs)
+
+
+def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:
+    """A number is assigned to a part of a device tensor by way of a host scalar, not of one on the device
+    (``THPVariable_setitem``, torch/csrc/autograd/python_variable_indexing.cpp: ``self_.is_cuda()``)."""
+    if isinstance(self, FakeTensor) and isinstance(value, (bool, int, float, complex)) and self.is_cuda:
+        value = torch.scalar_tensor(value, dtype=self.dtype, device="cpu")
+    torch._C.TensorBase.__setitem__(self, index, value)
+
+
+def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
+    """A copy in pinned host memory (``at::native::_pin_memory``). A real host tensor, as a data loader's, stays."""
+    if not isinstance(self, FakeTensor) or hasattr(self, "_graphmem_pinned"):
+        return self
+    if self.is_cuda:
+        raise RuntimeError("cannot pin a tensor on the device; only dense CPU tensors can be pinned")
+    return torch.empty_like(self, pin_memory=True).copy_(self)
+
+
+def _deep_copy(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``copy.deepcopy`` of a tensor, which would ask for a fake tensor's data.
+
+    Parameters are cloned. Of any other tensor the storage is copied, once for all tensors that share it, and the new
+    tensor starts with a storage of one element (``Parameter.__deepcopy__``, ``Tensor.__deepcopy__``).
+    """
+
+    def deep_copy(self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+        if not isinstance(self, FakeTensor):
+            with _disable_current_modes():
+                return original(self, memo)
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            return original(self, memo)  # raises
+        with torch.no_grad():
+            if isinstance(self, torch.nn.Parameter):
+                copied = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
+            else:
+                copied = _storage_copied(self, memo).requires_grad_(self.requires_grad)
+                if self.grad is not None:
+                    copied.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = copied
+        return copied
+
+    return deep_copy
+
+
+def _storage_copied(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    key = ("storage", storage._cdata)
+    whole = memo.get(key)
+    if whole is None:
+        elements = storage.nbytes() // tensor.element_size()
+        whole = memo[key] = torch.empty(elements, dtype=tensor.dtype, device=tensor.device)
+    tensor.new_empty([])
+    if whole.dtype is not tensor.dtype:
+        whole = whole.view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+
+
+def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
+    """``torch.utils.swap_tensors`` without its refusal of weak references: the fake mode's own tables hold them."""
+    first_attributes, second_attributes = dict(first.__dict__), dict(second.__dict__)
+    for tensor, attributes in ((first, second_attributes), (second, first_attributes)):
+        tensor.__dict__.clear()
+        tensor.__dict__.update(attributes)
+    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
+        for tensor in (first, second):
+            if isinstance(tensor, FakeTensor):
+                setattr(tensor, memo, None)
+    torch._C._swap_tensor_impl(first, second)
+
+
+# --- optimizers and utilities that group tensors ----------------------------------------------------------------------
+
+
+def _patch_foreach(patches: Patches) -> None:
+    """Let the multi-tensor paths, CUDA's default, take fake tensors, and name their device by its Python name."""
+    group = torch._C._group_tensors_by_device_and_dtype
+
+    def grouped(*args: Any, **kwargs: Any) -> Any:
+        return {
+            (DEVICE if device is not None and device.type == "meta" else device, dtype): value
+            for (device, dtype), value in group(*args, **kwargs).items()
+        }
+
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", grouped)
+    optimizer = sys.modules["torch.optim.optimizer"]
+    supported = [*optimizer._foreach_supported_types, FakeTensor]
+    patches.set(optimizer, "_foreach_supported_types", supported)
+    foreach_utils = sys.modules["torch.utils._foreach_utils"]
+    on_device = foreach_utils._device_has_foreach_support
+
+    def has_support(tensors: Any, device: torch.device) -> bool:
+        del tensors
+        return bool(on_device(device))
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch.") and "_has_foreach_support" in vars(module):
+            patches.set(module, "_has_foreach_support", has_support)
+
+
+def _patch_amp(patches: Patches) -> None:
+    """A gradient scaler decides on data whether to step; the usual outcome, no overflow, is assumed."""
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        del self, state
+        return optimizer.step(*args, **kwargs)
+
+    patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)
+    patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
+
+
+def _patch_data_parallel(patches: Patches) -> None:
+    """``nn.DataParallel`` over one card calls its module; over several it cannot be followed, and says so."""
+    from graphmem.errors import CaptureError
+
+    construct = torch.nn.DataParallel.__init__
+
+    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_ids is not None and len(device_ids) > 1:
+            raise CaptureError(
+                "nn.DataParallel over several cards cannot be analysed; analyse the module itself with one card's "
+                "share of the batch (the first card also holds the gathered outputs), or use DistributedDataParallel"
+            )
+        construct(self, module, device_ids, *args, **kwargs)
+
+    patches.set(torch.nn.DataParallel, "__init__", init)
+    patches.set(torch.nn.DataParallel, "scatter", lambda _, inputs, options, __: ([move(inputs)], [move(options)]))
+
+
+def _patch_convolution_layout(patches: Patches) -> None:
+    """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
+    patches.set(torch._C, "_select_conv_backend", _convolution_backend)
+    patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
+
+
+def _convolution_backend(input: torch.Tensor, weight: torch.Tensor, **arguments: Any) -> Backend:
+    call = (arguments[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups"))
+    params = ConvParams.of(input.dim() - 2, *call)
+    return select_backend(View.of(input), View.of(weight), params, torch.backends.cudnn.enabled)
+
+
+def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Backend) -> torch.memory_format:
+    """``determine_backend_memory_format`` (ATen/native/Convolution.cpp): only cuDNN leaves outputs channels_last."""
+    in_cudnn = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE)
+    if not in_cudnn or not runs_channels_last(View.of(input), View.of(weight)):
+        return torch.contiguous_format
+    return torch.channels_last if input.dim() == 4 else torch.channels_last_3d
+
+
+@contextlib.contextmanager
+def quiet_registration() -> Iterator[None]:
+    """Silences PyTorch's one-off warning that a kernel is overridden, which is what we mean to do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield

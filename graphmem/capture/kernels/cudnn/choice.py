@@ -1,0 +1,160 @@
+"""Which plan cuDNN's heuristics put first, as the form of its workspace.
+
+cuDNN chooses among its kernels by a trained model of their run time (``libcudnn_heuristic``), which publishes neither
+rules nor times. What it chooses can be asked for without a card (``tests/oracles/cudnn``). The files of ``plans``
+hold decision trees over shapes that say which form it chooses. They were grown from its answers for random
+convolutions, none of which is among the shapes that the tests compare. A branch asks for one feature of the
+convolution. A leaf holds the form that fits most of the answers there, and the share of them in percent whose workspace
+it hits within 10 %.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from graphmem.capture.kernels.cudnn.problem import Direction, Problem, Product
+
+#: Tiles of the kernels, values of m and n.
+TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (256, 64), (64, 256))
+#: Tiles of a wave. cuDNN's answers are the same whatever number of multiprocessors the device has (600 questions each
+#: for two or three cards of capability 8.0, 8.6, 8.9, 9.0 and 12.0), so one number serves all; the H200's is 132.
+_WAVE = 132
+_FOLDER = "plans"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A form, and the percentage of cuDNN's answers at this leaf that it fits."""
+
+    form: str
+    percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """``low`` where the feature is at most the threshold, ``high`` above."""
+
+    feature: str
+    threshold: float
+    low: Branch | Leaf
+    high: Branch | Leaf
+
+
+def choose(name: str, problem: Problem, direction: Direction, largest: bool = False) -> Leaf | None:
+    """The leaf of a file's tree that a convolution reaches: of the plan that cuDNN puts first, or of the ``largest``
+    workspace of all plans. None if the file has no tree for it."""
+    trees = load(name)
+    node = trees.get(section(problem, direction, largest))
+    if node is None and len(problem.kernel) > 2:
+        flat = replace(problem, kernel=(1, problem.taps))  # a volume is taken for an image of as many pixels
+        node = trees.get(section(flat, direction, largest))
+    values = features(problem, direction) if isinstance(node, Branch) else {}
+    while isinstance(node, Branch):
+        node = node.low if values[node.feature] <= node.threshold else node.high
+    return node
+
+
+def section(problem: Problem, direction: Direction, largest: bool = False) -> str:
+    """Name of the tree of a direction, a width of values and a kind of layer."""
+    width = {2: "half", 4: "fp32" if problem.tf32 else "fp32 without TF32"}.get(problem.itemsize, "fp64")
+    return f"{'largest, ' if largest else ''}{direction.value}, {width}, {_kind(problem)}"
+
+
+def _kind(problem: Problem) -> str:
+    if problem.groups > 1:
+        return "depthwise" if problem.groups == problem.channels else "groups"
+    if len(problem.kernel) > 2:
+        return "volume"
+    return "first layer" if problem.channels < 8 else "layer"
+
+
+def features(problem: Problem, direction: Direction) -> dict[str, float]:
+    """What the trees ask for. ``cost AxB``: time of the waves of tiles of A by B, as a multiple of the least."""
+    p, product, vector = problem, Product.of(problem, direction), 16 // problem.itemsize
+    values: dict[str, float] = {
+        "channels_last": p.channels_last,
+        "bf16": p.bf16,
+        "dilated": p.dilated,
+        "batch": p.batch,
+        "channels": p.channels,
+        "filters": p.filters,
+        "groups": p.groups,
+        "group channels": p.channels // p.groups,
+        "group filters": p.filters // p.groups,
+        "narrower": min(p.channels, p.filters),
+        "wider": max(p.channels, p.filters),
+        "channels % vector": p.channels % vector,
+        "filters % vector": p.filters % vector,
+        "channels % 64": p.channels % 64,
+        "filters % 64": p.filters % 64,
+        "channels % 128": p.channels % 128,
+        "filters % 128": p.filters % 128,
+        "taps": p.taps,
+        "strided": p.strided,
+        "input pixels": p.input_pixels,
+        "input rows": p.batch * p.input_pixels,
+        "output rows": p.rows,
+        "weights": p.channels * p.filters * p.taps,
+        "m": product.m,
+        "n": product.n * product.count,
+        "k": product.k,
+    }
+    waves = {tile: -(-product.tiles(*tile) // _WAVE) * tile[0] * tile[1] for tile in TILES}
+    least = min(waves.values())
+    for (m, n), cost in waves.items():
+        values[f"tiles {m}x{n}"] = product.tiles(m, n)
+        values[f"cost {m}x{n}"] = cost / least
+    return values
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def load(name: str) -> dict[str, Branch | Leaf]:
+    """The trees of a file of ``plans``, by section; none if there is no such file."""
+    file = resources.files(__package__).joinpath(_FOLDER, f"{name}.txt")
+    return parse(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def parse(text: str) -> dict[str, Branch | Leaf]:
+    """Trees by section. A branch is a line ``feature <= threshold``, followed by its low and then its high side; a leaf
+    is ``= form, percent``. Indentation means nothing, and lines that start with ``#`` are comments."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    trees: dict[str, Branch | Leaf] = {}
+    at = 0
+    while at < len(lines):
+        name = lines[at].strip("[]")
+        trees[name], at = _node(lines, at + 1)
+    return trees
+
+
+def _node(lines: list[str], at: int) -> tuple[Branch | Leaf, int]:
+    line = lines[at].strip()
+    if line.startswith("= "):
+        form, percent = line[2:].split(", ")
+        return Leaf(form, int(percent)), at + 1
+    feature, threshold = line.split(" <= ")
+    low, at = _node(lines, at + 1)
+    high, at = _node(lines, at)
+    return Branch(feature, float(threshold), low, high), at
+
+
+def render(trees: dict[str, Branch | Leaf]) -> str:
+    """The text that :func:`parse` reads."""
+    lines: list[str] = []
+    for name, tree in trees.items():
+        lines.append(f"[{name}]")
+        _render(tree, lines)
+    return "\n".join(lines) + "\n"
+
+
+def _render(node: Branch | Leaf, lines: list[str]) -> None:
+    if isinstance(node, Leaf):
+        lines.append(f"= {node.form}, {node.percent}")
+        return
+    lines.append(f"{node.feature} <= {node.threshold:.7g}")
+    _render(node.low, lines)
+    _render(node.high, lines)

@@ -1,0 +1,70 @@
+"""Workspaces of cuDNN's convolutions: what the plan that cuDNN's heuristics put first asks for.
+
+PyTorch runs the first plan that builds (ATen/native/cudnn/Conv_v8.cpp, ``cudnn.benchmark`` off) and gives it a
+workspace for the time of the call. cuDNN publishes no sizes, but its plans tell them, and the sizes have few causes,
+told in :mod:`cudnn_workspaces`. Which plan cuDNN puts first is a question to the trees of :mod:`cudnn_choice`. All of
+it was learnt from cuDNN 9.20, which PyTorch 2.13 brings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graphmem.capture.kernels.cudnn.choice import Leaf, choose
+from graphmem.capture.kernels.cudnn.problem import Direction, Problem
+from graphmem.capture.kernels.cudnn.workspaces import Workspace, workspace_bytes
+from graphmem.capture.kernels.parts.script import Card
+
+#: A form that fits at least this percentage of what cuDNN was seen to choose for such shapes is no estimate.
+_CERTAIN_PERCENT = 90
+#: Files of trees by compute capability, or by its major number. cuDNN chooses alike for all cards of a capability.
+#: Cards before Turing were not asked about (no cuDNN for CUDA 13 serves them); its trees are the nearest.
+_FAMILIES: dict[int | tuple[int, int], str] = {
+    (8, 0): "ampere",
+    (8, 6): "ampere_geforce",
+    (8, 7): "ampere_geforce",
+    (8, 9): "ada",
+    9: "hopper",
+    10: "blackwell",
+    11: "blackwell",
+    12: "blackwell_geforce",
+}
+_OLDEST, _NEWEST = "turing", "blackwell_geforce"
+#: A plan of a kind that has no tree, which is of fp64 on some cards: most ask for nothing, none for more than 170 KiB.
+_UNKNOWN = Leaf("none", 0)
+#: Without answers of such a card nearly always one of the plans copies all three tensors.
+_UNKNOWN_LARGEST = Leaf("all", 0)
+
+
+def convolution_workspace(problem: Problem, direction: Direction, card: Card) -> Workspace:
+    """Workspace, in bytes, of the plan that cuDNN's heuristics put first."""
+    if problem.is_empty:
+        return Workspace(0)
+    return _workspace(_leaf(problem, direction, card, largest=False) or _UNKNOWN, problem, direction)
+
+
+def largest_workspace(problem: Problem, direction: Direction, card: Card) -> Workspace:
+    """The largest workspace, in bytes, of all plans that cuDNN offers: those of its heuristics and of its fallback
+    list, which PyTorch times in one workspace (get_plans_from_find and generate_and_filter_plans of Conv_v8.cpp)."""
+    if problem.is_empty:
+        return Workspace(0)
+    first = convolution_workspace(problem, direction, card)
+    largest = _workspace(_leaf(problem, direction, card, largest=True) or _UNKNOWN_LARGEST, problem, direction)
+    return largest if largest.size >= first.size else Workspace(first.size, certain=False)
+
+
+def _leaf(problem: Problem, direction: Direction, card: Card, largest: bool) -> Leaf | None:
+    if card.compute_capability[0] < 8:
+        problem = replace(problem, tf32=False)  # TF32 came with Ampere
+    return choose(family(card.compute_capability), problem, direction, largest)
+
+
+def family(compute_capability: tuple[int, int]) -> str:
+    """Name of the trees for cards of a compute capability."""
+    if compute_capability < (8, 0):
+        return _OLDEST
+    return _FAMILIES.get(compute_capability) or _FAMILIES.get(compute_capability[0], _NEWEST)
+
+
+def _workspace(leaf: Leaf, problem: Problem, direction: Direction) -> Workspace:
+    return Workspace(workspace_bytes(leaf.form, problem, direction), leaf.percent >= _CERTAIN_PERCENT)

@@ -1,0 +1,125 @@
+"""Temporary storage that the CUB algorithms of CUDA 13.0 (CCCL 3.0) ask for.
+
+Sources: ``cub/device/dispatch/dispatch_radix_sort.cuh``, ``tuning/tuning_radix_sort.cuh``, ``tuning_scan.cuh``,
+``tuning_unique_by_key.cuh`` and ``agent/single_pass_scan_operators.cuh``. PyTorch counts items in 64 bits.
+"""
+
+from __future__ import annotations
+
+from graphmem.capture.kernels.parts.script import Card
+
+_ALIGNMENT = 256
+#: A block may not use more shared memory than this (detail::max_smem_per_block).
+_SHARED_MEMORY = 48 * 1024
+_DIGITS = 256
+_OFFSET = 8
+_COUNTER = 4
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def storage(*sizes: int) -> int:
+    """Bytes of AliasTemporaries: every part aligned, and room to align the first."""
+    return sum(_aligned(size) for size in sizes) + _ALIGNMENT - 1
+
+
+def _tile(threads: int, items_of_4_bytes: int, item_bytes: int) -> int:
+    """RegBoundScaling: items per block, fewer if they are larger than 4 bytes."""
+    items = max(1, items_of_4_bytes * 4 // max(4, item_bytes))
+    return min(threads, -(-(_SHARED_MEMORY // (item_bytes * items)) // 32) * 32) * items
+
+
+def _onesweep_tile(key: int, value: int, capability: tuple[int, int]) -> int:
+    """Items per block of the one-sweep kernel; ``value`` is 0 when only keys are sorted."""
+    widest = max(key, value)
+    if capability < (8, 0):
+        return _tile(256, 46 if key == value == 4 else 23, widest)
+    if capability < (9, 0):
+        return _tile(384, 17 if key == 4 and value else 21, widest)
+    if key >= 8:
+        return _tile(384, 24 if value >= 8 else 30, widest)
+    if key == 4:
+        return _tile(384, 19 if not value else 29 if value >= 8 else 17, widest)
+    threads, items = {(1, 8): (384, 18), (2, 8): (512, 23), (1, 4): (512, 14), (2, 4): (512, 12)}.get(
+        (key, value), (512, 19)
+    )
+    return _tile(threads, items, widest)
+
+
+def radix_sort_bytes(
+    items: int, key: int, value: int, bits: int, capability: tuple[int, int], floating: bool = False
+) -> int:
+    """DeviceRadixSort::SortPairs, or SortKeys if ``value`` is 0 (sizes in bytes) on the lowest ``bits`` of the keys.
+    ``floating``: the keys are floating-point numbers.
+
+    Keys of 1 or 2 bytes take another kernel before compute capability 9.0, whose histograms depend on the occupancy;
+    they are left out there.
+    """
+    if items <= _tile(256, 19, max(key, value)):
+        return 1
+    passes = -(-bits // 8)
+    extra = (items * key, items * value) if passes > 1 else (0, 0)
+    if key < 4 and capability < (9, 0):
+        return storage(items * key, items * value)
+    tile = _onesweep_tile(key, value, capability)
+    if floating and key == 4 and not value and capability >= (9, 0):
+        tile = _tile(384, 18, 4)  # observed on 9.0
+    portion = (2**28 - 1) // tile * tile
+    portions = -(-items // portion)
+    blocks = -(-min(items, portion) // tile)
+    return storage(
+        portions * passes * _DIGITS * _OFFSET, blocks * _DIGITS * _COUNTER, *extra, portions * passes * _COUNTER
+    )
+
+
+def segmented_sort_bytes(items: int, key: int, value: int) -> int:
+    """DeviceSegmentedRadixSort::SortPairs."""
+    return storage(items * key, items * value)
+
+
+def _tile_states(items: int, tile: int, state: int) -> int:
+    """Storage of a single-pass scan: a state for each tile, and 32 to pad the front."""
+    return storage(storage((-(-items // tile) + 32) * state))
+
+
+def scan_bytes(items: int, value: int) -> int:
+    """DeviceScan: running sums; 128 threads with 15 items of 4 bytes. Values of 2 bytes are observed (9.0)."""
+    if value == 2:
+        return _tile_states(items, 512 * 15, 16)
+    return _tile_states(items, 128 * max(1, 15 * 4 // max(4, value)), 2 * max(4, value))
+
+
+#: Items a block of DeviceSelect takes, by size of the value, and for 2-byte floating-point values. Observed on 9.0.
+_SELECT_TILES = {1: 512 * 11, 2: 512 * 11, 4: 384 * 17, 8: 192 * 22, 16: 96 * 22}
+_SELECT_TILE_HALF = 128 * 10
+#: Items a block takes that numbers the runs of equal values. Observed on 9.0.
+_RUN_TILE = 6144
+
+
+def select_bytes(items: int, value: int, half: bool = False) -> int:
+    """DeviceSelect::Flagged and DeviceSelect::Unique."""
+    return _tile_states(items, _SELECT_TILE_HALF if half else _SELECT_TILES[value], 8)
+
+
+def run_numbers_bytes(items: int) -> int:
+    """DeviceScan over flags that are made on the way, into 64-bit numbers."""
+    return storage((-(-items // _RUN_TILE) + 32) * 16)
+
+
+def scan_by_key_bytes(items: int) -> int:
+    """DeviceScan::InclusiveSumByKey on 32-bit keys and values. Observed up to 5,000 items; larger is a guess."""
+    return _tile_states(items, 2304, 16)
+
+
+def unique_by_key_bytes(items: int, key: int, card: Card) -> int:
+    """DeviceSelect::UniqueByKey with values of the keys' size."""
+    major, minor = card.compute_capability
+    if major >= 9:
+        tile = 448 * 11 if key == 8 else 512 * 14
+    elif (major, minor) == (8, 0):
+        tile = 192 * 7 if key == 8 else 256 * 11
+    else:
+        tile = 64 * (5 if key == 8 else 11)
+    return _tile_states(items, tile, 16)

@@ -1,0 +1,321 @@
+"""Buffers of the fused attention kernels: flash, memory-efficient and cuDNN, forward and backward.
+
+Sources: ``ATen/native/transformers/cuda/flash_attn/flash_api.cpp``, ``attention.cu``, ``attention_backward.cu`` and the
+installed ``mem_eff_attention/kernel_backward.h`` and ``kernels/cutlassB.h`` of PyTorch 2.13. What cuDNN takes is
+observed (cuDNN 9.20), since its source is closed. The math path is made of ordinary operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.layout import Layout, bytes_of
+from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+_FP32 = 4
+#: Philox seed and offset of flash attention: uint64[2] and a uint64 that is never used.
+_FLASH_SEED, _FLASH_UNUSED = 16, 8
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _value(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name, default)
+
+
+def _is_contiguous_bshd(tensor: torch.Tensor) -> bool:
+    """Whether a (B, H, S, D) tensor is contiguous once seen as (B, S, H, D), as the kernels see it."""
+    return bool(tensor.transpose(1, 2).is_contiguous())
+
+
+# --- flash ------------------------------------------------------------------------------------------------------------
+
+
+@rule("aten._scaled_dot_product_flash_attention.default")
+def flash_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    query, key = args[:2]
+    dropout = _value(args, kwargs, 3, "dropout_p", 0.0)
+    batch, heads, queries, head_dim = query.shape
+    keys, key_heads = key.shape[2], key.shape[1]
+    if queries == 1 and heads > key_heads and dropout == 0.0:
+        # One query token: its groups of heads take the place of the tokens (seqlenq_ngroups_swapped).
+        queries, heads = heads // key_heads, key_heads
+    script = Script().output(0).output(1)
+    splits = 1 if dropout else flash_splits(batch * heads * -(-queries // 64), keys, head_dim, card.sm_count)
+    partial = []
+    if splits > 1:
+        rows = splits * batch * heads * queries
+        partial.append(script.take(rows * _FP32, "split log-sum-exp"))
+        partial.append(script.take(rows * _rounded_head(head_dim) * _FP32, "split output"))
+    seed, offset, mask = range(len(outputs) - 3, len(outputs))
+    if card.torch_version >= (2, 7):
+        _flash_seeds(script, seed, offset, dropout)
+    else:
+        script.output(seed, 0).output(offset, 0)
+    script.output(mask, 0)
+    script.give(*partial)
+    return script
+
+
+def _flash_seeds(script: Script, seed: int, offset: int, dropout: float) -> None:
+    if not dropout:
+        script.output(seed, _FLASH_SEED).output(offset, _FLASH_UNUSED)
+        return
+    # The generator's state replaces a first tensor of the same size, which goes back.
+    first = script.take(_FLASH_SEED, "unused seed")
+    script.output(offset, _FLASH_UNUSED).output(seed, _FLASH_SEED)
+    script.give(first)
+
+
+def _rounded_head(head_dim: int) -> int:
+    return _round_up(head_dim, 32 if head_dim <= 128 else 64)
+
+
+@lru_cache(maxsize=1024)
+def flash_splits(row_blocks: int, keys: int, head_dim: int, sm_count: int) -> int:
+    """How many blocks share the keys of one output: num_splits_heuristic. ``row_blocks``: batch x heads x row tiles."""
+    key_block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+    key_blocks = -(-keys // key_block)
+    slots = 2 * sm_count  # two blocks of 128 threads fit on an SM
+    if row_blocks >= 0.8 * slots:
+        return 1
+    efficiency = {}
+    for splits in range(1, min(128, slots, key_blocks) + 1):
+        if splits == 1 or -(-key_blocks // splits) != -(-key_blocks // (splits - 1)):
+            waves = row_blocks * splits / slots
+            efficiency[splits] = waves / math.ceil(waves)
+    best = max(efficiency.values())
+    return next(splits for splits, value in efficiency.items() if value >= 0.85 * best)
+
+
+@rule("aten._scaled_dot_product_flash_attention_backward.default")
+def flash_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    grad, query, key, _, out = args[:5]
+    batch, heads, queries, head_dim = query.shape
+    keys, key_heads = key.shape[2], key.shape[1]
+    script = Script()
+    copies = [
+        script.take(bytes_of(tensor), f"contiguous {name}")
+        for tensor, name in ((grad, "gradient"), (out, "output"))
+        if not _is_contiguous_bshd(tensor)
+    ]
+    script.output(0).output(1).output(2)
+    rows = batch * heads * _round_up(queries, 128)
+    softmax = script.take(rows * _FP32, "softmax gradient sums")
+    accumulator = rows * _rounded_head(head_dim) * _FP32
+    if torch.are_deterministic_algorithms_enabled():
+        accumulator *= -(-card.sm_count // (batch * heads))
+    taken = [script.take(accumulator, "query gradient accumulator")]
+    if key_heads != heads:
+        size = batch * keys * heads * head_dim * query.element_size()
+        taken += [script.take(size, f"{name} gradient of every head") for name in ("key", "value")]
+        _sum_over_groups(script, key, heads, card)
+    script.give(*reversed(taken))
+    script.give(softmax)
+    script.give(*reversed(copies))
+    return script
+
+
+def _sum_over_groups(script: Script, key: torch.Tensor, heads: int, card: Card) -> None:
+    batch, key_heads, keys, head_dim = key.shape
+    grouped = Layout((batch, keys, key_heads, heads // key_heads, head_dim))
+    buffers = reduction_buffers(grouped, [3], False, sum_kernel(key.dtype, key.dtype), card)
+    for _ in ("key", "value"):
+        buffers.write(script)
+
+
+# --- memory-efficient -------------------------------------------------------------------------------------------------
+
+
+@rule("aten._scaled_dot_product_efficient_attention.default")
+def efficient_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    query, _, value = args[:3]
+    batch, heads, queries = query.shape[:3]
+    rows = _round_up(queries, 32) if args[4] else 0
+    # Seed and offset are host tensors, unless a CUDA graph is being captured: its replays change them.
+    seed_bytes = 8 if card.in_graph_capture else 0
+    script = Script().output(2, seed_bytes).output(3, seed_bytes)
+    script.output(0).output(1, batch * heads * rows * _FP32)
+    if query.element_size() == 2 and max(query.shape[3], value.shape[3]) > 128:
+        # No kernel holds a wider output tile in registers (kernels/cutlassF.h).
+        size = batch * heads * queries * value.shape[3] * _FP32
+        script.give(script.take(size, "output accumulator"))
+    return script
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Block of queries by keys of a backward kernel; whether key and value gradients stay in registers."""
+
+    queries: int
+    keys: int
+    gradients_in_registers: bool
+
+
+def _backward_tile(head_dim: int, half: bool, dropout: bool, card: Card) -> _Tile:
+    """The first kernel of kernels/cutlassB.h that takes the head and fits in shared memory."""
+    if head_dim <= 64:
+        return _Tile(64, 64, half)
+    small_shared_memory = _has_small_shared_memory(card.compute_capability)
+    if not half:
+        return _Tile(64 if small_shared_memory else 128, 64, False)
+    if head_dim > 128:
+        return _Tile(128, 64, False)
+    if card.compute_capability < (8, 0):
+        return _Tile(128, 64, True)
+    if not small_shared_memory:
+        return _Tile(128, 128, True)
+    if card.compute_capability in ((8, 6), (8, 9)) and head_dim <= 96 and not dropout:
+        return _Tile(128, 64, True)
+    return _Tile(64, 64, False)
+
+
+def _has_small_shared_memory(capability: tuple[int, int]) -> bool:
+    """At most 99 KiB a block (CUDA C++ programming guide, technical specifications per compute capability)."""
+    return capability < (8, 0) or capability in ((8, 6), (8, 9)) or capability[0] == 12
+
+
+@rule("aten._scaled_dot_product_efficient_attention_backward.default")
+def efficient_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    grad, query, key, value, bias = args[:5]
+    dropout, mask = args[9], args[10]
+    script = Script()
+    copies = [] if _is_contiguous_bshd(grad) else [script.take(bytes_of(grad), "contiguous gradient")]
+    script.output(0).output(1).output(2)
+    if mask[3] and len(outputs) > 3:
+        script.output(3, bytes_of(bias) // bias.shape[-1] * _round_up(bias.shape[-1], 16))
+    half = query.element_size() == 2
+    tile = _backward_tile(max(query.shape[3], value.shape[3]), half, dropout > 0, card)
+    delta = _take_delta(script, grad, half, card)
+    workspace = script.take(_efficient_workspace(query, key, value, tile), "efficient attention workspace")
+    script.give(delta, workspace)
+    script.give(*copies)
+    return script
+
+
+def _take_delta(script: Script, grad: torch.Tensor, half: bool, card: Card) -> int:
+    """Row sums of gradient times output. Half kernels compute them; for fp32 they are spelled out in operators."""
+    batch, heads, queries, head_dim = grad.shape
+    rows = batch * heads * queries * _FP32
+    if half:
+        return script.take(rows, "delta")
+    product = script.take(rows * head_dim, "gradient times output")
+    sums = script.take(rows, "delta")
+    full = Layout((batch, queries, heads, head_dim))
+    reduction_buffers(full, [-1], False, sum_kernel(torch.float32, torch.float32), card).write(script)
+    if heads > 1 and queries > 1:  # transposed, then made contiguous
+        transposed = script.take(rows, "delta")
+        script.give(sums)
+        sums = transposed
+    script.give(product)
+    return sums
+
+
+def _efficient_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tile: _Tile) -> int:
+    """Params::workspace_size of kernel_backward.h: fp32 accumulators of query, and maybe key and value, gradients."""
+    batch, heads, queries, head_dim = query.shape
+    # One tile of query gradients with a lock and a counter, padded to 16 bytes.
+    per_tile = tile.queries * tile.keys + 4
+    elements = -(-queries // tile.queries) * -(-head_dim // tile.keys) * per_tile
+    if query.element_size() == 2 and not tile.gradients_in_registers:
+        splits = _key_splits(batch * heads, key.shape[2], tile)
+        heads_dims = (head_dim, value.shape[3])
+        elements += sum(splits * tile.keys * _round_up(size, tile.queries) for size in heads_dims)
+    return int(batch * heads * _round_up(elements, 4) * _FP32)
+
+
+def _key_splits(blocks: int, keys: int, tile: _Tile) -> int:
+    splits = -(-keys // tile.keys)
+    if torch.are_deterministic_algorithms_enabled() or (blocks >= 256 and keys <= 2 * tile.keys):
+        return 1
+    return max(1, min(splits, 200 // blocks))
+
+
+# --- cuDNN ------------------------------------------------------------------------------------------------------------
+
+
+@rule("aten._scaled_dot_product_cudnn_attention.default")
+def cudnn_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    query = args[0]
+    batch, heads, queries = query.shape[:3]
+    seed, offset, masks = 2, 3, range(4, len(outputs))
+    script = Script().output(seed, 8).output(offset, 8).output(0)
+    script.output(1, batch * heads * queries * _FP32 if args[4] else 0)
+    for mask in masks:
+        script.output(mask, 0)
+    size = cudnn_forward_workspace(query, args[1], card)
+    if size:
+        script.give(script.take(size, "cuDNN attention workspace"))
+    return script
+
+
+def cudnn_forward_workspace(query: torch.Tensor, key: torch.Tensor, card: Card) -> int:
+    """Observed, cuDNN 9.20: 256 bytes on 9.0; for one query token, results of as many blocks as share the keys."""
+    batch, heads, queries, head_dim = query.shape
+    if not card.cudnn_workspaces:
+        return 0
+    if queries > 1:
+        return 256 if card.compute_capability[0] == 9 else 0
+    key_heads, keys = key.shape[1], key.shape[2]
+    if keys <= 512:
+        return 0
+    splits = min(_power_of_2((keys + 1) // 128), _power_of_2(2 * card.sm_count // (batch * key_heads)), 64)
+    if splits <= 1:
+        return 0
+    rows = splits * batch * heads * _FP32
+    return int(_round_up(rows * head_dim, 128) + 2 * _round_up(rows, 128) + 128)
+
+
+def _power_of_2(n: int) -> int:
+    """The largest power of 2 up to ``n``, or 0."""
+    return 1 << (n.bit_length() - 1) if n else 0
+
+
+@rule("aten._scaled_dot_product_cudnn_attention_backward.default")
+def cudnn_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    grad, query, key, value = args[:4]
+    script = Script()
+    for index in range(len(outputs)):
+        script.output(index)
+    copies = [] if grad.stride(-1) == 1 else [script.take(bytes_of(grad), "gradient in the output's layout")]
+    script.give(script.take(cudnn_backward_workspace(query, key, value, card), "cuDNN attention workspace"))
+    script.give(*copies)
+    return script
+
+
+def cudnn_backward_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, card: Card) -> int:
+    """Observed, cuDNN 9.20, on 8.0, 8.6, 9.0, 10.0, 10.3 and 12.0: fp32 query gradients and softmax gradient sums.
+
+    The kernels of 9.0, and of 10.x for long sequences, hold the query gradients once, the others twice. Grouped keys
+    and values get gradients for every head first. One fp32 query gradient and the sums are cudnn-frontend's own, which
+    is compiled into PyTorch; a cuDNN whose plans claim nothing leaves those.
+    """
+    batch, heads, queries, head_dim = query.shape
+    key_heads, keys = key.shape[1], key.shape[2]
+    blocks, major = batch * heads, card.compute_capability[0]
+    if not card.cudnn_workspaces:
+        return int(blocks * queries * (head_dim + 1) * _FP32)
+    grouped = 0
+    if key_heads != heads:
+        grouped = blocks * keys * (head_dim + value.shape[3]) * query.element_size()
+    if major == 9:
+        return int(blocks * queries * (head_dim + 1) * _FP32 + 256 + grouped)
+    if major == 10 and min(queries, keys) > 128:
+        return int(blocks * queries * (head_dim + 1) * _FP32 + (128 + grouped if grouped else 0))
+    rows = queries + _round_up(queries, 8)
+    return int(blocks * (rows * head_dim + queries) * _FP32 + 128 + grouped)

@@ -1,0 +1,508 @@
+"""Buffers of convolutions, forward and backward, of every backend that CUDA has.
+
+Order and lifetimes follow ``aten/src/ATen/native/Convolution.cpp`` (_convolution, convolution_backward) and the
+backends: ``native/cudnn/ConvShared.cpp`` and ``Conv_v8.cpp``, ``native/cuda/ConvolutionMM2d.cu``,
+``NaiveDilatedConvolution.cu``, ``NaiveConvolutionTranspose2d.cu`` and ``3d.cu``, ``DepthwiseConv2d.cu`` and ``3d.cu``.
+The scripts give the event sequences of the real 2.13.0 CUDA build for 1,490 random convolutions of all backends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.cudnn.problem import Direction, Problem
+from graphmem.capture.kernels.cudnn.question import first_workspace, largest_workspace, question_of
+from graphmem.capture.kernels.cudnn.workspaces import Workspace
+from graphmem.capture.kernels.parts.conv_backend import (
+    Backend,
+    ConvParams,
+    View,
+    cudnn_takes,
+    runs_channels_last,
+    select_backend,
+)
+from graphmem.capture.kernels.parts.layout import Layout, bytes_of
+from graphmem.capture.kernels.parts.reduction import Buffers, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One convolution: what _convolution works on after it has turned one dimension into two."""
+
+    input: View
+    weight: View
+    output: View
+    params: ConvParams
+    backend: Backend
+    channels_last: bool
+
+    def group(self) -> _Call:
+        """One group of it, as the backends without groups run it."""
+        groups = self.params.groups
+        return replace(
+            self,
+            input=_narrow(_dense(self.input, False), 1, groups),
+            weight=_narrow(_dense(self.weight, False), 0, groups),
+            output=_narrow(self.output, 1, groups),
+            params=replace(self.params, groups=1),
+        )
+
+
+def _narrow(view: View, dim: int, parts: int) -> View:
+    shape = list(view.shape)
+    shape[dim] //= parts
+    return View(tuple(shape), view.strides, view.dtype)
+
+
+@rule("aten.convolution.default")
+def convolution_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    tensor, weight, bias = args[:3]
+    call = _call(tensor, weight, outputs[0], args[3:9], card)
+    script = Script()
+    row = _copy_of_row(script, tensor)
+    if row:
+        call = replace(call, input=_dense(call.input, False))
+    _FORWARD[call.backend](script, call, bias is not None, card)
+    script.give(*row)
+    return script
+
+
+@rule("aten.convolution_backward.default")
+def convolution_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    grad, tensor, weight = args[:3]
+    mask = args[10]
+    call = _call(tensor, weight, grad, args[4:10], card)
+    script = Script()
+    row = _copy_of_row(script, tensor)
+    if row:
+        call = replace(call, input=_dense(call.input, False))
+    gradients = _Gradients(script, mask, [0 if g is None else bytes_of(g) for g in outputs])
+    _BACKWARD[call.backend](script, call, gradients, card)
+    if gradients.pending(2):
+        gradients.emit(2)
+        _bias_sum(call.output, card).write(script)
+    script.give(*row)
+    return script
+
+
+def _call(
+    tensor: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, arguments: Sequence[Any], card: Card
+) -> _Call:
+    stride, padding, dilation, transposed, extra, groups = arguments
+    params = ConvParams.of(tensor.dim() - 2, stride, padding, dilation, transposed, extra, groups)
+    input_view, weight_view = View.of(tensor), View.of(weight)
+    if tensor.dim() == 3 and not tensor.is_contiguous():
+        input_view = _dense(input_view, False)
+    cudnn = torch.backends.cudnn.enabled and cudnn_takes(tensor.dtype, card.compute_capability)
+    backend = select_backend(input_view, weight_view, params, cudnn)
+    channels_last = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE) and runs_channels_last(input_view, weight_view)
+    return _Call(input_view, weight_view, View.of(output), params, backend, channels_last)
+
+
+def _copy_of_row(script: Script, tensor: torch.Tensor) -> list[int]:
+    """One-dimensional inputs are made contiguous before anything else."""
+    if tensor.dim() != 3 or tensor.is_contiguous():
+        return []
+    return [script.take(bytes_of(tensor), "contiguous input")]
+
+
+def _dense(view: View, channels_last: bool) -> View:
+    order = (1, *range(len(view.shape) - 1, 1, -1), 0) if channels_last else range(len(view.shape) - 1, -1, -1)
+    strides, step = [0] * len(view.shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= view.shape[dim]
+    return View(view.shape, tuple(strides), view.dtype)
+
+
+def _copy(script: Script, view: View, channels_last: bool, label: str) -> list[int]:
+    """The copy that ``contiguous(memory_format)`` makes if it must, as a list of none or one token."""
+    return [] if view.is_dense(channels_last) else [script.take(view.bytes, f"{label} in the kernel's layout")]
+
+
+class _Gradients:
+    """Outputs of the backward operator: input, weight, bias. Those not asked for are missing from the outputs."""
+
+    def __init__(self, script: Script, mask: Sequence[bool], sizes: Sequence[int]) -> None:
+        wanted = [index for index, asked in enumerate(mask) if asked]
+        self._position = {index: position for position, index in enumerate(wanted)}
+        self._script = script
+        self._done: set[int] = set()
+        self.sizes = sizes
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._position
+
+    def pending(self, index: int) -> bool:
+        return index in self._position and index not in self._done
+
+    def emit(self, index: int) -> None:
+        if self.pending(index):
+            self._script.output(self._position[index])
+            self._done.add(index)
+
+
+def _bias_sum(grad: View, card: Card, dims: Sequence[int] | None = None) -> Buffers:
+    """The sum of the output's gradient over everything but the channels."""
+    reduced = dims if dims is not None else [0, *range(2, len(grad.shape))]
+    layout = Layout(grad.shape, grad.strides)
+    return reduction_buffers(layout, reduced, False, sum_kernel(grad.dtype, grad.dtype), card)
+
+
+# --- cuDNN ------------------------------------------------------------------------------------------------------------
+
+
+def _cudnn_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+    copies = _copy(script, call.input, call.channels_last, "input")
+    script.output(0)
+    weight = _copy(script, call.weight, call.channels_last, "weight")
+    transposed = call.backend is Backend.CUDNN_TRANSPOSE
+    _workspace(script, call, Direction.BACKWARD_DATA if transposed else Direction.FORWARD, card)
+    script.give(*weight, *copies)
+
+
+def _cudnn_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+    copies, tensor = [], call.input
+    if 1 in gradients:
+        copies = _copy(script, tensor, call.channels_last, "input")
+        tensor = _dense(tensor, call.channels_last) if copies else tensor
+    grad = []
+    if call.backend is Backend.CUDNN_TRANSPOSE:
+        # grad_output.contiguous(input.suggest_memory_format()), likewise held
+        grad = _copy(script, call.output, tensor.suggests_channels_last(), "gradient")
+        call = replace(call, output=_dense(call.output, tensor.suggests_channels_last()))
+    elif call.output.suggests_channels_last() != tensor.suggests_channels_last():
+        # grad_output.to(input.suggest_memory_format()), held for both gradients
+        grad = [script.take(call.output.bytes, "gradient in the input's layout")]
+        call = replace(call, output=_dense(call.output, tensor.suggests_channels_last()))
+    _cudnn_input_gradient(script, call, gradients, card)
+    if 1 in gradients:
+        dense = _copy(script, call.output, call.channels_last, "gradient")
+        gradients.emit(1)
+        _workspace(script, call, Direction.BACKWARD_WEIGHT, card)
+        script.give(*dense)
+    script.give(*grad, *copies)
+
+
+def _cudnn_input_gradient(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+    if 0 not in gradients:
+        return
+    gradients.emit(0)
+    weight = _copy(script, call.weight, call.channels_last, "weight")
+    grad = _copy(script, call.output, call.channels_last, "gradient")
+    transposed = call.backend is Backend.CUDNN_TRANSPOSE
+    _workspace(script, call, Direction.FORWARD if transposed else Direction.BACKWARD_DATA, card)
+    script.give(*grad, *weight)
+
+
+def _workspace(script: Script, call: _Call, direction: Direction, card: Card) -> None:
+    """Taken right before the kernel and given back right after its launch (run_conv_plan).
+
+    Under ``torch.backends.cudnn.benchmark`` the fastest of all plans runs, which only a card can tell: an estimate.
+    """
+    if not card.cudnn_workspaces:
+        return
+    problem = _problem(call)
+    question = question_of(*_sides(call), call.weight, call.params, call.channels_last, direction)
+    benchmark = torch.backends.cudnn.benchmark
+    if benchmark and not problem.is_empty and question not in card.timed:
+        card.timed.add(question)
+        _time_all_plans(script, largest_workspace(problem, direction, card, question))
+    workspace = first_workspace(problem, direction, card, question)
+    if workspace.size:
+        label = "cuDNN workspace" if workspace.certain and not benchmark else "cuDNN workspace (estimate)"
+        script.give(script.take(workspace.size, label))
+
+
+def _time_all_plans(script: Script, largest: Workspace) -> None:
+    """The first call of a shape times every plan in one workspace as large as the largest asks for, gives it back, and
+    empties the allocator's cache (get_plans_from_find and run_single_conv)."""
+    if largest.size:
+        label = "cuDNN workspace for timing plans" + ("" if largest.certain else " (estimate)")
+        script.give(script.take(largest.size, label))
+    script.empty_cache()
+
+
+def _sides(call: _Call) -> tuple[View, View]:
+    """A transposed convolution is the backward pass of the convolution from its output to its input."""
+    return (call.output, call.input) if call.backend is Backend.CUDNN_TRANSPOSE else (call.input, call.output)
+
+
+def _problem(call: _Call) -> Problem:
+    inner, outer = _sides(call)
+    return Problem(
+        batch=inner.shape[0],
+        channels=inner.shape[1],
+        filters=outer.shape[1],
+        input_pixels=math.prod(inner.shape[2:]),
+        output_pixels=math.prod(outer.shape[2:]),
+        kernel=call.weight.shape[2:],
+        groups=call.params.groups,
+        itemsize=inner.dtype.itemsize,
+        channels_last=call.channels_last,
+        tf32=torch.backends.cudnn.allow_tf32,
+        bf16=inner.dtype == torch.bfloat16,
+        dilated=call.params.is_dilated,
+    )
+
+
+# --- depthwise kernels ------------------------------------------------------------------------------------------------
+
+
+def _depthwise_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+    copies = _copy(script, call.input, False, "input")
+    weight = _copy(script, call.weight, False, "weight") if call.backend is Backend.DEPTHWISE_3D else []
+    script.output(0)
+    if call.backend is Backend.DEPTHWISE_2D:
+        weight = _copy(script, call.weight, False, "weight")
+    script.give(*weight, *copies)
+
+
+def _depthwise_2d_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+    grad = _copy(script, call.output, False, "gradient")
+    if 1 in gradients:
+        copies = _copy(script, call.input, False, "input")
+        gradients.emit(1)
+        script.give(*copies)
+    if 0 in gradients:
+        weight = _copy(script, call.weight, False, "weight")
+        gradients.emit(0)
+        script.give(*weight)
+    script.give(*grad)
+
+
+def _depthwise_3d_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+    gradients.emit(0)
+    gradients.emit(1)
+    grad = _copy(script, call.output, False, "gradient")
+    if 0 in gradients:
+        script.give(*_copy(script, call.weight, False, "weight"))
+    if 1 in gradients:
+        script.give(*_copy(script, call.input, False, "input"))
+    if 2 in gradients:
+        gradients.emit(2)
+        _bias_sum(call.output, card).write(script)
+    script.give(*grad)
+
+
+# --- matrix products over unfolded columns ----------------------------------------------------------------------------
+
+
+def _slow_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+    """Backends without groups: input and weight made contiguous, then every group on its own, then joined."""
+    copies = _copy(script, call.input, False, "input") + _copy(script, call.weight, False, "weight")
+    if call.params.groups == 1:
+        _nogroup_forward(script, call, bias, lambda size: script.output(0, size))
+    else:
+        one = call.group()
+        parts: list[int] = []
+
+        def take(size: int | None) -> None:
+            parts.append(script.take(size or one.output.bytes, "part of output"))
+
+        for _ in range(call.params.groups):
+            part, _view = _copy_of_part(script, one.input, False, "input")
+            _nogroup_forward(script, one, bias, take)
+            script.give(*part)
+        script.output(0)
+        script.give(*parts)
+    script.give(*reversed(copies))
+
+
+def _copy_of_part(script: Script, part: View, channels_last: bool, label: str) -> tuple[list[int], View]:
+    """``subtensor``: a group's channels, contiguous in the format of the whole; the copy if any, and the result."""
+    if part.is_dense(channels_last):
+        return [], part
+    return [script.take(part.bytes, f"one group of {label}")], _dense(part, channels_last)
+
+
+def _nogroup_forward(script: Script, call: _Call, bias: bool, output: Callable[[int | None], object]) -> None:
+    backend = call.backend
+    if backend is Backend.SLOW_TRANSPOSE_3D:
+        _output_from_input_size(script, call, output)
+    else:
+        output(None)
+    columns = _columns(script, call, always=call.params.transposed)
+    script.product()
+    if bias and backend in (Backend.SLOW_TRANSPOSE_2D, Backend.SLOW_TRANSPOSE_3D):
+        pixels = math.prod(call.output.shape[2:]) * call.output.dtype.itemsize
+        script.give(script.take(pixels, "ones for the bias"))
+    script.give(*columns)
+
+
+def _output_from_input_size(script: Script, call: _Call, output: Callable[[int | None], object]) -> None:
+    """slow_conv_transpose3d makes its output with the input's size and resizes it, which never shrinks it."""
+    if call.input.bytes >= call.output.bytes:
+        output(call.input.bytes)
+        return
+    first = script.take(call.input.bytes, "output before it is resized")
+    output(None)
+    script.give(first)
+
+
+def _columns_bytes(call: _Call) -> int:
+    """Unfolded patches of one image: channels and taps of the smaller side, over the pixels of the other."""
+    inner, outer = (call.output, call.input) if call.params.transposed else (call.input, call.output)
+    taps = math.prod(call.weight.shape[2:])
+    return inner.shape[1] * taps * math.prod(outer.shape[2:]) * int(inner.dtype.itemsize)
+
+
+def _needs_columns(call: _Call) -> bool:
+    """One tap, stride 1 and no padding need no unfolding; dilated kernels unfold all the same."""
+    if call.backend in (Backend.SLOW_DILATED_2D, Backend.SLOW_DILATED_3D):
+        return True
+    plain = (
+        math.prod(call.weight.shape[2:]) == 1
+        and all(s == 1 for s in call.params.stride)
+        and not any(call.params.padding)
+        and not call.params.is_dilated
+    )
+    return not plain
+
+
+def _columns(script: Script, call: _Call, always: bool = False) -> list[int]:
+    return [script.take(_columns_bytes(call), "columns")] if always or _needs_columns(call) else []
+
+
+def _slow_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+    copies = _copy(script, call.input, False, "input") + _copy(script, call.weight, False, "weight")
+    if call.params.groups == 1:
+        _nogroup_backward(script, call, gradients.__contains__, gradients.emit, card)
+    else:
+        _grouped_backward(script, call, gradients, card)
+    script.give(*reversed(copies))
+
+
+def _grouped_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+    one = call.group()
+    e = one.weight.dtype.itemsize
+    sizes = (one.input.bytes, one.weight.bytes, one.output.shape[1] * e)
+    parts: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    names = ("input", "weight", "bias")
+
+    def take(index: int) -> None:
+        if index in gradients:
+            parts[index].append(script.take(sizes[index], f"part of {names[index]} gradient"))
+
+    for _ in range(call.params.groups):
+        grad, view = _copy_of_part(script, one.output, call.output.suggests_channels_last(), "gradient")
+        part, _view = _copy_of_part(script, one.input, False, "input")
+        _nogroup_backward(script, replace(one, output=view), gradients.__contains__, take, card)
+        script.give(*part, *grad)
+    for index in (0, 1, 2):
+        gradients.emit(index)
+    for index in (2, 1, 0):
+        script.give(*parts[index])
+
+
+def _nogroup_backward(
+    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+) -> None:
+    if call.backend is Backend.SLOW_2D:
+        _slow_2d_backward(script, call, wanted, emit, card)
+    elif call.backend in (Backend.SLOW_DILATED_2D, Backend.SLOW_DILATED_3D):
+        _slow_dilated_backward(script, call, wanted, emit, card)
+    else:
+        _slow_transpose_backward(script, call, wanted, emit, card)
+
+
+def _slow_2d_backward(
+    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+) -> None:
+    grad = _copy(script, call.output, False, "gradient")
+    columns: list[int] = []
+    if wanted(0):
+        emit(0)
+        columns = _columns(script, call, always=True)
+        script.product()
+    if wanted(2):
+        emit(2)
+        _bias_sum(_dense(call.output, False), card).write(script)
+    if wanted(1):
+        emit(1)
+        columns = columns or _columns(script, call, always=True)
+        script.product()
+    script.give(*columns, *grad)
+
+
+def _slow_dilated_backward(
+    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+) -> None:
+    grad = _copy(script, call.output, False, "gradient")
+    for index in (0, 1, 2):
+        if wanted(index):
+            emit(index)
+    columns = _columns(script, call) if wanted(0) or wanted(1) else []
+    if wanted(0) or wanted(1):
+        script.product()
+    if wanted(2):
+        shape = call.output.shape[1:]
+        image = _dense(View(shape, shape, call.output.dtype), False)
+        buffers = _bias_sum(image, card, range(1, len(shape)))
+        for _ in range(call.output.shape[0]):
+            total = script.take(shape[0] * call.output.dtype.itemsize, "one image's bias gradient")
+            buffers.write(script)
+            script.give(total)
+    script.give(*columns, *grad)
+
+
+def _slow_transpose_backward(
+    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+) -> None:
+    if wanted(0):
+        grad = _copy(script, call.output, False, "gradient")
+        emit(0)
+        columns = _columns(script, call)
+        script.product()
+        script.give(*columns, *grad)
+    if wanted(1):
+        emit(1)
+    if wanted(2):
+        emit(2)
+    if wanted(1) or wanted(2):
+        grad = _copy(script, call.output, False, "gradient")
+        columns = _columns(script, call)
+        if wanted(1):
+            script.product()
+        if wanted(2):
+            _bias_sum(_dense(call.output, False), card).write(script)
+        script.give(*columns, *grad)
+
+
+def _empty_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+    script.output(0)
+
+
+def _empty_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+    for index in (0, 1, 2):
+        gradients.emit(index)
+
+
+_SLOW = (
+    Backend.SLOW_2D, Backend.SLOW_DILATED_2D, Backend.SLOW_DILATED_3D, Backend.SLOW_TRANSPOSE_2D,
+    Backend.SLOW_TRANSPOSE_3D,
+)  # fmt: skip
+_FORWARD: dict[Backend, Callable[[Script, _Call, bool, Card], None]] = {
+    Backend.CUDNN: _cudnn_forward,
+    Backend.CUDNN_TRANSPOSE: _cudnn_forward,
+    Backend.DEPTHWISE_2D: _depthwise_forward,
+    Backend.DEPTHWISE_3D: _depthwise_forward,
+    Backend.EMPTY: _empty_forward,
+    **dict.fromkeys(_SLOW, _slow_forward),
+}
+_BACKWARD: dict[Backend, Callable[[Script, _Call, _Gradients, Card], None]] = {
+    Backend.CUDNN: _cudnn_backward,
+    Backend.CUDNN_TRANSPOSE: _cudnn_backward,
+    Backend.DEPTHWISE_2D: _depthwise_2d_backward,
+    Backend.DEPTHWISE_3D: _depthwise_3d_backward,
+    Backend.EMPTY: _empty_backward,
+    **dict.fromkeys(_SLOW, _slow_backward),
+}

@@ -1,0 +1,65 @@
+"""Copies between host and device that one ``cudaMemcpyAsync`` cannot do need a packed tensor on the way.
+
+Source: ``copy_requires_temporaries`` and ``copy_kernel_cuda`` (ATen/native/cuda/Copy.cu, PyTorch 2.4 to 2.13). Only
+what lies on the device is written down here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+
+@rule("aten._to_copy.default", "aten.copy_.default")
+def host_device_copy(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """A source on the device is packed if it has gaps or another order than the destination; a destination on the
+    device is filled by way of a packed one of the source's type. Types are converted on the host, unless the copy is
+    non-blocking: then on the device."""
+    del card
+    made = len(args) == 1
+    source, destination = (args[0], outputs[0]) if made else (args[1], args[0])
+    if not isinstance(source, torch.Tensor) or source.is_cuda == destination.is_cuda or destination.numel() == 0:
+        return None
+    same_type = source.dtype is destination.dtype
+    if same_type and _one_block(source, destination):
+        return None
+    non_blocking = bool(kwargs.get("non_blocking", False) or (not made and len(args) > 2 and args[2]))
+    script = Script()
+    if made:
+        script.output(0)
+    if source.is_cuda:
+        _from_device(script, source, destination, convert=non_blocking and not same_type)
+    elif not destination.is_contiguous() or (non_blocking and not same_type):
+        element = source.element_size() if non_blocking else destination.element_size()
+        script.give(script.take(destination.numel() * element, "packed copy from the host"))
+    return script
+
+
+def _from_device(script: Script, source: torch.Tensor, destination: torch.Tensor, *, convert: bool) -> None:
+    tokens = []
+    packed = source.is_contiguous() and source.shape == destination.shape
+    if convert:
+        tokens.append(script.take(source.numel() * destination.element_size(), "converted copy to the host"))
+    element = destination.element_size() if convert else source.element_size()
+    if not packed:
+        tokens.append(script.take(destination.numel() * element, "packed copy to the host"))
+        if convert:
+            script.give(tokens.pop(0))
+    script.give(*tokens)
+
+
+def _one_block(source: torch.Tensor, destination: torch.Tensor) -> bool:
+    """Whether both tensors walk memory without gaps in the same order (``TensorIterator::is_contiguous``)."""
+    if source.shape != destination.shape:
+        return bool(source.numel() == 1 and destination.numel() == 1)
+    expected = 1
+    dims = [dim for dim in range(source.dim()) if source.shape[dim] != 1]
+    for dim in sorted(dims, key=lambda dim: (destination.stride(dim), source.stride(dim))):
+        if destination.stride(dim) != expected or source.stride(dim) != expected:
+            return False
+        expected *= source.shape[dim]
+    return True

@@ -1,0 +1,112 @@
+"""Buffers of the gradient of an embedding (``aten/src/ATen/native/cuda/Embedding.cu``, ``EmbeddingBackwardKernel.cu``).
+
+Many indices are sorted, so that each row of the gradient is summed by one team: partial sums of ten indices first.
+Order observed on the real 2.13.0 CUDA build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts import cub
+from graphmem.capture.kernels.parts.layout import has_flat_view
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+#: Up to here one kernel walks all the indices (Embedding.cu).
+_UNSORTED_INDICES = 3072
+#: NROWS_PER_THREAD, MAX_BLOCK_SIZE and MAX_ATOMIC_ACCUM_BLOCKS_PER_SM of EmbeddingBackwardKernel.cu.
+_ROWS_PER_PARTIAL = 10
+_BLOCK_THREADS = 1024
+_BLOCKS_PER_SM = 4
+_WARP = 32
+
+
+def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int, card: Card) -> tuple[int, int]:
+    """Sorted indices and where they came from; the plain range that goes with them, and CUB's storage, go back."""
+    size = count * index_bytes
+    ordered = script.take(size, "sorted indices")
+    origins = script.take(size, "origins of sorted indices")
+    order = script.take(size, "range of indices")
+    storage = cub.radix_sort_bytes(count, index_bytes, index_bytes, bits, card.compute_capability)
+    script.give(script.take(storage, "radix sort"), order)
+    return ordered, origins
+
+
+@rule("aten.embedding.default")
+def embedding_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """``weight.index_select(0, indices.reshape(-1))`` (ATen/native/Embedding.cpp): indices that cannot be viewed so
+    are copied."""
+    indices = args[1]
+    if has_flat_view(indices):
+        return None
+    script = Script()
+    copied = script.take(indices.numel() * indices.element_size(), "contiguous indices")
+    script.output(0).give(copied)
+    return script
+
+
+@rule("aten.embedding_dense_backward.default")
+def embedding_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    grad, indices, rows, _, by_frequency = args[:5]
+    script = Script()
+    copies = [
+        script.take(tensor.numel() * tensor.element_size(), f"contiguous {name}")
+        for tensor, name in ((indices, "indices"), (grad, "gradient"))
+        if not tensor.is_contiguous()
+    ]
+    count = indices.numel()
+    if count == 0 or (count <= _UNSORTED_INDICES and not by_frequency):
+        script.output(0)
+    else:
+        write_sorted_gradient(script, grad, indices, rows, by_frequency, card)
+    script.give(*reversed(copies))
+    return script
+
+
+def write_sorted_gradient(
+    script: Script, grad: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool, card: Card
+) -> None:
+    """The buffers of summing the gradient's rows by sorted index; the gradient itself is output 0."""
+    count, size, width = indices.numel(), indices.element_size(), grad.shape[-1]
+    # Before 2.12 (recorded: 2.6, 2.9, 2.11) every bit of the indices is sorted, since then those that count rows.
+    bits = int(rows).bit_length() if card.torch_version >= (2, 12) else 8 * size
+    ordered, origins = take_sorted_indices(script, count, size, bits, card)
+    counts = []
+    if by_frequency:
+        counts.append(script.take(count * size, "how often each index occurs"))
+        for _ in range(2):
+            script.give(script.take(cub.scan_by_key_bytes(count), "scan by key"))
+    script.output(0)
+    segments = script.take(count * size, "segment offsets")
+    segment_count = script.take(8, "number of segments")
+    unique = script.take(count * size, "unique indices")
+    script.give(script.take(cub.unique_by_key_bytes(count, size, card), "unique by key"), unique)
+    most_segments = min(count, rows)
+    partials = script.take(most_segments * size, "partials per segment")
+    offsets = script.take(most_segments * size, "partials per segment, summed")
+    script.give(script.take(cub.scan_bytes(most_segments, size), "scan"))
+    partial_count = script.take(8, "number of partials")
+    most_partials = count // _ROWS_PER_PARTIAL + most_segments
+    starts = script.take(most_partials * size, "starts of partials")
+    if _adds_atomically(most_segments, most_partials, width, card):
+        sums = [script.take(most_partials * size, "segments of partials")]
+        if grad.element_size() == 2:
+            sums.append(script.take(rows * width * 4, "fp32 gradient"))
+    else:
+        sums = [script.take(most_partials * width * max(4, grad.element_size()), "partial gradients")]
+    script.give(*reversed(sums), starts, partial_count, offsets, partials, segment_count, segments)
+    script.give(*counts, origins, ordered)
+
+
+def _adds_atomically(segments: int, partials: int, width: int, card: Card) -> bool:
+    """Few rows of many indices, since 2.12: partial sums go straight to the gradient."""
+    if card.torch_version < (2, 12) or torch.are_deterministic_algorithms_enabled():
+        return False
+    threads = -(-width // _WARP) * _WARP
+    blocks = -(-segments * threads // min(threads, _BLOCK_THREADS))
+    return blocks < card.sm_count * _BLOCKS_PER_SM and partials > 4 * blocks

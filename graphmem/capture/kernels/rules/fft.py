@@ -1,0 +1,48 @@
+"""Fourier transforms (``aten/src/ATen/native/cuda/SpectralOps.cpp``, 2.13), whose plans are cuFFT's.
+
+PyTorch gives a plan its work area for the call. Its size is cuFFT's own choice; the library's guide says of plans that
+they take between one and eight times the complex elements of a batch. One is assumed here, and labelled an estimate.
+The copy that a transform to real numbers makes of its input was recorded on the CUDA build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+_WORK_AREA = "cuFFT work area (estimate)"
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+@rule("aten._fft_r2c.default", "aten._fft_c2c.default")
+def to_complex_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """The result, and the work area around the call. Real numbers have half the frequencies, the rest are mirrored."""
+    tensor, dims = args[0], args[1]
+    if not dims or not tensor.numel():
+        return None
+    elements = int(tensor.numel())
+    if not tensor.is_complex():
+        length = int(tensor.shape[dims[-1]])
+        elements = elements // length * (length // 2 + 1)
+    script = Script().output(0)
+    script.give(script.take(elements * outputs[0].element_size(), _WORK_AREA))
+    return script
+
+
+@rule("aten._fft_c2r.default")
+def to_real_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """cuFFT may overwrite the input of a transform to real numbers, so it is always copied (issue 34551)."""
+    tensor = args[0]
+    if not tensor.numel():
+        return None
+    script = Script().output(0)
+    copied = script.take(_bytes(tensor), "copy of the input, which cuFFT overwrites")
+    script.give(script.take(_bytes(tensor), _WORK_AREA), copied)
+    return script

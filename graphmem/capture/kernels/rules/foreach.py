@@ -1,0 +1,66 @@
+"""Kernels of optimizers: many tensors at once, and powers of a number by a step counter on the device.
+
+Source of the reductions: ``aten/src/ATen/native/cuda/ForeachReduceOp.cu``, PyTorch 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+#: ``kChunkSize``: elements that one block reduces (``ATen/native/cuda/MultiTensorApply.cuh``).
+CHUNK_ELEMENTS = 65536
+
+
+@rule("aten._foreach_norm.Scalar", "aten._foreach_max.default")
+def foreach_reduction(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """One partial result a chunk and tensor, zero-filled, before the scalars are allocated; freed at the end."""
+    del kwargs, card
+    tensors = args[0]
+    if not tensors:
+        return None
+    chunks = max(-(-tensor.numel() // CHUNK_ELEMENTS) for tensor in tensors)
+    accumulate = 8 if tensors[0].dtype is torch.float64 else 4
+    script = Script()
+    partial = script.take(len(tensors) * chunks * accumulate, "partial norms")
+    for index in range(len(outputs)):
+        script.output(index)
+    script.give(partial)
+    return script
+
+
+@rule("aten.pow.Scalar")
+def pow_of_number(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """``beta ** step``: the number becomes a tensor of one element on the device, of its own type, after the output
+    (``pow_Scalar_out``: ``wrapped_scalar_tensor(base, exp.device())``, ATen/native/Pow.cpp); a base of 1 does not."""
+    del kwargs, outputs, card
+    base = args[0]
+    if base == 1:
+        return None
+    script = Script().output(0)
+    script.give(script.take(_number_bytes(base), "base of a power"))
+    return script
+
+
+def _number_bytes(number: Any) -> int:
+    """Bytes of ``scalar_to_tensor(number)``: double, int64, complex double or bool (ATen/ScalarOps.h)."""
+    if isinstance(number, bool):
+        return 1
+    return 16 if isinstance(number, complex) else 8
+
+
+@rule("aten.isinf.default")
+def is_infinite(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """``self.abs() == inf`` (``at::native::isinf``, ATen/native/UnaryOps.cpp); whole numbers are filled with False."""
+    del kwargs, card
+    value = args[0]
+    if not value.is_floating_point():
+        return None
+    script = Script()
+    magnitude = script.take(value.numel() * value.element_size(), "absolute values")
+    script.output(0).give(magnitude)
+    return script

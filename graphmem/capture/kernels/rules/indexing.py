@@ -1,0 +1,192 @@
+"""Buffers of indexing with tensors, and of accumulating index_put, which is its gradient.
+
+Sources: ``aten/src/ATen/native/cuda/Indexing.cu`` (index_put_with_sort_kernel) and
+``aten/src/ATen/native/TensorAdvancedIndexing.cpp`` (make_info, _index_put_impl_) of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.rules.embedding import take_sorted_indices
+
+
+@rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """Indices on the host, and those of 32 bits, are copied before the result is made."""
+    script = Script()
+    copies = _take_copies(script, args[1])
+    if not copies:
+        return None
+    script.output(0)
+    script.give(*reversed(copies))
+    return script
+
+
+def _take_copies(script: Script, indices: Sequence[Any]) -> list[int]:
+    """Copies of indices that are held until the operator ends, in the order of ``make_info`` and ``AdvancedIndex``:
+    to the device, to 64 bits, and, where several are broadcast in different ways, contiguous ones of the full shape."""
+    used = [index for index in indices if index is not None and index.dtype not in (torch.bool, torch.uint8)]
+    if not used:
+        return []
+    shape = torch.broadcast_shapes(*(index.shape for index in used))
+    held: dict[int, int] = {}
+    strides = [_expanded_strides(index, shape) for index in used]
+
+    def copy(position: int, element_size: int, label: str) -> None:
+        before = held.pop(position, None)
+        held[position] = script.take(math.prod(shape) * element_size, label)
+        if before is not None:
+            script.give(before)
+
+    for position, index in enumerate(used):
+        if _on_host(index):
+            copy(position, index.element_size(), "index copied to the device")
+            strides[position] = _contiguous_strides(shape)
+    for position, index in enumerate(used):
+        if index.dtype == torch.int32:
+            copy(position, 8, "64-bit index")
+            strides[position] = _contiguous_strides(shape)
+    if any(stride != strides[0] for stride in strides):
+        for position, stride in enumerate(strides):
+            if stride != _contiguous_strides(shape):
+                copy(position, 8, "contiguous index")
+    return [held[position] for position in sorted(held)]
+
+
+def _expanded_strides(index: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of the index broadcast to ``shape``; those of dimensions of one element as in a contiguous tensor."""
+    added = len(shape) - index.dim()
+    own = (0,) * added + tuple(index.stride())
+    sizes = (1,) * added + tuple(index.shape)
+    usual = _contiguous_strides(shape)
+    return tuple(usual[dim] if shape[dim] == 1 else 0 if sizes[dim] == 1 else own[dim] for dim in range(len(shape)))
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for dim in reversed(range(len(shape) - 1)):
+        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
+    return tuple(strides)
+
+
+def _on_host(tensor: torch.Tensor) -> bool:
+    return bool(tensor.device.type == "cpu")
+
+
+@rule("aten._index_put_impl_.default")
+def index_put_impl_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    unsafe = bool(args[4]) if len(args) > 4 else bool(kwargs.get("unsafe", False))
+    return _index_put(args, kwargs, Script(), not unsafe, card)
+
+
+@rule("aten.index_put_.default")
+def index_put_in_place_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    return _index_put(args, kwargs, Script(), not _in_backward(), card)
+
+
+@rule("aten.index_put.default")
+def index_put_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    return _index_put(args, kwargs, Script().output(0), not _in_backward(), card)
+
+
+def _in_backward() -> bool:
+    """Autograd's own index_put is the unsafe kind, which does not look at the indices' range."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _index_put(
+    args: Sequence[Any], kwargs: dict[str, Any], script: Script, checks_range: bool, card: Card
+) -> Script | None:
+    tensor, indices, values = args[:3]
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    used = [index for index in indices if index is not None]
+    if not used or any(index.dtype in (torch.bool, torch.uint8) for index in used):
+        return None
+    if not accumulate:
+        return _overwrite(script, tensor, indices, values)
+    shape = torch.broadcast_shapes(*(index.shape for index in used))
+    count = math.prod(shape)
+    if count == 0:
+        return None
+    held = []
+    if not tensor.is_contiguous():
+        held.append(script.take(tensor.numel() * tensor.element_size(), "contiguous tensor"))
+    if checks_range:
+        for index in used:
+            if not _on_host(index):
+                _check_range(script)
+    held.append(_take_linear_index(script, used, count))
+    held += _take_values(script, tensor, indices, values, shape)
+    sliced = _slice_elements(tensor, indices)
+    ordered = take_sorted_indices(script, count, 8, ((tensor.numel() - 1) // sliced).bit_length(), card)
+    script.give(*reversed(ordered), *reversed(held))
+    return script
+
+
+def _overwrite(script: Script, tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> Script | None:
+    """A number is copied to the device first, then the indices that have to be."""
+    held = []
+    if _on_host(values):
+        held.append(script.take(values.element_size(), "number on the device"))
+    held += _take_copies(script, indices)
+    if not held:
+        return None
+    script.give(*reversed(held))
+    return script
+
+
+def _check_range(script: Script) -> None:
+    """Largest and smallest index, and their comparisons with the bounds."""
+    bounds = [script.take(8, "index bound") for _ in range(2)]
+    for _ in bounds:
+        script.give(script.take(1, "index check"))
+    script.give(*reversed(bounds))
+
+
+def _take_linear_index(script: Script, indices: Sequence[torch.Tensor], count: int) -> int:
+    linear = 0
+    for position, index in enumerate(indices):
+        if _on_host(index):  # computed there, then copied
+            copied = script.take(count * 8, "linear index")
+            if position == 0:
+                linear = copied
+            else:
+                script.give(copied)
+            continue
+        wide = [] if index.dtype == torch.int64 else [script.take(index.numel() * 8, "64-bit index")]
+        wrapped = script.take(count * 8, "wrapped index")
+        scaled = script.take(count * 8, "linear index")
+        script.give(wrapped)
+        if position == 0:
+            linear = scaled
+        else:
+            script.give(scaled)
+        script.give(*wide)
+    return linear
+
+
+def _take_values(
+    script: Script, tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, shape: Sequence[int]
+) -> list[int]:
+    """Values are expanded to one per element that is put, and made contiguous."""
+    kept = [size for dim, size in enumerate(tensor.shape) if dim >= len(indices) or indices[dim] is None]
+    wanted = math.prod(kept) * math.prod(shape)
+    if values.numel() == wanted and values.is_contiguous():
+        return []
+    return [script.take(wanted * values.element_size(), "contiguous values")]
+
+
+def _slice_elements(tensor: torch.Tensor, indices: Sequence[Any]) -> int:
+    """Elements that one linear index stands for: the dimensions behind the indexed ones."""
+    last = max(dim for dim, index in enumerate(indices) if index is not None)
+    return math.prod(tensor.shape[last + 1 :])

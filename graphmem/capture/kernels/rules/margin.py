@@ -1,0 +1,74 @@
+"""Losses whose kernels reduce a full result of their own: margins and connectionist temporal classification.
+
+Sources: ATen/native/cuda/MultiMarginLoss.cu, MultiLabelMarginCriterion.cu, LossCTC.cu of PyTorch 2.13; orders observed
+on its CUDA build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+_NONE = 0
+
+
+def _row_losses(script: Script, tensor: torch.Tensor, label: str) -> tuple[int, torch.Tensor]:
+    rows = torch.empty(tensor.shape[:-1], dtype=tensor.dtype, device="meta")
+    return script.take(rows.numel() * rows.element_size(), label), rows
+
+
+@rule("aten.multi_margin_loss.default")
+def multi_margin_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    reduction = args[5] if len(args) > 5 else kwargs.get("reduction", 1)
+    if reduction == _NONE or args[0].dim() < 2:
+        return None
+    script = Script().output(0)
+    held, rows = _row_losses(script, args[0], "loss of every row")
+    reduction_buffers(rows, None, False, sum_kernel(rows.dtype, rows.dtype), card).write(script)
+    script.give(held)
+    return script
+
+
+@rule("aten.multilabel_margin_loss_forward.default")
+def multilabel_margin_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """The mask of targets first, then the losses, then their sum."""
+    if args[2] == _NONE or args[0].dim() < 2:
+        return None
+    script = Script().output(1)
+    held, rows = _row_losses(script, args[0], "loss of every row")
+    script.output(0)
+    reduction_buffers(rows, None, False, sum_kernel(rows.dtype, rows.dtype), card).write(script)
+    script.give(held)
+    return script
+
+
+def _lengths(script: Script, batch: int) -> list[int]:
+    return [script.take(8 * batch, label) for label in ("target lengths", "input lengths", "offsets of targets")]
+
+
+@rule("aten._ctc_loss.default")
+def ctc_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    script = Script()
+    held = _lengths(script, outputs[0].numel())
+    script.output(1).output(0)
+    script.give(*reversed(held))
+    return script
+
+
+@rule("aten._ctc_loss_backward.default")
+def ctc_backward_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """Backward probabilities as large as the saved forward ones."""
+    alpha = args[6]
+    script = Script()
+    held = _lengths(script, alpha.shape[0])
+    beta = script.take(alpha.numel() * alpha.element_size(), "log beta")
+    script.output(0)
+    script.give(beta, *reversed(held))
+    return script

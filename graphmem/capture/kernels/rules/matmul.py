@@ -1,0 +1,78 @@
+"""Matrix products: copies of operands that cuBLAS cannot read as they lie in memory.
+
+cuBLAS takes a matrix whose rows or whose columns are contiguous, with any distance between them. Anything else (a slice
+with steps, an expanded gradient) is copied first. Source: ``prepare_matrix_for_cublas``,
+``prepare_batch_matrix_for_cublas``, ``addmm_out_cuda_impl`` and ``bmm_out_cuda_impl`` in ATen/native/cuda/Blas.cpp;
+order observed on the CUDA build of 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.layout import bytes_of, is_dense
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+
+def _readable(tensor: torch.Tensor) -> bool:
+    """Whether cuBLAS reads this matrix, or batch of matrices, where it is."""
+    if tensor.dim() == 2 and is_dense(tensor):
+        return True
+    rows, columns = tensor.shape[-2:]
+    row_stride, column_stride = tensor.stride()[-2:]
+    by_columns = row_stride == 1 and column_stride >= max(1, rows)
+    by_rows = column_stride == 1 and row_stride >= max(1, columns)
+    return bool(by_columns or by_rows)
+
+
+def _product(matrices: Sequence[torch.Tensor]) -> Script | None:
+    """The result is row-major and cuBLAS column-major, so the operands are prepared in reverse order."""
+    copied = [matrix for matrix in reversed(matrices) if not (_readable(matrix) or matrix.is_contiguous())]
+    if not copied or any(matrix.numel() == 0 for matrix in matrices):
+        return None
+    script = Script().output(0)
+    tokens = [script.take(bytes_of(matrix), "operand for cuBLAS") for matrix in copied]
+    script.give(*reversed(tokens))
+    return script
+
+
+#: Since this version ``bmm`` of columns by rows is a Triton kernel wherever Triton is installed, as it is beside the
+#: CUDA wheels (torch/_native/ops/bmm_outer_product; pull request 179082, taken back in 2.12).
+OUTER_PRODUCTS_SINCE = (2, 13)
+
+
+def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int, int]) -> bool:
+    """Whether ``bmm`` of these does not call cuBLAS, but a kernel that reads any layout and takes no workspace."""
+    first, second = matrices
+    return (
+        torch_version >= OUTER_PRODUCTS_SINCE
+        and first.shape[2] == 1
+        and second.shape[1] == 1
+        and first.numel() > 0
+        and second.numel() > 0
+        and not first.is_complex()
+    )
+
+
+@rule("aten.bmm.default")
+def bmm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    return None if is_outer_product(args[:2], card.torch_version) else _product(args[:2])
+
+
+@rule("aten.mm.default", "aten.mm.out", "aten.bmm.out")
+def mm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    return _product(args[:2])
+
+
+@rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmm.out", "aten.baddbmm.out")
+def addmm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    return _product(args[1:3])
+
+
+@rule("aten.mv.default", "aten.addmv.default")
+def mv_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """``addmv``: a matrix without a contiguous row or column is copied."""
+    return _product([args[0] if len(args) == 2 else args[1]])

@@ -1,0 +1,335 @@
+"""Buffers of normalizations: layer, RMS, group and batch norm, forward and backward.
+
+CUDA keeps statistics of half types in fp32, whatever a fake operator says, so the sizes of the outputs are set here.
+Sources are named at each rule; "observed" means recorded from the allocator of the real 2.13.0 CUDA build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.layout import Layout, Strided, bytes_of
+from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+
+
+def _accumulate_bytes(tensor: torch.Tensor) -> int:
+    """Size of acc_type<scalar_t, cuda> (ATen/AccumulateType.h)."""
+    return 8 if tensor.dtype == torch.float64 else 4
+
+
+def _is_half(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+class _Gradients:
+    """Outputs of a backward operator under its output mask: masked ones are missing from the flattened outputs."""
+
+    def __init__(self, mask: Sequence[bool]) -> None:
+        positions = iter(range(len(mask)))
+        self._position = {index: next(positions) for index, wanted in enumerate(mask) if wanted}
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._position
+
+    def emit(self, script: Script, *indices: int) -> None:
+        for index in indices:
+            if index in self._position:
+                script.output(self._position[index])
+
+
+def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
+    """The copy that ``contiguous()`` makes if it must, as a list of none or one token."""
+    return [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), label)]
+
+
+# --- layer norm and RMS norm (aten/src/ATen/native/cuda/layer_norm_kernel.cu) -----------------------------------------
+
+
+@rule("aten.native_layer_norm.default")
+def layer_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    script, tensor = Script(), args[0]
+    copies = _contiguous(script, tensor, "contiguous input")
+    rows = outputs[1].numel() * _accumulate_bytes(tensor)
+    script.output(0).output(1, rows).output(2, rows)
+    script.give(*copies)
+    return script
+
+
+@rule("aten._fused_rms_norm.default")
+def rms_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    script, tensor = Script(), args[0]
+    copies = _contiguous(script, tensor, "contiguous input")
+    script.output(0).output(1, outputs[1].numel() * _accumulate_bytes(tensor))
+    script.give(*copies)
+    return script
+
+
+@rule("aten.native_layer_norm_backward.default")
+def layer_norm_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    return _layer_norm_backward(args[0], args[1], args[5], _Gradients(args[7]), card)
+
+
+@rule("aten._fused_rms_norm_backward.default")
+def rms_norm_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    return _layer_norm_backward(args[0], args[1], args[4], _Gradients(args[5]), card)
+
+
+def _layer_norm_backward(
+    grad: torch.Tensor,
+    tensor: torch.Tensor,
+    weight: torch.Tensor | None,
+    gradients: _Gradients,
+    card: Card,
+) -> Script:
+    script = Script()
+    copies = _contiguous(script, tensor, "contiguous input")
+    gradients.emit(script, 0, 1, 2)
+    copies += _contiguous(script, grad, "contiguous gradient")
+    wanted = [index for index in (1, 2) if index in gradients]
+    if weight is not None and wanted:
+        _tall_parameter_gradients(script, tensor.numel() // weight.numel(), weight, wanted, card)
+    script.give(*reversed(copies))
+    return script
+
+
+def _tall_parameter_gradients(
+    script: Script, rows: int, weight: torch.Tensor, wanted: Sequence[int], card: Card
+) -> None:
+    """Many rows of few columns: the rows are summed in pieces first, which leave partial sums in the weight's type."""
+    columns = weight.numel()
+    if not (rows > 64 * 1024 and columns // 32 < card.sm_count // 2):
+        return
+    pieces = min(32 * 1024 // -(-columns // 32), -(-rows // 32))
+    partial = Layout((pieces, columns))
+    parts = [script.take(partial.numel() * weight.element_size(), "partial parameter gradient") for _ in wanted]
+    buffers = reduction_buffers(partial, [0], False, sum_kernel(weight.dtype, weight.dtype), card)
+    for _ in wanted:
+        total = script.take(bytes_of(weight), "parameter gradient")
+        buffers.write(script)
+        script.give(total)
+    script.give(*reversed(parts))
+
+
+# --- group norm (aten/src/ATen/native/cuda/group_norm_kernel.cu) ------------------------------------------------------
+
+
+@rule("aten.native_group_norm.default")
+def group_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    tensor, weight, bias, batch, channels, pixels, groups = args[:7]
+    script = Script()
+    stats = batch * groups * tensor.element_size()
+    script.output(0).output(1, stats).output(2, stats)
+    taken = []
+    if _is_half(tensor) and card.torch_version >= (2, 13):
+        # Since 2.13 half types keep their statistics in fp32 for the time of the call.
+        taken += [script.take(batch * groups * 4, f"fp32 {name}") for name in ("mean", "rstd")]
+    if pixels > 1 and not (weight is None and bias is None):
+        size = batch * channels * _accumulate_bytes(tensor)
+        taken += [script.take(size, name) for name in ("scale per channel", "shift per channel")]
+    script.give(*reversed(taken))
+    return script
+
+
+@rule("aten.native_group_norm_backward.default")
+def group_norm_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    tensor, weight, batch, channels, pixels, groups = args[1], *args[4:9]
+    size = _accumulate_bytes(tensor)
+    gradients = _Gradients(args[9])
+    script = Script()
+    gradients.emit(script, 0, 1, 2)
+    sums = [script.take(batch * channels * size, "sums per channel") for _ in range(2)]
+    if 0 in gradients:
+        factors = [script.take(batch * groups * size, "factors per group") for _ in range(2)]
+        scale = script.take(batch * channels * size, "scale per channel") if weight is not None and pixels > 1 else None
+        script.give(*reversed(factors))
+        if scale is not None:
+            script.give(scale)
+    script.give(*reversed(sums))
+    return script
+
+
+# --- native batch norm (ATen/native/cuda/Normalization.cu, .cuh) ------------------------------------------------------
+
+#: Normalization.cuh: MAX_BLOCK_SIZE, OPTIMAL_TILE_W, ELEMENTS_PER_THREAD, MAX_H_BLOCK.
+_BLOCK, _TILE, _PER_THREAD, _MAX_BLOCKS = 512, 32, 16, 128
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    """Which of the three implementations a tensor is fit for: batch_norm_choose_impl."""
+    if tensor.numel() > 2**31 - 1:
+        return "general"
+    if tensor.is_contiguous():
+        return "channels_last" if tensor.stride(1) == 1 else "contiguous"
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return "channels_last"
+    return "general"
+
+
+def _channels_last_grid(tensor: torch.Tensor) -> tuple[int, int]:
+    """flexible_launch_configs with the cooperative flag: blocks along the channels and along the reduction."""
+    channels = int(tensor.shape[1])
+    rows = int(tensor.numel()) // channels
+    width = min(_pow2(channels), _TILE)
+    height = min(_pow2(-(-rows // _PER_THREAD)), _BLOCK // width)
+    if width * height != _BLOCK:
+        width = min(_pow2(channels), _BLOCK // height)
+    blocks = min(-(-rows // (height * _PER_THREAD)), _MAX_BLOCKS)
+    return -(-channels // width), 1 if blocks < 8 else blocks
+
+
+def _pow2(n: int) -> int:
+    return 1 << max(n.bit_length() - 1, 0)
+
+
+def _channels_last_staging(script: Script, tensor: torch.Tensor, values: int) -> None:
+    grid, blocks = _channels_last_grid(tensor)
+    if blocks > 1:
+        size = values * tensor.shape[1] * blocks * _accumulate_bytes(tensor)
+        staging = script.take(size, "batch norm staging")
+        semaphores = script.take(4 * grid, "batch norm semaphores")
+        script.give(semaphores, staging)
+
+
+@rule("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default")
+def native_batch_norm_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    # (input, weight, bias, running mean, running var, training, ...), both names
+    tensor, training = args[0], args[5]
+    return _batch_norm_forward(tensor, training, card)
+
+
+@rule("aten._native_batch_norm_legit.no_stats")
+def native_batch_norm_without_stats_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    return _batch_norm_forward(args[0], args[3], card)
+
+
+def _batch_norm_forward(tensor: torch.Tensor, training: bool, card: Card) -> Script:
+    script = Script()
+    stats = tensor.shape[1] * _accumulate_bytes(tensor)
+    script.output(0).output(1, stats).output(2, stats)
+    layout = _layout(tensor)
+    if training and layout == "channels_last":
+        _channels_last_staging(script, tensor, values=4)
+    elif training and layout == "general":
+        _general_statistics(script, tensor, card)
+    return script
+
+
+def _general_statistics(script: Script, tensor: torch.Tensor, card: Card) -> None:
+    """var_mean over all dimensions but the channels; half types are cast to fp32 first."""
+    dims = [dim for dim in range(tensor.dim()) if dim != 1]
+    size = _accumulate_bytes(tensor)
+    kernel = Kernel(size, 4 * size, (size, size), input_vector=2, accumulates_in_output=False)
+    layout: Strided = tensor
+    copies = []
+    if _is_half(tensor):
+        layout = Layout.dense_like(tensor)
+        copies.append(script.take(tensor.numel() * size, "fp32 input"))
+    reduction_buffers(layout, dims, False, kernel, card).write(script)
+    script.give(*copies)
+
+
+@rule("aten.native_batch_norm_backward.default")
+def native_batch_norm_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    grad, tensor, weight = args[:3]
+    training, mask = args[7], args[9]
+    gradients = _Gradients(mask if weight is not None else (mask[0], False, False))
+    script = Script()
+    channels_last = tensor.is_contiguous() and tensor.stride(1) == 1
+    channels_last |= tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    reduces = training or mask[1] or mask[2]
+    if reduces and mask[0] and not channels_last and max(tensor.numel(), grad.numel()) < 2**31:
+        gradients.emit(script, 0, 1, 2)
+        return script
+    sums = []
+    if reduces:
+        stats = tensor.shape[1] * _accumulate_bytes(tensor)
+        sums = [script.take(stats, "sums per channel") for _ in range(2)]
+        gradients.emit(script, 1, 2)
+        if _layout(grad) == "channels_last" and channels_last:
+            _channels_last_staging(script, tensor, values=2)
+    gradients.emit(script, 0)
+    script.give(*reversed(sums))
+    return script
+
+
+# --- cuDNN batch norm (aten/src/ATen/native/cudnn/BatchNorm.cpp) ------------------------------------------------------
+
+
+@rule("aten.cudnn_batch_norm.default")
+def cudnn_batch_norm_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    tensor, training = args[0], args[5]
+    script = Script().output(0)
+    if training:
+        stats = tensor.shape[1] * _accumulate_bytes(tensor)
+        script.output(1, stats).output(2, stats)
+        if _is_channels_last(tensor):
+            size = cudnn_batch_norm_workspace(tensor, backward=False)
+            script.give(script.take(size, "cuDNN batch norm workspace"))
+    return script
+
+
+@rule("aten.cudnn_batch_norm_backward.default")
+def cudnn_batch_norm_backward_rule(
+    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    tensor, grad = args[:2]
+    channels_last = _is_channels_last(tensor)
+    script = Script()
+    copies = []
+    if channels_last != _is_channels_last(grad) or not (channels_last or grad.is_contiguous()):
+        copies = [script.take(bytes_of(grad), "gradient in the input's memory format")]
+    for index in range(len(outputs)):
+        script.output(index)
+    if channels_last:
+        size = cudnn_batch_norm_workspace(tensor, backward=True)
+        script.give(script.take(size, "cuDNN batch norm workspace"))
+    script.give(*copies)
+    return script
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    """is_channels_last_strides of c10/core/MemoryFormat.h, which suggest_memory_format asks."""
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
+        return False
+    shape, strides = tensor.shape, tensor.stride()
+    least = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(shape[dim], 1)
+    return True
+
+
+def cudnn_batch_norm_workspace(tensor: torch.Tensor, *, backward: bool) -> int:
+    """Workspace of cuDNN's persistent NHWC batch norm in training; the NCHW kernel asks none.
+
+    Observed, cuDNN 9.20: every tile of channels leaves two fp32 sums per channel, and in forward a flag, for every
+    block of rows. The same for all capabilities and SM counts tried (8.0, 8.6, 9.0; 84 and 132 SMs).
+    """
+    channels = int(tensor.shape[1])
+    rows = int(tensor.numel()) // channels
+    tile = 64 if channels % 4 == 0 else 16 if channels > 4 else 4
+    rows_per_block = 96 if backward else 64 if tensor.element_size() == 4 else 160
+    if tile == 4:
+        rows_per_block *= 4
+    per_block = 2 * tile * 4 + (0 if backward else 4)
+    fixed = 1056 if backward else 1072
+    return fixed + -(-channels // tile) * (4 + per_block * -(-rows // rows_per_block))

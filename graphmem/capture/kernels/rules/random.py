@@ -1,0 +1,84 @@
+"""Drawing from distributions.
+
+Sources: ``multinomial`` in ATen/native/Distributions.cpp and its kernel in ATen/native/cuda/MultinomialKernel.cu,
+``randperm_out_cuda`` in ATen/native/cuda/Randperm.cu of PyTorch 2.13; orders observed on its CUDA build.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts import cub
+from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
+from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.rules.reductions import extrema_buffers
+
+
+@rule("aten.multinomial.default")
+def multinomial_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """Without replacement, or one sample: weights over exponentials, of which the largest win, after checks whose
+    scalars stay. With replacement: the normalized distribution, its running sum, and a copy of the weights."""
+    weights: torch.Tensor = args[0]
+    samples = int(args[1])
+    replacement = args[2] if len(args) > 2 else kwargs.get("replacement", False)
+    size = weights.numel() * weights.element_size()
+    if not size:
+        return None
+    script = Script().output(0)
+    if replacement and samples > 1:
+        taken = [script.take(size, f"{name}") for name in ("weights", "normalized weights", "running sums")]
+        if weights.dim() == 1:
+            script.give(script.take(cub.scan_bytes(weights.numel(), weights.element_size()), "scan"))
+        script.give(*reversed(taken))
+        return script
+    scalars = _take_checks(script, weights, card)
+    taken = [script.take(size, "weights over exponentials")]
+    if samples > 1:
+        taken.append(script.take(outputs[0].numel() * weights.element_size(), "largest values"))
+    script.give(*reversed(taken), *reversed(scalars))
+    return script
+
+
+def _take_checks(script: Script, weights: torch.Tensor, card: Card) -> list[int]:
+    """That no weight is negative or infinite, and that every row has one above zero."""
+    element = weights.element_size()
+    bounds = [script.take(element, name) for name in ("smallest weight", "largest weight")]
+    extrema_buffers(weights, card).write(script)
+    finite, positive = (script.take(1, name) for name in ("largest is finite", "smallest is not negative"))
+    valid = script.take(1, "weights are valid")
+    script.give(positive, finite)
+    rows = weights.numel() // weights.shape[-1]
+    sums = script.take(rows * element, "sums of weights")
+    reduction_buffers(weights, [-1], False, sum_kernel(weights.dtype, weights.dtype), card).write(script)
+    zero = script.take(rows, "sums that are zero")
+    if weights.dim() == 2:
+        rowwise, zero = zero, script.take(1, "any sum is zero")
+        script.give(rowwise)
+    script.give(sums)
+    script.give(script.take(1, "no sum is zero"))
+    return [*bounds, valid, zero]
+
+
+@rule("aten.randperm.default")
+def randperm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+    """A range, sorted by random keys with so many bits that two are rarely equal."""
+    items = int(args[0])
+    if items < 2:
+        return None
+    value = outputs[0].element_size()
+    bits = min(64, math.ceil(math.log2(items - (6 * items**2 + 1) / (12 * math.log(0.9)))))
+    key = 4 if bits <= 32 else 8
+    script = Script().output(0)
+    script.give(script.take(8, "scalar of the range"))
+    taken = [
+        script.take(items * value, "range"),
+        script.take(items * key, "random keys"),
+        script.take(items * key, "sorted keys"),
+        script.take(cub.radix_sort_bytes(items, key, value, bits, card.compute_capability), "radix sort"),
+    ]
+    script.give(*reversed(taken))
+    return script

@@ -1,0 +1,120 @@
+"""The optimizers of the default step, built by name: one, or two where an optimizer is made for some tensors only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphmem.capture.loop.optimizers.bitsandbytes_states import QuantizedOptimizer
+from graphmem.capture.loop.optimizers.lion import Lion
+from graphmem.errors import CaptureError
+from graphmem.training import OPTIMIZERS, Training
+from graphmem.training.optimizers import BITSANDBYTES, LION, TRANSFORMERS
+
+#: Learning rates for classes that have no default; the value changes no byte.
+_LEARNING_RATES = {"sgd": 1e-3, "muon": 1e-3, "sgd8bit": 1e-3, "sgd32bit": 1e-3}
+
+
+def make_optimizers(model: nn.Module, training: Training) -> tuple[list[torch.optim.Optimizer], list[str]]:
+    """The optimizers over the parameters that require a gradient, and remarks for the reader.
+
+    Muon is for matrices and SparseAdam for sparse gradients; the other parameters get AdamW, as in the documentation
+    of both. Raises :class:`CaptureError` if there is nothing to train or the library refuses.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise CaptureError("no parameter of the model requires a gradient, so there is nothing to train")
+    kind, options = _class_of(training), dict(training.optimizer_args)
+    if training.optimizer in _LEARNING_RATES:
+        options.setdefault("lr", _LEARNING_RATES[training.optimizer])
+    chosen = parameters
+    if training.optimizer == "muon":
+        chosen = _matrices(model, parameters)
+    elif training.optimizer == "sparseadam":
+        chosen = _with_sparse_gradients(model, parameters)
+    optimizers = [_made(kind, chosen, options, training)]
+    known = {id(parameter) for parameter in chosen}
+    others = [parameter for parameter in parameters if id(parameter) not in known]
+    if not others:
+        return optimizers, []
+    optimizers.append(torch.optim.AdamW(others))
+    return optimizers, [f"{training.optimizer} steps {len(chosen)} of the parameters, adamw the other {len(others)}"]
+
+
+def iterations_of_history(optimizer: torch.optim.Optimizer) -> int:
+    """Steps after which the history of L-BFGS is full and a new pair has replaced the oldest; 0 for other optimizers.
+
+    The first evaluation makes no pair, and a new pair exists before the oldest goes (``torch/optim/lbfgs.py``).
+    """
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return 0
+    group: dict[str, int] = optimizer.param_groups[0]
+    return math.ceil((group["history_size"] + 2) / max(1, group["max_iter"]))
+
+
+def _class_of(training: Training) -> Callable[..., torch.optim.Optimizer]:
+    named = OPTIMIZERS[training.optimizer]
+    if named.library == BITSANDBYTES:
+        return lambda parameters, **options: QuantizedOptimizer(named.class_name, parameters, **options)
+    if named.library == LION:
+        return Lion
+    if named.library == TRANSFORMERS:
+        return _transformers_adafactor()
+    kind = getattr(torch.optim, named.class_name, None)
+    if kind is None:
+        raise CaptureError(f"torch {torch.__version__} has no optimizer {named.class_name}")
+    found: Callable[..., torch.optim.Optimizer] = kind
+    return found
+
+
+def _transformers_adafactor() -> Callable[..., torch.optim.Optimizer]:
+    try:
+        from transformers.optimization import Adafactor
+    except ImportError:
+        raise CaptureError(
+            "transformersadafactor is transformers' own optimizer, which is not installed: pip install transformers, "
+            "or use adafactor, the one of torch"
+        ) from None
+    found: Callable[..., torch.optim.Optimizer] = Adafactor
+    return found
+
+
+def _made(
+    kind: Callable[..., torch.optim.Optimizer], parameters: Sequence[Any], options: dict[str, Any], training: Training
+) -> torch.optim.Optimizer:
+    try:
+        return kind(parameters, **options)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        first = (str(error).splitlines() or ["no message"])[0]
+        named = OPTIMIZERS[training.optimizer]
+        raise CaptureError(f"{named.library}.{named.class_name} refused its arguments: {first}") from None
+
+
+def _matrices(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Two-dimensional parameters that are not embeddings (``torch/optim/_muon.py``, documentation of ``Muon``)."""
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    }
+    matrices = [p for p in parameters if p.ndim == 2 and id(p) not in embeddings]
+    if not matrices:
+        raise CaptureError("muon steps the matrices of a model, and this one has none; choose another optimizer")
+    return matrices
+
+
+def _with_sparse_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    sparse = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    }
+    found = [parameter for parameter in parameters if id(parameter) in sparse]
+    if not found:
+        raise CaptureError(
+            "sparseadam does not support dense gradients, and no embedding of the model has sparse ones; build it with "
+            "nn.Embedding(..., sparse=True) or use adam"
+        )
+    return found

@@ -1,0 +1,202 @@
+"""CUDA's autocast on fake device tensors.
+
+The C++ autocast kernels ask a tensor's C++ device whether it may be cast and would find ``meta``. While a capture
+runs, the entries of the dispatcher's AutocastCUDA key are therefore replaced by these, which follow the same lists
+(``aten/src/ATen/autocast_mode.h``, PyTorch 2.13: ``AT_FORALL_LOWER_PRECISION_FP``, ``AT_FORALL_FP32``,
+``AT_FORALL_FP32_SET_OPT_DTYPE``, ``AT_FORALL_PROMOTE``) and the same weight cache: a float32 leaf that requires a
+gradient is cast once until the outermost context ends. Sitting in the dispatcher, they also act inside C++ composites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from graphmem.capture.device.fake_tensors import Patches, quiet_registration
+
+_LOWER_PRECISION = (
+    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
+    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+)  # fmt: skip
+_FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
+    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
+    "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
+    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
+    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
+    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest1d",
+    "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_nearest3d",
+    "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
+    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+_FP32_DTYPE_ARGUMENT = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
+)  # fmt: skip
+_PROMOTE = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+)  # fmt: skip
+
+_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_LOW = (torch.float16, torch.bfloat16)
+
+
+class _WeightCache:
+    """Casts of float32 leaves, kept until the outermost autocast context ends (``cached_cast``, autocast_mode.cpp)."""
+
+    def __init__(self) -> None:
+        self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        held = self._casts.get(id(tensor))
+        if held is not None:
+            return held[1]
+        cast = tensor.to(dtype)
+        self._casts[id(tensor)] = (tensor, cast)
+        return cast
+
+    def clear(self) -> None:
+        self._casts.clear()
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, (FakeTensor, FunctionalTensor))
+        and value.device.type == "cuda"
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype, cache: _WeightCache) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype, cache) for item in value)
+    if not _eligible(value) or value.dtype is dtype:
+        return value
+    cacheable = (
+        dtype in _LOW
+        and value.dtype is torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and not value._is_view()
+        and torch.is_autocast_cache_enabled()
+    )
+    return cache.cast(value, dtype) if cacheable else value.to(dtype)
+
+
+def _cast_all(
+    args: Any, kwargs: dict[str, Any], dtype: torch.dtype, cache: _WeightCache
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Cast the last argument first: the C++ wrappers cast inside a call's argument list, and GCC, which builds the
+    Linux wheels, evaluates that from right to left (seen in every recorded autocast run)."""
+    kwargs = {name: _cast(value, dtype, cache) for name, value in reversed(kwargs.items())}
+    cast = [_cast(arg, dtype, cache) for arg in reversed(args)]
+    return tuple(reversed(cast)), kwargs
+
+
+def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cuda")
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            args, kwargs = _cast_all(args, kwargs, dtype, cache)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _fp32(op: Any, cache: _WeightCache) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            args, kwargs = _cast_all(args, kwargs, torch.float32, cache)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _fp32_dtype_argument(op: Any, cache: _WeightCache) -> Callable[..., Any]:
+    del cache
+    position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
+    keyword = op._schema.arguments[position].kwarg_only
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("dtype") is not None or (not keyword and len(args) > position and args[position] is not None)
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            if not given and _eligible(args[0]):
+                args = args[:position] if not keyword else args
+                kwargs = {**kwargs, "dtype": torch.float32}
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _norm(overload: str) -> Callable[..., Any]:
+    norm = torch.ops.aten.norm
+    with_dtype = {"Scalar": norm.ScalarOpt_dtype, "ScalarOpt_dim": norm.ScalarOpt_dim_dtype}
+
+    def kernel(self: torch.Tensor, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            if _eligible(self):
+                return with_dtype[overload](self, p, *args, **{**kwargs, "dtype": torch.float32})
+            return getattr(torch.ops.aten.norm, overload)(self, p, *args, **kwargs)
+
+    return kernel
+
+
+def _promote(op: Any, cache: _WeightCache) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        low = torch.get_autocast_dtype("cuda")
+        widest = low
+        for value in (*args, *kwargs.values()):
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                if _eligible(item) and item.dtype is torch.float32:
+                    widest = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            args, kwargs = _cast_all(args, kwargs, widest, cache)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _overload(name: str) -> Any | None:
+    packet, _, overload = name.partition(".")
+    found = getattr(torch.ops.aten, packet, None)
+    return getattr(found, overload or "default", None) if found is not None else None
+
+
+@contextlib.contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Autocast for fake device tensors works as on CUDA for the duration."""
+    cache = _WeightCache()
+    library = torch.library.Library("aten", "IMPL")
+    patches = Patches()
+    tables = (
+        (_LOWER_PRECISION, _lower_precision),
+        (_FP32, _fp32),
+        (_FP32_DTYPE_ARGUMENT, _fp32_dtype_argument),
+        (_PROMOTE, _promote),
+    )
+    try:
+        with quiet_registration():
+            for names, make in tables:
+                for name in names:
+                    op = _overload(name)
+                    if op is not None:
+                        library.impl(name, make(op, cache), "AutocastCUDA")
+            for overload in ("Scalar", "ScalarOpt_dim"):
+                library.impl(f"norm.{overload}", _norm(overload), "AutocastCUDA")
+        patches.set(torch, "clear_autocast_cache", cache.clear)
+        yield
+    finally:
+        cache.clear()
+        patches.undo()
+        library._destroy()

@@ -1,0 +1,173 @@
+"""CUDA kernels that are themselves made of other operators, spelled out so that each of those is recorded.
+
+A function here runs in place of an operator's fake kernel, below autograd. It is handed the recorder's
+:class:`Selection` for what depends on data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphmem.capture.operators.selecting import Selection
+
+_aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+
+
+# --- bilinear forms (_trilinear and sumproduct_pair of ATen/native/Linear.cpp, 2.13) ----------------------------------
+
+
+def _trilinear(
+    _: Selection,
+    i1: Tensor,
+    i2: Tensor,
+    i3: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """The sum over ``sumdim`` of a product of three, one position of ``unroll_dim`` after the other."""
+    dims = i1.dim() + len(expand1)
+    operands = []
+    for tensor, expanded in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for dim in sorted(expanded):
+            tensor = tensor.unsqueeze(dim)
+        operands.append(tensor)
+    sizes = [max(tensor.shape[dim] for tensor in operands) for dim in range(dims)]
+    output = torch.zeros([1 if dim in sumdim else sizes[dim] for dim in range(dims)], dtype=i1.dtype, device=i1.device)
+    first = [dim for dim in sumdim if dim in expand3]
+    second = [dim for dim in sumdim if dim not in expand3]
+    unrolled = [unroll_dim not in expanded for expanded in (expand1, expand2, expand3)]
+    for k in range(sizes[unroll_dim] if all(tensor.numel() for tensor in operands) else 0):
+        parts = [t.narrow(unroll_dim, k if moves else 0, 1) for t, moves in zip(operands, unrolled, strict=True)]
+        product = _sum_of_products(parts[0], parts[1], first)
+        product = _sum_of_products(product, parts[2], second)
+        (output if unroll_dim in sumdim else output.narrow(unroll_dim, k, 1)).add_(product)
+        del product
+    for dim in sorted(sumdim, reverse=True):
+        output.squeeze_(dim)
+    return output
+
+
+def _sum_of_products(left: Tensor, right: Tensor, sum_dims: Sequence[int]) -> Tensor:
+    """One batched matrix product; summed dimensions are kept with size 1."""
+    if not sum_dims:
+        return left * right
+    both: list[int] = []
+    only_left: list[int] = []
+    only_right: list[int] = []
+    summed: list[int] = []
+    for dim in range(left.dim()):
+        in_left, in_right = left.shape[dim] != 1, right.shape[dim] != 1
+        if dim in sum_dims:
+            summed.append(dim)
+            if in_left and not in_right:
+                left = left.sum(dim, keepdim=True)
+            elif in_right and not in_left:
+                right = right.sum(dim, keepdim=True)
+        elif in_left and in_right:
+            both.append(dim)
+        else:
+            (only_left if in_left else only_right).append(dim)
+
+    def size(tensor: Tensor, dims: list[int]) -> int:
+        return math.prod(tensor.shape[dim] for dim in dims)
+
+    shape = [left.shape[dim] for dim in (*both, *only_left)]
+    shape += [1 for _ in summed] + [right.shape[dim] for dim in only_right]
+    order = [*both, *only_left, *summed, *only_right]
+    flat_left = left.permute(order).reshape(size(left, both), size(left, only_left), size(left, summed))
+    flat_right = right.permute([*both, *summed, *only_right, *only_left])
+    flat_right = flat_right.reshape(size(right, both), size(right, summed), size(right, only_right))
+    back = [order.index(dim) for dim in range(left.dim())]
+    return torch.bmm(flat_left, flat_right).view(shape).permute(back)
+
+
+# --- convolutions in the gradient of a gradient (_convolution_double_backward of ATen/native/Convolution.cpp, 2.13) ---
+
+
+def _convolution(_: Selection, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Any:
+    """On a card the second operand, which may be a transposed gradient, is made contiguous before the call."""
+    node = torch._C._current_autograd_node()
+    if node is None or bias is not None or weight.is_contiguous():
+        return NotImplemented
+    if type(node).__name__ != "ConvolutionBackwardBackward0":
+        return NotImplemented
+    return _aten.convolution.default(input, weight.contiguous(), None, *options)
+
+
+# --- masks (expandTensors of ATen/native/IndexingUtils.h) -------------------------------------------------------------
+
+
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in _MASKS for index in indices)
+
+
+def _positions(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Every mask becomes the positions that it selects, one tensor a dimension."""
+    expanded: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in _MASKS:
+            expanded.extend(torch.nonzero(index).unbind(1))
+        else:
+            expanded.append(index)
+    return expanded
+
+
+def _index(_: Selection, self: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    if not _has_mask(indices):
+        return NotImplemented
+    return _aten.index.Tensor(self, _positions(indices))
+
+
+def _index_put(func: Any) -> Callable[..., Any]:
+    def index_put(
+        selection: Selection, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *rest: Any, **kwargs: Any
+    ) -> Any:
+        """One host number under one mask is a fill; other values tell how many are selected."""
+        if not _has_mask(indices):
+            return NotImplemented
+        rows = values.shape[0] if values.dim() and values.shape[0] != 1 else None
+        fills = values.numel() == 1 and values.device.type == "cpu"
+        if fills or (rows is None and selection.share is None):
+            return NotImplemented
+        with selection.exactly(rows):
+            positions = _positions(indices)
+        return func(self, positions, values, *rest, **kwargs)
+
+    return index_put
+
+
+def _masked_select(_: Selection, self: Tensor, mask: Tensor) -> Tensor:
+    self, mask = torch.broadcast_tensors(self, mask)
+    return _aten.index.Tensor(self, _positions([mask]))
+
+
+def _masked_scatter_backward(selection: Selection, grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The mask is taken to select as many elements as the source has, for which programs use it."""
+    wanted = math.prod(sizes)
+    with selection.exactly(min(wanted, mask.numel()) if selection.share is None else None):
+        selected = torch.masked_select(grad, mask)
+    if selected.numel() < wanted:
+        selected = torch.cat([selected, selected.new_zeros(wanted - selected.numel())])
+    return selected.view(sizes)
+
+
+#: Operator -> its body, which may answer ``NotImplemented`` for calls that are one kernel after all.
+BODIES: dict[Any, Callable[..., Any]] = {
+    _aten._trilinear.default: _trilinear,
+    _aten.convolution.default: _convolution,
+    _aten.index.Tensor: _index,
+    _aten.index_put.default: _index_put(_aten.index_put.default),
+    _aten.index_put_.default: _index_put(_aten.index_put_.default),
+    _aten._index_put_impl_.default: _index_put(_aten._index_put_impl_.default),
+    _aten.masked_select.default: _masked_select,
+    _aten.masked_scatter_backward.default: _masked_scatter_backward,
+}

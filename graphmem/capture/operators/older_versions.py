@@ -1,0 +1,119 @@
+"""Operators that an earlier PyTorch than the installed one runs, chosen by the version that is predicted.
+
+A model's own code and PyTorch's Python are those of the installed version. What C++ decides between a call and its
+kernels is replayed here where it changed since 2.4; kernels have their versions in ``capture/kernels``. Every version
+below was read from recordings of the CUDA builds 2.4.1, 2.6.0, 2.9.1, 2.11.0 and 2.13.0, or from the headers of the
+releases between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphmem.capture.device.pretence import Patches
+
+_aten = torch.ops.aten
+_END = 2**63 - 1
+#: Half types are normalized in fp32 from here on (ATen/native/layer_norm.cpp; 2.4.1 and 2.6.0 were recorded).
+RMS_NORM_UPCASTS_SINCE = (2, 5)
+#: The weight is multiplied in fp32 too (pull request 147203 of March 2025; 2.6.0 and 2.8.0 were recorded).
+RMS_NORM_WEIGHS_IN_FP32_SINCE = (2, 7)
+#: One kernel for rms_norm on CUDA (pull request 153666).
+FUSED_RMS_NORM_SINCE = (2, 9)
+#: A slice ``:`` among other indices is left out (``applySlice`` of ATen/TensorIndexing.h: its end is compared with
+#: ``length <= stop`` instead of ``length == stop``, and ``:`` has the largest integer for an end).
+WHOLE_SLICES_SKIPPED_SINCE = (2, 9)
+#: The math attention computes half types in fp32 and masks rows safely (ATen/native/transformers/attention.cpp).
+MATH_ATTENTION_IN_FP32_SINCE = (2, 5)
+
+
+def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
+    """``at::rms_norm`` before it was one kernel."""
+    upcasts = torch_version >= RMS_NORM_UPCASTS_SINCE
+    weighs_in_fp32 = torch_version >= RMS_NORM_WEIGHS_IN_FP32_SINCE
+
+    def rms_norm(
+        input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        wide = input.float() if upcasts and input.dtype in (torch.float16, torch.bfloat16) else input
+        dims = list(range(input.dim() - len(normalized_shape), input.dim()))
+        squares = torch.pow(wide, 2)
+        mean = squares.mean(dims, True).add_(torch.finfo(wide.dtype).eps if eps is None else eps)
+        inverse = torch.rsqrt(mean)
+        del mean, squares  # temporaries of one expression go at its end, the last one first
+        product = wide.mul(inverse)
+        if weighs_in_fp32 and weight is not None:
+            product = product.mul(weight)
+        result = product.to(input.dtype)
+        del product
+        return result if weighs_in_fp32 or weight is None else result.mul(weight)
+
+    return rms_norm
+
+
+def mask_by_filling(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as 0 and -inf, as up to 2.4 (``convert_boolean_attn_mask``)."""
+    zeros = torch.zeros_like(mask, dtype=dtype)
+    return zeros.masked_fill_(mask.logical_not(), float("-inf"))
+
+
+def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
+    """Let ``x[:, 0]`` slice every dimension where the predicted version does and the installed one does not.
+
+    A slice costs nothing forward. Backward it takes a gradient of the size of what was sliced.
+    """
+    installed = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if torch_version >= WHOLE_SLICES_SKIPPED_SINCE or installed < WHOLE_SLICES_SKIPPED_SINCE:
+        return
+    plain = torch.Tensor.__getitem__
+
+    def get_item(self: Tensor, index: Any) -> Any:
+        if not (type(index) is tuple and torch.is_grad_enabled() and self.requires_grad):
+            return plain(self, index)
+        if not all(_is_followed(item) for item in index) or not any(isinstance(item, slice) for item in index):
+            return plain(self, index)
+        return _index_one_by_one(self, index, plain)
+
+    patches.set(torch.Tensor, "__getitem__", get_item)
+
+
+def _is_followed(item: Any) -> bool:
+    if isinstance(item, Tensor):
+        return bool(item.dim() > 0)
+    return item is None or item is Ellipsis or isinstance(item, slice) or type(item) is int
+
+
+def _index_one_by_one(tensor: Tensor, index: tuple[Any, ...], plain: Callable[..., Any]) -> Tensor:
+    """``applySlicing``: from left to right, each on the result of the one before, index tensors at the end."""
+    named = sum(_dimensions(item) for item in index)
+    result, dim, left = tensor, 0, []
+    for item in index:
+        if type(item) is int:
+            result = result.select(dim, item)
+            continue
+        if isinstance(item, slice):
+            result = _sliced(result, dim, item, plain)
+        elif item is None:
+            result = result.unsqueeze(dim)
+        count = 1 if item is None else tensor.dim() - named if item is Ellipsis else _dimensions(item)
+        left.extend([item] if isinstance(item, Tensor) else [slice(None)] * count)
+        dim += count
+    return plain(result, tuple(left)) if any(isinstance(item, Tensor) for item in left) else result
+
+
+def _dimensions(item: Any) -> int:
+    """Dimensions of the indexed tensor that an index stands for."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _sliced(tensor: Tensor, dim: int, item: slice, plain: Callable[..., Any]) -> Tensor:
+    length = tensor.shape[dim]
+    if item.start in (None, 0) and item.step in (None, 1) and (item.stop is None or item.stop > length):
+        return _aten.slice.Tensor(tensor, dim, 0, _END, 1)
+    return plain(tensor, (slice(None),) * dim + (item,))

@@ -1,0 +1,173 @@
+"""cuDNN's recurrent networks: one operator runs all steps and layers on a flat buffer of the weights.
+
+Source: ``aten/src/ATen/native/cudnn/RNN.cpp`` of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphmem.capture.device.fake_tensors import Patches
+from graphmem.capture.operators.recurrent.layers import Options
+
+_aten = torch.ops.aten
+_CUDNN_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: ``torch.backends.cudnn.CUDNN_TENSOR_DTYPES``: what ``flatten_parameters`` accepts, which leaves bfloat16 out.
+_FLATTENED_DTYPES = (torch.float16, torch.float32, torch.float64)
+#: cudnnRNNMode_t, and the gates of each mode.
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+
+
+def cudnn_fakes() -> dict[str, Callable[..., Any]]:
+    """By operator name: shapes of cuDNN's kernels, which a CPU build does not have."""
+    return {"aten::_cudnn_rnn": _cudnn_rnn, "aten::_cudnn_rnn_backward": _cudnn_rnn_backward}
+
+
+def patch_rnn_modules(patches: Patches) -> None:
+    """``nn.RNNBase.flatten_parameters`` for fake device tensors, until ``patches`` are undone."""
+    patches.set(nn.RNNBase, "flatten_parameters", _flatten_parameters)
+
+
+def cudnn_acceptable(input: Tensor) -> bool:
+    """``at::cudnn_is_acceptable``."""
+    return torch.backends.cudnn.enabled and input.dtype in _CUDNN_DTYPES and input.numel() > 0
+
+
+def cudnn_network(
+    mode: str,
+    input: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    params: Sequence[Tensor],
+    options: Options,
+    batch_first: bool = False,
+    batch_sizes: Sequence[int] = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``_cudnn_impl``: one operator on the flat weights, which are gathered for every call if they are not flat."""
+    hidden_size, proj_size = hx.shape[2], 0
+    if cx is not None and cx.shape[2] != hx.shape[2]:
+        hidden_size, proj_size = cx.shape[2], hx.shape[2]
+    with torch.no_grad():
+        buffer = _weight_buffer(params, _flat_size(_MODES[mode], params, options.has_biases, hidden_size, len(hx)))
+    result = _aten._cudnn_rnn.default(
+        input, params, (4 if options.has_biases else 2) + (proj_size != 0), buffer, hx, cx, _MODES[mode], hidden_size,
+        proj_size, options.num_layers, batch_first, options.dropout, options.train, options.bidirectional,
+        list(batch_sizes), None,
+    )  # fmt: skip
+    return result[0], result[1], result[2]
+
+
+def _flat_size(mode: int, params: Sequence[Tensor], has_biases: bool, hidden_size: int, layers: int) -> int:
+    """Values in cuDNN's weight space: the weights as they are, and two biases of every layer even where unused.
+
+    Observed from cudnnGetRNNWeightSpaceSize of cuDNN 9.20, which adds no padding. ``layers`` counts both directions.
+    """
+    numbers = sum(int(p.numel()) for p in params)
+    return numbers if has_biases else numbers + layers * 2 * _GATES[mode] * hidden_size
+
+
+def _weight_buffer(params: Sequence[Tensor], size: int) -> Tensor | None:
+    """``try_get_weight_buf``: the buffer that the parameters lie in, if they do."""
+    first = params[0]
+    storage = first.untyped_storage()
+    if storage.nbytes() < size * first.element_size():
+        return None
+    if any(p.untyped_storage()._cdata != storage._cdata for p in params):
+        return None
+    return first.detach().as_strided((size,), (1,), 0)
+
+
+def _cudnn_rnn(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Any,
+) -> tuple[Tensor, ...]:
+    """The size of the reserve is the rule's matter (``capture.kernels.recurrent``)."""
+    width = (proj_size or hidden_size) * (2 if bidirectional else 1)
+    steps_first = (input.shape[1], input.shape[0]) if batch_first and not batch_sizes else input.shape[:-1]
+    output = input.new_empty((*steps_first, width))
+    if batch_first and not batch_sizes:
+        output = output.transpose(0, 1)
+    hy = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    cy = hx.new_empty(0) if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format)
+    if weight_buf is None:
+        has_biases = weight_stride0 - (proj_size != 0) == 4
+        weight_buf = input.new_empty(_flat_size(mode, weight, has_biases, hidden_size, hx.shape[0]))
+    return output, hy, cy, input.new_empty(0, dtype=torch.uint8), weight_buf
+
+
+def _cudnn_rnn_backward(
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor,
+    hx: Tensor,
+    cx: Tensor | None,
+    output: Tensor,
+    grad_output: Any,
+    grad_hy: Any,
+    grad_cy: Any,
+    *options: Any,
+) -> tuple[Any, ...]:
+    """Gradients of the weights are views into one buffer, like the weights."""
+    batch_first, packed = options[4], bool(options[8])
+    steps = input.transpose(0, 1) if batch_first and not packed else input
+    dx = torch.empty_like(steps, memory_format=torch.contiguous_format)
+    if batch_first and not packed:
+        dx = dx.transpose(0, 1)
+    dhx = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    dcx = None if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format)
+    if not options[-1][3]:
+        return dx, dhx, dcx, [input.new_empty(0) for _ in weight]
+    if weight_stride0 - (cx is not None and cx.shape[2] != hx.shape[2]) != 4:
+        # Without biases the views would not line up with the weights: they are copied out of the buffer.
+        return dx, dhx, dcx, [torch.empty_like(w, memory_format=torch.contiguous_format) for w in weight]
+    return dx, dhx, dcx, _views(torch.empty_like(weight_buf), weight)
+
+
+def _views(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """One view of ``flat`` for every weight; where each lies does not matter to memory."""
+    views, offset = [], 0
+    for weight in weights:
+        size = math.prod(weight.shape)
+        views.append(flat[offset : offset + size].view(weight.shape))
+        offset += size
+    return views
+
+
+def _flatten_parameters(self: nn.RNNBase) -> None:
+    """Moves the weights into one flat buffer, as ``flatten_parameters`` does on a card that has cuDNN."""
+    weights = self._flat_weights
+    complete = len(weights) == len(self._flat_weights_names) and all(isinstance(w, Tensor) for w in weights)
+    if not complete or not torch.backends.cudnn.enabled or not all(w.is_cuda for w in weights):
+        return
+    dtype = weights[0].dtype
+    if dtype not in _FLATTENED_DTYPES or any(w.dtype != dtype for w in weights):
+        return
+    if len({id(w) for w in weights}) != len(weights):
+        return
+    mode = _MODES[self.mode.lower()]
+    with torch.no_grad():
+        layers = self.num_layers * (2 if self.bidirectional else 1)
+        flat = weights[0].new_zeros(_flat_size(mode, weights, self.bias, self.hidden_size, layers))
+        for weight, view in zip(weights, _views(flat, weights), strict=True):
+            weight.data = view

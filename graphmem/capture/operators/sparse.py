@@ -1,0 +1,196 @@
+"""Sparse tensors in COO layout, as gradients of embeddings are: CUDA's operators on their indices and values.
+
+A fake sparse tensor holds fake indices and values, but few operators work on it. Those that optimizers call are spelled
+out here by what they do to indices and values, with the temporaries of 2.13's kernels:
+``aten/src/ATen/native/sparse/SparseTensor.cpp``, ``SparseTensorMath.cpp`` and ``sparse/cuda/SparseCUDATensor.cu``.
+Order and sizes were recorded on the CUDA build.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphmem.capture.device.pretence import tensors_in
+from graphmem.capture.operators.selecting import Selection
+
+_aten = torch.ops.aten
+_INDEX_BYTES = 8
+#: The storage of Thrust's sort of pairs and of its selection of distinct ones.
+_SORTED, _DISTINCT = "sort of sparse indices", "distinct sparse indices"
+
+
+def body_of(func: Any, args: Any) -> Callable[..., Any] | None:
+    """What runs in place of an operator's fake kernel because one of its arguments is sparse."""
+    body = BODIES.get(func)
+    if body is None or not any(tensor.layout is torch.sparse_coo for tensor in tensors_in(args)):
+        return None
+    return body
+
+
+def _made(like: Tensor, indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
+    made: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
+        like.sparse_dim(),
+        like.dense_dim(),
+        list(like.shape),
+        indices,
+        values,
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=values.device,
+        is_coalesced=coalesced,
+    )
+    return made
+
+
+def _clone(_: Selection, self: Tensor, **__: Any) -> Tensor:
+    """``clone_sparse``: the values are copied before the indices, C++ arguments being evaluated from the last.
+
+    A gradient with contiguous parts becomes the parameter's without a copy (``accumulateGrad``,
+    torch/csrc/autograd/functions/accumulate_grad.h), which a capture's references to it hide.
+    """
+    if type(torch._C._current_autograd_node()).__name__ == "AccumulateGrad" and not torch.is_grad_enabled():
+        indices, values = self._indices(), self._values()
+        if indices.is_contiguous() and values.is_contiguous():
+            return _made(self, indices, values, self.is_coalesced())
+    values = self._values().clone(memory_format=torch.contiguous_format)
+    return _made(self, self._indices().clone(memory_format=torch.contiguous_format), values, self.is_coalesced())
+
+
+def _detach(_: Selection, self: Tensor) -> Tensor:
+    return _made(self, self._indices(), self._values(), self.is_coalesced())
+
+
+def _rows(selection: Selection, self: Tensor) -> int:
+    """How many distinct indices there are: data. Without a share all of them, as far as the tensor has rows."""
+    count: int = self._nnz()
+    if selection.share is not None:
+        return min(count, selection.rows(count) or 0)
+    selection.distinct += 1
+    positions = [int(size) for size in self.shape[: self.sparse_dim()]]
+    return min(count, math.prod(positions))
+
+
+def _coalesce(selection: Selection, self: Tensor) -> Tensor:
+    """``_coalesce_sparse_cuda``: sorts flattened indices with their origins, and sums the values of equal ones."""
+    if self._nnz() < 2:
+        return _clone(selection, self)
+    values = self._values().contiguous()
+    count, sparse_dim = self._nnz(), self.sparse_dim()
+    flattened = values.new_empty((1, count), dtype=torch.int64)
+    origins = torch.empty_like(flattened)
+    offsets = torch.empty_like(flattened)
+    for bytes_ in (_merge_sort_bytes(count), _unique_by_key_bytes(count)):
+        values.new_empty(bytes_, dtype=torch.uint8)
+    rows = _rows(selection, self)
+    summed = values.new_empty((rows, *values.shape[1:]))
+    indices = flattened[:, :rows]
+    if sparse_dim > 1:
+        indices = torch.empty((sparse_dim, rows), dtype=torch.int64, device=values.device)
+    del origins, offsets
+    return _made(self, indices, summed, True)
+
+
+def _aligned(*sizes: int) -> int:
+    """CUB's and Thrust's storage of several parts: each at a multiple of 256 bytes, and room to align the first."""
+    return sum(-(-size // 256) * 256 for size in sizes) + 255
+
+
+def _merge_sort_bytes(count: int) -> int:
+    """DeviceMergeSort of 64-bit keys and values: both, and the bounds of tiles (256 threads with 8 items each)."""
+    return _aligned(count * _INDEX_BYTES, count * _INDEX_BYTES, (1 + -(-count // (256 * 8))) * _INDEX_BYTES)
+
+
+def _unique_by_key_bytes(count: int) -> int:
+    """DeviceSelect::UniqueByKey (448 threads with 11 items), and the number selected."""
+    return _aligned(_aligned((-(-count // (448 * 11)) + 32) * 16), _INDEX_BYTES)
+
+
+def _add(_: Selection, self: Tensor, other: Tensor, *, alpha: Any = 1) -> Tensor:
+    """Both sparse: one list after the other. A dense tensor is copied, and the sparse one added to the copy."""
+    if self.layout is not other.layout:
+        dense = self if self.layout is torch.strided else other
+        return torch.empty_like(dense)
+    indices = torch.cat([self._indices(), other._indices()], 1)
+    added = other._values() if alpha == 1 else other._values() * alpha
+    return _made(self, indices, torch.cat([self._values(), added]), False)
+
+
+def _add_(selection: Selection, self: Tensor, other: Tensor, *, alpha: Any = 1) -> Tensor:
+    """A dense tensor takes the sparse one's values where they belong, without a buffer."""
+    if self.layout is torch.strided:
+        return self
+    return _became(self, _add(selection, self, other, alpha=alpha))
+
+
+def _mul(_: Selection, self: Tensor, other: Any) -> Any:
+    """By a number: new indices, then new values."""
+    if not isinstance(self, Tensor) or self.layout is not torch.sparse_coo or not _is_number(other):
+        return NotImplemented
+    indices = self._indices().clone()
+    return _made(self, indices, self._values() * other, self.is_coalesced())
+
+
+def _mul_(selection: Selection, self: Tensor, other: Any) -> Any:
+    product = _mul(selection, self, other)
+    return product if product is NotImplemented else _became(self, product)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.dim() == 0)
+
+
+def _became(tensor: Tensor, result: Tensor) -> Tensor:
+    """The tensor gets the indices and values of ``result`` and drops its own."""
+    indices = tensor._indices()
+    tensor.data = result  # drops the values
+    del indices
+    return tensor
+
+
+def _sparse_mask(selection: Selection, self: Tensor, mask: Tensor) -> Any:
+    """A dense tensor's rows, multiplied by a one that is expanded to the mask's shape."""
+    if self.layout is not torch.strided:
+        return NotImplemented
+    if not mask._nnz():
+        return _clone(selection, mask)
+    one = mask._values().new_ones(1)
+    index = mask._indices()[0]
+    if mask.sparse_dim() > 1:
+        index = torch.empty_like(index)  # flattened
+    rows = self.reshape(-1, *self.shape[mask.sparse_dim() :])
+    selected = rows.index_select(0, index)
+    indices = mask._indices().clone()
+    masked = _made(mask, indices, selected * one, mask.is_coalesced())
+    del selected
+    return masked
+
+
+def _one_by_one(func: Any) -> Callable[..., None]:
+    """Lists with a sparse tensor take the slow path: one operator a tensor (``can_use_fast_route``, ForeachUtils.h)."""
+
+    def run(_: Selection, tensors: Any, others: Any, **options: Any) -> None:
+        each = others if isinstance(others, (list, tuple)) else [others] * len(tensors)
+        for tensor, other in zip(tensors, each, strict=True):
+            func(tensor, other, **options)
+
+    return run
+
+
+#: Operators on sparse tensors -> what they are made of.
+BODIES: dict[Any, Callable[..., Any]] = {
+    _aten.clone.default: _clone,
+    _aten.detach.default: _detach,
+    _aten._coalesce.default: _coalesce,
+    _aten.add.Tensor: _add,
+    _aten.add_.Tensor: _add_,
+    _aten.mul.Tensor: _mul,
+    _aten.mul_.Tensor: _mul_,
+    _aten.sparse_mask.default: _sparse_mask,
+    _aten._foreach_mul_.Scalar: _one_by_one(_aten.mul_.Tensor),
+    _aten._foreach_add_.List: _one_by_one(_aten.add_.Tensor),
+}

@@ -1,0 +1,128 @@
+"""cuBLAS workspaces: buffers that PyTorch takes at a thread's first matrix product and keeps.
+
+One per (host thread, stream). The forward pass runs on the caller's thread, the backward pass on the autograd engine's
+device thread, so training holds two. Sources: ``aten/src/ATen/cuda/CublasHandlePool.cpp`` (default sizes by compute
+capability; the unified cublasLt workspace since 2.12) and the recorded runs of the CUDA build in ``tests/golden``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.rules.matmul import is_outer_product
+from graphmem.errors import UsageError
+from graphmem.units import KIB
+
+_aten = torch.ops.aten
+
+#: Operators that end in a cuBLAS call on CUDA.
+GEMMS = {
+    _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addbmm.default,
+    _aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten.vdot.default, _aten._int_mm.default,
+    _aten.addmm_.default, _aten.baddbmm_.default, _aten.mm.out, _aten.addmm.out, _aten.bmm.out, _aten.baddbmm.out,
+}  # fmt: skip
+
+#: 2 x 4096 KiB + 8 x 16 KiB, the default below Hopper (``parseChosenWorkspaceSize``).
+SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * KIB
+#: 32 MiB on Hopper since 2.0; on Blackwell (10.x, 12.x) since 2.12 (pull request 175344).
+LARGE_WORKSPACE = 32 * 1024 * KIB
+#: cublasLt's own buffer up to 2.11 (``_parseChosenWorkspaceSize``).
+LT_WORKSPACE = 1024 * KIB
+
+
+def default_workspace_bytes(capability: tuple[int, int], torch_version: tuple[int, int]) -> int:
+    """Bytes of one cuBLAS workspace when ``CUBLAS_WORKSPACE_CONFIG`` is not set."""
+    major = capability[0]
+    if major == 9 or (major in (10, 12) and torch_version >= (2, 12)):
+        return LARGE_WORKSPACE
+    return SMALL_WORKSPACE
+
+
+def configured_workspace_bytes(text: str) -> int:
+    """Bytes of ``CUBLAS_WORKSPACE_CONFIG`` text such as ``:4096:8``. Raises :class:`UsageError` if unreadable."""
+    if not re.fullmatch(r"(:\d+:\d+)+", text):
+        raise UsageError(f"CUBLAS_WORKSPACE_CONFIG={text!r} is not of the form :SIZE:COUNT[:SIZE:COUNT...] (KiB)")
+    numbers = [int(part) for part in text.split(":")[1:]]
+    return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True)) * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceUse:
+    """What one operator takes after its outputs: a ``temporary`` buffer around the rest (0: none), then ``kept`` ones
+    as (label, bytes)."""
+
+    kept: tuple[tuple[str, int], ...] = ()
+    temporary: int = 0
+
+
+NOTHING = WorkspaceUse()
+
+
+class Workspaces:
+    """Which workspaces a run holds already.
+
+    cublasLt, which ``addmm`` with a bias uses: up to 2.8 a buffer of its own around every call; in 2.9 to 2.11 one kept
+    per thread beside cuBLAS's; since 2.12 it shares cuBLAS's (pull requests 156495, 173002, 175879).
+    """
+
+    def __init__(
+        self,
+        capability: tuple[int, int],
+        torch_version: tuple[int, int],
+        config: str | None = None,
+        measured_bytes: int | None = None,
+    ) -> None:
+        if config is None:
+            config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        by_rule = default_workspace_bytes(capability, torch_version)
+        default = by_rule if measured_bytes is None else measured_bytes
+        self.size = configured_workspace_bytes(config) if config else default
+        self._version = torch_version
+        self._held: set[tuple[str, bool, int]] = set()
+
+    def use(self, func: Any, args: Sequence[Any], in_backward: bool, stream: int = 0) -> WorkspaceUse:
+        """What this operator takes on ``stream``; notes what it keeps."""
+        if func not in GEMMS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
+            return NOTHING
+        kept = list(self.use_cublas(in_backward, stream).kept)
+        separate_lt = self._version < (2, 12) and _uses_cublaslt(func, args)
+        if separate_lt and self._version >= (2, 9) and self._is_first("cublasLt", in_backward, stream):
+            kept.append((f"cublasLt workspace ({_where(in_backward, stream)})", LT_WORKSPACE))
+        temporary = LT_WORKSPACE if separate_lt and self._version < (2, 9) else 0
+        return WorkspaceUse(tuple(kept), temporary) if kept or temporary else NOTHING
+
+    def use_cublas(self, in_backward: bool, stream: int = 0) -> WorkspaceUse:
+        """What a call of cuBLAS takes on ``stream``; notes that it is kept."""
+        if not self.size or not self._is_first("cuBLAS", in_backward, stream):
+            return NOTHING
+        return WorkspaceUse(((f"cuBLAS workspace ({_where(in_backward, stream)})", self.size),))
+
+    def forget(self, stream: int | None = None) -> None:
+        """The workspaces of ``stream``, or all, were given back: the next call takes new ones."""
+        self._held = {key for key in self._held if stream is not None and key[2] != stream}
+
+    def _is_first(self, library: str, in_backward: bool, stream: int) -> bool:
+        key = (library, in_backward, stream)
+        if key in self._held:
+            return False
+        self._held.add(key)
+        return True
+
+
+def _where(in_backward: bool, stream: int) -> str:
+    thread = "autograd thread" if in_backward else "main thread"
+    return f"{thread}, stream {stream}" if stream else thread
+
+
+def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:
+    """The bias epilogue of ``addmm`` (ATen/native/cuda/Blas.cpp, ``addmm_out_cuda_impl``): a 1-D bias, and no side of 1
+    in the second matrix. Recorded with 2.4.1, 2.6.0, 2.8.0, 2.9.1 and 2.11.0."""
+    if func is not _aten.addmm.default or args[0].dim() != 1:
+        return False
+    return bool(min(args[2].shape) > 1)

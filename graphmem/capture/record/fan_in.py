@@ -1,0 +1,82 @@
+"""Which additions of gradients the autograd engine makes in place.
+
+A tensor used several times gets several gradients, and the engine adds them up. It writes into the first one when it
+holds the last reference to it and its storage, except under a dispatch mode, which every capture is
+(``torch/csrc/autograd/input_buffer.cpp``, ``can_accumulate_inplace``).
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.capture.kernels.parts.layout import is_dense
+from graphmem.capture.operators.composites import ADDED_OUT_OF_PLACE
+
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+
+
+class FanIn:
+    """Tells by reference counts whether nobody else holds the first gradient.
+
+    The counts of that case, seen from a dispatch mode, are the same for every fan-in of one build of PyTorch.
+    """
+
+    def __init__(self) -> None:
+        self.calibrating = False
+        self._seen: list[tuple[int, int, int]] = []
+
+    def calibrate(self) -> None:
+        """Learn the counts from a fan-in whose gradients nobody holds; its mode must be active."""
+        self.calibrating = True
+        leaf = torch.empty(2, device="cuda", requires_grad=True)
+        shared = leaf * 1.0
+        (shared * 2.0 + shared * 3.0).sum().backward()
+        del leaf, shared
+        self.calibrating = False
+
+    def adds_in_place(self, args: Any, kwargs: Any) -> bool:
+        """Whether eager mode would have written this engine addition into its first argument.
+
+        To be called from ``__torch_dispatch__`` itself: frames and references are counted from there.
+        """
+        if kwargs or len(args) != 2 or _in_formula() or not called_by_engine(sys._getframe(2)):
+            return False
+        old, new = args
+        if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
+            return False
+        if old.layout is not torch.strided or new.layout is not torch.strided:
+            return False
+        counts = (
+            old._use_count(),
+            torch._C._storage_Use_Count(old.untyped_storage()._cdata),
+            sys.getrefcount(old),
+        )
+        if self.calibrating:
+            self._seen.append(counts)
+            return False
+        if not self._seen or old.dtype != new.dtype:
+            return False
+        return counts == self._seen[0] and is_dense(old)
+
+
+def called_by_engine(frame: FrameType) -> bool:
+    """Whether the dispatch came straight from the autograd engine, with no Python function in between."""
+    caller: FrameType | None = frame
+    while caller is not None and _is_plumbing(caller.f_code):
+        caller = caller.f_back
+    return caller is not None and caller.f_code is _ENGINE
+
+
+def _in_formula() -> bool:
+    """Whether the node that runs now has a formula that adds up temporaries itself, out of place."""
+    return type(torch._C._current_autograd_node()).__name__ in ADDED_OUT_OF_PLACE
+
+
+def _is_plumbing(code: CodeType) -> bool:
+    """PyTorch's wrappers around a mode's ``__torch_dispatch__``."""
+    return code.co_filename.endswith(("_python_dispatch.py", "eval_frame.py", "_compile.py"))

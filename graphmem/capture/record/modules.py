@@ -1,0 +1,213 @@
+"""Follows ``nn.Module`` calls and optimizers during a capture: module paths, stages, and what tensors are for."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
+from torch.optim import optimizer as torch_optimizer
+
+from graphmem.capture.device.factories import moved_lazy
+from graphmem.capture.device.pretence import Patches
+from graphmem.capture.record.recorder import Recorder
+from graphmem.trace import Category
+
+
+class ModuleWatch:
+    """Names modules and parameters, and tells the recorder where the step is."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._names: dict[int, str] = {}  # by id; an entry goes with its module
+        self._alive: dict[int, weakref.ref[nn.Module]] = {}
+        self._adopted: list[weakref.ref[nn.Module]] = []
+        self._stack: list[str] = []
+        self._has_lazy = False
+
+    def adopt(self, model: nn.Module) -> None:
+        """Learn the names of a model's modules, parameters and buffers."""
+        if not any(known() is model for known in self._adopted):
+            self._adopted.append(weakref.ref(model))
+            for full_name, module in model.named_modules():
+                name = _as_written(full_name)
+                if id(module) not in self._names:
+                    self._remember(module, name or type(model).__name__)
+        self._has_lazy = any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
+        for name, parameter in model.named_parameters():
+            self._recorder.storages.label(parameter, Category.PARAMETER, _as_written(name))
+            if parameter.grad is not None:
+                self._recorder.storages.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
+        for name, buffer in model.named_buffers():
+            self._recorder.storages.label(buffer, Category.BUFFER, _as_written(name))
+
+    def _remember(self, module: nn.Module, name: str) -> None:
+        """Name a module for as long as it lives: the step decides when a model dies."""
+        key = id(module)
+
+        def forget(_: object) -> None:
+            self._names.pop(key, None)
+            self._alive.pop(key, None)
+
+        self._names[key] = name
+        self._alive[key] = weakref.ref(module, forget)
+
+    def enter(self, module: nn.Module, inputs: Any) -> None:
+        recorder = self._recorder
+        if not self._stack:
+            if id(module) not in self._names:
+                self.adopt(module)
+            self._begin_forward(inputs)
+        name = self._names.get(id(module))
+        if name is None:
+            name = f"{self._stack[-1] if self._stack else ''}.{type(module).__name__}"
+            self._remember(module, name)
+        self._stack.append(name)
+        recorder.module_depth += 1
+        recorder.set_module(name)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module is running now."""
+        return bool(self._stack)
+
+    def leave(self) -> None:
+        if self._stack:
+            self._stack.pop()
+            self._recorder.module_depth -= 1
+            if self._has_lazy and not self._stack:  # its first forward gave them their shapes
+                for model in filter(None, [known() for known in self._adopted]):
+                    self.adopt(model)
+        self._recorder.set_module(self._stack[-1] if self._stack else "")
+
+    def _begin_forward(self, inputs: Any) -> None:
+        """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""
+        recorder = self._recorder
+        if torch._C._current_graph_task_id() != -1:
+            return  # recomputation of a checkpointed part
+        on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in inputs)
+        if recorder.stage == "optimizer" or (recorder.stage == "build" and on_device):
+            recorder.begin_iteration()
+        elif recorder.stage == "backward":
+            recorder.enter("forward")
+        for tensor in inputs:
+            if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
+                recorder.storages.label_input(tensor)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        recorder = self._recorder
+        recorder.in_optimizer_step = True
+        if recorder.stage == "build":
+            recorder.begin_iteration()
+        for model in [model for known in self._adopted if (model := known()) is not None]:
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    recorder.storages.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
+        if torch._C._current_graph_task_id() == -1:
+            recorder.enter("optimizer")
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._recorder.in_optimizer_step = False
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                for key, value in state.items():
+                    for tensor in value if isinstance(value, list) else [value]:  # L-BFGS keeps lists
+                        self._recorder.storages.label(tensor, Category.OPTIMIZER_STATE, str(key))
+
+
+def _as_written(name: str) -> str:
+    """The user's name for what ``torch.compile`` has wrapped."""
+    return name.replace("_orig_mod.", "")
+
+
+@contextlib.contextmanager
+def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
+    """Install the hooks for the duration."""
+    watch = ModuleWatch(recorder)
+    patches = Patches()
+    originals = _Originals()
+    patches.set(nn.Module, "_apply", _apply_to_fakes(nn.Module._apply, originals))
+    make_grads = torch.autograd._make_grads
+
+    def root_gradients(*args: Any, **kwargs: Any) -> Any:
+        """The gradients that a backward pass starts from are its first tensors."""
+        recorder.begin_backward()
+        return make_grads(*args, **kwargs)
+
+    patches.set(torch.autograd, "_make_grads", root_gradients)
+    handles = [
+        nn_module.register_module_forward_pre_hook(lambda module, inputs: watch.enter(module, inputs)),
+        nn_module.register_module_forward_hook(lambda *_: watch.leave(), always_call=True),
+        torch_optimizer.register_optimizer_step_pre_hook(lambda optimizer, *_: watch.before_step(optimizer)),
+        torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: watch.after_step(optimizer)),
+    ]
+    try:
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+        patches.undo()
+        originals.give_back()
+
+
+def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
+    """``Module._apply`` that first turns real host parameters into fake ones: small literals, or a caller's own."""
+
+    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        originals.keep(self)
+        for name, parameter in self._parameters.items():
+            if parameter is not None and not isinstance(parameter, FakeTensor):
+                with torch.no_grad():
+                    fake = torch.empty_like(parameter, device="cpu") if parameter.dim() else _fake_scalar(parameter)
+                self._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+        lazy = [
+            (table, name, tensor)
+            for table in (self._parameters, self._buffers)
+            for name, tensor in table.items()
+            if is_lazy(tensor)
+        ]
+        for table, name, _ in lazy:
+            table[name] = None  # keeps its place
+        applied = original(self, *args, **kwargs)
+        for table, name, tensor in lazy:
+            table[name] = moved_lazy(tensor, args[0] if args else kwargs["fn"])
+        return applied
+
+    return apply
+
+
+class _Originals:
+    """The real tensors of modules that existed before the capture and are moved by it, to be given back."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[nn.Module], bool, list[tuple[Any, str, torch.Tensor]]]] = {}
+
+    def keep(self, module: nn.Module) -> None:
+        known = self._kept.get(id(module))
+        if known is not None and known[0]() is module:
+            return
+        real = [
+            (table, name, tensor)
+            for table in ("_parameters", "_buffers")
+            for name, tensor in getattr(module, table).items()
+            if tensor is not None and not isinstance(tensor, FakeTensor)
+        ]
+        self._kept[id(module)] = (weakref.ref(module), module.training, real)
+
+    def give_back(self) -> None:
+        for reference, training, real in self._kept.values():
+            module = reference()
+            if module is not None:
+                module.training = training
+                for table, name, tensor in real:
+                    getattr(module, table)[name] = tensor
+
+
+def _fake_scalar(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.empty(1, dtype=parameter.dtype).reshape(())

@@ -1,0 +1,162 @@
+"""The storages of a run: their births and deaths as events of the trace, and what each is for."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.capture.record.memory_pools import MemoryPools
+from graphmem.capture.record.streams import Streams
+from graphmem.trace import Category, EventKind, Place, TraceBuilder
+
+
+class StorageRef(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that knows which storage of the trace it watches."""
+
+    __slots__ = ("index", "key")
+    index: int
+    key: int
+
+
+class Storages:
+    """Every storage that is alive, by the address of its implementation.
+
+    ``operator`` is the one that events belong to now, ``born_as`` what a storage is for whose purpose nothing tells.
+    """
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        self.builder = builder
+        self.operator = builder.operator("(start)")
+        self.streams = Streams()
+        self.pools = MemoryPools(self)
+        self.live: dict[int, StorageRef] = {}
+        self.born_as = Category.TEMPORARY
+        self._purpose: tuple[Category, str] | None = None
+
+    def of(self, tensor: torch.Tensor) -> StorageRef | None:
+        """The reference to a tensor's storage, if it has been seen."""
+        return self.live.get(tensor.untyped_storage()._cdata)
+
+    # --- births and deaths --------------------------------------------------------------------------------------------
+
+    def see(self, tensor: Any, size: int | None = None, place: Place | None = None) -> None:
+        """Record the birth of the tensor's storage, unless it is known."""
+        if not isinstance(tensor, FakeTensor):
+            return
+        if tensor.layout is torch.sparse_coo:
+            self.see(tensor._indices())
+            self.see(tensor._values())
+            return
+        if place is None:
+            place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
+        self._see_storage(tensor.untyped_storage(), size, place)
+
+    def see_lists(self, indices: Sequence[Any]) -> None:
+        """A list in a subscript becomes a tensor of the subscripted tensor's device, made below the dispatcher
+        (``sequenceToVariable``, torch/csrc/autograd/python_variable_indexing.cpp). It is the one kind that is not fake.
+        """
+        for index in indices:
+            if index is not None and not isinstance(index, FakeTensor) and index.device.type == "meta":
+                self._see_storage(index.untyped_storage(), None, Place.DEVICE)
+
+    def _see_storage(self, storage: torch.UntypedStorage, size: int | None, place: Place) -> None:
+        key = storage._cdata
+        if key in self.live:
+            return
+        bytes_ = storage.nbytes() if size is None else size
+        index = self.alloc(bytes_, *(self._purpose or (self.born_as, "")), place)
+        ref = StorageRef(storage, self._died)
+        ref.index = index
+        ref.key = key
+        self.live[key] = ref
+
+    def alloc(
+        self,
+        size: int,
+        category: Category,
+        label: str = "",
+        place: Place = Place.DEVICE,
+        stream: int | None = None,
+    ) -> int:
+        """A new storage, on the current stream unless another is named; its index."""
+        stream = self.streams.current if stream is None else stream
+        pool = self.pools.number_now(stream) if place is Place.DEVICE else 0
+        return self.builder.alloc(size, self.operator, category, stream=stream, place=place, label=label, pool=pool)
+
+    def take_and_give(self, size: int, category: Category, label: str) -> None:
+        """A buffer that the current operator takes and gives back."""
+        if size:
+            self.builder.free(self.alloc(size, category, label), self.operator)
+
+    @contextlib.contextmanager
+    def births(self, category: Category, label: str) -> Iterator[None]:
+        """Storages that are born in this context are for ``category``."""
+        before, self._purpose = self._purpose, (category, label)
+        try:
+            yield
+        finally:
+            self._purpose = before
+
+    def record_stream(self, tensor: Any, stream: int) -> None:
+        """The work of another stream uses the tensor's storage."""
+        ref = self.of(tensor)
+        if ref is not None and self.builder.places[ref.index] is Place.DEVICE:
+            self.builder.event(EventKind.RECORD_STREAM, self.operator, ref.index, stream)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage that grew or shrank in place is a new allocation: the old bytes go back after the copy."""
+        ref = self.live.get(storage._cdata)
+        if ref is None or self.builder.storage_bytes[ref.index] == storage.nbytes():
+            return
+        old, builder = ref.index, self.builder
+        ref.index = self.alloc(storage.nbytes(), builder.categories[old], builder.labels[old], builder.places[old])
+        builder.free(old, self.operator)
+
+    def _died(self, ref: StorageRef) -> None:
+        if self.live.get(ref.key) is ref:
+            del self.live[ref.key]
+            self.builder.rows.append((1, ref.index, self.operator, 0))
+
+    def forget(self) -> None:
+        """Watch no storage any longer: what dies from now on was alive at the end of the run."""
+        for ref in self.live.values():
+            ref.key = -1
+        self.live = {}
+
+    # --- what storages are for ----------------------------------------------------------------------------------------
+
+    def label(self, tensor: Any, category: Category, label: str = "") -> None:
+        """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients)."""
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return
+        ref = self.of(tensor)
+        if ref is not None:
+            self.builder.categories[ref.index] = category
+            if label:
+                self.builder.labels[ref.index] = label
+
+    def place(self, tensor: Any, place: Place) -> None:
+        """Say where a live tensor's storage lies, when its device does not tell."""
+        ref = self.of(tensor)
+        if ref is not None:
+            self.builder.places[ref.index] = place
+
+    def name_storage(self, tensor: Any, label: str) -> None:
+        """Give a live tensor's storage a name for people, unless it has one."""
+        if isinstance(tensor, FakeTensor):
+            ref = self.of(tensor)
+            if ref is not None and not self.builder.labels[ref.index]:
+                self.builder.labels[ref.index] = label
+
+    def label_input(self, tensor: torch.Tensor) -> None:
+        """A leaf given to the outermost module is an input, unless it is known to be something else."""
+        if not isinstance(tensor, FakeTensor):
+            return
+        ref = self.of(tensor)
+        if ref is not None and self.builder.categories[ref.index] in (Category.TEMPORARY, Category.ACTIVATION):
+            self.builder.categories[ref.index] = Category.INPUT

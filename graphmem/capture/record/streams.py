@@ -1,0 +1,275 @@
+"""CUDA streams of the pretended device: which one is current, and what that means for memory.
+
+The caching allocator keeps a list of free blocks per stream, so a block that a side stream gave back serves that stream
+alone, and one that ``record_stream`` named is reusable only when the other stream's work has been seen to be done
+(``c10/cuda/CUDACachingAllocator.cpp``). A capture therefore notes the current stream with every storage.
+
+In the backward pass the autograd engine makes the stream of a node's forward operator current while the node runs
+(``torch/csrc/autograd/engine.cpp``). It is done here, because for C++ the device is ``meta``, without streams.
+
+Time does not exist in a capture: waiting and querying return at once, and when recorded work is done is left to the
+allocator's model of events.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from graphmem.capture.device.pretence import DEVICE, Patches
+
+#: Sequence number of the nodes that accumulate gradients (torch/csrc/autograd/functions/accumulate_grad.cpp).
+_ACCUMULATES = 2**64 - 1
+_MADE = "graphmem stream"
+#: ``torch.cuda.Stream()`` hands out the streams of a pool in turn, one pool per priority (``kStreamsPerPool``,
+#: c10/cuda/CUDAStream.cpp).
+STREAMS_PER_POOL = 32
+#: CUDA's priorities on cards since Pascal: 0 (lowest) to -5; PyTorch has pools for the first four.
+HIGHEST_PRIORITY = -3
+
+
+class _Made:
+    """The stream on which a node was made."""
+
+    __slots__ = ("__weakref__", "stream")
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+
+
+class Streams:
+    """The streams of one capture, by index; 0 is the default stream.
+
+    A card's autograd engine works on a thread of its own, so the stream of the step and that of the node that runs
+    now are two things.
+    """
+
+    def __init__(self) -> None:
+        self.used = False  # whether the step has made a stream of its own; until then nothing needs to be followed
+        self.of_step = 0
+        self.on_change: Callable[[], None] | None = None  # hears that another stream is current
+        self.of_sequence: dict[int, int] = {}  # sequence number of a node -> stream of its forward operator
+        self._node: tuple[int, int] = (-1, 0)  # the node that runs, the stream that is current in it
+        # Nodes that accumulate gradients have no number. They are known by their leaf, and live as long as a graph, or
+        # a reducer, holds them: often from one iteration into the next, where the loss is only then replaced.
+        self._of_leaf: dict[int, _Made | weakref.ref[_Made]] = {}
+        self._made = 0
+        self._handed_out: dict[int, int] = {}  # priority -> how many streams were asked for
+        self._index: dict[tuple[int, int], int] = {}  # (priority, place in its pool) -> index
+
+    @property
+    def current(self) -> int:
+        """Index of the current stream."""
+        return self.of_step if not self.used or not self._in_node() else self._node[1]
+
+    def make_current(self, index: int) -> None:
+        """Everything from now on runs on stream ``index``; inside a node of the backward pass, until it ends."""
+        if self._in_node():
+            self._node = (self._node[0], index)
+        else:
+            self.of_step = index
+        if self.on_change is not None:
+            self.on_change()
+
+    def note_forward(self, sequence: int, args: Any) -> None:
+        """An operator of the forward pass makes node ``sequence``, and those that accumulate its leaves' gradients."""
+        if not self.used:
+            return
+        self.of_sequence.setdefault(sequence, self.current)
+        self.note_leaves(tensor for tensor in tensors_of(args) if tensor.requires_grad and tensor.is_leaf)
+
+    def note_leaves(self, leaves: Iterable[torch.Tensor]) -> None:
+        """The nodes that accumulate these leaves' gradients are made on the current stream, unless they are there."""
+        for leaf in leaves:
+            entry = self._of_leaf.get(id(leaf))
+            if entry is None or (isinstance(entry, weakref.ref) and entry() is None):
+                self._of_leaf[id(leaf)] = _Made(self.current)
+
+    def _in_node(self) -> bool:
+        """Whether a node of the backward pass runs now. One that begins takes the stream of its forward operator."""
+        node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+        if node is None:
+            return False
+        sequence = node._sequence_nr()
+        key = sequence if sequence != _ACCUMULATES else -id(node.variable)
+        if key != self._node[0]:
+            self._node = (key, self._of(node))
+        return True
+
+    def add_gradients(self, gradient: torch.Tensor) -> None:
+        """The engine adds up two gradients, on the stream of the node that will use the sum."""
+        node = torch._C._current_autograd_node()
+        for consumer, number in node.next_functions if node is not None else ():
+            if consumer is not None and tuple(consumer._input_metadata[number].shape) == tuple(gradient.shape):
+                self.make_current(self._of(consumer))
+                return
+
+    def _of(self, node: Any) -> int:
+        sequence = node._sequence_nr()
+        if sequence != _ACCUMULATES:
+            return self.of_sequence.get(sequence, self.of_step)
+        made = node.metadata.get(_MADE)
+        if made is None:  # its first backward pass: from now on the entry lives as long as the node
+            entry = self._of_leaf.get(id(node.variable))
+            made = entry if isinstance(entry, _Made) else _Made(self.of_step)
+            node.metadata[_MADE] = made
+            self._of_leaf[id(node.variable)] = weakref.ref(made)
+        return int(made.stream)
+
+    def next_of_pool(self, priority: int) -> int:
+        """The index of the stream that ``torch.cuda.Stream(priority=...)`` returns next."""
+        self.used = True
+        priority = min(0, max(priority, HIGHEST_PRIORITY))
+        turn = self._handed_out.get(priority, 0)
+        self._handed_out[priority] = turn + 1
+        place = (priority, turn % STREAMS_PER_POOL)
+        if place not in self._index:
+            self._made += 1
+            self._index[place] = self._made
+        return self._index[place]
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def patch_streams(patches: Patches, recorder: Any) -> None:
+    """Make the stream functions of ``torch`` and ``torch.cuda`` act on ``recorder.streams``."""
+    streams: Streams = recorder.streams
+    pools = recorder.storages.pools
+
+    def _index(stream: Any) -> int:
+        return streams.current if stream is None else int(stream.stream_id)
+
+    class Event:
+        """Stands for a CUDA event: recorded and done at once."""
+
+        device = DEVICE
+        cuda_event = event_id = 0
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.capture: Any = None  # the capture of a CUDA graph that it was recorded in
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, _: Any) -> float:
+            return 1.0
+
+        def synchronize(self) -> None: ...
+
+        def record(self, stream: Any = None) -> None:
+            self.capture = pools.captured(_index(stream))
+
+        def wait(self, stream: Any = None) -> None:
+            pools.join(_index(stream), self.capture)
+
+    class Stream:
+        """Stands for a CUDA stream, and for the context that makes it current."""
+
+        device = DEVICE
+        device_index = 0
+        device_type = 1
+
+        def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any) -> None:
+            self.priority = priority
+            self.stream_id = streams.next_of_pool(priority) if stream_id is None else stream_id
+            self._before: list[int] = []
+
+        @property
+        def cuda_stream(self) -> int:
+            return self.stream_id
+
+        native_handle = cuda_stream
+
+        def __enter__(self) -> Any:
+            self._before.append(streams.current)
+            streams.make_current(self.stream_id)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            streams.make_current(self._before.pop())
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+        def __hash__(self) -> int:
+            return hash(self.stream_id)
+
+        def query(self) -> bool:
+            return True
+
+        def is_capturing(self) -> bool:
+            return pools.captured(self.stream_id) is not None
+
+        def record_event(self, event: Any = None) -> Any:
+            event = event or Event()
+            event.record(self)
+            return event
+
+        def synchronize(self) -> None: ...
+
+        def wait_stream(self, stream: Any) -> None:
+            self.wait_event(stream.record_event())
+
+        def wait_event(self, event: Any) -> None:
+            event.wait(self)
+
+    class StreamContext:
+        """``torch.cuda.stream(s)``; None changes nothing."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            if self.stream is not None:
+                self.stream.__enter__()
+
+        def __exit__(self, *_: object) -> None:
+            if self.stream is not None:
+                self.stream.__exit__()
+
+    def current_stream(*_: Any, **__: Any) -> Stream:
+        return Stream(stream_id=streams.current)
+
+    def default_stream(*_: Any, **__: Any) -> Stream:
+        return Stream(stream_id=0)
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            streams.make_current(stream.stream_id)
+
+    def record_stream(self: torch.Tensor, stream: Any) -> None:
+        recorder.storages.record_stream(self, stream.stream_id)
+
+    for name, value in {
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "StreamContext": StreamContext,
+        "Event": Event,
+        "stream": StreamContext,
+        "current_stream": current_stream,
+        "default_stream": default_stream,
+        "get_stream_from_external": default_stream,
+        "set_stream": set_stream,
+    }.items():
+        for owner in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
+            if owner is torch.cuda or name in vars(owner):
+                patches.set(owner, name, value)
+    patches.set(torch, "Stream", Stream)
+    patches.set(torch, "Event", Event)
+    patches.set(torch.Tensor, "record_stream", record_stream)
+    if hasattr(torch, "accelerator"):
+        patches.set(torch.accelerator, "current_stream", current_stream)
+        patches.set(torch.accelerator, "set_stream", set_stream)
+    data_parallel = sys.modules["torch.nn.parallel._functions"]
+    patches.set(data_parallel, "_streams", None)  # it keeps the streams it made

@@ -1,0 +1,104 @@
+"""Capture a loaded model's step, or a step that runs itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphmem.capture.device.fake_tensors import DEVICE, PretendDevice
+from graphmem.capture.loop.step import run_inference, run_training
+from graphmem.capture.session.session import Session, capture
+from graphmem.cudnn.library import Cudnn
+from graphmem.trace import Trace
+from graphmem.training import Inference, Training
+
+#: The second call finds what the first one allocated.
+INFERENCE_ITERATIONS = 2
+
+
+@dataclass(frozen=True)
+class CapturedModel:
+    """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``cudnn`` is what was
+    asked."""
+
+    trace: Trace
+    notes: tuple[str, ...]
+    unknown: dict[str, int]
+    custom_step: bool
+    installed_version: tuple[int, int]
+    graph: Any | None = None
+    cudnn: Cudnn | None = None
+
+
+def capture_model(
+    build: Callable[[Any], Any],
+    sizes: Any,
+    step: Training | Inference,
+    *,
+    name: str,
+    device: PretendDevice,
+    torch_version: tuple[int, int],
+    iterations: int | None,
+    build_on: str = "host",
+    record_graph: bool = False,
+    cudnn: Cudnn | None = None,
+) -> CapturedModel:
+    """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
+
+    ``build`` returning None has run it all. ``cudnn`` is asked for the plans of convolutions.
+
+    Raises :class:`graphmem.errors.CaptureError`.
+    """
+    notes: list[str] = []
+    custom = [False]
+    ran: list[int] = []
+
+    def run(session: Session) -> None:
+        built = _built(build, sizes, build_on)
+        if built is None:
+            custom[0] = True
+            return
+        notes.extend(built.notes)
+        if isinstance(step, Training):
+            notes.extend(run_training(session, built.model, built.inputs, built.loss, step, iterations))
+        else:
+            run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
+        ran.append(session.recorder.iteration)
+
+    captured = capture(
+        run,
+        source=name,
+        device=device,
+        torch_version=torch_version,
+        record_graph=record_graph,
+        data_dependent=step.data_dependent,
+        cudnn=cudnn,
+        world_size=world_size_of(step),
+    )
+    if not custom[0]:
+        kept = "the model's output is dropped before the backward pass"
+        notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
+    notes.extend(captured.notes)
+    return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph, cudnn)
+
+
+def world_size_of(step: Training | Inference) -> int | None:
+    """The number of processes that the step is one of; None where nobody said."""
+    if not isinstance(step, Training):
+        return None
+    return step.ddp.world_size if step.ddp is not None else step.world_size
+
+
+def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:
+    if build_on == "device":
+        with DEVICE:
+            return build(sizes)
+    return build(sizes)
+
+
+def _installed() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
