@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.device.fake_tensors import PretendDevice
+from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.session.session import capture
 from graphmem.replay import replay
 from graphmem.trace import Trace

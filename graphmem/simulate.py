@@ -200,7 +200,7 @@ def _capture(
     record_graph: bool = False,
 ) -> Any:
     pytorch.installed_version()  # one that is too old is refused before it is imported
-    from graphmem.capture.device.pretence import pretended
+    from graphmem.capture.device.pretend_device import pretended
     from graphmem.capture.session.run import capture_model
 
     wanted = replace(sizes, training=isinstance(step, Training), iterations=iterations)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from graphmem.capture.device.fake_tensors import PretendDevice
+from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.session.session import Session, capture
 from graphmem.trace import Category, EventKind, Phase, Place, Trace
 from graphmem.units import GIB

@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.device.fake_tensors import PretendDevice  # noqa: E402
+from graphmem.capture.device.pretend_device import PretendDevice  # noqa: E402
 from graphmem.capture.kernels.rules.recurrent import Network, reserve_bytes, workspace_bytes  # noqa: E402
 from graphmem.capture.session.session import Session, capture  # noqa: E402
 from graphmem.trace import EventKind, Place  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graphmem.capture.device.fake_tensors import PretendDevice
+from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.units import GIB
 
 CARD = PretendDevice("H200", (9, 0), 80 * GIB, 132, 2048)

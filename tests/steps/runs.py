@@ -26,7 +26,7 @@ from graphmem.accuracy.align import Match, align
 from graphmem.accuracy.divergence import changes_of
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.device.fake_tensors import PretendDevice
+from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.session.session import capture
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, device_named

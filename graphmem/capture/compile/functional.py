@@ -2,8 +2,8 @@
 
 While AOTAutograd traces, tensors are wrapped in ``FunctionalTensor``, whose C++ device and dispatch keys come from the
 fake tensor inside, that is from ``meta``. Composite operators and autocast would then take that device's entries. As
-with fake tensors (:mod:`graphmem.capture.device.fake_tensors`) the C++ device stays ``meta``, for autograd, and the dispatch
-keys become CUDA's.
+with fake tensors (:mod:`graphmem.capture.device.fake_tensors`) the C++ device stays ``meta``, for autograd, and the
+dispatch keys become CUDA's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from graphmem.capture.device.pretence import DEVICE, Patches
+from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.patches import Patches
 
 
 def patch_functional_tensors(patches: Patches) -> None:

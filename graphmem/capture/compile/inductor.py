@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.padding import follow_padding
-from graphmem.capture.device.pretence import Patches, PretendDevice
+from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 
 _MODULES = (

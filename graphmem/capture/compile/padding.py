@@ -18,7 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.device.pretence import Patches, PretendDevice
+from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.units import MIB
 

@@ -18,7 +18,8 @@ from torch.nn.modules import module as nn_module
 
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
-from graphmem.capture.device.pretence import Patches, PretendDevice
+from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
 from graphmem.errors import CaptureError, GraphmemError

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretence import Patches
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.memory_pools import MemoryPools, PoolId, Route
 from graphmem.errors import CaptureError
 

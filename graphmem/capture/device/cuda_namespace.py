@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretence import DEVICE, Patches, PretendDevice
+from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
+from graphmem.capture.patches import Patches
 from graphmem.errors import CaptureError
 
 _OnEvent = Callable[[str], None]

@@ -12,7 +12,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
 from graphmem.capture.device.cuda_namespace import check_device
-from graphmem.capture.device.pretence import DEVICE, Patches
+from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.patches import Patches
 
 #: Factories that convert data. They make a host tensor and copy it, as on a card; C++ would ask a driver to.
 _FROM_DATA = ("tensor", "as_tensor", "asarray")

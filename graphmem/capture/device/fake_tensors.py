@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,13 +24,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
 from graphmem.capture.device.factories import device_named, patch_factories
-from graphmem.capture.device.pretence import DEVICE as DEVICE
-from graphmem.capture.device.pretence import Patches as Patches
-from graphmem.capture.device.pretence import PretendDevice as PretendDevice
-from graphmem.capture.device.pretence import move
+from graphmem.capture.device.pretend_device import DEVICE as DEVICE
+from graphmem.capture.device.pretend_device import PretendDevice as PretendDevice
+from graphmem.capture.device.pretend_device import move
 from graphmem.capture.device.readback import patch_readback
 from graphmem.capture.device.torch_versions import patch_module_conversion
 from graphmem.capture.kernels.parts.conv_backend import Backend, ConvParams, View, runs_channels_last, select_backend
+from graphmem.capture.patches import Patches as Patches
 
 _META = torch.device("meta")
 _FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
@@ -269,11 +268,3 @@ def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Back
     if not in_cudnn or not runs_channels_last(View.of(input), View.of(weight)):
         return torch.contiguous_format
     return torch.channels_last if input.dim() == 4 else torch.channels_last_3d
-
-
-@contextlib.contextmanager
-def quiet_registration() -> Iterator[None]:
-    """Silences PyTorch's one-off warning that a kernel is overridden, which is what we mean to do."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield

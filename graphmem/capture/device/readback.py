@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.capture.device.pretence import Patches
+from graphmem.capture.patches import Patches
 from graphmem.capture.values.host_values import LIMIT
 
 

@@ -14,7 +14,7 @@ import torch
 # FakeTensorMode imports it when first made; under 2.4 that must be before torch.cuda's classes are replaced.
 import torch._dynamo.config
 
-from graphmem.capture.device.pretence import Patches
+from graphmem.capture.patches import Patches
 
 _HAS_OVERRIDE = "allow_override" in inspect.signature(torch.library.register_fake).parameters
 

@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.device.pretence import DEVICE, Patches
-from graphmem.capture.record.streams import tensors_of
+from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.patches import Patches
+from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.trace import Category
 from graphmem.training import DataParallel
@@ -74,7 +75,7 @@ def collective(func: Any, args: Sequence[Any], recorder: Any) -> Any:
     if not func._schema.returns:
         return None
     future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(list(tensors_of(args[0])))
+    future.set_result(list(tensors_in(args[0])))
     work = torch._C._distributed_c10d._create_work_from_future(future).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphmem.capture.device.fake_tensors import DEVICE
+from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.process_groups import data_parallel
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
 from graphmem.capture.session.session import Session, move

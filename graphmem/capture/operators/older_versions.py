@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem.capture.device.pretence import Patches
+from graphmem.capture.patches import Patches
 
 _aten = torch.ops.aten
 _END = 2**63 - 1

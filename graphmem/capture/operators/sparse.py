@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem.capture.device.pretence import tensors_in
 from graphmem.capture.operators.selecting import Selection
+from graphmem.capture.values.tensors import tensors_in
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem.capture.device.fake_tensors import quiet_registration
-from graphmem.capture.device.pretence import Patches
 from graphmem.capture.device.torch_versions import ExistingFakes
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
@@ -32,6 +30,7 @@ from graphmem.capture.operators.older_versions import (
 )
 from graphmem.capture.operators.recurrent.operators import recurrent_fakes, recurrent_substitutes
 from graphmem.capture.operators.views import views_of_cpp
+from graphmem.capture.patches import Patches, quiet_registration
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)

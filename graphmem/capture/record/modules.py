@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as torch_optimizer
 
 from graphmem.capture.device.factories import moved_lazy
-from graphmem.capture.device.pretence import Patches
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.trace import Category
 

@@ -18,7 +18,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphmem.capture.device.pretence import tensors_in
 from graphmem.capture.distributed.process_groups import COLLECTIVES, MAKES_HOST_VALUES, collective, is_bookkeeping
 from graphmem.capture.kernels import RULES
 from graphmem.capture.kernels.parts.script import Card, Rule, Script
@@ -34,6 +33,7 @@ from graphmem.capture.record.cublas_workspaces import GEMMS, NOTHING, Workspaces
 from graphmem.capture.record.fan_in import FanIn, called_by_engine
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.values import device_values, host_values
+from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretence import DEVICE, Patches
+from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.patches import Patches
+from graphmem.capture.values.tensors import tensors_in
 
 #: Sequence number of the nodes that accumulate gradients (torch/csrc/autograd/functions/accumulate_grad.cpp).
 _ACCUMULATES = 2**64 - 1
@@ -80,7 +82,7 @@ class Streams:
         if not self.used:
             return
         self.of_sequence.setdefault(sequence, self.current)
-        self.note_leaves(tensor for tensor in tensors_of(args) if tensor.requires_grad and tensor.is_leaf)
+        self.note_leaves(tensor for tensor in tensors_in(args) if tensor.requires_grad and tensor.is_leaf)
 
     def note_leaves(self, leaves: Iterable[torch.Tensor]) -> None:
         """The nodes that accumulate these leaves' gradients are made on the current stream, unless they are there."""
@@ -131,15 +133,6 @@ class Streams:
             self._made += 1
             self._index[place] = self._made
         return self._index[place]
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_of(item)
 
 
 def patch_streams(patches: Patches, recorder: Any) -> None:

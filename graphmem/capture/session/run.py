@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.fake_tensors import DEVICE, PretendDevice
+from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.session.session import Session, capture
 from graphmem.cudnn.library import Cudnn

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import (
 from graphmem.capture.compile import follow_compiled_code
 from graphmem.capture.device.backward_thread import numbered_as_on_a_card
 from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
-from graphmem.capture.device.fake_tensors import Patches, PretendDevice, pretend_cuda
+from graphmem.capture.device.fake_tensors import pretend_cuda
 from graphmem.capture.device.initializers import patch_initializers
-from graphmem.capture.device.pretence import move as move
+from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.capture.device.pretend_device import move as move
 from graphmem.capture.distributed.process_groups import one_rank
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
@@ -30,6 +31,7 @@ from graphmem.capture.operators.autocast import cuda_autocast
 from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.operators.selecting import Selection
 from graphmem.capture.operators.substitutes import cuda_substitutes
+from graphmem.capture.patches import Patches
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.recorder import Recorder

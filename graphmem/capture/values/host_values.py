@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from graphmem.capture.device.pretence import tensors_in
+from graphmem.capture.values.tensors import tensors_in
 
 _aten = torch.ops.aten
 

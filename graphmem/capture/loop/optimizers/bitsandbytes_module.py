@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.device.pretence import Patches
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.managed_memory import managed_memory
 
 _PACKAGE, _FUNCTIONS = "bitsandbytes", "bitsandbytes.functional"

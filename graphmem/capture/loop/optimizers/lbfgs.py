@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretence import Patches
+from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import device_values
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphmem.capture.device.fake_tensors import Patches
 from graphmem.capture.operators.recurrent.layers import Options
+from graphmem.capture.patches import Patches
 
 _aten = torch.ops.aten
 _CUDNN_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
