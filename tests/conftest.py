@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import places
 
 # No deadline: a busy machine is not a failure. In CI the same examples every time, so that a change is judged alone.
 settings.register_profile("default", deadline=None)
@@ -17,7 +18,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # Cards that the developer measured change no expectation.
 os.environ["GRAPHMEM_DEVICES"] = os.devnull + ".json"
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = places.GOLDEN
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

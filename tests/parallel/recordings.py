@@ -26,12 +26,13 @@ from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocato
 from graphmem.capture.session.session import Session, capture
 from graphmem.replay import replay
 from graphmem.trace import EventKind, Place, Trace
+from tests import places
 from tests.loops import runner
 from tests.loops.registry import Case
 from tests.parallel import ddp, graphs, sharded, streams
 from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 
-FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "parallel"
+FOLDER = places.PYTORCH / "parallel"
 CASES = {**streams.CASES, **ddp.CASES, **sharded.CASES, **graphs.CASES}
 _MOST_EVENTS = 1_000_000
 NO_POOL = (0, 0)

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import torch
 
+from tests import places
 from tests.recorded.device import warm_up
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "pytorch"
+GOLDEN = places.PYTORCH
 _MOST_EVENTS = 1_000_000
 #: Cases after which everything is written, in case the build crashes.
 _WRITE_EVERY = 10

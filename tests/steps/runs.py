@@ -36,8 +36,9 @@ from graphmem.trace import Trace
 from graphmem.units import GIB
 from models_zoo import libraries, reference
 from models_zoo.recipe import Recipe
+from tests import places
 
-FOLDER = Path(__file__).parent.parent / "golden" / "pytorch" / "steps"
+FOLDER = places.PYTORCH / "steps"
 SUFFIX = ".json.gz"
 
 #: Options of a run that this module understands; a recording with another one is refused rather than half followed.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
+
+from tests import places
 
 MODULES = {
     "linear": "nn.Linear(64, 64), torch.zeros(4, 8, 64)",
@@ -44,7 +45,7 @@ for name, text in json.loads(sys.argv[1]).items():
 def peaks(python: str, version: str) -> dict[str, int | str]:
     """Peak allocated bytes by module and step, or the error, as the interpreter ``python`` predicts them."""
     command = [python, "-c", _CHILD, json.dumps(MODULES), version]
-    root = Path(__file__).parents[2]
+    root = places.ROOT
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900, cwd=root).stdout
     return dict(json.loads(line) for line in out.splitlines())
 

@@ -12,10 +12,11 @@ import math
 import random
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-GOLDENS = Path(__file__).parents[2] / "golden" / "pytorch" / "ops"
+from tests import places
+
+GOLDENS = places.PYTORCH / "ops"
 _IMAGES = [224] * 6 + [256] * 2 + [512, 512, 384, 320, 640, 299, 192, 160, 128, 288, 448, 600, 800, 96, 64, 32, 32]
 _WIDTHS = [16, 24, 32, 32, 40, 48, 64, 64, 64, 64, 80, 96, 96, 112, 128, 128, 128, 160, 192, 192, 256, 256, 256, 256,
            320, 320, 384, 480, 512, 512, 512, 640, 768, 1024, 1024, 1280, 1536, 2048]  # fmt: skip

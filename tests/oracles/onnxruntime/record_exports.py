@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.sources.onnx_file import read_onnx
-from tests.onnx_sessions import EXECUTED, keep
 from tests.oracles.onnxruntime.export_models import MODELS
 from tests.oracles.onnxruntime.record_session import record
+from tests.support.onnx_sessions import EXECUTED, keep
 
 LEVELS = ("disabled", "basic", "all")
 #: Batches of the runs of each session: three of one size, and several sizes in turn.

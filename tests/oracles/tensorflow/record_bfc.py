@@ -3,7 +3,7 @@
     python tests/oracles/tensorflow/record_bfc.py OUTPUT.json.gz [--seeds N]
 
 Needs an environment with ``tensorflow-cpu`` and g++; builds bfc_driver.cc against the headers of the wheel. The result
-has the form that tests/test_tensorflow_bfc_golden.py reads.
+has the form that tests/allocators/test_tensorflow_bfc_golden.py reads.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python tests/oracles/tensorflow/record_keras.py OUTPUT.json.gz [NAME ...]
 
-Every case runs in a process of its own. The result has the form that tests/test_tensorflow_bfc_golden.py reads.
+Every case runs in a process of its own. The result has the form that
+tests/allocators/test_tensorflow_bfc_golden.py reads.
 """
 
 from __future__ import annotations

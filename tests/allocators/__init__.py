@@ -1,0 +1,1 @@
+"""Allocators against recordings, references and their contract."""

@@ -1,0 +1,1 @@
+"""Capturing PyTorch: what a step allocates, and when."""

@@ -1,0 +1,1 @@
+"""Rules of single operators against recorded ones."""

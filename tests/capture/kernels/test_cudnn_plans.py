@@ -1,0 +1,109 @@
+"""The answers of a real cuDNN against recordings of PyTorch's CUDA build; none of them needs a GPU.
+
+Set GRAPHMEM_CUDNN to a cuDNN 9.20, the version of the recordings, with NVIDIA's wheels for cuBLAS and NVRTC beside it.
+11,367 plans and their workspaces take some minutes.
+
+- ``ops/conv_plans.jsonl.gz``: workspaces of plans for eight cards.
+- ``ops/conv.jsonl.gz``: allocations and frees of 1,224 convolutions for an H200.
+- ``ops/conv_unusual.jsonl.gz``: those of 400 convolutions for five cards: 1-D to 3-D, transposed, dilated, fp64,
+  grouped, at addresses that 32 does not divide, deterministic, without TF32, and timed (``tests/oracles/cudnn``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from graphmem.capture.kernels.parts.script import Card  # noqa: E402
+from graphmem.cudnn.library import Cudnn  # noqa: E402
+from graphmem.cudnn.plans import Convolution  # noqa: E402
+from graphmem.devices import Device, device_named  # noqa: E402
+from tests.support import recorded_convolutions as recorded  # noqa: E402
+
+LIBRARY = os.environ.get("GRAPHMEM_CUDNN")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LIBRARY, reason="GRAPHMEM_CUDNN names no cuDNN to ask"),
+    pytest.mark.usefixtures("cudnn_switches"),
+]
+CARDS = {
+    "h200": "H200", "h100pcie": "H100-PCIE", "a100": "A100", "rtx4090": "RTX-4090", "rtx3090": "RTX-3090",
+    "t4": "T4", "b200": "B200", "rtx5090": "RTX-5090",
+}  # fmt: skip
+DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "backward weight"}
+
+
+def _question(line: dict[str, Any], direction: str) -> Convolution:
+    side, taps, groups = line["HW"], line["R"], line["groups"]
+    out = (side + 2 * line["pad"] - line.get("dil", 1) * (taps - 1) - 1) // line["stride"] + 1
+    return Convolution(
+        DIRECTIONS[direction],
+        str(recorded.DTYPES[line["dtype"]]).removeprefix("torch."),
+        (line["N"], line["C"], side, side),
+        (line["K"], line["C"] // groups, taps, taps),
+        (line["N"], line["K"], out, out),
+        (line["stride"],) * 2,
+        (line["pad"],) * 2,
+        (line.get("dil", 1),) * 2,
+        bool(line["channels_last"]),
+        tf32=bool(line.get("tf32", 1)),
+    )
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_every_recorded_plan_is_met(card: str) -> None:
+    lines = [line for line in recorded.lines("conv_plans.jsonl.gz") if line["card"] == card]
+    with Cudnn(LIBRARY or "", device_named(CARDS[card])) as cudnn:
+        wrong = [
+            (line, direction)
+            for line in lines
+            for direction in DIRECTIONS
+            if cudnn.first_workspace(_question(line, direction)) != line[direction]
+        ]
+    assert lines
+    assert not wrong, (len(wrong), wrong[0])
+
+
+def _card(device: Device, cudnn: Cudnn) -> Card:
+    assert device.compute_capability is not None
+    return Card(device.compute_capability, device.sm_count, device.max_threads_per_sm, cudnn=cudnn)
+
+
+def test_every_recorded_allocation_is_met() -> None:
+    device, wrong = device_named("H200"), []
+    with Cudnn(LIBRARY or "", device) as cudnn:
+        for line in recorded.lines("conv.jsonl.gz"):
+            case, card = recorded.plain_case(line), _card(device, cudnn)
+            found = {"fwd": recorded.events(case.forward(card), [case.output])}
+            for name, mask in (("bwd_data", (True, False, False)), ("bwd_weight", (False, True, False))):
+                found[name] = recorded.events(case.backward(card, mask), case.gradients(mask))
+            wrong += [(line, name) for name in found if found[name] != line[name]]
+    assert not wrong, (len(wrong), wrong[0])
+
+
+@pytest.mark.parametrize("card", ["H200-141GB", "A100-40GB", "T4-16GB", "RTX-4090", "B200-180GB"])
+def test_convolutions_of_all_kinds_are_met(card: str) -> None:
+    lines = [line for line in recorded.lines("conv_unusual.jsonl.gz") if line["card"] == card]
+    device, wrong = device_named(card), []
+    with Cudnn(LIBRARY or "", device) as cudnn:
+        for line in lines:
+            cudnn_switches = torch.backends.cudnn
+            cudnn_switches.deterministic, cudnn_switches.allow_tf32 = line["deterministic"], line["tf32"]
+            cudnn_switches.benchmark = line["benchmark"]
+            case, rules = recorded.unusual_case(line), _card(device, cudnn)
+            forward, backward = case.forward(rules), case.backward(rules)
+            if line["benchmark"]:  # which plan is the fastest only a card can tell
+                sizes = [*recorded.timing_buffers(forward), *recorded.timing_buffers(backward)]
+                met = all(size in (*line["fwd"], *line["bwd"]) for size in sizes)
+            else:
+                met = recorded.events(forward, [case.output]) == line["fwd"]
+                met &= recorded.events(backward, case.gradients()) == line["bwd"]
+            if not met:
+                wrong.append(line)
+        assert cudnn.refused() == {}
+    assert len(lines) == 80
+    assert not wrong, (len(wrong), wrong[0])

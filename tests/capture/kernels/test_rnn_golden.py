@@ -1,0 +1,163 @@
+"""Recurrent networks against the real CUDA build.
+
+- ``ops/rnn.jsonl.gz``: 200 random LSTMs, GRUs and plain networks, moved to the device, forward and backward, with
+  cuDNN and without; allocations and frees in order, cuDNN claiming no work or reserve space.
+- ``ops/rnn_spaces.jsonl.gz``: what ``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20 answers to 153 networks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from graphmem.capture.device.pretend_device import PretendDevice  # noqa: E402
+from graphmem.capture.kernels.rules.recurrent import Network, reserve_bytes, workspace_bytes  # noqa: E402
+from graphmem.capture.session.session import Session, capture  # noqa: E402
+from graphmem.trace import EventKind, Place  # noqa: E402
+from tests import places  # noqa: E402
+
+OPS = places.PYTORCH / "ops"
+DEVICE = PretendDevice("NVIDIA H200", (9, 0), 140 << 30, 132, 2048)
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
+MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}
+#: Sizes to the block, for the answers were asked of a library without a device.
+BLOCK = 512
+
+
+def _lines(name: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(OPS / name, "rt") as file:
+        yield from map(json.loads, file)
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def _network(line: dict[str, Any]) -> Any:
+    options: dict[str, Any] = {
+        "num_layers": line["L"],
+        "batch_first": bool(line["bf"]),
+        "bidirectional": bool(line["bi"]),
+        "bias": bool(line["bias"]),
+        "dropout": line["drop"],
+    }
+    if line["proj"]:
+        options["proj_size"] = line["proj"]
+    if line["kind"] in ("RNN", "RELU"):
+        options["nonlinearity"] = "tanh" if line["kind"] == "RNN" else "relu"
+    kind = getattr(torch.nn, "RNN" if line["kind"] == "RELU" else line["kind"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dropout without a second layer
+        return kind(line["I"], line["H"], **options).to(DTYPES[line["dt"]]).train(bool(line["train"]))
+
+
+def _warm_up() -> None:
+    """Both threads' library workspaces exist before the recording starts."""
+    square = torch.empty(64, 64, device="cuda")
+    square @ square
+    (torch.empty(64, 64, device="cuda", requires_grad=True) @ square).sum().backward()
+    torch.addmm(torch.empty(64, device="cuda"), square, square)
+
+
+def _captured(line: dict[str, Any]) -> dict[str, list[int]]:
+    spans: dict[str, tuple[int, int]] = {}
+
+    def run(session: Session) -> None:
+        rows = session.recorder.builder.rows
+        _warm_up()
+        network, start = _network(line), len(rows)
+        network = network.cuda()
+        spans["to"] = start, len(rows)
+        order = (line["B"], line["T"]) if line["bf"] else (line["T"], line["B"])
+        steps = torch.empty(
+            *order, line["I"], device="cuda", dtype=DTYPES[line["dt"]], requires_grad=bool(line["xgrad"])
+        )
+        start = len(rows)
+        with torch.set_grad_enabled(bool(line["train"])):
+            output, hidden = network(steps)
+        spans["fwd"], spans["bwd"] = (start, len(rows)), (0, 0)
+        if line["train"]:
+            state = hidden[0] if isinstance(hidden, tuple) else hidden
+            used = {"o": [output], "h": [state], "both": [output, state]}[line["use"]]
+            gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in used]
+            start = len(rows)
+            torch.autograd.backward(used, gradients)
+            spans["bwd"] = start, len(rows)
+        # What the step holds dies after the last span.
+
+    trace = capture(run, source="rnn", device=DEVICE, torch_version=(2, 13), cudnn_workspaces=False).trace
+    events = list(zip(trace.kinds.tolist(), trace.subjects.tolist(), strict=True))
+    return {name: list(_sizes(trace, events[start:end])) for name, (start, end) in spans.items()}
+
+
+def _sizes(trace: Any, events: list[tuple[int, int]]) -> Iterator[int]:
+    for kind, subject in events:
+        if kind in (EventKind.ALLOC, EventKind.FREE):
+            storage = trace.storages[subject]
+            if storage.place == Place.DEVICE and storage.bytes:
+                yield storage.bytes if kind == EventKind.ALLOC else -storage.bytes
+
+
+@pytest.fixture
+def cudnn_switch() -> Iterator[None]:
+    enabled = torch.backends.cudnn.enabled
+    yield
+    torch.backends.cudnn.enabled = enabled
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "RELU"])
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_events_are_those_of_the_cuda_build(kind: str, cudnn: bool, cudnn_switch: None) -> None:
+    torch.backends.cudnn.enabled = cudnn
+    lines = [line for line in _lines("rnn.jsonl.gz") if line["kind"] == kind and line["cudnn"] == cudnn]
+    assert len(lines) >= 15
+    for line in lines:
+        assert _captured(line) == {name: line[name] for name in ("to", "fwd", "bwd")}, line
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def _spaces() -> Iterator[tuple[Network, dict[str, Any]]]:
+    for line in _lines("rnn_spaces.jsonl.gz"):
+        yield (
+            Network(
+                MODES[line["mode"]], line["steps"], line["batch"], line["inputs"], line["hidden"], line["projected"],
+                line["layers"], line["directions"], DTYPES[line["dtype"]],
+            ),
+            line,
+        )  # fmt: skip
+
+
+def test_reserve_space_is_cudnns() -> None:
+    for network, line in _spaces():
+        if line["train"]:
+            assert -(-reserve_bytes(network) // BLOCK) == -(-line["reserve"] // BLOCK), line
+
+
+def test_work_space_is_near_cudnns() -> None:
+    near = [abs(workspace_bytes(network) - line["workspace"]) <= line["workspace"] / 10 for network, line in _spaces()]
+    assert sum(near) >= 151
+    total = sum(workspace_bytes(network) for network, _ in _spaces())
+    real = sum(line["workspace"] for _, line in _spaces())
+    assert abs(total / real - 1) < 0.01
+
+
+def test_moving_to_the_device_flattens_the_weights(cudnn_switch: None) -> None:
+    """The flat buffer and the weights as they were exist together for a moment."""
+    storages: list[int] = []
+
+    def run(session: Session) -> None:
+        network = torch.nn.LSTM(8, 16, 2).cuda()
+        storages.extend({p.untyped_storage()._cdata for p in network.parameters()})
+        assert sum(p.numel() for p in network.parameters()) * 4 == network.weight_ih_l0.untyped_storage().nbytes()
+
+    torch.backends.cudnn.enabled = True
+    capture(run, source="rnn", device=DEVICE, torch_version=(2, 13))
+    assert len(storages) == 1

@@ -1,0 +1,305 @@
+"""``torch.compile`` in a capture: the generated code's buffers, byte for byte, and what cannot be followed."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import graphmem
+from graphmem.capture.compile.regions import COMPILER_SINCE
+from graphmem.cli.main import cli
+from graphmem.trace import EventKind, Place
+from graphmem.trace import to_json as trace_to_json
+from tests import places
+from tests.steps import runs
+from tests.support.captures import births, record
+
+FOLDER = places.PYTORCH / "compiled"
+_INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+pytestmark = pytest.mark.skipif(_INSTALLED < COMPILER_SINCE, reason="torch.compile is followed from 2.13 on")
+
+FAST = ("mlp_64_adam_fp32", "mlp_256_none_fp32")
+FACTORY = """
+    import torch
+    from torch import nn
+
+    @torch.compile
+    def loss_of(output):
+        return (output * output).mean()
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.second(nn.functional.gelu(self.first(x)))
+
+    def plain():
+        return Model(), torch.zeros(1024, 64)
+
+    def compiled():
+        model, inputs = plain()
+        return torch.compile(model), inputs
+
+    def compiled_in_place():
+        model, inputs = plain()
+        model.compile()
+        return model, inputs
+
+    def own_step():
+        model, inputs = plain()
+        model, inputs = model.cuda(), inputs.cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            loss_of(model(inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    class Breaks(nn.Module):
+        def forward(self, x):
+            x = x * 2
+            torch._dynamo.graph_break()
+            return (x + 1).relu()
+
+    def broken():
+        return torch.compile(nn.Sequential(nn.Linear(64, 64), Breaks())), torch.zeros(8, 64)
+
+    def refused():
+        return torch.compile(nn.Sequential(nn.Linear(64, 64), Breaks()), fullgraph=True), torch.zeros(8, 64)
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path) -> Path:
+    path = tmp_path / "compiled_model.py"
+    path.write_text(textwrap.dedent(FACTORY))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in runs.names("", FOLDER)]
+)
+def test_a_compiled_step_allocates_what_the_cuda_build_does(name: str) -> None:
+    compared = runs.compare(name, FOLDER)
+    assert compared.predicted.replay.peak_allocated_bytes == compared.recorded.peak_allocated_bytes
+    assert compared.predicted.replay.peak_reserved_bytes == compared.recorded.peak_reserved_bytes
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_every_allocation_after_the_first_iteration_is_the_same(name: str) -> None:
+    """In the first one the CUDA build also makes and drops constants of 4 bytes while it compiles."""
+    recorded = runs.load(name, FOLDER)
+    sizes, predicted = ([size for size in run.changes if size > 0] for run in (recorded, runs.predict(recorded)))
+    later = len(sizes) - dict(recorded.marks)["end0"]
+    assert later > 0
+    assert predicted[-later:] == sizes[-later:]
+
+
+def test_fused_intermediates_do_not_exist(factories: Path) -> None:
+    eager = graphmem.analyze(f"{factories}:plain")
+    compiled = graphmem.analyze(f"{factories}:compiled")
+    assert compiled.peak.allocated_bytes < eager.peak.allocated_bytes
+    assert any("torch.compile" in text for text in compiled.assumptions)
+    assert not any("torch.compile" in text for text in eager.assumptions)
+
+
+def test_the_ways_to_compile_a_model_agree(factories: Path) -> None:
+    ways = [
+        graphmem.analyze(f"{factories}:compiled"),
+        graphmem.analyze(f"{factories}:compiled_in_place"),
+        graphmem.analyze(f"{factories}:plain", training=graphmem.Training(compile="default")),
+    ]
+    assert len({estimate.peak.allocated_bytes for estimate in ways}) == 1
+    assert len({estimate.peak.reserved_bytes for estimate in ways}) == 1
+
+
+def test_functions_compiled_on_import_are_followed_in_a_step_of_ones_own(factories: Path) -> None:
+    estimate = graphmem.analyze(f"{factories}:own_step")
+    assert any("torch.compile" in text for text in estimate.assumptions)
+
+
+def test_graph_breaks_run_between_compiled_parts(factories: Path) -> None:
+    estimate = graphmem.analyze(f"{factories}:broken")
+    assert any("torch.compile" in text for text in estimate.assumptions)
+
+
+def test_what_does_not_compile_is_one_message(factories: Path) -> None:
+    with pytest.raises(graphmem.GraphmemError, match=r"torch\.compile failed: Unsupported"):
+        graphmem.analyze(f"{factories}:refused")
+
+
+def _drops_its_argument(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    return x * 2
+
+
+def _step_with_temporaries() -> None:
+    _drops_its_argument(torch.ones(64, device="cuda") + 1)
+
+
+def _does_not_compile(x: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return x
+
+
+def test_steps_after_a_failure_to_compile_are_what_they_were() -> None:
+    """Dynamo leaves its frame evaluation on after a failure, and then callers hold on to arguments."""
+    compiled = torch.compile(_does_not_compile, backend="eager", fullgraph=True)
+    before = trace_to_json(record(_step_with_temporaries))
+    with pytest.raises(graphmem.GraphmemError):
+        record(lambda: compiled(torch.ones(2, device="cuda")))
+    assert trace_to_json(record(_step_with_temporaries)) == before
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(torch.ones(2))
+    assert trace_to_json(record(_step_with_temporaries)) == before
+
+
+def test_a_step_that_catches_the_failure_holds_arguments_longer() -> None:
+    def step() -> None:
+        with contextlib.suppress(graphmem.GraphmemError):
+            torch.compile(_does_not_compile, backend="eager", fullgraph=True)(torch.ones(2, device="cuda"))
+        _step_with_temporaries()
+
+    without, after = ([event.kind.name for event in record(run).events()] for run in (_step_with_temporaries, step))
+    assert "".join(kind[0] for kind in without) == "AAFAFAFF"
+    assert "".join(kind[0] for kind in after[2:]) == "AAFAAFFF"
+
+
+def test_functions_decorated_before_the_first_compilation_of_the_process() -> None:
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    tables = (
+        TorchInGraphFunctionVariable._get_handlers,
+        trace_rules.get_torch_obj_rule_map,
+        trace_rules.get_tensor_method,
+    )
+    for table in tables:
+        table.cache_clear()
+    decorated = torch.compile(lambda x: (x * x).mean(), backend="eager")
+    born = births(record(lambda: decorated(torch.ones(8, 64, device="cuda"))))
+    assert [birth.bytes for birth in born] == [2048, 2048, 4]
+    for table in tables:
+        assert not any(str(getattr(entry, "__module__", "")).startswith("graphmem") for entry in table())
+
+
+def test_names_are_the_users_and_storages_are_named_after_kernels() -> None:
+    def step() -> None:
+        model = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda())
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+
+    labels = {born.label for born in births(record(step))}
+    assert {"0.weight", "0.bias"} <= labels
+    assert any(label.startswith("triton_") for label in labels)
+
+
+BREAKING = """
+    import logging
+    import torch
+    from torch import nn
+
+    LOG = logging.getLogger("breaking")
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 128), nn.Linear(128, 64)
+
+        @property
+        def loss(self):
+            LOG.debug("Dynamo does not follow loggers")
+            return nn.functional.mse_loss
+
+        def forward(self, x, target=None):
+            hidden = self.second(torch.relu(self.first(x)))
+            return self.loss(hidden, x) if target is None else hidden
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    def build():
+        return Model(), (torch.zeros(8, 64),), lambda loss: loss
+"""
+
+
+def test_a_break_inside_a_module_leaves_the_rest_compiled(tmp_path: Path) -> None:
+    """Dynamo converts the outer frames again, and must see modules, and the frames they call, as before."""
+    file = tmp_path / "breaking.py"
+    file.write_text(textwrap.dedent(BREAKING))
+    estimate = graphmem.analyze(f"{file}:build", training=graphmem.Training(compile="default"))
+    assert estimate.trace is not None
+    names = {operator.name for operator in estimate.trace.operators}
+    assert "aten.addmm.out" in names
+    assert names.isdisjoint({"aten.addmm.default", "aten.relu.default"})
+
+
+def test_cuda_graphs_and_autotuning_are_left_out_and_said(factories: Path) -> None:
+    estimate = graphmem.analyze(f"{factories}:plain", training=graphmem.Training(compile="max-autotune"))
+    messages = [diagnostic.message for diagnostic in estimate.diagnostics]
+    assert any("CUDA graphs (mode reduce-overhead, max-autotune) are not modelled" in message for message in messages)
+    assert any("max-autotune chooses kernels by timing" in message for message in messages)
+
+
+#: The CUDA build of 2.13 on the stub driver, a forward pass of the model below: bytes allocated and, negative, freed.
+#: Its trials run the products 105 times more, and Inductor makes and drops constants of 2 and 4 bytes.
+TRIALS = [
+    4194304, 4096, 20492288, 20012, 8388608,
+    40984576, 8388608, 20492288, 33554432, -20492288, 52428800, 20492288, -20492288, -52428800,
+    40992768, 20496384, -40992768, -20496384, 52428800, 40992768, 20496384, -40992768, -20496384, -52428800,
+    -40984576, -8388608, 40984576, 20492288, 8388608, -8388608, 52428800, 8388608, -8388608, -52428800,
+    40992768, 20496384, 8388608, -40992768, -20496384, -8388608, 52428800,
+    40992768, 20496384, 8388608, -40992768, -20496384, -8388608, -52428800, -40984576, -20492288,
+    8388608, 20492288, 20012, 20012, 40984576, -40984576, 52428800, 40984576, -40984576, -52428800,
+    20496384, 20016, 40992768, -20016, -20496384, -40992768, 52428800,
+    20496384, 20016, 40992768, -20016, -20496384, -40992768, -52428800, -20012, -20012, -8388608, -20492288,
+    8388608, 8388608, 40984576,
+]  # fmt: skip
+
+
+def test_trials_of_padded_products_take_what_they_take_on_the_cuda_build() -> None:
+    def step() -> torch.Tensor:
+        layers = torch.nn.Linear(1024, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 5003)
+        model, inputs = torch.nn.Sequential(*layers).cuda(), torch.zeros(2048, 1024, device="cuda")
+        return torch.compile(model)(inputs).mean()
+
+    for _ in range(2):  # nothing is remembered of the first
+        trace = record(step)
+        device = [event for event in trace.events() if trace.storages[event.subject].place is Place.DEVICE]
+        sizes = [(1 - 2 * (event.kind is EventKind.FREE)) * trace.storages[event.subject].bytes for event in device]
+        assert [size for size in sizes if abs(size) > 4][: len(TRIALS)] == TRIALS
+
+
+def test_pytorch_is_left_as_it_was(factories: Path) -> None:
+    from torch._dynamo import device_interface, eval_frame
+    from torch.nn.modules import module as nn_module
+
+    device_interface.init_device_reg()  # PyTorch does so when it is first asked for a device
+    before = (torch.compile, eval_frame.set_eval_frame, device_interface.device_interfaces.get("cuda"))
+    graphmem.analyze(f"{factories}:compiled")
+    assert (torch.compile, eval_frame.set_eval_frame, device_interface.device_interfaces.get("cuda")) == before
+    assert not nn_module._global_forward_pre_hooks
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_the_command_line_compiles(factories: Path) -> None:
+    result = CliRunner().invoke(cli, ["analyze", f"{factories}:plain", "--compile"])
+    assert result.exit_code == 0, result.output
+    assert "torch.compile" in result.output
+
+
+def test_the_command_line_names_the_modes(factories: Path) -> None:
+    result = CliRunner().invoke(cli, ["analyze", f"{factories}:plain", "--compile-mode", "fast"])
+    assert result.exit_code != 0
+    assert "reduce-overhead" in result.output

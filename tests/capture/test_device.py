@@ -1,0 +1,315 @@
+"""The pretended device as training scripts use it: what ``torch.cuda`` answers, and what it says it cannot do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from graphmem import Inference, analyze  # noqa: E402
+from graphmem.capture.session.messages import explained  # noqa: E402
+from graphmem.errors import CaptureError, GraphmemError, SourceError  # noqa: E402
+from tests.support.captures import H100, births, record  # noqa: E402
+
+
+def told(function: Callable[[], Any]) -> Any:
+    """What the function returns inside a capture."""
+    answers = []
+    record(lambda: answers.append(function()))
+    return answers[0]
+
+
+def refused(function: Callable[[], Any]) -> str:
+    with pytest.raises(CaptureError) as raised:
+        record(function)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+# --- torch.cuda -------------------------------------------------------------------------------------------------------
+
+#: Arguments of what cannot be called without.
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "can_device_access_peer": (0, 0),
+    "check_error": (0,),
+    "device": (0,),
+    "get_stream_from_external": (0,),
+    "make_graphed_callables": (lambda: torch.zeros(1, device="cuda"), ()),
+    "manual_seed": (1,),
+    "manual_seed_all": (1,),
+    "set_device": (0,),
+    "set_per_process_memory_fraction": (0.5,),
+    "set_rng_state": (None,),
+    "set_rng_state_all": ([None],),
+    "set_stream": (None,),
+    "set_sync_debug_mode": (1,),
+    "stream": (None,),
+    "StreamContext": (None,),
+    "change_current_allocator": (None,),
+    "caching_allocator_alloc": (8,),
+    "caching_allocator_delete": (8,),
+    "CUDAPluggableAllocator": ("path", "alloc", "free"),
+    "graph": (None,),
+    "use_mem_pool": (None,),
+    "CudaError": (0,),
+}
+#: Types of before PyTorch 1.5, which nobody makes.
+OLD = ("Storage",)
+
+
+def names() -> list[str]:
+    return [name for name in torch.cuda.__all__ if not name.endswith(OLD)]
+
+
+def trouble(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, str]:
+    """What a call raises, unless it is an error of ours that names the function."""
+    try:
+        function(*arguments)
+    except GraphmemError as error:
+        return {} if name in str(error) else {name: str(error)}
+    except Exception as error:
+        return {name: f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def test_every_public_name_of_torch_cuda_works_or_says_why_not() -> None:
+    obscure: dict[str, str] = {}
+
+    def step() -> None:
+        for name in names():
+            found = getattr(torch.cuda, name)
+            if isinstance(found, (ModuleType, bool, tuple)):
+                continue
+            arguments = (torch.zeros(3, device="cuda"),) if name == "device_of" else ARGUMENTS.get(name, ())
+            obscure.update(trouble(name, found, arguments))
+
+    record(step)
+    assert set(obscure) <= {"CudaError", "cudaStatus"}, obscure  # of a runtime error, and a list of codes
+
+
+@pytest.mark.parametrize("module", ["memory", "random", "nvtx", "profiler"])
+def test_functions_of_its_modules_work_or_say_why_not(module: str) -> None:
+    obscure: dict[str, str] = {}
+
+    def step() -> None:
+        owner = getattr(torch.cuda, module)
+        for name in getattr(owner, "__all__", ("range_push", "range_pop", "mark")):
+            found = getattr(owner, name)
+            if name == "profile" or (inspect.isfunction(found) and inspect.isgeneratorfunction(found)):
+                continue
+            arguments = ("text",) if module == "nvtx" and name != "range_pop" else ARGUMENTS.get(name, ())
+            obscure.update(trouble(name, found, arguments))
+
+    record(step)
+    assert not obscure
+
+
+def test_a_function_that_needs_a_driver_is_named() -> None:
+    text = refused(lambda: torch.cuda.tunable.enable())
+    assert "torch.cuda.enable cannot be analysed: it needs a driver" in text
+
+
+def test_memory_statistics_have_every_documented_key() -> None:
+    stats = told(lambda: dict(torch.cuda.memory_stats()))
+    for kind in ("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes"):
+        for pool in ("all", "large_pool", "small_pool"):
+            for metric in ("current", "peak", "allocated", "freed"):
+                assert stats[f"{kind}.{pool}.{metric}"] == 0
+    assert stats["num_ooms"] == stats["num_alloc_retries"] == stats["oversize_segments.peak"] == 0
+    assert "Allocated memory" in told(lambda: torch.cuda.memory_summary("cuda:0"))
+    assert told(lambda: torch.cuda.max_memory_allocated() + torch.cuda.memory_reserved(0)) == 0
+
+
+def test_the_card_describes_itself() -> None:
+    properties = told(lambda: torch.cuda.get_device_properties("cuda"))
+    assert (properties.name, properties.multi_processor_count) == (H100.name, H100.sm_count)
+    assert (properties.major, properties.minor) == H100.capability
+    assert properties.shared_memory_per_block_optin == 232448  # 227 KiB, as a card of capability 9.0 says
+    assert told(lambda: torch.cuda.get_device_capability()) == (9, 0)
+    assert told(lambda: torch.cuda.get_device_name(0)) == H100.name
+    assert told(lambda: torch.cuda.mem_get_info()) == (H100.total_bytes, H100.total_bytes)
+    assert "L2_cache_size" in refused(lambda: torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def test_events_take_time_that_can_be_divided_by() -> None:
+    def step() -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        end.record()
+        torch.cuda.synchronize()
+        return 1 / begin.elapsed_time(end)
+
+    assert told(step) == 1.0
+
+
+def test_everything_is_put_back() -> None:
+    before = {name: getattr(torch.cuda, name) for name in torch.cuda.__all__}
+    generator, save, type_ = torch.Generator, torch.save, torch.Tensor.type
+    record(lambda: None)
+    assert {name: getattr(torch.cuda, name) for name in torch.cuda.__all__} == before
+    assert (torch.Generator, torch.save, torch.Tensor.type) == (generator, save, type_)
+    with torch.device("cpu"):
+        assert torch.tensor([1.0]).tolist() == [1.0]
+
+
+# --- tensors on the device --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3, device=0),
+        lambda: torch.empty_like(torch.zeros(3), device=0),
+        lambda: torch.tensor([1.0, 2.0], device=0),
+        lambda: torch.zeros(3).to(0),
+        lambda: torch.zeros(3).cuda(0, non_blocking=True),
+        lambda: torch.zeros(3).to("cuda:0", torch.half, non_blocking=True),
+        lambda: torch.zeros(3, device="cuda").new_tensor([1, 2]),
+        lambda: torch.cuda.FloatTensor(2, 3),
+        lambda: torch.cuda.LongTensor([1, 2, 3]),
+        lambda: torch.zeros(3).type("torch.cuda.HalfTensor"),
+        lambda: torch.zeros(3).type(torch.cuda.FloatTensor),
+        lambda: torch.randn(3, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)),
+        lambda: torch.randperm(3, device="cuda", generator=torch.Generator("cuda")),
+        lambda: nn.Linear(2, 2).to(0).weight,
+        lambda: nn.Linear(2, 2, device=0).weight,
+    ],
+)
+def test_ways_to_make_a_device_tensor(make: Callable[[], Any]) -> None:
+    assert told(lambda: make().device) == torch.device("cuda", 0)
+
+
+def test_a_default_device() -> None:
+    def made() -> list[bool]:
+        layer = nn.Linear(2, 2)
+        return [t.is_cuda for t in (layer.weight, torch.zeros(2), torch.tensor([1.0]), torch.as_tensor([1]))]
+
+    def by_context() -> list[bool]:
+        with torch.device("cuda"):
+            return made()
+
+    def by_setting() -> list[bool]:
+        torch.set_default_device("cuda")
+        return made()
+
+    def by_type() -> list[bool]:
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        return made()
+
+    for way in (by_context, by_setting, by_type):
+        assert all(told(way)), way
+
+
+def test_old_types_are_told_apart() -> None:
+    assert told(lambda: torch.zeros(3).cuda().type()) == "torch.cuda.FloatTensor"
+    assert told(lambda: isinstance(torch.zeros(3).cuda(), torch.cuda.FloatTensor))
+    assert not told(lambda: isinstance(torch.zeros(3), torch.cuda.FloatTensor))
+
+
+def test_logs_and_metrics_read_what_was_assumed() -> None:
+    one = lambda: torch.zeros(3, device="cuda").sum()  # noqa: E731
+    assert told(lambda: f"{one():.3f}") == "1.000"
+    assert told(lambda: one().cpu().item()) == 1.0
+    assert told(lambda: torch.zeros(2, 3, device="cuda").cpu().numpy().shape) == (2, 3)
+    assert told(lambda: torch.zeros(3, device="cuda").cpu().tolist()) == [1.0, 1.0, 1.0]
+    assert told(lambda: torch.equal(one(), one())) is False
+    assert "call .cpu() first" in refused(lambda: torch.zeros(3, device="cuda").numpy())
+
+
+def test_saving_a_checkpoint_writes_nothing(tmp_path: Path) -> None:
+    record(lambda: torch.save(nn.Linear(2, 2).cuda().state_dict(), tmp_path / "model.pt"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_lazy_modules_take_their_shape_from_the_first_forward() -> None:
+    def step() -> None:
+        model = nn.Sequential(nn.LazyConv2d(3, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4)).to("cuda")
+        model(torch.zeros(2, 5, 8, 8, device="cuda"))
+        assert isinstance(model[0], nn.Conv2d)
+        assert model[3].weight.shape == (4, 3 * 6 * 6)
+
+    assert 4 * 3 * 36 * 4 in [born.bytes for born in births(record(step))]
+
+
+def test_the_second_card_is_refused() -> None:
+    for ask in (
+        lambda: torch.zeros(2, device="cuda:1"),
+        lambda: torch.zeros(2).to(1),
+        lambda: nn.Linear(2, 2).to("cuda:1"),
+        lambda: torch.cuda.set_device(1),
+    ):
+        assert "one card" in refused(ask)
+    assert "'mps'" in refused(lambda: torch.zeros(2, device="mps"))
+
+
+# --- what cannot be done ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], device="cuda"), "nested tensors"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2)], device="cuda", layout=torch.jagged), "nested tensors"),
+        (lambda: torch.zeros(4, 4, device="cuda").to_sparse_csr(), "sparse tensors"),
+        (lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))), "quantized"),
+        (lambda: torch.jit.script(nn.Linear(2, 2)).cuda()(torch.zeros(2, 2, device="cuda")), "before torch.jit"),
+        (lambda: torch.zeros(3, device="cuda").data_ptr(), "custom_op"),
+        (lambda: torch.utils.dlpack.to_dlpack(torch.zeros(3, device="cuda")), "custom_op"),
+        (lambda: torch.device(0), 'torch.device("cuda", 0)'),
+        (lambda: torch.cuda.caching_allocator_alloc(8), "own allocator"),
+        (lambda: torch.zeros(3, device="cuda") + torch.zeros(3), "move them with .to()"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2), device_ids=[0, 1]), "several cards"),
+    ],
+)
+def test_what_cannot_be_done_is_said(ask: Callable[[], Any], said: str) -> None:
+    assert said in refused(ask)
+
+
+def test_errors_of_the_users_own_are_not_explained_away() -> None:
+    assert explained(ValueError("no such checkpoint")) is None
+    assert explained(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x5 and 4x4)")) is None
+
+
+def test_models_with_lazy_layers_are_analysed_whole() -> None:
+    """Given as an object and trained: the parameters are known as such once they have a shape."""
+    lazy = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(4))
+    plain = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    example = torch.zeros(8, 16)
+    found, wanted = (analyze(model, example) for model in (lazy, plain))
+    assert found.breakdown == wanted.breakdown
+    assert found.breakdown["PARAMETER"] > 0
+    assert isinstance(lazy[0].weight, nn.UninitializedParameter)
+
+
+def test_programs_of_other_front_ends() -> None:
+    model, example = nn.Linear(16, 4), torch.zeros(8, 16)
+    exported = torch.export.export(model, (example,))
+    assert analyze(exported, example).requested == analyze(model, example).requested
+    with pytest.raises(SourceError, match=r"torch\.jit runs outside Python"):
+        analyze(torch.jit.script(model), example)
+
+
+def test_a_kernel_outside_pytorch_is_counted_as_unknown() -> None:
+    library = torch.library.Library("graphmem_kernels", "DEF")
+    try:
+        library.define("fused(Tensor x) -> Tensor")
+        torch.library.register_fake("graphmem_kernels::fused", torch.empty_like, lib=library)
+
+        class Uses(nn.Linear):
+            def forward(self, x: Any) -> Any:
+                return torch.ops.graphmem_kernels.fused(super().forward(x))
+
+        estimate = analyze(Uses(4, 4), torch.zeros(2, 4), training=Inference())
+        (said,) = [d for d in estimate.diagnostics if "graphmem_kernels.fused" in d.message]
+        assert said.count == 2
+    finally:
+        library._destroy()

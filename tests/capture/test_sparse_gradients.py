@@ -1,0 +1,52 @@
+"""Sparse gradients of embeddings: held until the step, added up, coalesced. Recorded loops are in ``tests/loops``."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.errors import CaptureError  # noqa: E402
+from tests.loops.cases import CASES  # noqa: E402
+from tests.loops.predict import predict  # noqa: E402
+from tests.loops.record import recordings  # noqa: E402
+from tests.support.captures import H100, TORCH_VERSION, births, record  # noqa: E402
+
+RECORDED = recordings()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("sparse_") and name != "sparse_adam"])
+def test_recorded_loops_are_equal(name: str) -> None:
+    assert predict(CASES[name]) == RECORDED[name]["changes"]
+
+
+def _step(rows: int, tokens: int) -> None:
+    model = torch.nn.Embedding(rows, 64, sparse=True, device="cuda")
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    (model(torch.zeros(tokens, dtype=torch.int64, device="cuda")) * 2.0).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("rows", "tokens", "kept"), [(1000, 96, 96), (50, 96, 50)])
+def test_coalesced_gradients_have_at_most_a_row_for_every_index(rows: int, tokens: int, kept: int) -> None:
+    born = births(record(lambda: _step(rows, tokens)))
+    (coalesced,) = (birth for birth in born if birth.operator.startswith("aten.new_empty") and birth.bytes % 256 == 0
+                    and birth.bytes >= 50 * 256)  # fmt: skip
+    assert coalesced.bytes == kept * 64 * 4
+
+
+def test_the_assumption_is_said() -> None:
+    captured = capture(lambda _: _step(1000, 96), source="test", device=H100, torch_version=TORCH_VERSION)
+    assert (
+        captured.assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] == 1
+    )
+
+
+def test_what_is_not_followed_is_refused() -> None:
+    def step() -> None:
+        matrix = torch.zeros(4, 4).to_sparse().to("cuda")
+        torch.sparse.mm(matrix, torch.zeros(4, 4, device="cuda"))
+
+    with pytest.raises(CaptureError, match="sparse tensors"):
+        record(step)

@@ -1,0 +1,165 @@
+"""What changed between versions of PyTorch, and what is said of the version that is predicted.
+
+The recordings in ``golden/pytorch/versions`` were made with older CUDA builds. docs/MODELING.md, Versions, says how to
+record more of them and lists the differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphmem.errors import UsageError
+from graphmem.runtimes import pytorch
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from graphmem.capture.kernels.parts.sdp_choice import wheel_cudnn_version  # noqa: E402
+from graphmem.capture.record.cublas_workspaces import LT_WORKSPACE  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.trace import Category  # noqa: E402
+from tests.steps import runs  # noqa: E402
+from tests.support.captures import H100, Born, births  # noqa: E402
+
+FOLDER = runs.FOLDER.parent / "versions"
+RECORDINGS = sorted(path.relative_to(FOLDER) for path in FOLDER.glob(f"*/*{runs.SUFFIX}"))
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=str)
+def test_a_step_of_an_older_pytorch_is_predicted_to_the_byte(path: Path) -> None:
+    compared = runs.compare(path.name.removesuffix(runs.SUFFIX), FOLDER / path.parent)
+    assert path.parent.name == "torch-" + ".".join(map(str, compared.recorded.torch_version))
+    assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == (0, 0)
+    assert compared.match.share == 1
+
+
+def test_the_recordings_span_the_versions() -> None:
+    assert {path.parent.name for path in RECORDINGS} == {"torch-2.4", "torch-2.6", "torch-2.9"}
+
+
+# --- one rule each ----------------------------------------------------------------------------------------------------
+
+
+def born_under(version: tuple[int, int], step: Callable[[], object]) -> list[Born]:
+    """The device storages of a step under a version, in order of birth."""
+    return births(capture(lambda _: step(), source="test", device=H100, torch_version=version).trace)
+
+
+def _leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, device="cuda", dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("index", ["first token", "last token", "rows"])
+@pytest.mark.parametrize(("version", "slices"), [((2, 8), True), ((2, 9), False)])
+def test_a_whole_slice_has_a_gradient_of_its_own_up_to_2_8(index: str, version: tuple[int, int], slices: bool) -> None:
+    rows = torch.zeros(3, dtype=torch.long)
+    chosen = {
+        "first token": (slice(None), 0),
+        "last token": (slice(None), -1, slice(None)),
+        "rows": (slice(None), rows),
+    }
+    taken = {"first token": [(4, 8, 64)], "last token": [(4, 64), (4, 8, 64)], "rows": [(4, 8, 64)]}
+
+    def step() -> None:
+        x = _leaf(4, 8, 64)
+        parts = tuple(part.to("cuda") if isinstance(part, torch.Tensor) else part for part in chosen[index])
+        out = x[parts]
+        assert out.shape == {"rows": (4, 3, 64)}.get(index, (4, 64))
+        out.sum().backward()
+
+    born = [storage.bytes for storage in born_under(version, step) if storage.operator == "aten.slice_backward.default"]
+    assert born == ([4 * math.prod(shape) for shape in taken[index]] if slices else [])
+
+
+def test_indices_that_slice_nothing_whole_are_the_same_under_every_version() -> None:
+    def step() -> None:
+        x = _leaf(4, 8, 64)
+        (x[1].sum() + x[..., None, 3].sum() + x[1:3, :8, 2].sum() + x[x > 1].sum()).backward()
+
+    old, new = (capture(lambda _: step(), source="", device=H100, torch_version=v, data_dependent=0.0).trace
+                for v in ((2, 8), (2, 9)))  # fmt: skip
+    assert [s.bytes for s in births(old)] == [s.bytes for s in births(new)]
+
+
+@pytest.mark.parametrize(
+    ("version", "first"),
+    [((2, 4), "aten.pow.Tensor_Scalar"), ((2, 6), "aten._to_copy.default"), ((2, 9), "aten._fused_rms_norm.default")],
+)
+def test_rms_norm_is_one_kernel_since_2_9(version: tuple[int, int], first: str) -> None:
+    def step() -> None:
+        torch.nn.RMSNorm(64, device="cuda", dtype=torch.bfloat16)(_leaf(4, 64, dtype=torch.bfloat16))
+
+    normed = [storage for storage in born_under(version, step) if storage.module]
+    assert normed[0].operator == first
+
+
+@pytest.mark.parametrize(("version", "kept"), [((2, 4), False), ((2, 8), False), ((2, 9), True), ((2, 11), True)])
+def test_a_product_of_one_row_takes_cublaslts_buffer_up_to_2_11(version: tuple[int, int], kept: bool) -> None:
+    def step() -> None:
+        for _ in range(2):
+            F.linear(
+                torch.zeros(1, 64, device="cuda"), torch.zeros(8, 64, device="cuda"), torch.zeros(8, device="cuda")
+            )
+
+    buffers = [storage for storage in born_under(version, step) if storage.bytes == LT_WORKSPACE]
+    assert len(buffers) == (1 if kept else 2)
+    assert not any(storage.bytes == LT_WORKSPACE for storage in born_under((2, 12), step))
+
+
+def test_the_math_attention_computes_half_types_in_fp32_since_2_5() -> None:
+    def step() -> None:
+        query = torch.zeros(2, 4, 16, 64, device="cuda", dtype=torch.float16)
+        with sdpa_kernel(SDPBackend.MATH):
+            F.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+    largest = {
+        version: max(s.bytes for s in born_under(version, step) if s.category is not Category.WORKSPACE)
+        for version in ((2, 4), (2, 5))
+    }
+    assert largest == {(2, 4): 2 * 4 * 16 * 64 * 2, (2, 5): 2 * 4 * 16 * 64 * 4}
+
+
+def test_cudnn_of_the_wheels() -> None:
+    assert [wheel_cudnn_version((2, minor)) for minor in (4, 6, 7, 9, 11, 13, 20)] == [
+        90100, 90100, 90501, 91002, 91900, 92000, 92000,
+    ]  # fmt: skip
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["2.6", "2.6.0", " 2.6.1 ", "2.6.0+cu124", "2.6.0a0+git1234", "2.6.0rc3"])
+def test_spellings_of_a_version(text: str) -> None:
+    assert pytorch.version_named(text) == (2, 6)
+
+
+@pytest.mark.parametrize("text", ["", "2", "2.x", "2.6garbage", "torch 2.6", "-2.6"])
+def test_text_that_is_no_version_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is not a version; write it like 2\.6"):
+        pytorch.version_named(text)
+
+
+@pytest.mark.parametrize("text", ["1.13", "2.3.1", "3.0"])
+def test_a_version_out_of_range_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"accepted: 2\.4 to 2\.13"):
+        pytorch.version_named(text)
+
+
+def test_notes_name_both_versions_and_what_is_followed() -> None:
+    assert pytorch.version_notes(pytorch.NEWEST, pytorch.NEWEST) == []
+    other, cudnn = pytorch.version_notes((2, 6), (2, 13))
+    assert "PyTorch 2.6 is predicted with PyTorch 2.13 installed" in other
+    assert "cuDNN" in cudnn
+    assert "2.14 is newer than 2.13" in pytorch.version_notes((2, 14), (2, 13))[0]
+
+
+def test_an_installed_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytorch.importlib.metadata, "version", lambda _: "2.3.1")
+    with pytest.raises(UsageError, match=r"torch 2\.3\.1 is installed"):
+        pytorch.installed_version()

@@ -1,0 +1,146 @@
+"""``fit``, ``sweep``, ``advise``, ``compare`` and ``--budget`` as programs: what they print and how they exit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from graphmem.cli.main import cli
+from tests.support import onnx_samples
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="graphmem")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
+
+
+def test_fit_names_the_size_and_shows_the_two_that_prove_it(model: str) -> None:
+    found = run("fit", model, "--gpu", "T4", "--at-most", "4096", "--format", "json")
+    assert found.exit_code == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert document["schema"] == "graphmem.fit/1"
+    assert document["largest"] == 4096
+    shown = run("fit", model, "--gpu", "T4", "--at-most", "4096").stdout
+    assert "The largest batch that fits is 4,096." in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_fit_exits_with_3_where_nothing_fits(model: str) -> None:
+    result = run("fit", model, "--gpu-memory", "100MiB")
+    assert result.exit_code == 3
+    assert "not even batch 1 fits" in result.stdout
+
+
+def test_fit_needs_a_card_and_no_batch(model: str) -> None:
+    assert "which card?" in run("fit", model).stderr
+    assert "is what is searched" in run("fit", model, "--gpu", "T4", "-b", "2").stderr
+
+
+def test_fit_finds_symbolic_dimensions(model: str) -> None:
+    result = run("fit", model, "--gpu", "T4", "--find", "dim:batch", "--at-most", "16")
+    assert "The largest dim:batch that fits is 16." in result.stdout, result.stderr
+
+
+def test_a_sweep_is_a_table_json_or_csv(model: str) -> None:
+    options = ("sweep", model, "--vary", "batch=1,64", "--vary", "gpu=T4,A10G")
+    rows = list(csv.DictReader(io.StringIO(run(*options, "--format", "csv").stdout)))
+    assert [(row["batch"], row["gpu"]) for row in rows] == [
+        ("1", "T4-16GB"), ("1", "A10G-24GB"), ("64", "T4-16GB"), ("64", "A10G-24GB")
+    ]  # fmt: skip
+    analysed = json.loads(run("analyze", model, "-b", "64", "--gpu", "T4", "--format", "json").stdout)
+    assert int(rows[2]["device_bytes"]) == analysed["peak"]["device_bytes"]
+    assert rows[2]["fits"] == "true"
+    document = json.loads(run(*options, "--format", "json").stdout)
+    assert document["rows"][2]["settings"] == {"batch": 64, "device": "T4-16GB"}
+    assert document["rows"][2]["estimate"] == analysed
+    assert run(*options).stdout.count("fits") == 4
+
+
+def test_a_card_that_was_assumed_is_told(model: str) -> None:
+    for options in (("sweep", model, "--vary", "batch=1,2"), ("advise", model, "-b", "2")):
+        assert "no GPU was named: H100-80GB" in run(*options).stdout
+        assert "no GPU was named" not in run(*options, "--gpu", "T4").stdout
+
+
+def test_a_combination_that_fails_is_shown_and_makes_the_exit_code_1(model: str) -> None:
+    result = run("sweep", model, "--vary", "dtype=fp32,bf16", "-b", "2")
+    assert result.exit_code == 1
+    assert "own precision" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--vary", "colour=red"], "--vary knows no 'colour'"),
+        (["--vary", "batch"], "NAME=V1,V2"),
+        (["--vary", "batch=1,x"], "--vary batch: 'x' is no whole number"),
+        (["--vary", "batch=1", "--vary", "batch=2"], "given twice"),
+        (["--vary", "batch=1", "-b", "2"], "leave one out"),
+        (["--vary", "checkpoint-activations=yes"], "neither on nor off"),
+        (["--vary", "gpu=H9000"], "unknown GPU"),
+    ],
+)
+def test_a_wrong_setting_of_a_sweep_is_one_line(model: str, arguments: list[str], said: str) -> None:
+    result = run("sweep", model, *arguments)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+def test_advice_for_a_session_is_about_its_arena_and_true(model: str) -> None:
+    request = (model, "-b", "300000", "--gpu", "T4", "--format", "json")
+    advised = json.loads(run("advise", *request).stdout)
+    assert len(advised["advice"]) == 5
+    for one in advised["advice"]:
+        given = one["options"].replace("--batch", "-b").split()
+        again = json.loads(run("analyze", *request, *given).stdout)
+        assert one["device_bytes"] == again["peak"]["device_bytes"]
+        assert one["saved_bytes"] == advised["base"]["peak"]["device_bytes"] - one["device_bytes"]
+    assert any(one["saved_bytes"] > 0 for one in advised["advice"])
+
+
+def test_advice_that_saves_nothing_says_so(model: str) -> None:
+    result = run("advise", model, "--gpu", "T4", "-b", "1", "--runtime", "tensorflow")
+    assert result.exit_code == 0, result.stderr
+    assert "No change that was tried saves memory." in result.stdout
+
+
+def test_two_reports_are_compared(model: str, tmp_path: Path) -> None:
+    before, after = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    for batch, name in (("1", before), ("500000", after)):
+        assert run("analyze", model, "-b", batch, "--gpu", "T4", "--format", "json", "-o", name).exit_code == 0
+    document = json.loads(run("compare", before, after, "--format", "json").stdout)
+    first, second = (json.loads(Path(name).read_text()) for name in (before, after))
+    for level in ("requested", "allocated", "reserved", "device"):
+        change = second["peak"][f"{level}_bytes"] - first["peak"][f"{level}_bytes"]
+        assert document["peak"][level]["change"] == change
+    assert sum(row["change"] for row in document["breakdown"].values()) == document["peak"]["device"]["change"]
+    assert "Peak memory" in run("compare", before, after).stdout
+    assert run("compare", before, after, "--max-growth", "1B").exit_code == 3
+    assert run("compare", after, before, "--max-growth", "1B").exit_code == 0
+
+
+def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
+    for name, content in (("x", "{}"), ("y", "{"), ("z", '{"schema": "graphmem.estimate/1"}')):
+        (tmp_path / name).write_text(content)
+        result = run("compare", str(tmp_path / name), str(tmp_path / name))
+        assert result.exit_code == 1
+        assert result.stderr.startswith("graphmem: ")
+        assert "bug" not in result.stderr
+
+
+def test_a_budget_is_an_exit_code(model: str) -> None:
+    options = ("analyze", model, "-b", "1", "--gpu", "T4")
+    assert run(*options, "--budget", "1GiB").exit_code == 0
+    over = run(*options, "--budget", "100MiB")
+    assert over.exit_code == 3
+    assert "over the budget of 100.00 MiB" in over.stderr
+    assert over.stdout == run(*options).stdout

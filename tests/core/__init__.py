@@ -1,0 +1,1 @@
+"""Replay, training steps, cards, and the house itself."""

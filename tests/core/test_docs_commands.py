@@ -1,0 +1,52 @@
+"""docs/COMMANDS.md says what is there: its Python runs, its commands and options exist, its keys are written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from graphmem.cli.main import cli
+from tests import places
+from tests.support.estimates import training_estimate
+
+TEXT = (places.ROOT / "docs" / "COMMANDS.md").read_text(encoding="utf-8")
+
+
+def _programs() -> list[str]:
+    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", TEXT, re.MULTILINE)
+    return [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks if "import" in block]
+
+
+def test_the_example_of_a_trace_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(_programs()[1], {})
+    first, second = (int(line) for line in capsys.readouterr().out.split())
+    assert first == 80 << 20
+    assert second >= 80 << 20
+
+
+def test_the_examples_of_analyses_run() -> None:
+    nn = pytest.importorskip("torch").nn
+    import torch
+
+    names = {"module": nn.Linear(4, 4), "example_inputs": torch.zeros(2, 4)}
+    exec(
+        _programs()[0].replace("graphmem.fit(module, example_inputs", "graphmem.fit(module, example_inputs, at_most=4"),
+        names,
+    )
+    assert len(names["rows"]) == 4  # type: ignore[arg-type]
+
+
+def test_commands_and_options_are_there() -> None:
+    found = re.findall(r"`graphmem ([a-z-]+ [^`]+)`", TEXT)
+    assert len(found) >= 10
+    for line in found:
+        name, *words = shlex.split(line)
+        known = {flag for parameter in cli.commands[name].params for flag in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
+
+
+def test_every_key_of_an_estimate_is_explained() -> None:
+    for key in training_estimate().to_dict():
+        assert key in ("schema", "details") or f"`{key}`" in TEXT, key

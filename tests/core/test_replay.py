@@ -1,0 +1,146 @@
+"""The replay: levels after every event, peaks inside an event, what is not on the device, and running out of memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphmem.allocators.cuda_driver import CudaDriver
+from graphmem.allocators.ideal import IdealAllocator
+from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.allocators.validator import CheckedAllocator
+from graphmem.replay import replay
+from graphmem.trace import EventKind, Place, Trace, TraceBuilder
+from graphmem.units import MIB
+from tests import places
+
+GOLDEN = places.PYTORCH / "allocator"
+
+
+def _recorded(path: Path) -> tuple[Trace, dict[str, list[int]]]:
+    """The events of an allocator recording as a trace, and its columns."""
+    recording = json.loads(gzip.decompress(path.read_bytes()))
+    builder = TraceBuilder(path.name)
+    operator = builder.operator("recorded")
+    storages: dict[int, int] = {}
+    for event in recording["ev"]:
+        match event:
+            case ["a", name, size, stream]:
+                storages[name] = builder.alloc(size, operator, stream=stream)
+            case ["f", name]:
+                builder.free(storages[name], operator)
+            case ["r", name, stream]:
+                builder.event(EventKind.RECORD_STREAM, operator, storages[name], stream)
+            case ["s"]:
+                builder.event(EventKind.SYNCHRONIZE, operator)
+            case ["e"]:
+                builder.event(EventKind.EMPTY_CACHE, operator)
+    return builder.build(), {name: list(accumulate(steps)) for name, steps in recording["d"].items()}
+
+
+@pytest.mark.parametrize("name", ["a00_default", "a07_default", "c16_streams3"])
+def test_the_levels_of_a_recording(name: str) -> None:
+    trace, columns = _recorded(GOLDEN / f"{name}.json.gz")
+    allocator = PyTorchCachingAllocator(driver=CudaDriver(80 << 30, synchronize_completes_events=False))
+    result = replay(trace, allocator)
+    assert result.allocated_bytes.tolist() == columns["allocated"]
+    assert result.reserved_bytes.tolist() == columns["reserved"]
+    if name.startswith("a"):  # the recorded column counts pending blocks too
+        assert result.requested_bytes.tolist() == columns["requested"]
+    assert result.peak_reserved_bytes == max(columns["reserved"])
+    assert (result.out_of_memory, result.retries) == (None, 0)
+    assert sum(segment.total_size for segment in result.segments) == columns["reserved"][-1]
+
+
+def test_out_of_memory_goes_on_when_asked() -> None:
+    trace, columns = _recorded(GOLDEN / "d00_oom.json.gz")
+    capacity = json.loads(gzip.decompress((GOLDEN / "d00_oom.json.gz").read_bytes()))["config"]["total_mib"] * MIB
+    result = replay(trace, PyTorchCachingAllocator(capacity), stop_at_oom=False)
+    assert result.allocated_bytes.tolist() == columns["allocated"]
+    assert result.reserved_bytes.tolist() == columns["reserved"]
+    assert result.requested_bytes.tolist() == columns["requested"]
+    assert result.retries == columns["retries"][-1] > 0
+    assert result.out_of_memory is not None
+    assert result.out_of_memory.event == columns["ooms"].index(1)
+
+
+def test_out_of_memory_stops() -> None:
+    trace, columns = _recorded(GOLDEN / "d00_oom.json.gz")
+    capacity = json.loads(gzip.decompress((GOLDEN / "d00_oom.json.gz").read_bytes()))["config"]["total_mib"] * MIB
+    result = replay(trace, PyTorchCachingAllocator(capacity))
+    stop = columns["ooms"].index(1)
+    assert result.out_of_memory is not None
+    assert result.out_of_memory.event == stop
+    assert "CUDA out of memory" in str(result.out_of_memory.error)
+    assert len(result) == len(result.allocated_bytes) == len(result.reserved_bytes) == len(trace)
+    for ours, name in (
+        (result.allocated_bytes, "allocated"),
+        (result.reserved_bytes, "reserved"),
+        (result.requested_bytes, "requested"),
+    ):
+        assert ours.tolist()[: stop + 1] == columns[name][: stop + 1]
+        assert set(ours.tolist()[stop:]) == {columns[name][stop]}
+
+
+def test_a_retry_inside_one_event_shows_in_the_peak_only() -> None:
+    builder = TraceBuilder("made up")
+    operator = builder.operator("x")
+    for size in (40 * MIB, 50 * MIB, 60 * MIB):
+        builder.free(builder.alloc(size, operator), operator)
+    result = replay(builder.build(), PyTorchCachingAllocator(100 * MIB))
+    assert result.reserved_bytes.tolist() == [40 * MIB, 40 * MIB, 90 * MIB, 90 * MIB, 60 * MIB, 60 * MIB]
+    assert (result.peak_reserved_bytes, result.retries) == (90 * MIB, 1)
+
+
+def test_storages_elsewhere_do_not_reach_the_allocator() -> None:
+    builder = TraceBuilder("made up")
+    operator = builder.operator("x")
+    host = builder.alloc(1000, operator, place=Place.HOST)
+    pinned = builder.alloc(300, operator, place=Place.PINNED)
+    device = builder.alloc(512, operator)
+    builder.event(EventKind.RECORD_STREAM, operator, host, 1)
+    builder.free(host, operator)
+    builder.alloc(400, operator, place=Place.HOST)
+    builder.free(pinned, operator)
+    builder.free(device, operator)
+    builder.alloc(0, operator)
+    builder.event(EventKind.SYNCHRONIZE, operator)
+    builder.event(EventKind.EMPTY_CACHE, operator)
+    result = replay(builder.build(), PyTorchCachingAllocator())
+    assert result.requested_bytes.tolist() == [0, 0, 512, 512, 512, 512, 512, 0, 0, 0, 0]
+    assert result.allocated_bytes.tolist() == result.requested_bytes.tolist()
+    assert result.reserved_bytes.tolist() == [0, 0] + [2 * MIB] * 8 + [0]
+    assert (result.host_peak_bytes, result.pinned_peak_bytes) == (1000, 300)
+    assert (result.peak_requested_bytes, result.peak_allocated_bytes) == (512, 512)
+
+
+def test_an_empty_trace() -> None:
+    result = replay(TraceBuilder("empty").build(), IdealAllocator())
+    assert (len(result), result.peak_reserved_bytes, result.host_peak_bytes, result.segments) == (0, 0, 0, ())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30 * MIB), st.integers(0, 10), st.booleans()), max_size=40))
+def test_levels_are_ordered_and_ideal_is_requested(steps: list[tuple[int, int, bool]]) -> None:
+    builder = TraceBuilder("random")
+    operator = builder.operator("x")
+    live: list[int] = []
+    for size, position, frees in steps:
+        if frees and live:
+            builder.free(live.pop(position % len(live)), operator)
+        else:
+            live.append(builder.alloc(size, operator))
+    trace = builder.build()
+    ideal, real = replay(trace, IdealAllocator()), replay(trace, CheckedAllocator(PyTorchCachingAllocator()))
+    assert np.array_equal(ideal.allocated_bytes, ideal.requested_bytes)
+    assert np.array_equal(ideal.requested_bytes, real.requested_bytes)
+    assert (real.requested_bytes <= real.allocated_bytes).all()
+    assert (real.allocated_bytes <= real.reserved_bytes).all()
+    assert ideal.peak_reserved_bytes == real.peak_requested_bytes == max(real.requested_bytes.tolist(), default=0)

@@ -1,0 +1,1 @@
+"""Asking an installed cuDNN."""

@@ -1,0 +1,79 @@
+"""The walker that reads a model without its weights: everything else must come through untouched."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights
+from tests.support import onnx_samples as samples
+from tests.support.onnx_samples import model, value
+
+
+def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
+    data = proto.SerializeToString()
+    return onnx.ModelProto.FromString(strip_weights(io.BytesIO(data), len(data)))
+
+
+def tensors_of(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    constants = [a.t for node in proto.graph.node for a in node.attribute if a.HasField("t")]
+    return [*proto.graph.initializer, *constants]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 600), max_size=6), st.booleans(), st.text(max_size=1500))
+def test_only_large_payloads_are_dropped(sizes: list[int], as_nodes: bool, text: str) -> None:
+    arrays = [np.arange(size, dtype=np.float32) for size in sizes]
+    protos = [numpy_helper.from_array(array, f"t{i}") for i, array in enumerate(arrays)]
+    nodes = [helper.make_node("Constant", [], [t.name], value=t, doc_string=text) for t in protos] if as_nodes else []
+    proto = model(nodes, [value("x", ["batch"])], [value("x", ["batch"])], [] if as_nodes else protos)
+    proto.graph.doc_string = text
+    expected = onnx.ModelProto()
+    expected.CopyFrom(proto)
+    for tensor in tensors_of(expected):
+        if len(tensor.raw_data) > KEPT_PAYLOAD_BYTES:
+            tensor.ClearField("raw_data")
+    assert stripped(proto) == expected
+
+
+def test_a_tensor_in_a_subgraph_is_stripped() -> None:
+    inner = helper.make_graph([], "inner", [], [], [samples.weights("w", (1000,))])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    out = stripped(model([node], [], [value("y", [1])]))
+    assert [len(a.g.initializer[0].raw_data) for a in out.graph.node[0].attribute] == [0, 0]
+    assert list(out.graph.node[0].attribute[0].g.initializer[0].dims) == [1000]
+
+
+def test_typed_data_is_dropped() -> None:
+    tensor = helper.make_tensor("w", onnx.TensorProto.FLOAT, (1000,), np.ones(1000, np.float32))
+    assert len(tensor.float_data) == 1000
+    assert len(stripped(model([], [], [], [tensor])).graph.initializer[0].float_data) == 0
+
+
+def test_nesting_has_an_end() -> None:
+    nested = _nested_graphs(80)
+    with pytest.raises(MalformedError, match="nested deeper than 64"):
+        strip_weights(io.BytesIO(nested), len(nested))
+
+
+def _nested_graphs(levels: int) -> bytes:
+    graph = b"\x52" + _varint(2000) + b"d" * 2000  # GraphProto.doc_string, so that every level is worth a visit
+    for _ in range(levels):
+        attribute = b"\x32" + _varint(len(graph)) + graph  # AttributeProto.g
+        node = b"\x2a" + _varint(len(attribute)) + attribute  # NodeProto.attribute
+        graph = b"\x0a" + _varint(len(node)) + node  # GraphProto.node
+    return b"\x3a" + _varint(len(graph)) + graph
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])

@@ -1,0 +1,1 @@
+"""fit, sweep, advise."""

@@ -1,0 +1,196 @@
+"""Fit, sweep and advice: every figure is one that an analysis of its own gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import graphmem
+from graphmem.errors import SourceError, UsageError
+from graphmem.estimate import Estimate, Fit
+from graphmem.planning import request
+from graphmem.planning.fit import fit
+from graphmem.training import Training
+from graphmem.units import GIB, MIB
+from tests.support.estimates import training_estimate
+
+
+@pytest.fixture
+def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]], list[int]]:
+    """Stands for the analysis: a batch needs what a function says, of a card of 1 GiB. Gives the batches asked for."""
+
+    def stand_in(need: Callable[[int], int]) -> list[int]:
+        asked: list[int] = []
+
+        def analyze(model: Any, example_inputs: Any = None, *, batch: int, **options: Any) -> Estimate:
+            asked.append(batch)
+            device = need(batch)
+            estimate = training_estimate()
+            peak = replace(estimate.peak, device_bytes=device)
+            return replace(estimate, peak=peak, fit=Fit("card", GIB, device, GIB - device, device <= GIB))
+
+        monkeypatch.setattr(request, "analyze", analyze)
+        return asked
+
+    return stand_in
+
+
+@settings(max_examples=60)
+@given(base=st.integers(0, GIB - 1), slope=st.integers(1, GIB), steps=st.sampled_from([1, 64 * MIB]))
+def test_the_largest_size_fits_and_the_next_does_not(base: int, slope: int, steps: int) -> None:
+    def need(batch: int) -> int:
+        return -(-(base + batch * slope) // steps) * steps  # some allocators grow in steps
+
+    with pytest.MonkeyPatch.context() as patch:
+        asked: list[int] = needing.__wrapped__(patch)(need)  # type: ignore[attr-defined]
+        found = fit("model", at_most=1 << 40)
+    assert found.value == 0 or need(found.value) <= GIB
+    assert need(found.above_value) > GIB
+    assert found.above_value == found.value + 1
+    assert len(asked) == len(set(asked)) <= 90
+
+
+def test_a_linear_need_is_found_in_few_analyses(needing: Any) -> None:
+    asked = needing(lambda batch: 100 * MIB + batch * MIB)
+    assert fit("model").value == 924
+    assert len(asked) <= 6
+
+
+def test_only_multiples_up_to_the_bound_are_tried(needing: Any) -> None:
+    asked = needing(lambda batch: batch * MIB)
+    assert fit("model", multiple_of=128).value == 1024
+    assert all(batch % 128 == 0 for batch in asked)
+    needing(lambda batch: 1)
+    bounded = fit("model", multiple_of=8, at_most=100)
+    assert (bounded.value, bounded.above, bounded.stopped_by) == (96, None, "at most 96 was asked for")
+
+
+def test_room_that_must_stay_free_is_left(needing: Any) -> None:
+    needing(lambda batch: batch * MIB)
+    assert fit("model", spare_bytes=24 * MIB).value == 1000
+
+
+def test_a_size_that_cannot_be_analysed_ends_the_search_with_its_reason(
+    needing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needing(lambda batch: batch)
+    small = request.analyze
+
+    def refusing(model: Any, inputs: Any = None, *, batch: int, **options: Any) -> Estimate:
+        if batch > 50:
+            raise SourceError("the table of positions ends")
+        return small(model, inputs, batch=batch, **options)
+
+    monkeypatch.setattr(request, "analyze", refusing)
+    found = fit("model")
+    assert (found.value, found.above) == (50, None)
+    assert "batch 51 cannot be analysed: the table of positions ends" in found.stopped_by
+
+
+def needs_two_samples(monkeypatch: pytest.MonkeyPatch, at_least: int) -> None:
+    anything = request.analyze
+
+    def refusing(model: Any, inputs: Any = None, *, batch: int, **options: Any) -> Estimate:
+        if batch < at_least:
+            raise SourceError("expected more than 1 value per channel when training")
+        return anything(model, inputs, batch=batch, **options)
+
+    monkeypatch.setattr(request, "analyze", refusing)
+
+
+def test_a_model_that_takes_no_single_sample_is_searched_from_two_on(
+    needing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needing(lambda batch: batch * MIB)
+    needs_two_samples(monkeypatch, at_least=2)
+    assert fit("model").value == 1024
+    needing(lambda batch: batch * GIB)
+    needs_two_samples(monkeypatch, at_least=2)
+    nothing = fit("model")
+    assert (nothing.value, nothing.estimate, nothing.above_value) == (0, None, 2)
+
+
+def test_a_model_that_cannot_be_analysed_at_all_fails_with_its_first_error(
+    needing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needing(lambda batch: batch)
+    needs_two_samples(monkeypatch, at_least=1000)
+    with pytest.raises(SourceError, match="more than 1 value"):
+        fit("model")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"multiple_of": 0}, "multiple_of"),
+        ({"at_most": 3, "multiple_of": 4}, "no multiple"),
+        ({"batch": 4}, "searched"),
+        ({"size": "dtype"}, "cannot search"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        fit("model", **wrong)
+
+
+# --- with real analyses -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model() -> Any:
+    nn = pytest.importorskip("torch").nn
+    layers = [nn.Linear(256, 256) for _ in range(4)]
+    return nn.Sequential(*layers)
+
+
+@pytest.fixture
+def example() -> Any:
+    return pytest.importorskip("torch").zeros(4, 256)
+
+
+def test_the_figures_of_a_sweep_are_those_of_analyses(model: Any, example: Any) -> None:
+    vary = {"batch": [2, 64], "optimizer": ["sgd", "adamw", "nope"]}
+    rows = graphmem.sweep(model, example, vary=vary, device="T4")
+    assert [tuple(row.settings.values()) for row in rows] == [(b, o) for b in (2, 64) for o in vary["optimizer"]]
+    one = graphmem.analyze(model, example, batch=64, training=Training("sgd"), device="T4")
+    assert rows[3].estimate is not None
+    assert rows[3].estimate.to_dict() == one.to_dict()
+    assert rows[5].estimate is None
+    assert "unknown optimizer 'nope'" in rows[5].error
+    json.dumps([row.to_dict() for row in rows])
+
+
+def test_a_sweep_in_which_nothing_works_is_an_error(model: Any, example: Any) -> None:
+    with pytest.raises(UsageError, match="nothing is called 'colour'"):
+        graphmem.sweep(model, example, vary={"colour": [1, 2]})
+    with pytest.raises(UsageError, match="list of at least one value"):
+        graphmem.sweep(model, example, vary={"batch": []})
+
+
+def test_advice_saves_what_it_says(model: Any, example: Any) -> None:
+    advised = graphmem.advise(model, example, batch=4096, device="T4")
+    base = graphmem.analyze(model, example, batch=4096, device="T4")
+    assert advised.base.device == base.device
+    by_option = {one.options: one for one in advised.advice}
+    half = by_option["--amp bf16"]
+    again = graphmem.analyze(model, example, batch=4096, device="T4", training=Training(amp="bf16"))
+    assert half.estimate is not None
+    assert half.saved_bytes == base.device - again.device
+    savings = [one.saved_bytes for one in advised.advice if one.estimate is not None]
+    assert savings == sorted(savings, reverse=True)
+    together = next(one for one in advised.advice if one.change.startswith("together"))
+    assert not ("--amp" in together.options and "--dtype" in together.options)
+    json.dumps(advised.to_dict())
+
+
+def test_advice_that_cannot_be_followed_says_why(model: Any, example: Any) -> None:
+    advised = graphmem.advise(model, example, device="T4")
+    checkpointing = next(one for one in advised.advice if one.options == "--checkpoint-activations")
+    assert checkpointing.estimate is None
+    assert "no repeated blocks" in checkpointing.reason

@@ -1,0 +1,106 @@
+"""The HTML report: one file that needs nothing else, with the figures of the estimate and nobody's markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphmem.estimate import Estimate, Timeline
+from graphmem.reports import html
+from graphmem.units import format_bytes
+from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
+
+_VOID = {"meta", "line", "rect", "polyline"}
+
+
+class _Page(HTMLParser):
+    """Text, elements and attributes; fails where elements do not close in order."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.data = ""
+        self.curves: dict[str, list[tuple[float, float]]] = {}
+        self.feed(document)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        known = dict(attrs)
+        if tag == "polyline":
+            points = (known["points"] or "").split()
+            self.curves[known["id"] or ""] = [(float(x), float(y)) for x, y in (point.split(",") for point in points)]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.data += data
+        elif self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+
+def _with_timeline(values: list[int]) -> Estimate:
+    array = np.array(values, dtype=np.int64)
+    return replace(training_estimate(), timeline=Timeline(array, array, array))
+
+
+@pytest.mark.parametrize("estimate", [training_estimate(), failing_estimate(), inference_estimate()])
+def test_it_holds_the_figures_and_the_json_report(estimate: Estimate) -> None:
+    page = _Page(html.render(estimate))
+    text = " ".join(page.text)
+    for level in ("requested", "allocated", "reserved", "device"):
+        assert format_bytes(getattr(estimate, level)) in text
+    for count in estimate.breakdown.values():
+        assert not count or f"{count:,} B" in text
+    for line in estimate.assumptions:
+        assert line in text
+    assert json.loads(page.data) == json.loads(estimate.to_json())
+    if estimate.fit is not None:
+        assert ("DOES NOT FIT" in text) is not estimate.fit.fits
+
+
+def test_it_needs_nothing_from_anywhere() -> None:
+    page = _Page(html.render(_with_timeline([1, 5, 2])))
+    assert not {name for name, _ in page.attributes} & {"src", "href", "onload", "srcset"}
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    assert page.tags.count("script") == 1
+    assert not re.search(r"url\(|@import", html.render(training_estimate()))
+
+
+def test_names_of_users_are_no_markup() -> None:
+    bad = "</script><script>alert(1)</script><b>"
+    estimate = replace(training_estimate(), model=bad, assumptions=(bad,), step=bad)
+    page = _Page(html.render(estimate))
+    assert page.tags.count("script") == 1
+    assert "b" not in page.tags
+    assert json.loads(page.data)["model"] == bad
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=4000))
+def test_no_peak_is_lost_in_the_plot(values: list[int]) -> None:
+    page = _Page(html.render(_with_timeline(values)))
+    curve = page.curves["reserved"]
+    assert len(curve) <= 960
+    highest = min(y for _, y in curve)
+    assert highest == (12 if max(values) else 276)
+    assert all(80 <= x <= 960 for x, _ in curve)

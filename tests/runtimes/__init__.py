@@ -1,0 +1,1 @@
+"""ONNX Runtime and TensorFlow against their recordings."""

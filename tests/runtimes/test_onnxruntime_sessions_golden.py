@@ -1,0 +1,133 @@
+"""Recorded CPU sessions of ONNX Runtime 1.31.1: every allocation of every run, and the arena's statistics after it.
+
+The graphs are those the recorded sessions executed, optimized and without weights, so that neither the installed
+onnxruntime nor the vector width of this machine matters.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
+from graphmem.graph.session_plan import SessionSettings
+from graphmem.replay import replay
+from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
+from graphmem.runtimes.onnxruntime_options import Options
+from graphmem.trace import EventKind, Trace
+from tests import places
+from tests.support.onnx_sessions import executed_graph
+
+GOLDEN = places.ONNXRUNTIME
+Event = tuple[str, int]
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads(gzip.decompress((GOLDEN / name).read_bytes()))["cases"]
+    return cases
+
+
+def planned(case: dict[str, Any], runs: int, **settings: Any) -> Trace:
+    level = "all" if case["opt"] == 99 else "disabled"
+    graph = executed_graph(case["model"].removesuffix(".onnx"), level, case["batch"])
+    # the recordings' models hold one repeating pattern: weights of one shape are equal, and so are packed once
+    equal = {name: str(graph.tensors[name]) for name in graph.initializers}
+    session = SessionSettings(provider="cpu", equal_weights=equal, **settings)
+    return plan([[graph] * runs], Options(session=session)).trace
+
+
+def events_of(trace: Trace) -> dict[int, list[Event]]:
+    """(kind, bytes) of every event by run, 0 being loading; what one kernel frees is sorted."""
+    reserved, born = reserved_allocations(trace).blocks, 0
+    runs: dict[int, list[Event]] = {}
+    for event in trace.events():
+        size = trace.storages[event.subject].bytes if event.subject >= 0 else 0
+        if not size or event.kind not in (EventKind.ALLOC, EventKind.FREE):
+            continue
+        kind = "free"
+        if event.kind == EventKind.ALLOC:
+            kind = "reserve" if born in reserved else "alloc"
+            born += 1
+        runs.setdefault(trace.phases[trace.operators[event.operator].phase].iteration, []).append((kind, size))
+    return {run: with_sorted_frees(events) for run, events in runs.items()}
+
+
+def recorded_events(rows: list[list[Any]]) -> list[Event]:
+    sizes = {number: size for kind, size, number in rows if kind != "free"}
+    return [(kind, sizes.get(number, 0)) for kind, _, number in rows]
+
+
+def with_sorted_frees(events: list[Event]) -> list[Event]:
+    done: list[Event] = []
+    frees: list[Event] = []
+    for event in events:
+        if event[0] == "free":
+            frees.append(event)
+            continue
+        done += [*sorted(frees), event]
+        frees = []
+    return done + sorted(frees)
+
+
+@pytest.mark.parametrize("case", read("ort_planner.json.gz"), ids=lambda case: f"{case['model']}-{case['opt']}")
+def test_planner(case: dict[str, Any]) -> None:
+    runs = events_of(planned(case, 2))
+    for run in (1, 2):
+        recorded = recorded_events(case[f"run{run}_events"])
+        found = runs[run]
+        assert sum(kind == "free" for kind, _ in found) == sum(kind == "alloc" for kind, _ in found)
+        allocated = [event for event in found if event[0] == "alloc"]
+        assert allocated == [event for event in recorded if event[0] == "alloc"]
+        outputs = Counter(found) - Counter(recorded)  # the recording ends before the caller drops the outputs
+        assert sum(outputs.values()) <= 1
+    assert ("alloc", case["pattern_block"]) in runs[2]
+
+
+SESSIONS = read("ort_sessions.json.gz")
+
+
+def name_of(record: dict[str, Any]) -> str:
+    case = record["case"]
+    words = [case["model"].removesuffix(".onnx"), f"b{case['batch']}", f"o{case['opt']}", case["mode"]]
+    words += ["pattern"] * case["pattern"] + ["same"] * bool(case.get("arena_cfg")) + ["shrink"] * case.get("shrink", 0)
+    return "-".join(words) + ("-device" if case.get("config") else "")
+
+
+@pytest.mark.parametrize("record", [r for r in SESSIONS if r["case"]["mode"] == "trace"], ids=name_of)
+def test_every_event(record: dict[str, Any]) -> None:
+    case = record["case"]
+    found = events_of(planned(case, case["runs"], enable_mem_pattern=bool(case["pattern"])))
+    rows: dict[int, list[list[Any]]] = {}
+    sizes = {number: size for _, kind, size, number in record["result"]["events"] if kind != "free"}
+    for phase, kind, _, number in record["result"]["events"]:
+        run = 0 if phase == "init" else int(phase.removeprefix("run").removeprefix("rel"))
+        rows.setdefault(run, []).append([kind, sizes[number], number])
+    assert found.keys() == rows.keys()
+    assert Counter(found[0]) == Counter((kind, size) for kind, size, _ in rows[0])
+    for run in range(1, case["runs"] + 1):
+        assert found[run] == with_sorted_frees([(kind, size) for kind, size, _ in rows[run]])
+
+
+@pytest.mark.parametrize("record", [r for r in SESSIONS if r["case"]["mode"] == "arena"], ids=name_of)
+def test_statistics(record: dict[str, Any]) -> None:
+    case, stats = record["case"], record["result"]["stats"]
+    shrink = bool(case.get("shrink"))
+    trace = planned(case, case["runs"], enable_mem_pattern=bool(case["pattern"]), enable_memory_arena_shrinkage=shrink)
+    if shrink:  # the recording shrinks in its last run only
+        shrinks = np.flatnonzero(trace.kinds == EventKind.EMPTY_CACHE)
+        trace.kinds[shrinks[:-1]] = EventKind.SYNCHRONIZE
+    strategy = ExtendStrategy(case["arena_cfg"]["arena_extend_strategy"] if case.get("arena_cfg") else 0)
+    options = Options(ArenaConfig(arena_extend_strategy=strategy), SessionSettings(provider="cpu"))
+    allocator = default_allocator(options, reserved=reserved_allocations(trace))
+    result = replay(trace, allocator)
+    assert allocator.stats() == stats[f"run{case['runs']}_released"]
+    run_of = [trace.phases[trace.operators[o].phase].iteration for o in trace.event_operators.tolist()]
+    for run in range(1, case["runs"] + 1):
+        last = max(index for index, number in enumerate(run_of) if number == run)
+        assert int(result.reserved_bytes[last]) == stats[f"run{run}_released"]["TotalAllocated"]
+        assert int(result.allocated_bytes[: last + 1].max()) <= stats[f"run{run}_released"]["MaxInUse"]
