@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from graphmem.capture.kernels import RULES
+from graphmem.capture.kernels import run_rule
 from graphmem.capture.kernels.parts.script import Card, Script
 
 _aten = torch.ops.aten
@@ -54,8 +54,7 @@ class KernelReplay(TorchDispatchMode):
     ) -> None:
         """Play the rule of one operator whose outputs exist already."""
         tensors = [out for out in outputs if isinstance(out, Tensor)]
-        rule = RULES.get(operator)
-        script = rule(args, kwargs, tensors, self.card) if rule else None
+        script = run_rule(operator, args, kwargs, tensors, self.card)
         born = self._follow(script, tensors) if script else set()
         for index, tensor in enumerate(tensors):
             if index not in born and id(tensor.untyped_storage()) not in known:

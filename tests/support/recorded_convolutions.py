@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels import run_rule
 from graphmem.capture.kernels.parts.script import Card, Script
-from graphmem.capture.kernels.rules import convolution
 from tests import places
 
 OPS = places.PYTORCH / "ops"
@@ -51,12 +51,12 @@ class Case:
 
     def forward(self, card: Card) -> Script | None:
         arguments = (self.input, self.weight, self.bias, *self.params)
-        return convolution.convolution_rule(arguments, {}, [self.output], card)
+        return run_rule("aten.convolution.default", arguments, {}, [self.output], card)
 
     def backward(self, card: Card, mask: Sequence[bool] | None = None) -> Script | None:
         asked = [bool(wanted) for wanted in (self.line["mask"] if mask is None else mask)]
         arguments = (self.grad, self.input, self.weight, [self.line["K"]], *self.params, asked)
-        return convolution.convolution_backward_rule(arguments, {}, self.gradients(asked), card)
+        return run_rule("aten.convolution_backward.default", arguments, {}, self.gradients(asked), card)
 
 
 def plain_case(line: dict[str, Any]) -> Case:

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture.distributed.process_groups import COLLECTIVES, MAKES_HOST_VALUES, collective, is_bookkeeping
-from graphmem.capture.kernels import RULES
-from graphmem.capture.kernels.parts.script import Card, Rule, Script
+from graphmem.capture.kernels import rule_of
+from graphmem.capture.kernels.parts.script import BoundRule, Card, Script
 from graphmem.capture.kernels.parts.unknown import unmodelled
 from graphmem.capture.operators import sparse
 from graphmem.capture.operators.composites import FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.assumed: Counter[str] = Counter()
         self.module_depth = 0
         self.in_optimizer_step = False
-        self._known: dict[Any, tuple[str, Rule | None, str | None]] = {}
+        self._known: dict[Any, tuple[str, BoundRule | None, str | None]] = {}
         self._module = ""
         self._by_sequence: dict[int, tuple[str, str]] = {}
         self._phase = builder.phase(0, "build")
@@ -198,7 +198,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         known = self._known.get(func)
         if known is None:
             name = str(func)
-            rule = RULES.get(name)
+            rule = rule_of(name)
             known = self._known[func] = (name, rule, unmodelled(name, rule is not None))
         name, rule, hidden = known
         if hidden is not None and _on_device(args):
@@ -320,7 +320,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     # --- births and deaths --------------------------------------------------------------------------------------------
 
-    def _record(self, func: Any, out: Any, args: Any, kwargs: Any, rule: Rule | None, in_backward: bool) -> None:
+    def _record(self, func: Any, out: Any, args: Any, kwargs: Any, rule: BoundRule | None, in_backward: bool) -> None:
         if self.graph is not None:
             operator = self.builder.operators[self.storages.operator]
             meta = {

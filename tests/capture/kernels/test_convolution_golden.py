@@ -22,6 +22,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphmem.capture.kernels import run_rule  # noqa: E402
 from graphmem.capture.kernels.cudnn import choice as cudnn_choice  # noqa: E402
 from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution  # noqa: E402
 from graphmem.capture.kernels.cudnn import workspaces as cudnn_workspaces  # noqa: E402
@@ -34,7 +35,6 @@ from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     select_backend,
 )
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
-from graphmem.capture.kernels.rules import convolution  # noqa: E402
 from tests.support.recorded_convolutions import DTYPES, OPS, Case, events  # noqa: E402
 from tests.support.recorded_convolutions import lines as _lines  # noqa: E402
 
@@ -278,7 +278,9 @@ def test_benchmark_times_every_plan_once(monkeypatch: pytest.MonkeyPatch) -> Non
     tensor, kernel = torch.empty(8, 64, 56, 56, device="meta"), torch.empty(64, 64, 3, 3, device="meta")
     arguments = (tensor, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     card = Card((9, 0), 132, 2048)
-    first, second = (convolution.convolution_rule(arguments, {}, [torch.empty_like(tensor)], card) for _ in range(2))
+    first, second = (
+        run_rule("aten.convolution.default", arguments, {}, [torch.empty_like(tensor)], card) for _ in range(2)
+    )
     assert first is not None
     assert second is not None
     kinds = [step.kind for step in first.steps]

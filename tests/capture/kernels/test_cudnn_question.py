@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphmem.capture.kernels import run_rule  # noqa: E402
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
-from graphmem.capture.kernels.rules import convolution  # noqa: E402
 from graphmem.cudnn.plans import Convolution  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("cudnn_switches")
@@ -37,7 +37,7 @@ def _card(listener: _Listener) -> Card:
 def _forward(tensor: Any, weight: Any, out: Any, listener: _Listener, transposed: bool = False) -> Any:
     dim = tensor.dim() - 2
     arguments = (tensor, weight, None, [2] * dim, [1] * dim, [1] * dim, transposed, [0] * dim, 1)
-    return convolution.convolution_rule(arguments, {}, [out], _card(listener))
+    return run_rule("aten.convolution.default", arguments, {}, [out], _card(listener))
 
 
 def _meta(*shape: int, dtype: Any = None) -> Any:
@@ -79,7 +79,7 @@ def test_what_a_gradient_is_written_to_is_a_block_of_its_own() -> None:
     grad = _meta(2 * 4 * 5 * 5 + 1)[1:].view(2, 4, 5, 5)
     weight = _meta(4, 8, 3, 3)
     arguments = (grad, tensor, weight, [4], [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
-    convolution.convolution_backward_rule(arguments, {}, [tensor, weight], _card(listener))
+    run_rule("aten.convolution_backward.default", arguments, {}, [tensor, weight], _card(listener))
     assert [(question.direction, question.alignments) for question in listener.asked] == [
         ("backward data", (32, 32, 4)),
         ("backward weight", (8, 32, 4)),

@@ -1,16 +1,21 @@
 """What one CUDA operator does to memory while it runs, written down as a script.
 
 A fake operator shows only its outputs. The CUDA kernel behind it may take buffers and give them back before it
-returns, and may lay its outputs out otherwise than the fake one. A *rule* looks at the arguments and outputs and
-returns the :class:`Script` of allocations and frees in the order of the real build. Operators without a rule allocate
-their outputs in order and nothing else.
+returns, and may lay its outputs out otherwise than the fake one. A *rule* looks at the :class:`Call`, its arguments by
+the names of the operator's schema, and returns the :class:`Script` of allocations and frees in the order of the real
+build. Operators without a rule allocate their outputs in order and nothing else.
+
+How to write one: docs/adding/kernel_rule.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+import torch
 
 from graphmem.cudnn.library import Cudnn
 
@@ -33,6 +38,91 @@ class Card:
     cudnn: Cudnn | None = field(default=None, compare=False)
     #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
     timed: set[object] = field(default_factory=set, compare=False)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """One call of an operator: its arguments under their names in the operator's schema, its outputs, and the card.
+
+    ``call.weight``, ``call.dim``: an argument as it was given, or the schema's default. A name that the schema lacks is
+    an AttributeError; :meth:`get` is for rules of several overloads of which some lack it.
+    """
+
+    __slots__ = ("_args", "_kwargs", "_signature", "card", "outputs")
+
+    #: The output tensors. Outputs that are no tensors, such as gradients that were not asked for, are left out of the
+    #: list and of the counting.
+    outputs: Sequence[Any]
+    #: What the operator runs on.
+    card: Card
+
+    def __init__(
+        self, signature: Signature, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+    ) -> None:
+        self._signature = signature
+        self._args = args
+        self._kwargs = kwargs
+        self.outputs = outputs
+        self.card = card
+
+    def __getattr__(self, name: str) -> Any:
+        position = self._signature.positions.get(name)
+        if position is None:
+            raise AttributeError(f"{self.operator} has no argument {name!r}; it has {', '.join(self._names())}")
+        if position < len(self._args):
+            return self._args[position]
+        return self._kwargs.get(name, self._signature.defaults[position])
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The argument of this name; ``default`` where this overload of the operator has none."""
+        return getattr(self, name) if name in self._signature.positions else default
+
+    @property
+    def operator(self) -> str:
+        """The operator's full name, for example ``aten.sum.dim_IntList``."""
+        return self._signature.operator
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the first output: the argument ``dtype`` where the operator has one and it was given."""
+        return self.outputs[0].dtype
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The arguments that are tensors, in the order of the schema: for operators that name the same one otherwise,
+        as ``mat1`` of addmm and ``batch1`` of baddbmm."""
+        values = (getattr(self, name) for name in self._names())
+        return [value for value in values if isinstance(value, torch.Tensor)]
+
+    def _names(self) -> Sequence[str]:
+        return tuple(self._signature.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An operator's schema, as far as its calls are bound by it: argument -> position, and the defaults by position
+    (None for arguments without one)."""
+
+    operator: str
+    positions: dict[str, int]
+    defaults: tuple[Any, ...]
+
+
+@cache
+def signature_of(operator: str) -> Signature | None:
+    """The schema of an operator by full name, for example ``aten.sum.dim_IntList``; None if torch knows none."""
+    namespace, name, overload = operator.split(".")
+    try:
+        schema = torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
+    except RuntimeError:
+        return None
+    positions = {argument.name: position for position, argument in enumerate(schema.arguments)}
+    return Signature(operator, positions, tuple(argument.default_value for argument in schema.arguments))
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +163,132 @@ class Script:
         """The operator calls cuBLAS here, whose workspace is taken now unless the thread holds it already."""
         self.steps.append(Step("product", 0))
 
+    def call(
+        self, operator: str, *args: Any, card: Card, outputs: Sequence[Any], births: Sequence[Birth], **kwargs: Any
+    ) -> list[int]:
+        """Another operator runs inside this one: the steps of its rule are written here.
+
+        ``outputs``: the tensors it returns, or tensors of the same layout on the meta device. ``births`` says of each
+        what it is here: the number of an output of this operator, the label of a buffer that the caller gives back
+        (their tokens are returned, in order of ``births``), or None for one that exists already, as for ``topk_out``.
+        """
+        name = operator if operator.count(".") == 2 else f"{operator}.default"
+        written = run_rule(name, args, kwargs, outputs, card) or Script()
+        return _Inlined(self, outputs, births).write(written)
+
     def empty_cache(self) -> None:
         """The operator calls ``CUDACachingAllocator::emptyCache``."""
         self.steps.append(Step("empty_cache", 0))
 
 
-#: (positional args, keyword args, output tensors, card) -> script, or None for "nothing hidden". Outputs that are no
-#: tensors, such as gradients that were not asked for, are left out of the list and of the counting.
-Rule = Callable[[Sequence[Any], dict[str, Any], Sequence[Any], Card], "Script | None"]
+#: What an output of an operator that runs inside another is there: see :meth:`Script.call`.
+Birth = int | str | None
 
+
+class _Inlined:
+    """Writes the script of one operator into that of another."""
+
+    def __init__(self, script: Script, outputs: Sequence[Any], births: Sequence[Birth]) -> None:
+        if len(outputs) != len(births):
+            raise ValueError(f"{len(outputs)} outputs, but {len(births)} births")
+        self._script = script
+        self._outputs = outputs
+        self._births = births
+        self._held: dict[int, int] = {}
+        self._born: set[int] = set()
+
+    def write(self, inner: Script) -> list[int]:
+        """Copy the steps; outputs that the script does not mention are born last. Returns tokens of buffers."""
+        tokens: dict[int, int] = {}
+        for step in inner.steps:
+            if step.kind == "output":
+                self._birth(step.index, step.bytes)
+            elif step.kind == "take":
+                tokens[step.index] = self._script.take(step.bytes or 0, step.label)
+            elif step.kind == "give":
+                self._script.give(tokens[step.index])
+            else:
+                self._script.steps.append(step)
+        for index in range(len(self._births)):
+            self._birth(index, None)
+        return [self._held[index] for index in sorted(self._held)]
+
+    def _birth(self, index: int, size: int | None) -> None:
+        birth = self._births[index]
+        if index in self._born or birth is None:
+            return
+        self._born.add(index)
+        if isinstance(birth, int):
+            self._script.output(birth, size)
+        else:
+            tensor = self._outputs[index]
+            self._held[index] = self._script.take(
+                tensor.numel() * tensor.element_size() if size is None else size, birth
+            )
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+#: What an operator does to memory on this call; None for "nothing but its outputs".
+Rule = Callable[[Call], "Script | None"]
+#: The same before the call is bound: (positional args, keyword args, output tensors, card).
+BoundRule = Callable[[Sequence[Any], dict[str, Any], Sequence[Any], Card], "Script | None"]
+
+#: The rules by full name of their operator.
 RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operators by full name, for example ``aten.sum.dim_IntList``."""
+def rule(*operators: str, torch_before: tuple[int, int] | None = None, library: str | None = None) -> _Register:
+    """Register a rule for operators by full name, for example ``aten.sum.dim_IntList``.
+
+    A name that the newest PyTorch does not know is refused, unless the rule is for versions ``torch_before`` some
+    (major, minor), or for the operators of an optional ``library``, such as torchvision. Other versions may lack some
+    operators, whose rules are then never asked. A second rule for an operator is refused. Raises ValueError.
+    """
 
     def register(function: Rule) -> Rule:
         for operator in operators:
+            if operator in RULES:
+                raise ValueError(f"{operator} has a rule already: {RULES[operator].__qualname__}")
+            _refuse_unknown(operator, torch_before, library)
             RULES[operator] = function
         return function
 
     return register
+
+
+_Register = Callable[[Rule], Rule]
+#: The PyTorch that every rule is written against.
+_NEWEST = (2, 13)
+_RUNNING = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def _refuse_unknown(operator: str, torch_before: tuple[int, int] | None, library: str | None) -> None:
+    if operator.count(".") != 2:
+        raise ValueError(f"{operator}: a rule wants namespace.operator.overload, for example aten.topk.default")
+    if torch_before is not None and torch_before > _NEWEST:
+        raise ValueError(f"{operator}: torch_before={torch_before} says nothing, the newest version is {_NEWEST}")
+    sayable = torch_before is not None or library is not None
+    if _RUNNING == _NEWEST and not sayable and signature_of(operator) is None:
+        raise ValueError(f"{operator}: PyTorch {torch.__version__} knows no such operator")
+
+
+def rule_of(operator: str) -> BoundRule | None:
+    """The rule of an operator by full name, which binds every call to the operator's schema; None if it has none."""
+    function = RULES.get(operator)
+    signature = signature_of(operator) if function is not None else None
+    if function is None or signature is None:
+        return None
+
+    def bound(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+        return function(Call(signature, args, kwargs, outputs, card))
+
+    return bound
+
+
+def run_rule(
+    operator: str, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
+) -> Script | None:
+    """What the rule of an operator by full name says of one call; None if it has no rule, or nothing is hidden."""
+    bound = rule_of(operator)
+    return bound(args, kwargs, outputs, card) if bound is not None else None

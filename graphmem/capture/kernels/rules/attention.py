@@ -8,16 +8,14 @@ observed (cuDNN 9.20), since its source is closed. The math path is made of ordi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 _FP32 = 4
 #: Philox seed and offset of flash attention: uint64[2] and a uint64 that is never used.
@@ -26,10 +24,6 @@ _FLASH_SEED, _FLASH_UNUSED = 16, 8
 
 def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
-
-
-def _value(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name, default)
 
 
 def _is_contiguous_bshd(tensor: torch.Tensor) -> bool:
@@ -41,23 +35,23 @@ def _is_contiguous_bshd(tensor: torch.Tensor) -> bool:
 
 
 @rule("aten._scaled_dot_product_flash_attention.default")
-def flash_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    query, key = args[:2]
-    dropout = _value(args, kwargs, 3, "dropout_p", 0.0)
+def flash_rule(call: Call) -> Script | None:
+    query, key = call.query, call.key
+    dropout = call.dropout_p
     batch, heads, queries, head_dim = query.shape
     keys, key_heads = key.shape[2], key.shape[1]
     if queries == 1 and heads > key_heads and dropout == 0.0:
         # One query token: its groups of heads take the place of the tokens (seqlenq_ngroups_swapped).
         queries, heads = heads // key_heads, key_heads
     script = Script().output(0).output(1)
-    splits = 1 if dropout else flash_splits(batch * heads * -(-queries // 64), keys, head_dim, card.sm_count)
+    splits = 1 if dropout else flash_splits(batch * heads * -(-queries // 64), keys, head_dim, call.card.sm_count)
     partial = []
     if splits > 1:
         rows = splits * batch * heads * queries
         partial.append(script.take(rows * _FP32, "split log-sum-exp"))
         partial.append(script.take(rows * _rounded_head(head_dim) * _FP32, "split output"))
-    seed, offset, mask = range(len(outputs) - 3, len(outputs))
-    if card.torch_version >= (2, 7):
+    seed, offset, mask = range(len(call.outputs) - 3, len(call.outputs))
+    if call.card.torch_version >= (2, 7):
         _flash_seeds(script, seed, offset, dropout)
     else:
         script.output(seed, 0).output(offset, 0)
@@ -98,10 +92,8 @@ def flash_splits(row_blocks: int, keys: int, head_dim: int, sm_count: int) -> in
 
 
 @rule("aten._scaled_dot_product_flash_attention_backward.default")
-def flash_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    grad, query, key, _, out = args[:5]
+def flash_backward_rule(call: Call) -> Script | None:
+    grad, query, key, _, out = call.grad_out, call.query, call.key, call.value, call.out
     batch, heads, queries, head_dim = query.shape
     keys, key_heads = key.shape[2], key.shape[1]
     script = Script()
@@ -115,12 +107,12 @@ def flash_backward_rule(
     softmax = script.take(rows * _FP32, "softmax gradient sums")
     accumulator = rows * _rounded_head(head_dim) * _FP32
     if torch.are_deterministic_algorithms_enabled():
-        accumulator *= -(-card.sm_count // (batch * heads))
+        accumulator *= -(-call.card.sm_count // (batch * heads))
     taken = [script.take(accumulator, "query gradient accumulator")]
     if key_heads != heads:
         size = batch * keys * heads * head_dim * query.element_size()
         taken += [script.take(size, f"{name} gradient of every head") for name in ("key", "value")]
-        _sum_over_groups(script, key, heads, card)
+        _sum_over_groups(script, key, heads, call.card)
     script.give(*reversed(taken))
     script.give(softmax)
     script.give(*reversed(copies))
@@ -139,12 +131,12 @@ def _sum_over_groups(script: Script, key: torch.Tensor, heads: int, card: Card) 
 
 
 @rule("aten._scaled_dot_product_efficient_attention.default")
-def efficient_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    query, _, value = args[:3]
+def efficient_rule(call: Call) -> Script | None:
+    query, _, value = call.query, call.key, call.value
     batch, heads, queries = query.shape[:3]
-    rows = _round_up(queries, 32) if args[4] else 0
+    rows = _round_up(queries, 32) if call.compute_log_sumexp else 0
     # Seed and offset are host tensors, unless a CUDA graph is being captured: its replays change them.
-    seed_bytes = 8 if card.in_graph_capture else 0
+    seed_bytes = 8 if call.card.in_graph_capture else 0
     script = Script().output(2, seed_bytes).output(3, seed_bytes)
     script.output(0).output(1, batch * heads * rows * _FP32)
     if query.element_size() == 2 and max(query.shape[3], value.shape[3]) > 128:
@@ -187,19 +179,17 @@ def _has_small_shared_memory(capability: tuple[int, int]) -> bool:
 
 
 @rule("aten._scaled_dot_product_efficient_attention_backward.default")
-def efficient_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    grad, query, key, value, bias = args[:5]
-    dropout, mask = args[9], args[10]
+def efficient_backward_rule(call: Call) -> Script | None:
+    grad, query, key, value, bias = call.grad_out_, call.query, call.key, call.value, call.attn_bias
+    dropout, mask = call.dropout_p, call.grad_input_mask
     script = Script()
     copies = [] if _is_contiguous_bshd(grad) else [script.take(bytes_of(grad), "contiguous gradient")]
     script.output(0).output(1).output(2)
-    if mask[3] and len(outputs) > 3:
+    if mask[3] and len(call.outputs) > 3:
         script.output(3, bytes_of(bias) // bias.shape[-1] * _round_up(bias.shape[-1], 16))
     half = query.element_size() == 2
-    tile = _backward_tile(max(query.shape[3], value.shape[3]), half, dropout > 0, card)
-    delta = _take_delta(script, grad, half, card)
+    tile = _backward_tile(max(query.shape[3], value.shape[3]), half, dropout > 0, call.card)
+    delta = _take_delta(script, grad, half, call.card)
     workspace = script.take(_efficient_workspace(query, key, value, tile), "efficient attention workspace")
     script.give(delta, workspace)
     script.give(*copies)
@@ -248,15 +238,15 @@ def _key_splits(blocks: int, keys: int, tile: _Tile) -> int:
 
 
 @rule("aten._scaled_dot_product_cudnn_attention.default")
-def cudnn_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    query = args[0]
+def cudnn_rule(call: Call) -> Script | None:
+    query = call.query
     batch, heads, queries = query.shape[:3]
-    seed, offset, masks = 2, 3, range(4, len(outputs))
+    seed, offset, masks = 2, 3, range(4, len(call.outputs))
     script = Script().output(seed, 8).output(offset, 8).output(0)
-    script.output(1, batch * heads * queries * _FP32 if args[4] else 0)
+    script.output(1, batch * heads * queries * _FP32 if call.compute_log_sumexp else 0)
     for mask in masks:
         script.output(mask, 0)
-    size = cudnn_forward_workspace(query, args[1], card)
+    size = cudnn_forward_workspace(query, call.key, call.card)
     if size:
         script.give(script.take(size, "cuDNN attention workspace"))
     return script
@@ -285,15 +275,13 @@ def _power_of_2(n: int) -> int:
 
 
 @rule("aten._scaled_dot_product_cudnn_attention_backward.default")
-def cudnn_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    grad, query, key, value = args[:4]
+def cudnn_backward_rule(call: Call) -> Script | None:
+    grad, query, key, value = call.grad_out, call.query, call.key, call.value
     script = Script()
-    for index in range(len(outputs)):
+    for index in range(len(call.outputs)):
         script.output(index)
     copies = [] if grad.stride(-1) == 1 else [script.take(bytes_of(grad), "gradient in the output's layout")]
-    script.give(script.take(cudnn_backward_workspace(query, key, value, card), "cuDNN attention workspace"))
+    script.give(script.take(cudnn_backward_workspace(query, key, value, call.card), "cuDNN attention workspace"))
     script.give(*copies)
     return script
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -28,11 +27,11 @@ from graphmem.capture.kernels.parts.conv_backend import (
 )
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import Buffers, reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _Convolution:
     """One convolution: what _convolution works on after it has turned one dimension into two."""
 
     input: View
@@ -42,7 +41,7 @@ class _Call:
     backend: Backend
     channels_last: bool
 
-    def group(self) -> _Call:
+    def group(self) -> _Convolution:
         """One group of it, as the backends without groups run it."""
         groups = self.params.groups
         return replace(
@@ -61,50 +60,46 @@ def _narrow(view: View, dim: int, parts: int) -> View:
 
 
 @rule("aten.convolution.default")
-def convolution_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    tensor, weight, bias = args[:3]
-    call = _call(tensor, weight, outputs[0], args[3:9], card)
+def convolution_rule(call: Call) -> Script | None:
+    convolution = _convolution(call, call.outputs[0])
     script = Script()
-    row = _copy_of_row(script, tensor)
+    row = _copy_of_row(script, call.input)
     if row:
-        call = replace(call, input=_dense(call.input, False))
-    _FORWARD[call.backend](script, call, bias is not None, card)
+        convolution = replace(convolution, input=_dense(convolution.input, False))
+    _FORWARD[convolution.backend](script, convolution, call.bias is not None, call.card)
     script.give(*row)
     return script
 
 
 @rule("aten.convolution_backward.default")
-def convolution_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    grad, tensor, weight = args[:3]
-    mask = args[10]
-    call = _call(tensor, weight, grad, args[4:10], card)
+def convolution_backward_rule(call: Call) -> Script | None:
+    convolution = _convolution(call, call.grad_output)
     script = Script()
-    row = _copy_of_row(script, tensor)
+    row = _copy_of_row(script, call.input)
     if row:
-        call = replace(call, input=_dense(call.input, False))
-    gradients = _Gradients(script, mask, [0 if g is None else bytes_of(g) for g in outputs])
-    _BACKWARD[call.backend](script, call, gradients, card)
+        convolution = replace(convolution, input=_dense(convolution.input, False))
+    gradients = _Gradients(script, call.output_mask, [0 if g is None else bytes_of(g) for g in call.outputs])
+    _BACKWARD[convolution.backend](script, convolution, gradients, call.card)
     if gradients.pending(2):
         gradients.emit(2)
-        _bias_sum(call.output, card).write(script)
+        _bias_sum(convolution.output, call.card).write(script)
     script.give(*row)
     return script
 
 
-def _call(
-    tensor: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, arguments: Sequence[Any], card: Card
-) -> _Call:
-    stride, padding, dilation, transposed, extra, groups = arguments
-    params = ConvParams.of(tensor.dim() - 2, stride, padding, dilation, transposed, extra, groups)
+def _convolution(call: Call, output: torch.Tensor) -> _Convolution:
+    tensor, weight, card = call.input, call.weight, call.card
+    params = ConvParams.of(
+        tensor.dim() - 2,
+        call.stride, call.padding, call.dilation, call.transposed, call.output_padding, call.groups,
+    )  # fmt: skip
     input_view, weight_view = View.of(tensor), View.of(weight)
     if tensor.dim() == 3 and not tensor.is_contiguous():
         input_view = _dense(input_view, False)
     cudnn = torch.backends.cudnn.enabled and cudnn_takes(tensor.dtype, card.compute_capability)
     backend = select_backend(input_view, weight_view, params, cudnn)
     channels_last = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE) and runs_channels_last(input_view, weight_view)
-    return _Call(input_view, weight_view, View.of(output), params, backend, channels_last)
+    return _Convolution(input_view, weight_view, View.of(output), params, backend, channels_last)
 
 
 def _copy_of_row(script: Script, tensor: torch.Tensor) -> list[int]:
@@ -160,7 +155,7 @@ def _bias_sum(grad: View, card: Card, dims: Sequence[int] | None = None) -> Buff
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
 
 
-def _cudnn_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+def _cudnn_forward(script: Script, call: _Convolution, bias: bool, card: Card) -> None:
     copies = _copy(script, call.input, call.channels_last, "input")
     script.output(0)
     weight = _copy(script, call.weight, call.channels_last, "weight")
@@ -169,7 +164,7 @@ def _cudnn_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
     script.give(*weight, *copies)
 
 
-def _cudnn_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+def _cudnn_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
     copies, tensor = [], call.input
     if 1 in gradients:
         copies = _copy(script, tensor, call.channels_last, "input")
@@ -192,7 +187,7 @@ def _cudnn_backward(script: Script, call: _Call, gradients: _Gradients, card: Ca
     script.give(*grad, *copies)
 
 
-def _cudnn_input_gradient(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+def _cudnn_input_gradient(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
     if 0 not in gradients:
         return
     gradients.emit(0)
@@ -203,7 +198,7 @@ def _cudnn_input_gradient(script: Script, call: _Call, gradients: _Gradients, ca
     script.give(*grad, *weight)
 
 
-def _workspace(script: Script, call: _Call, direction: Direction, card: Card) -> None:
+def _workspace(script: Script, call: _Convolution, direction: Direction, card: Card) -> None:
     """Taken right before the kernel and given back right after its launch (run_conv_plan).
 
     Under ``torch.backends.cudnn.benchmark`` the fastest of all plans runs, which only a card can tell: an estimate.
@@ -231,12 +226,12 @@ def _time_all_plans(script: Script, largest: Workspace) -> None:
     script.empty_cache()
 
 
-def _sides(call: _Call) -> tuple[View, View]:
+def _sides(call: _Convolution) -> tuple[View, View]:
     """A transposed convolution is the backward pass of the convolution from its output to its input."""
     return (call.output, call.input) if call.backend is Backend.CUDNN_TRANSPOSE else (call.input, call.output)
 
 
-def _problem(call: _Call) -> Problem:
+def _problem(call: _Convolution) -> Problem:
     inner, outer = _sides(call)
     return Problem(
         batch=inner.shape[0],
@@ -257,7 +252,7 @@ def _problem(call: _Call) -> Problem:
 # --- depthwise kernels ------------------------------------------------------------------------------------------------
 
 
-def _depthwise_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+def _depthwise_forward(script: Script, call: _Convolution, bias: bool, card: Card) -> None:
     copies = _copy(script, call.input, False, "input")
     weight = _copy(script, call.weight, False, "weight") if call.backend is Backend.DEPTHWISE_3D else []
     script.output(0)
@@ -266,7 +261,7 @@ def _depthwise_forward(script: Script, call: _Call, bias: bool, card: Card) -> N
     script.give(*weight, *copies)
 
 
-def _depthwise_2d_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+def _depthwise_2d_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
     grad = _copy(script, call.output, False, "gradient")
     if 1 in gradients:
         copies = _copy(script, call.input, False, "input")
@@ -279,7 +274,7 @@ def _depthwise_2d_backward(script: Script, call: _Call, gradients: _Gradients, c
     script.give(*grad)
 
 
-def _depthwise_3d_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+def _depthwise_3d_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
     gradients.emit(0)
     gradients.emit(1)
     grad = _copy(script, call.output, False, "gradient")
@@ -296,7 +291,7 @@ def _depthwise_3d_backward(script: Script, call: _Call, gradients: _Gradients, c
 # --- matrix products over unfolded columns ----------------------------------------------------------------------------
 
 
-def _slow_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+def _slow_forward(script: Script, call: _Convolution, bias: bool, card: Card) -> None:
     """Backends without groups: input and weight made contiguous, then every group on its own, then joined."""
     copies = _copy(script, call.input, False, "input") + _copy(script, call.weight, False, "weight")
     if call.params.groups == 1:
@@ -324,7 +319,7 @@ def _copy_of_part(script: Script, part: View, channels_last: bool, label: str) -
     return [script.take(part.bytes, f"one group of {label}")], _dense(part, channels_last)
 
 
-def _nogroup_forward(script: Script, call: _Call, bias: bool, output: Callable[[int | None], object]) -> None:
+def _nogroup_forward(script: Script, call: _Convolution, bias: bool, output: Callable[[int | None], object]) -> None:
     backend = call.backend
     if backend is Backend.SLOW_TRANSPOSE_3D:
         _output_from_input_size(script, call, output)
@@ -338,7 +333,7 @@ def _nogroup_forward(script: Script, call: _Call, bias: bool, output: Callable[[
     script.give(*columns)
 
 
-def _output_from_input_size(script: Script, call: _Call, output: Callable[[int | None], object]) -> None:
+def _output_from_input_size(script: Script, call: _Convolution, output: Callable[[int | None], object]) -> None:
     """slow_conv_transpose3d makes its output with the input's size and resizes it, which never shrinks it."""
     if call.input.bytes >= call.output.bytes:
         output(call.input.bytes)
@@ -348,14 +343,14 @@ def _output_from_input_size(script: Script, call: _Call, output: Callable[[int |
     script.give(first)
 
 
-def _columns_bytes(call: _Call) -> int:
+def _columns_bytes(call: _Convolution) -> int:
     """Unfolded patches of one image: channels and taps of the smaller side, over the pixels of the other."""
     inner, outer = (call.output, call.input) if call.params.transposed else (call.input, call.output)
     taps = math.prod(call.weight.shape[2:])
     return inner.shape[1] * taps * math.prod(outer.shape[2:]) * int(inner.dtype.itemsize)
 
 
-def _needs_columns(call: _Call) -> bool:
+def _needs_columns(call: _Convolution) -> bool:
     """One tap, stride 1 and no padding need no unfolding; dilated kernels unfold all the same."""
     if call.backend in (Backend.SLOW_DILATED_2D, Backend.SLOW_DILATED_3D):
         return True
@@ -368,11 +363,11 @@ def _needs_columns(call: _Call) -> bool:
     return not plain
 
 
-def _columns(script: Script, call: _Call, always: bool = False) -> list[int]:
+def _columns(script: Script, call: _Convolution, always: bool = False) -> list[int]:
     return [script.take(_columns_bytes(call), "columns")] if always or _needs_columns(call) else []
 
 
-def _slow_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+def _slow_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
     copies = _copy(script, call.input, False, "input") + _copy(script, call.weight, False, "weight")
     if call.params.groups == 1:
         _nogroup_backward(script, call, gradients.__contains__, gradients.emit, card)
@@ -381,7 +376,7 @@ def _slow_backward(script: Script, call: _Call, gradients: _Gradients, card: Car
     script.give(*reversed(copies))
 
 
-def _grouped_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+def _grouped_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
     one = call.group()
     e = one.weight.dtype.itemsize
     sizes = (one.input.bytes, one.weight.bytes, one.output.shape[1] * e)
@@ -404,7 +399,7 @@ def _grouped_backward(script: Script, call: _Call, gradients: _Gradients, card: 
 
 
 def _nogroup_backward(
-    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
 ) -> None:
     if call.backend is Backend.SLOW_2D:
         _slow_2d_backward(script, call, wanted, emit, card)
@@ -415,7 +410,7 @@ def _nogroup_backward(
 
 
 def _slow_2d_backward(
-    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
 ) -> None:
     grad = _copy(script, call.output, False, "gradient")
     columns: list[int] = []
@@ -434,7 +429,7 @@ def _slow_2d_backward(
 
 
 def _slow_dilated_backward(
-    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
 ) -> None:
     grad = _copy(script, call.output, False, "gradient")
     for index in (0, 1, 2):
@@ -455,7 +450,7 @@ def _slow_dilated_backward(
 
 
 def _slow_transpose_backward(
-    script: Script, call: _Call, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
+    script: Script, call: _Convolution, wanted: Callable[[int], bool], emit: Callable[[int], None], card: Card
 ) -> None:
     if wanted(0):
         grad = _copy(script, call.output, False, "gradient")
@@ -477,11 +472,11 @@ def _slow_transpose_backward(
         script.give(*columns, *grad)
 
 
-def _empty_forward(script: Script, call: _Call, bias: bool, card: Card) -> None:
+def _empty_forward(script: Script, call: _Convolution, bias: bool, card: Card) -> None:
     script.output(0)
 
 
-def _empty_backward(script: Script, call: _Call, gradients: _Gradients, card: Card) -> None:
+def _empty_backward(script: Script, call: _Convolution, gradients: _Gradients, card: Card) -> None:
     for index in (0, 1, 2):
         gradients.emit(index)
 
@@ -490,7 +485,7 @@ _SLOW = (
     Backend.SLOW_2D, Backend.SLOW_DILATED_2D, Backend.SLOW_DILATED_3D, Backend.SLOW_TRANSPOSE_2D,
     Backend.SLOW_TRANSPOSE_3D,
 )  # fmt: skip
-_FORWARD: dict[Backend, Callable[[Script, _Call, bool, Card], None]] = {
+_FORWARD: dict[Backend, Callable[[Script, _Convolution, bool, Card], None]] = {
     Backend.CUDNN: _cudnn_forward,
     Backend.CUDNN_TRANSPOSE: _cudnn_forward,
     Backend.DEPTHWISE_2D: _depthwise_forward,
@@ -498,7 +493,7 @@ _FORWARD: dict[Backend, Callable[[Script, _Call, bool, Card], None]] = {
     Backend.EMPTY: _empty_forward,
     **dict.fromkeys(_SLOW, _slow_forward),
 }
-_BACKWARD: dict[Backend, Callable[[Script, _Call, _Gradients, Card], None]] = {
+_BACKWARD: dict[Backend, Callable[[Script, _Convolution, _Gradients, Card], None]] = {
     Backend.CUDNN: _cudnn_backward,
     Backend.CUDNN_TRANSPOSE: _cudnn_backward,
     Backend.DEPTHWISE_2D: _depthwise_2d_backward,

@@ -6,28 +6,25 @@ what lies on the device is written down here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 
 @rule("aten._to_copy.default", "aten.copy_.default")
-def host_device_copy(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def host_device_copy(call: Call) -> Script | None:
     """A source on the device is packed if it has gaps or another order than the destination; a destination on the
     device is filled by way of a packed one of the source's type. Types are converted on the host, unless the copy is
     non-blocking: then on the device."""
-    del card
-    made = len(args) == 1
-    source, destination = (args[0], outputs[0]) if made else (args[1], args[0])
+    source = call.get("src")  # of copy_ alone
+    made = source is None
+    source, destination = (call.self, call.outputs[0]) if made else (source, call.self)
     if not isinstance(source, torch.Tensor) or source.is_cuda == destination.is_cuda or destination.numel() == 0:
         return None
     same_type = source.dtype is destination.dtype
     if same_type and _one_block(source, destination):
         return None
-    non_blocking = bool(kwargs.get("non_blocking", False) or (not made and len(args) > 2 and args[2]))
+    non_blocking = bool(call.non_blocking)
     script = Script()
     if made:
         script.output(0)

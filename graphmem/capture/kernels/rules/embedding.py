@@ -6,14 +6,11 @@ Order observed on the real 2.13.0 CUDA build.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import has_flat_view
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 #: Up to here one kernel walks all the indices (Embedding.cu).
 _UNSORTED_INDICES = 3072
@@ -36,10 +33,10 @@ def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int,
 
 
 @rule("aten.embedding.default")
-def embedding_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def embedding_rule(call: Call) -> Script | None:
     """``weight.index_select(0, indices.reshape(-1))`` (ATen/native/Embedding.cpp): indices that cannot be viewed so
     are copied."""
-    indices = args[1]
+    indices = call.indices
     if has_flat_view(indices):
         return None
     script = Script()
@@ -49,10 +46,8 @@ def embedding_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequenc
 
 
 @rule("aten.embedding_dense_backward.default")
-def embedding_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    grad, indices, rows, _, by_frequency = args[:5]
+def embedding_backward_rule(call: Call) -> Script | None:
+    grad, indices, by_frequency = call.grad_output, call.indices, call.scale_grad_by_freq
     script = Script()
     copies = [
         script.take(tensor.numel() * tensor.element_size(), f"contiguous {name}")
@@ -63,7 +58,7 @@ def embedding_backward_rule(
     if count == 0 or (count <= _UNSORTED_INDICES and not by_frequency):
         script.output(0)
     else:
-        write_sorted_gradient(script, grad, indices, rows, by_frequency, card)
+        write_sorted_gradient(script, grad, indices, call.num_weights, by_frequency, call.card)
     script.give(*reversed(copies))
     return script
 

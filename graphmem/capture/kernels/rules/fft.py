@@ -7,12 +7,9 @@ The copy that a transform to real numbers makes of its input was recorded on the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 _WORK_AREA = "cuFFT work area (estimate)"
 
@@ -22,9 +19,9 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 @rule("aten._fft_r2c.default", "aten._fft_c2c.default")
-def to_complex_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def to_complex_rule(call: Call) -> Script | None:
     """The result, and the work area around the call. Real numbers have half the frequencies, the rest are mirrored."""
-    tensor, dims = args[0], args[1]
+    tensor, dims = call.self, call.dim
     if not dims or not tensor.numel():
         return None
     elements = int(tensor.numel())
@@ -32,14 +29,14 @@ def to_complex_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequen
         length = int(tensor.shape[dims[-1]])
         elements = elements // length * (length // 2 + 1)
     script = Script().output(0)
-    script.give(script.take(elements * outputs[0].element_size(), _WORK_AREA))
+    script.give(script.take(elements * call.outputs[0].element_size(), _WORK_AREA))
     return script
 
 
 @rule("aten._fft_c2r.default")
-def to_real_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def to_real_rule(call: Call) -> Script | None:
     """cuFFT may overwrite the input of a transform to real numbers, so it is always copied (issue 34551)."""
-    tensor = args[0]
+    tensor = call.self
     if not tensor.numel():
         return None
     script = Script().output(0)

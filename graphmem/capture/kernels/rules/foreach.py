@@ -5,40 +5,37 @@ Source of the reductions: ``aten/src/ATen/native/cuda/ForeachReduceOp.cu``, PyTo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 #: ``kChunkSize``: elements that one block reduces (``ATen/native/cuda/MultiTensorApply.cuh``).
 CHUNK_ELEMENTS = 65536
 
 
 @rule("aten._foreach_norm.Scalar", "aten._foreach_max.default")
-def foreach_reduction(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def foreach_reduction(call: Call) -> Script | None:
     """One partial result a chunk and tensor, zero-filled, before the scalars are allocated; freed at the end."""
-    del kwargs, card
-    tensors = args[0]
+    tensors = call.self
     if not tensors:
         return None
     chunks = max(-(-tensor.numel() // CHUNK_ELEMENTS) for tensor in tensors)
     accumulate = 8 if tensors[0].dtype is torch.float64 else 4
     script = Script()
     partial = script.take(len(tensors) * chunks * accumulate, "partial norms")
-    for index in range(len(outputs)):
+    for index in range(len(call.outputs)):
         script.output(index)
     script.give(partial)
     return script
 
 
 @rule("aten.pow.Scalar")
-def pow_of_number(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def pow_of_number(call: Call) -> Script | None:
     """``beta ** step``: the number becomes a tensor of one element on the device, of its own type, after the output
     (``pow_Scalar_out``: ``wrapped_scalar_tensor(base, exp.device())``, ATen/native/Pow.cpp); a base of 1 does not."""
-    del kwargs, outputs, card
-    base = args[0]
+    base = call.self
     if base == 1:
         return None
     script = Script().output(0)
@@ -54,10 +51,9 @@ def _number_bytes(number: Any) -> int:
 
 
 @rule("aten.isinf.default")
-def is_infinite(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def is_infinite(call: Call) -> Script | None:
     """``self.abs() == inf`` (``at::native::isinf``, ATen/native/UnaryOps.cpp); whole numbers are filled with False."""
-    del kwargs, card
-    value = args[0]
+    value = call.self
     if not value.is_floating_point():
         return None
     script = Script()

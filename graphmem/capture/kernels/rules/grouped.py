@@ -7,12 +7,9 @@ workspaces of CUTLASS, of PyTorch 2.13; sizes observed on its CUDA build with 11
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 #: Three pointers, three strides and three 32-bit sizes of every group (GroupMM.cu).
 _GROUP_ARGUMENTS = 3 * 8 + 3 * 8 + 3 * 4
@@ -24,20 +21,20 @@ _SMALL_GROUP = 128
 
 
 @rule("aten._grouped_mm.default")
-def grouped_mm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def grouped_mm_rule(call: Call) -> Script | None:
     """bfloat16 runs as one kernel on 9.x and 10.x; anything else is a product of cuBLAS per group."""
-    first, second = args[:2]
+    first, second = call.self, call.mat2
     script = Script().output(0)
-    major = card.compute_capability[0]
-    if major not in _WORKSPACE or any(tensor.dtype != torch.bfloat16 for tensor in (first, second, outputs[0])):
+    major = call.card.compute_capability[0]
+    if major not in _WORKSPACE or any(tensor.dtype != torch.bfloat16 for tensor in (first, second, call.outputs[0])):
         script.product()
         return script
-    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    offsets = call.offs
     groups = int(first.shape[0] if offsets is None else offsets.shape[0])
     arguments = script.take(groups * _GROUP_ARGUMENTS, "arguments of every group")
     one, two = _WORKSPACE[major]
     per_multiprocessor = one if _has_small_groups(first, second, groups) else two
-    workspace = script.take(per_multiprocessor * card.sm_count, "workspace of CUTLASS")
+    workspace = script.take(per_multiprocessor * call.card.sm_count, "workspace of CUTLASS")
     script.give(workspace, arguments)
     return script
 

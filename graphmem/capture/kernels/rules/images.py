@@ -7,14 +7,11 @@ ATen/native/AffineGridGenerator.cpp of PyTorch 2.13; orders observed on its CUDA
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from graphmem.capture.kernels.parts.conv_backend import View
 from graphmem.capture.kernels.parts.layout import bytes_of
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
@@ -49,11 +46,11 @@ def _copies(script: Script, *tensors: torch.Tensor) -> None:
     "aten._upsample_bilinear2d_aa.default",
     "aten._upsample_bicubic2d_aa.default",
 )
-def dense_input_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def dense_input_rule(call: Call) -> Script | None:
     """In its own memory format (AveragePool2d.cu, UpSampleNearest2d.cu, UpSampleBi{linear,cubic}2d.cu)."""
     script = Script().output(0)
-    if not _is_channels_last(args[0]):
-        _copies(script, args[0])
+    if not _is_channels_last(call.tensors[0]):
+        _copies(script, call.tensors[0])
     return script
 
 
@@ -62,12 +59,10 @@ _CHANNELS_LAST_FROM = 4
 
 
 @rule("aten.upsample_bilinear2d.default")
-def upsample_bilinear2d_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def upsample_bilinear2d_rule(call: Call) -> Script | None:
     """Strides with gaps that suggest channels_last, as of tokens behind a class token, are packed for its kernel; the
     other kernel reads any strides."""
-    tensor = args[0]
+    tensor = call.self
     view = View.of(tensor)
     if tensor.shape[1] < _CHANNELS_LAST_FROM or not view.suggests_channels_last() or view.is_dense(channels_last=True):
         return None
@@ -93,12 +88,10 @@ def upsample_bilinear2d_rule(
     "aten.reflection_pad2d.default",
     "aten.reflection_pad3d.default",
 )
-def contiguous_input_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def contiguous_input_rule(call: Call) -> Script | None:
     """In contiguous format, whatever its own (the ``contiguous()`` at the head of each kernel's launcher)."""
     script = Script().output(0)
-    _copies(script, args[0])
+    _copies(script, call.tensors[0])
     return script
 
 
@@ -106,45 +99,39 @@ def contiguous_input_rule(
 
 
 @rule("aten.max_pool2d_with_indices.default")
-def max_pool2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def max_pool2d_rule(call: Call) -> Script | None:
     script = Script().output(0).output(1)
-    if not _is_channels_last(args[0]):
-        _copies(script, args[0])
+    if not _is_channels_last(call.self):
+        _copies(script, call.self)
     return script
 
 
 @rule("aten._adaptive_avg_pool2d.default")
-def adaptive_avg_pool2d_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def adaptive_avg_pool2d_rule(call: Call) -> Script | None:
     """A contiguous copy of the input comes before the output, but the kernel for channels_last tensors reads any
     strides (AdaptiveAveragePooling.cu)."""
     script = Script()
-    reads = View.of(args[0]).suggests_channels_last() or args[0].is_contiguous()
-    token = [] if reads else [script.take(bytes_of(args[0]), "contiguous copy")]
+    reads = View.of(call.self).suggests_channels_last() or call.self.is_contiguous()
+    token = [] if reads else [script.take(bytes_of(call.self), "contiguous copy")]
     script.output(0)
     script.give(*token)
     return script
 
 
 @rule("aten._adaptive_avg_pool2d_backward.default")
-def adaptive_avg_pool2d_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def adaptive_avg_pool2d_backward_rule(call: Call) -> Script | None:
     """The gradient becomes contiguous, but the kernel for channels_last inputs reads any strides of it."""
     script = Script().output(0)
-    if not View.of(args[1]).suggests_channels_last():
-        _copies(script, args[0])
+    if not View.of(call.self).suggests_channels_last():
+        _copies(script, call.grad_output)
     return script
 
 
 @rule("aten.avg_pool2d_backward.default", "aten.max_pool2d_with_indices_backward.default")
-def pool2d_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def pool2d_backward_rule(call: Call) -> Script | None:
     """Input, then gradient, are brought to the input's memory format (AveragePool2d.cu, DilatedMaxPool2d.cu)."""
     script = Script().output(0)
-    grad, tensor = args[0], args[1]
+    grad, tensor = call.grad_output, call.self
     tokens = [] if _is_dense_as(tensor, tensor) else [script.take(bytes_of(tensor), "dense input")]
     if not _is_dense_as(grad, tensor):
         tokens.append(script.take(bytes_of(grad), "dense gradient"))
@@ -153,41 +140,35 @@ def pool2d_backward_rule(
 
 
 @rule("aten.max_pool3d_with_indices.default")
-def max_pool3d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def max_pool3d_rule(call: Call) -> Script | None:
     """The input is brought to its own memory format (DilatedMaxPool3d.cu)."""
     script = Script().output(0).output(1)
-    if not _is_dense_as(args[0], args[0]):
-        script.give(script.take(bytes_of(args[0]), "dense input"))
+    if not _is_dense_as(call.self, call.self):
+        script.give(script.take(bytes_of(call.self), "dense input"))
     return script
 
 
 @rule("aten.max_pool3d_with_indices_backward.default")
-def max_pool3d_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def max_pool3d_backward_rule(call: Call) -> Script | None:
     """The gradient is brought to the input's memory format; values of the input are not needed."""
     script = Script().output(0)
-    if not _is_dense_as(args[0], args[1]):
-        script.give(script.take(bytes_of(args[0]), "dense gradient"))
+    if not _is_dense_as(call.grad_output, call.self):
+        script.give(script.take(bytes_of(call.grad_output), "dense gradient"))
     return script
 
 
 @rule("aten.adaptive_max_pool2d.default")
-def adaptive_max_pool2d_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def adaptive_max_pool2d_rule(call: Call) -> Script | None:
     """The kernel writes contiguous results, which are copied to where they belong."""
     script = Script().output(0).output(1)
-    _copies(script, outputs[0], outputs[1], args[0])
+    _copies(script, call.outputs[0], call.outputs[1], call.self)
     return script
 
 
 @rule("aten.adaptive_max_pool2d_backward.default")
-def adaptive_max_pool2d_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def adaptive_max_pool2d_backward_rule(call: Call) -> Script | None:
     script = Script().output(0)
-    _copies(script, args[0], args[2], outputs[0])
+    _copies(script, call.grad_output, call.indices, call.outputs[0])
     return script
 
 
@@ -195,20 +176,16 @@ def adaptive_max_pool2d_backward_rule(
 
 
 @rule("aten.upsample_nearest3d.default", "aten._upsample_nearest_exact3d.default")
-def upsample_nearest3d_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def upsample_nearest3d_rule(call: Call) -> Script | None:
     script = Script().output(0)
-    _copies(script, outputs[0], args[0])
+    _copies(script, call.outputs[0], call.self)
     return script
 
 
 @rule("aten.upsample_trilinear3d_backward.default")
-def upsample_trilinear3d_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def upsample_trilinear3d_backward_rule(call: Call) -> Script | None:
     script = Script().output(0)
-    _copies(script, args[0], outputs[0])
+    _copies(script, call.grad_output, call.outputs[0])
     return script
 
 
@@ -216,16 +193,16 @@ def upsample_trilinear3d_backward_rule(
 
 
 @rule("aten.roll.default")
-def roll_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def roll_rule(call: Call) -> Script | None:
     """One dimension after the other; every intermediate but the first copy lives until the end."""
-    dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
-    if not dims or args[0].numel() == 0:
+    dims = call.dims
+    if not dims or call.self.numel() == 0:
         return None
     script = Script()
-    copy = [] if args[0].is_contiguous() else [script.take(bytes_of(args[0]), "contiguous input")]
+    copy = [] if call.self.is_contiguous() else [script.take(bytes_of(call.self), "contiguous input")]
     tokens = []
     for _ in dims[1:]:
-        tokens.append(script.take(bytes_of(args[0]), "rolled along one dimension"))
+        tokens.append(script.take(bytes_of(call.self), "rolled along one dimension"))
         script.give(*copy)
         copy = []
     script.output(0)
@@ -251,18 +228,18 @@ def _resized_like_input(tensor: torch.Tensor, output: torch.Tensor) -> Script:
 
 
 @rule("aten.im2col.default", "aten.col2im.default")
-def columns_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _resized_like_input(args[0], outputs[0])
+def columns_rule(call: Call) -> Script | None:
+    return _resized_like_input(call.self, call.outputs[0])
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 @rule("aten.affine_grid_generator.default")
-def affine_grid_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def affine_grid_rule(call: Call) -> Script | None:
     """Homogeneous coordinates of every point, filled from one range a dimension; unaligned ranges are scaled twice."""
-    theta, size = args[0], [int(n) for n in args[1]]
-    aligned = args[2] if len(args) > 2 else kwargs["align_corners"]
+    theta, size = call.theta, [int(n) for n in call.size]
+    aligned = call.align_corners
     element, spatial = theta.element_size(), size[2:]
     points = size[0]
     for n in spatial:

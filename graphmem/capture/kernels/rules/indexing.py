@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def index_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def index_rule(call: Call) -> Script | None:
     """Indices on the host, and those of 32 bits, are copied before the result is made."""
     script = Script()
-    copies = _take_copies(script, args[1])
+    copies = _take_copies(script, call.indices)
     if not copies:
         return None
     script.output(0)
@@ -80,23 +80,18 @@ def _on_host(tensor: torch.Tensor) -> bool:
 
 
 @rule("aten._index_put_impl_.default")
-def index_put_impl_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    unsafe = bool(args[4]) if len(args) > 4 else bool(kwargs.get("unsafe", False))
-    return _index_put(args, kwargs, Script(), not unsafe, card)
+def index_put_impl_rule(call: Call) -> Script | None:
+    return _index_put(call, Script(), not call.unsafe)
 
 
 @rule("aten.index_put_.default")
-def index_put_in_place_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    return _index_put(args, kwargs, Script(), not _in_backward(), card)
+def index_put_in_place_rule(call: Call) -> Script | None:
+    return _index_put(call, Script(), not _in_backward())
 
 
 @rule("aten.index_put.default")
-def index_put_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _index_put(args, kwargs, Script().output(0), not _in_backward(), card)
+def index_put_rule(call: Call) -> Script | None:
+    return _index_put(call, Script().output(0), not _in_backward())
 
 
 def _in_backward() -> bool:
@@ -104,15 +99,12 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _index_put(
-    args: Sequence[Any], kwargs: dict[str, Any], script: Script, checks_range: bool, card: Card
-) -> Script | None:
-    tensor, indices, values = args[:3]
-    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:
+    tensor, indices, values = call.self, call.indices, call.values
     used = [index for index in indices if index is not None]
     if not used or any(index.dtype in (torch.bool, torch.uint8) for index in used):
         return None
-    if not accumulate:
+    if not call.accumulate:
         return _overwrite(script, tensor, indices, values)
     shape = torch.broadcast_shapes(*(index.shape for index in used))
     count = math.prod(shape)
@@ -128,7 +120,7 @@ def _index_put(
     held.append(_take_linear_index(script, used, count))
     held += _take_values(script, tensor, indices, values, shape)
     sliced = _slice_elements(tensor, indices)
-    ordered = take_sorted_indices(script, count, 8, ((tensor.numel() - 1) // sliced).bit_length(), card)
+    ordered = take_sorted_indices(script, count, 8, ((tensor.numel() - 1) // sliced).bit_length(), call.card)
     script.give(*reversed(ordered), *reversed(held))
     return script
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 #: The values of ``reduction`` (ATen/core/Reduction.h).
 _NONE = 0
-
-
-def _reduction(args: Sequence[Any], kwargs: dict[str, Any], position: int) -> int:
-    return int(args[position] if len(args) > position else kwargs.get("reduction", 1))
 
 
 def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
@@ -32,20 +27,18 @@ def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
 
 
 @rule("aten._softmax.default", "aten._log_softmax.default")
-def softmax_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    if args[0].is_contiguous():
+def softmax_rule(call: Call) -> Script | None:
+    if call.self.is_contiguous():
         return None
     script = Script().output(0)
-    script.give(*_contiguous(script, args[0], "contiguous input"))
+    script.give(*_contiguous(script, call.self, "contiguous input"))
     return script
 
 
 @rule("aten._softmax_backward_data.default")
-def softmax_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def softmax_backward_rule(call: Call) -> Script | None:
     """The product of gradient and output is a tensor of its own, laid out as the gradient unless that is expanded."""
-    grad, output = args[:2]
+    grad, output = call.grad_output, call.output
     script = Script().output(0)
     taken = [script.take(bytes_of(grad), "gradient times output")]
     expanded = any(stride == 0 and size > 1 for size, stride in zip(grad.shape, grad.stride(), strict=True))
@@ -57,10 +50,8 @@ def softmax_backward_rule(
 
 
 @rule("aten._log_softmax_backward_data.default")
-def log_softmax_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    grad, output = args[:2]
+def log_softmax_backward_rule(call: Call) -> Script | None:
+    grad, output = call.grad_output, call.output
     script = Script().output(0)
     taken = _contiguous(script, grad, "contiguous gradient") + _contiguous(script, output, "contiguous output")
     script.give(*reversed(taken))
@@ -71,18 +62,18 @@ def log_softmax_backward_rule(
 
 
 @rule("aten.nll_loss_forward.default")
-def nll_loss_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def nll_loss_rule(call: Call) -> Script | None:
     script = Script().output(0).output(1)
-    script.give(*_contiguous(script, args[0], "contiguous input"))
+    script.give(*_contiguous(script, call.self, "contiguous input"))
     return script
 
 
 @rule("aten.nll_loss2d_forward.default")
-def nll_loss_2d_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    if args[3] == _NONE:
+def nll_loss_2d_rule(call: Call) -> Script | None:
+    if call.reduction == _NONE:
         return Script().output(1).output(0)
     script = Script().output(0).output(1)
-    script.give(*_contiguous(script, args[0], "contiguous input"))
+    script.give(*_contiguous(script, call.self, "contiguous input"))
     return script
 
 
@@ -103,66 +94,61 @@ def _reduce(script: Script, losses: Layout, output: torch.Tensor, card: Card) ->
 
 
 @rule("aten.mse_loss.default", "aten.smooth_l1_loss.default")
-def mse_loss_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def mse_loss_rule(call: Call) -> Script | None:
     """The scalar keeps the storage of a full-size tensor: it is allocated before its shape is reduced."""
-    if _reduction(args, kwargs, 2) == _NONE:
+    if call.reduction == _NONE:
         return None
-    losses = _elementwise(args[:2])
-    script = Script().output(0, _size(losses, outputs[0]))
-    held = script.take(_size(losses, outputs[0]), "loss of every element")
-    _reduce(script, losses, outputs[0], card)
+    losses = _elementwise([call.self, call.target])
+    script = Script().output(0, _size(losses, call.outputs[0]))
+    held = script.take(_size(losses, call.outputs[0]), "loss of every element")
+    _reduce(script, losses, call.outputs[0], call.card)
     script.give(held)
     return script
 
 
 @rule("aten.binary_cross_entropy.default", "aten.soft_margin_loss.default")
-def binary_cross_entropy_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def binary_cross_entropy_rule(call: Call) -> Script | None:
     """Losses go straight to the output's storage, full-size; their mean, a temporary, is copied into it."""
-    position = 3 if len(args) > 2 and not isinstance(args[2], int) else 2
-    if _reduction(args, kwargs, position) == _NONE:
+    if call.reduction == _NONE:
         return None
-    losses = _elementwise(args[:2])
-    script = Script().output(0, _size(losses, outputs[0]))
-    mean = script.take(outputs[0].element_size(), "reduced loss")
-    _reduce(script, losses, outputs[0], card)
+    losses = _elementwise([call.self, call.target])
+    script = Script().output(0, _size(losses, call.outputs[0]))
+    mean = script.take(call.outputs[0].element_size(), "reduced loss")
+    _reduce(script, losses, call.outputs[0], call.card)
     script.give(mean)
     return script
 
 
 @rule("aten.huber_loss.default")
-def huber_loss_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    if _reduction(args, kwargs, 2) == _NONE:
+def huber_loss_rule(call: Call) -> Script | None:
+    if call.reduction == _NONE:
         return None
-    losses = _elementwise(args[:2])
+    losses = _elementwise([call.self, call.target])
     script = Script()
-    held = script.take(_size(losses, outputs[0]), "loss of every element")
+    held = script.take(_size(losses, call.outputs[0]), "loss of every element")
     script.output(0)
-    _reduce(script, losses, outputs[0], card)
+    _reduce(script, losses, call.outputs[0], call.card)
     script.give(held)
     return script
 
 
 @rule("aten.binary_cross_entropy_with_logits.default")
-def binary_cross_entropy_with_logits_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def binary_cross_entropy_with_logits_rule(call: Call) -> Script | None:
     """log(sigmoid(input)), with positive weights another full-size factor for a while, then the losses (Loss.cpp)."""
-    losses = _elementwise(args[:2])
-    pos_weight = args[3] if len(args) > 3 else kwargs.get("pos_weight")
+    losses = _elementwise([call.self, call.target])
+    pos_weight = call.pos_weight
     script = Script()
-    held = [script.take(_size(losses, outputs[0]), "log sigmoid")]
+    held = [script.take(_size(losses, call.outputs[0]), "log sigmoid")]
     if pos_weight is not None:
         shifted = script.take(bytes_of(pos_weight), "positive weight less one")
-        size = math.prod(torch.broadcast_shapes(pos_weight.shape, args[1].shape)) * outputs[0].element_size()
+        size = math.prod(torch.broadcast_shapes(pos_weight.shape, call.target.shape)) * call.outputs[0].element_size()
         factor = script.take(size, "weight of every element")
         script.give(shifted, factor)
-    if _reduction(args, kwargs, 4) == _NONE:
+    if call.reduction == _NONE:
         script.output(0)
     else:
-        held.append(script.take(_size(losses, outputs[0]), "loss of every element"))
+        held.append(script.take(_size(losses, call.outputs[0]), "loss of every element"))
         script.output(0)
-        _reduce(script, losses, outputs[0], card)
+        _reduce(script, losses, call.outputs[0], call.card)
     script.give(*reversed(held))
     return script

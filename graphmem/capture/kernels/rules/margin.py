@@ -6,13 +6,10 @@ on its CUDA build.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 _NONE = 0
 
@@ -23,28 +20,25 @@ def _row_losses(script: Script, tensor: torch.Tensor, label: str) -> tuple[int, 
 
 
 @rule("aten.multi_margin_loss.default")
-def multi_margin_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    reduction = args[5] if len(args) > 5 else kwargs.get("reduction", 1)
-    if reduction == _NONE or args[0].dim() < 2:
+def multi_margin_rule(call: Call) -> Script | None:
+    if call.reduction == _NONE or call.self.dim() < 2:
         return None
     script = Script().output(0)
-    held, rows = _row_losses(script, args[0], "loss of every row")
-    reduction_buffers(rows, None, False, sum_kernel(rows.dtype, rows.dtype), card).write(script)
+    held, rows = _row_losses(script, call.self, "loss of every row")
+    reduction_buffers(rows, None, False, sum_kernel(rows.dtype, rows.dtype), call.card).write(script)
     script.give(held)
     return script
 
 
 @rule("aten.multilabel_margin_loss_forward.default")
-def multilabel_margin_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def multilabel_margin_rule(call: Call) -> Script | None:
     """The mask of targets first, then the losses, then their sum."""
-    if args[2] == _NONE or args[0].dim() < 2:
+    if call.reduction == _NONE or call.self.dim() < 2:
         return None
     script = Script().output(1)
-    held, rows = _row_losses(script, args[0], "loss of every row")
+    held, rows = _row_losses(script, call.self, "loss of every row")
     script.output(0)
-    reduction_buffers(rows, None, False, sum_kernel(rows.dtype, rows.dtype), card).write(script)
+    reduction_buffers(rows, None, False, sum_kernel(rows.dtype, rows.dtype), call.card).write(script)
     script.give(held)
     return script
 
@@ -54,18 +48,18 @@ def _lengths(script: Script, batch: int) -> list[int]:
 
 
 @rule("aten._ctc_loss.default")
-def ctc_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def ctc_rule(call: Call) -> Script | None:
     script = Script()
-    held = _lengths(script, outputs[0].numel())
+    held = _lengths(script, call.outputs[0].numel())
     script.output(1).output(0)
     script.give(*reversed(held))
     return script
 
 
 @rule("aten._ctc_loss_backward.default")
-def ctc_backward_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def ctc_backward_rule(call: Call) -> Script | None:
     """Backward probabilities as large as the saved forward ones."""
-    alpha = args[6]
+    alpha = call.log_alpha
     script = Script()
     held = _lengths(script, alpha.shape[0])
     beta = script.take(alpha.numel() * alpha.element_size(), "log beta")

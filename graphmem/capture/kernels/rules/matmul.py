@@ -9,12 +9,11 @@ order observed on the CUDA build of 2.13.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphmem.capture.kernels.parts.layout import bytes_of, is_dense
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 
 def _readable(tensor: torch.Tensor) -> bool:
@@ -58,21 +57,22 @@ def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int,
 
 
 @rule("aten.bmm.default")
-def bmm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return None if is_outer_product(args[:2], card.torch_version) else _product(args[:2])
+def bmm_rule(call: Call) -> Script | None:
+    matrices = [call.self, call.mat2]
+    return None if is_outer_product(matrices, call.card.torch_version) else _product(matrices)
 
 
 @rule("aten.mm.default", "aten.mm.out", "aten.bmm.out")
-def mm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _product(args[:2])
+def mm_rule(call: Call) -> Script | None:
+    return _product([call.self, call.mat2])
 
 
 @rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmm.out", "aten.baddbmm.out")
-def addmm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _product(args[1:3])
+def addmm_rule(call: Call) -> Script | None:
+    return _product(call.tensors[1:3])
 
 
 @rule("aten.mv.default", "aten.addmv.default")
-def mv_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def mv_rule(call: Call) -> Script | None:
     """``addmv``: a matrix without a contiguous row or column is copied."""
-    return _product([args[0] if len(args) == 2 else args[1]])
+    return _product([call.tensors[-2]])

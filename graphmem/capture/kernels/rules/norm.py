@@ -7,13 +7,12 @@ Sources are named at each rule; "observed" means recorded from the allocator of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, Strided, bytes_of
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 
 def _accumulate_bytes(tensor: torch.Tensor) -> int:
@@ -50,52 +49,34 @@ def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
 
 
 @rule("aten.native_layer_norm.default")
-def layer_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    script, tensor = Script(), args[0]
+def layer_norm_rule(call: Call) -> Script | None:
+    script, tensor = Script(), call.input
     copies = _contiguous(script, tensor, "contiguous input")
-    rows = outputs[1].numel() * _accumulate_bytes(tensor)
+    rows = call.outputs[1].numel() * _accumulate_bytes(tensor)
     script.output(0).output(1, rows).output(2, rows)
     script.give(*copies)
     return script
 
 
 @rule("aten._fused_rms_norm.default")
-def rms_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    script, tensor = Script(), args[0]
+def rms_norm_rule(call: Call) -> Script | None:
+    script, tensor = Script(), call.input
     copies = _contiguous(script, tensor, "contiguous input")
-    script.output(0).output(1, outputs[1].numel() * _accumulate_bytes(tensor))
+    script.output(0).output(1, call.outputs[1].numel() * _accumulate_bytes(tensor))
     script.give(*copies)
     return script
 
 
-@rule("aten.native_layer_norm_backward.default")
-def layer_norm_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    return _layer_norm_backward(args[0], args[1], args[5], _Gradients(args[7]), card)
-
-
-@rule("aten._fused_rms_norm_backward.default")
-def rms_norm_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    return _layer_norm_backward(args[0], args[1], args[4], _Gradients(args[5]), card)
-
-
-def _layer_norm_backward(
-    grad: torch.Tensor,
-    tensor: torch.Tensor,
-    weight: torch.Tensor | None,
-    gradients: _Gradients,
-    card: Card,
-) -> Script:
+@rule("aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default")
+def layer_norm_backward_rule(call: Call) -> Script | None:
+    tensor, weight, gradients = call.input, call.weight, _Gradients(call.output_mask)
     script = Script()
     copies = _contiguous(script, tensor, "contiguous input")
     gradients.emit(script, 0, 1, 2)
-    copies += _contiguous(script, grad, "contiguous gradient")
+    copies += _contiguous(script, call.grad_out, "contiguous gradient")
     wanted = [index for index in (1, 2) if index in gradients]
     if weight is not None and wanted:
-        _tall_parameter_gradients(script, tensor.numel() // weight.numel(), weight, wanted, card)
+        _tall_parameter_gradients(script, tensor.numel() // weight.numel(), weight, wanted, call.card)
     script.give(*reversed(copies))
     return script
 
@@ -122,16 +103,16 @@ def _tall_parameter_gradients(
 
 
 @rule("aten.native_group_norm.default")
-def group_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    tensor, weight, bias, batch, channels, pixels, groups = args[:7]
+def group_norm_rule(call: Call) -> Script | None:
+    tensor, batch, channels, groups = call.input, call.N, call.C, call.group
     script = Script()
     stats = batch * groups * tensor.element_size()
     script.output(0).output(1, stats).output(2, stats)
     taken = []
-    if _is_half(tensor) and card.torch_version >= (2, 13):
+    if _is_half(tensor) and call.card.torch_version >= (2, 13):
         # Since 2.13 half types keep their statistics in fp32 for the time of the call.
         taken += [script.take(batch * groups * 4, f"fp32 {name}") for name in ("mean", "rstd")]
-    if pixels > 1 and not (weight is None and bias is None):
+    if call.HxW > 1 and not (call.weight is None and call.bias is None):
         size = batch * channels * _accumulate_bytes(tensor)
         taken += [script.take(size, name) for name in ("scale per channel", "shift per channel")]
     script.give(*reversed(taken))
@@ -139,21 +120,18 @@ def group_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequen
 
 
 @rule("aten.native_group_norm_backward.default")
-def group_norm_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    tensor, weight, batch, channels, pixels, groups = args[1], *args[4:9]
-    size = _accumulate_bytes(tensor)
-    gradients = _Gradients(args[9])
+def group_norm_backward_rule(call: Call) -> Script | None:
+    batch, channels, groups = call.N, call.C, call.group
+    size = _accumulate_bytes(call.input)
+    gradients = _Gradients(call.output_mask)
     script = Script()
     gradients.emit(script, 0, 1, 2)
     sums = [script.take(batch * channels * size, "sums per channel") for _ in range(2)]
     if 0 in gradients:
         factors = [script.take(batch * groups * size, "factors per group") for _ in range(2)]
-        scale = script.take(batch * channels * size, "scale per channel") if weight is not None and pixels > 1 else None
-        script.give(*reversed(factors))
-        if scale is not None:
-            script.give(scale)
+        scaled = call.weight is not None and call.HxW > 1
+        scale = [script.take(batch * channels * size, "scale per channel")] if scaled else []
+        script.give(*reversed(factors), *scale)
     script.give(*reversed(sums))
     return script
 
@@ -200,31 +178,20 @@ def _channels_last_staging(script: Script, tensor: torch.Tensor, values: int) ->
         script.give(semaphores, staging)
 
 
-@rule("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default")
-def native_batch_norm_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    # (input, weight, bias, running mean, running var, training, ...), both names
-    tensor, training = args[0], args[5]
-    return _batch_norm_forward(tensor, training, card)
-
-
-@rule("aten._native_batch_norm_legit.no_stats")
-def native_batch_norm_without_stats_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    return _batch_norm_forward(args[0], args[3], card)
-
-
-def _batch_norm_forward(tensor: torch.Tensor, training: bool, card: Card) -> Script:
-    script = Script()
+@rule(
+    "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit.default",
+    "aten._native_batch_norm_legit.no_stats",
+)
+def native_batch_norm_rule(call: Call) -> Script | None:
+    script, tensor = Script(), call.input
     stats = tensor.shape[1] * _accumulate_bytes(tensor)
     script.output(0).output(1, stats).output(2, stats)
     layout = _layout(tensor)
-    if training and layout == "channels_last":
+    if call.training and layout == "channels_last":
         _channels_last_staging(script, tensor, values=4)
-    elif training and layout == "general":
-        _general_statistics(script, tensor, card)
+    elif call.training and layout == "general":
+        _general_statistics(script, tensor, call.card)
     return script
 
 
@@ -243,11 +210,9 @@ def _general_statistics(script: Script, tensor: torch.Tensor, card: Card) -> Non
 
 
 @rule("aten.native_batch_norm_backward.default")
-def native_batch_norm_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    grad, tensor, weight = args[:3]
-    training, mask = args[7], args[9]
+def native_batch_norm_backward_rule(call: Call) -> Script | None:
+    grad, tensor, weight = call.grad_out, call.input, call.weight
+    training, mask = call.train, call.output_mask
     gradients = _Gradients(mask if weight is not None else (mask[0], False, False))
     script = Script()
     channels_last = tensor.is_contiguous() and tensor.stride(1) == 1
@@ -272,10 +237,8 @@ def native_batch_norm_backward_rule(
 
 
 @rule("aten.cudnn_batch_norm.default")
-def cudnn_batch_norm_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    tensor, training = args[0], args[5]
+def cudnn_batch_norm_rule(call: Call) -> Script | None:
+    tensor, training = call.input, call.training
     script = Script().output(0)
     if training:
         stats = tensor.shape[1] * _accumulate_bytes(tensor)
@@ -287,16 +250,14 @@ def cudnn_batch_norm_rule(
 
 
 @rule("aten.cudnn_batch_norm_backward.default")
-def cudnn_batch_norm_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    tensor, grad = args[:2]
+def cudnn_batch_norm_backward_rule(call: Call) -> Script | None:
+    tensor, grad = call.input, call.grad_output
     channels_last = _is_channels_last(tensor)
     script = Script()
     copies = []
     if channels_last != _is_channels_last(grad) or not (channels_last or grad.is_contiguous()):
         copies = [script.take(bytes_of(grad), "gradient in the input's memory format")]
-    for index in range(len(outputs)):
+    for index in range(len(call.outputs)):
         script.output(index)
     if channels_last:
         size = cudnn_batch_norm_workspace(tensor, backward=True)

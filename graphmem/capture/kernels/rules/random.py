@@ -7,24 +7,22 @@ Sources: ``multinomial`` in ATen/native/Distributions.cpp and its kernel in ATen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 from graphmem.capture.kernels.rules.reductions import extrema_buffers
 
 
 @rule("aten.multinomial.default")
-def multinomial_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def multinomial_rule(call: Call) -> Script | None:
     """Without replacement, or one sample: weights over exponentials, of which the largest win, after checks whose
     scalars stay. With replacement: the normalized distribution, its running sum, and a copy of the weights."""
-    weights: torch.Tensor = args[0]
-    samples = int(args[1])
-    replacement = args[2] if len(args) > 2 else kwargs.get("replacement", False)
+    weights: torch.Tensor = call.self
+    samples = int(call.num_samples)
+    replacement = call.replacement
     size = weights.numel() * weights.element_size()
     if not size:
         return None
@@ -35,10 +33,10 @@ def multinomial_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Seque
             script.give(script.take(cub.scan_bytes(weights.numel(), weights.element_size()), "scan"))
         script.give(*reversed(taken))
         return script
-    scalars = _take_checks(script, weights, card)
+    scalars = _take_checks(script, weights, call.card)
     taken = [script.take(size, "weights over exponentials")]
     if samples > 1:
-        taken.append(script.take(outputs[0].numel() * weights.element_size(), "largest values"))
+        taken.append(script.take(call.outputs[0].numel() * weights.element_size(), "largest values"))
     script.give(*reversed(taken), *reversed(scalars))
     return script
 
@@ -64,12 +62,12 @@ def _take_checks(script: Script, weights: torch.Tensor, card: Card) -> list[int]
 
 
 @rule("aten.randperm.default")
-def randperm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def randperm_rule(call: Call) -> Script | None:
     """A range, sorted by random keys with so many bits that two are rarely equal."""
-    items = int(args[0])
+    items = int(call.n)
     if items < 2:
         return None
-    value = outputs[0].element_size()
+    value = call.outputs[0].element_size()
     bits = min(64, math.ceil(math.log2(items - (6 * items**2 + 1) / (12 * math.log(0.9)))))
     key = 4 if bits <= 32 else 8
     script = Script().output(0)
@@ -78,7 +76,7 @@ def randperm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence
         script.take(items * value, "range"),
         script.take(items * key, "random keys"),
         script.take(items * key, "sorted keys"),
-        script.take(cub.radix_sort_bytes(items, key, value, bits, card.compute_capability), "radix sort"),
+        script.take(cub.radix_sort_bytes(items, key, value, bits, call.card.compute_capability), "radix sort"),
     ]
     script.give(*reversed(taken))
     return script

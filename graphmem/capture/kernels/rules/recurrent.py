@@ -9,25 +9,23 @@ not: its main parts are, and the rest depends on which algorithm fits, so it is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from graphmem.capture.kernels.parts.layout import bytes_of
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 _RELU, _TANH, _LSTM, _GRU = range(4)
 
 
 @rule("aten._thnn_fused_lstm_cell.default")
-def lstm_cell_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def lstm_cell_rule(call: Call) -> Script | None:
     return Script().output(2).output(0).output(1)
 
 
 @rule("aten._thnn_fused_gru_cell.default")
-def gru_cell_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def gru_cell_rule(call: Call) -> Script | None:
     return Script().output(1).output(0)
 
 
@@ -94,20 +92,20 @@ _STATES: dict[bool, dict[int, tuple[float, float]]] = {
 }
 
 
-def _network(tensor: Any, hx: Any, options: Sequence[Any]) -> Network:
-    mode, hidden, projected, layers, batch_first, _, _, bidirectional, batch_sizes = options[:9]
-    if batch_sizes:
-        steps, batch = len(batch_sizes), int(batch_sizes[0])
+def _network(call: Call) -> Network:
+    tensor = call.input
+    if call.batch_sizes:
+        steps, batch = len(call.batch_sizes), int(call.batch_sizes[0])
     else:
-        steps, batch = (tensor.shape[1], tensor.shape[0]) if batch_first else tensor.shape[:2]
+        steps, batch = _steps_first(tensor, call).shape[:2]
     return Network(
-        int(mode), int(steps), int(batch), int(tensor.shape[-1]), int(hidden), int(projected), int(layers),
-        2 if bidirectional else 1, tensor.dtype,
+        int(call.mode), int(steps), int(batch), int(tensor.shape[-1]), int(call.hidden_size), int(call.proj_size),
+        int(call.num_layers), 2 if call.bidirectional else 1, tensor.dtype,
     )  # fmt: skip
 
 
-def _steps_first(tensor: torch.Tensor, options: Sequence[Any]) -> torch.Tensor:
-    return tensor.transpose(0, 1) if options[4] and not options[8] else tensor
+def _steps_first(tensor: torch.Tensor, call: Call) -> torch.Tensor:
+    return tensor.transpose(0, 1) if call.batch_first and not call.batch_sizes else tensor
 
 
 def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
@@ -121,58 +119,53 @@ def _take_workspace(script: Script, network: Network, card: Card) -> list[int]:
 
 
 @rule("aten._cudnn_rnn.default")
-def cudnn_rnn_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    tensor, hx, options = args[0], args[4], args[6:]
-    network, train = _network(tensor, hx, options), options[6]
+def cudnn_rnn_rule(call: Call) -> Script | None:
+    network = _network(call)
     script = Script()
-    copies = _contiguous(script, _steps_first(tensor, options), "contiguous input")
+    copies = _contiguous(script, _steps_first(call.input, call), "contiguous input")
     # The last output is the weight buffer, which is new only if the weights were not flat.
     script.output(0).output(1).output(2).output(4)
-    workspace = _take_workspace(script, network, card)
-    script.output(3, reserve_bytes(network) if train and card.cudnn_workspaces else 0)
+    workspace = _take_workspace(script, network, call.card)
+    script.output(3, reserve_bytes(network) if call.train and call.card.cudnn_workspaces else 0)
     script.give(*workspace, *copies)
     return script
 
 
 @rule("aten._cudnn_rnn_backward.default")
-def cudnn_rnn_backward_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    tensor, hx, cx, options = args[0], args[4], args[5], args[10:]
-    grad_output, grad_hy, grad_cy = args[7:10]
-    network = _network(tensor, hx, options)
+def cudnn_rnn_backward_rule(call: Call) -> Script | None:
+    tensor, hx, cx = call.input, call.hx, call.cx
+    grad_output, grad_hy, grad_cy = call.grad_output, call.grad_hy, call.grad_cy
+    network = _network(call)
     script = Script()
-    zeros = [] if grad_output is not None else [script.take(bytes_of(args[6]), "zero gradient of the output")]
+    zeros = [] if grad_output is not None else [script.take(bytes_of(call.output), "zero gradient of the output")]
     zeros += [] if grad_hy is not None else [script.take(bytes_of(hx), "zero gradient of the hidden state")]
     if cx is not None and grad_cy is None:
         zeros.append(script.take(bytes_of(cx), "zero gradient of the cell state"))
-    steps = _steps_first(tensor, options)
+    steps = _steps_first(call.input, call)
     copies = _contiguous(script, steps, "contiguous input")
     if grad_output is not None:
-        copies += _contiguous(script, _steps_first(grad_output, options), "contiguous gradient")
+        copies += _contiguous(script, _steps_first(grad_output, call), "contiguous gradient")
     elif steps is not tensor and min(steps.shape[:2]) > 1:
-        copies.append(script.take(bytes_of(args[6]), "contiguous gradient"))  # of the zeros, which are batch first
+        copies.append(script.take(bytes_of(call.output), "contiguous gradient"))  # of the zeros, which are batch first
     script.output(0).output(1)
     if cx is not None:
         script.output(2)
-    script.give(*_take_workspace(script, network, card), *reversed(copies))
-    if options[-1][3]:
-        _weight_gradients(script, args, outputs, network, card)
+    script.give(*_take_workspace(script, network, call.card), *reversed(copies))
+    if call.output_mask[3]:
+        _weight_gradients(script, call, network)
     script.give(*reversed(zeros))
     return script
 
 
-def _weight_gradients(
-    script: Script, args: Sequence[Any], outputs: Sequence[Any], network: Network, card: Card
-) -> None:
-    tensor, weights, stride, buffer = args[:4]
-    copies = _contiguous(script, _steps_first(tensor, args[10:]), "contiguous input")
+def _weight_gradients(script: Script, call: Call, network: Network) -> None:
+    weights, outputs, card = call.weight, call.outputs, call.card
+    copies = _contiguous(script, _steps_first(call.input, call), "contiguous input")
     first = len(outputs) - len(weights)
-    if stride - bool(network.projected) == 4:
+    if call.weight_stride0 - bool(network.projected) == 4:
         script.output(first)
         script.give(*_take_workspace(script, network, card), *copies)
         return
-    flat = script.take(bytes_of(buffer), "gradients of all weights")
+    flat = script.take(bytes_of(call.weight_buf), "gradients of all weights")
     taken = _take_workspace(script, network, card)
     for index in range(first, len(outputs)):
         script.output(index)

@@ -12,7 +12,7 @@ import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, has_flat_view
 from graphmem.capture.kernels.parts.reduction import Buffers, Kernel, reduction_buffers, sum_kernel, welford_kernel
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 # --- the kernels of each operator -------------------------------------------------------------------------------------
 
@@ -41,10 +41,6 @@ def _logic(value: torch.dtype, output: torch.dtype) -> Kernel:
 # --- the operators ----------------------------------------------------------------------------------------------------
 
 
-def _argument(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name, default)
-
-
 def _as_dims(dims: Any) -> list[int] | None:
     return [dims] if isinstance(dims, int) else dims
 
@@ -66,64 +62,52 @@ def _reduction(
     return script
 
 
-@rule("aten.sum.default", "aten.sum.dim_IntList", "aten.nansum.default", "aten.mean.default", "aten.mean.dim")
-def sum_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _cast_then_reduce(args, kwargs, outputs, card)
-
-
-def _cast_then_reduce(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+@rule(
+    "aten.sum.default", "aten.sum.dim_IntList", "aten.nansum.default", "aten.mean.default", "aten.mean.dim",
+    "aten.prod.default", "aten.prod.dim_int",
+)  # fmt: skip
+def sum_rule(call: Call) -> Script | None:
     """The values are first copied to the output's type, except half types into fp32, which the kernel casts itself."""
-    tensor, output = args[0], outputs[0]
-    dims = _argument(args, kwargs, 1, "dim", None)
-    keepdim = _argument(args, kwargs, 2, "keepdim", False)
+    tensor, output = call.self, call.outputs[0]
+    dims = call.get("dim")
+    keepdim = call.get("keepdim", False)
     cast = tensor.dtype != output.dtype and not _fused_cast(tensor.dtype, output.dtype)
     kernel = sum_kernel(output.dtype if cast else tensor.dtype, output.dtype)
     if not cast:
-        return _reduction(tensor, outputs, dims, keepdim, kernel, card)
+        return _reduction(tensor, call.outputs, dims, keepdim, kernel, call.card)
     script = Script().output(0)
     copy = script.take(tensor.numel() * output.element_size(), "cast of the reduced tensor")
-    reduction_buffers(Layout.dense_like(tensor), _as_dims(dims), keepdim, kernel, card).write(script)
+    reduction_buffers(Layout.dense_like(tensor), _as_dims(dims), keepdim, kernel, call.card).write(script)
     script.give(copy)
     return script
 
 
-@rule("aten.prod.default", "aten.prod.dim_int")
-def prod_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _cast_then_reduce(args, kwargs, outputs, card)
-
-
 @rule("aten.amax.default", "aten.amin.default")
-def extremum_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    dims = _argument(args, kwargs, 1, "dim", None)
-    keepdim = _argument(args, kwargs, 2, "keepdim", False)
-    return _reduction(args[0], outputs, dims, keepdim, _extremum(args[0].dtype, outputs[0].dtype), card)
+def extremum_rule(call: Call) -> Script | None:
+    kernel = _extremum(call.self.dtype, call.dtype)
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 
 @rule("aten.max.default", "aten.min.default")
-def extremum_of_all_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def extremum_of_all_rule(call: Call) -> Script | None:
     # ReduceAllOps.cpp makes its input contiguous.
-    needs_copy = not args[0].is_contiguous()
-    return _flat_reduction(args[0], outputs, needs_copy, _extremum(args[0].dtype, outputs[0].dtype), card)
+    needs_copy = not call.self.is_contiguous()
+    kernel = _extremum(call.self.dtype, call.dtype)
+    return _flat_reduction(call.self, call.outputs, needs_copy, kernel, call.card)
 
 
 @rule("aten.max.dim", "aten.min.dim")
-def indexed_extremum_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    keepdim = _argument(args, kwargs, 2, "keepdim", False)
-    return _reduction(args[0], outputs, args[1], keepdim, _indexed_extremum(args[0].dtype, args[0].dtype), card)
+def indexed_extremum_rule(call: Call) -> Script | None:
+    kernel = _indexed_extremum(call.self.dtype, call.self.dtype)
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 
 @rule("aten.argmax.default", "aten.argmin.default")
-def arg_extremum_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    dims = _argument(args, kwargs, 1, "dim", None)
-    keepdim = _argument(args, kwargs, 2, "keepdim", False)
-    kernel = _arg_extremum(args[0].dtype, torch.int64)
-    if dims is None:  # the tensor is reshaped to one dimension, so that indices count all its elements
-        return _flat_reduction(args[0], outputs, not has_flat_view(args[0]), kernel, card)
-    return _reduction(args[0], outputs, dims, keepdim, kernel, card)
+def arg_extremum_rule(call: Call) -> Script | None:
+    kernel = _arg_extremum(call.self.dtype, torch.int64)
+    if call.dim is None:  # the tensor is reshaped to one dimension, so that indices count all its elements
+        return _flat_reduction(call.self, call.outputs, not has_flat_view(call.self), kernel, call.card)
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 
 def _flat_reduction(
@@ -141,18 +125,15 @@ def _flat_reduction(
 
 
 @rule("aten.var.correction", "aten.std.correction")
-def welford_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    dims = _argument(args, kwargs, 1, "dim", None)
-    keepdim = kwargs.get("keepdim", False)
-    return _reduction(args[0], outputs, dims, keepdim, welford_kernel(args[0].dtype, [outputs[0].dtype]), card)
+def welford_rule(call: Call) -> Script | None:
+    kernel = welford_kernel(call.self.dtype, [call.dtype])
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 
 @rule("aten.var_mean.correction", "aten.std_mean.correction")
-def welford_pair_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    dims = _argument(args, kwargs, 1, "dim", None)
-    keepdim = kwargs.get("keepdim", False)
-    kernel = welford_kernel(args[0].dtype, [output.dtype for output in outputs])
-    return _reduction(args[0], outputs, dims, keepdim, kernel, card)
+def welford_pair_rule(call: Call) -> Script | None:
+    kernel = welford_kernel(call.self.dtype, [output.dtype for output in call.outputs])
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 
 def _extrema(value: torch.dtype) -> Kernel:
@@ -167,65 +148,63 @@ def extrema_buffers(tensor: torch.Tensor, card: Card) -> Buffers:
 
 
 @rule("aten.aminmax.default")
-def extrema_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    kernel = _extrema(args[0].dtype)
-    return _reduction(args[0], outputs, kwargs.get("dim"), kwargs.get("keepdim", False), kernel, card)
+def extrema_rule(call: Call) -> Script | None:
+    kernel = _extrema(call.self.dtype)
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 
 @rule("aten.logsumexp.default")
-def logsumexp_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def logsumexp_rule(call: Call) -> Script | None:
     """ReduceOps.cpp: the maxima and a mask of the infinite ones, exp of the whole tensor, its sum into the result."""
-    tensor, dims = args[0], _as_dims(args[1])
-    size, rows = tensor.element_size(), outputs[0].numel()
+    tensor, dims = call.self, _as_dims(call.dim)
+    size, rows = tensor.element_size(), call.outputs[0].numel()
     if not tensor.is_floating_point() or not tensor.numel():
         return None
     script = Script()
     maxima = script.take(rows * size, "maxima")
-    reduction_buffers(tensor, dims, True, _extremum(tensor.dtype, tensor.dtype), card).write(script)
+    reduction_buffers(tensor, dims, True, _extremum(tensor.dtype, tensor.dtype), call.card).write(script)
     absolute = script.take(rows * size, "absolute maxima")
     infinite = script.take(rows, "infinite maxima")
     script.give(infinite, absolute)
     exponentials = script.take(tensor.numel() * size, "exponentials")
     script.output(0)
-    reduction_buffers(Layout.dense_like(tensor), dims, True, sum_kernel(tensor.dtype, tensor.dtype), card).write(script)
+    kernel = sum_kernel(tensor.dtype, tensor.dtype)
+    reduction_buffers(Layout.dense_like(tensor), dims, True, kernel, call.card).write(script)
     script.give(exponentials, maxima)
     return script
 
 
 @rule("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList")
-def count_nonzero_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def count_nonzero_rule(call: Call) -> Script | None:
     """A boolean of every value, which sum() then casts to 64-bit integers."""
     script = Script()
-    mask = script.take(args[0].numel(), "nonzero mask")
+    mask = script.take(call.self.numel(), "nonzero mask")
     script.output(0)
-    cast = script.take(8 * args[0].numel(), "cast of the reduced tensor")
-    dims = _as_dims(_argument(args, kwargs, 1, "dim", None))
+    cast = script.take(8 * call.self.numel(), "cast of the reduced tensor")
+    dims = _as_dims(call.dim)
     kernel = sum_kernel(torch.int64, torch.int64)
-    reduction_buffers(Layout.dense_like(args[0]), dims, False, kernel, card).write(script)
+    reduction_buffers(Layout.dense_like(call.self), dims, False, kernel, call.card).write(script)
     script.give(cast, mask)
     return script
 
 
 @rule("aten.linalg_vector_norm.default")
-def vector_norm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    dims = _argument(args, kwargs, 2, "dim", None)
-    keepdim = _argument(args, kwargs, 3, "keepdim", False)
-    return _reduction(args[0], outputs, dims, keepdim, sum_kernel(args[0].dtype, outputs[0].dtype), card)
+def vector_norm_rule(call: Call) -> Script | None:
+    kernel = sum_kernel(call.self.dtype, call.dtype)
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 
 @rule("aten.renorm.default")
-def renorm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def renorm_rule(call: Call) -> Script | None:
     """The norms of the slices, which become their factors; half types get factors of their own.
     Source: ``renorm_out`` of ATen/native/Normalization.cpp."""
-    tensor, dim = args[0], args[2] % args[0].dim()
+    tensor, dim = call.self, call.dim % call.self.dim()
     half = tensor.dtype in (torch.float16, torch.bfloat16)
     norm = torch.float32 if half else tensor.dtype
     script = Script().output(0)
     held = script.take(tensor.shape[dim] * norm.itemsize, "norms")
     dims = [d for d in range(tensor.dim()) if d != dim]
-    reduction_buffers(tensor, dims, True, sum_kernel(tensor.dtype, norm), card).write(script)
+    reduction_buffers(tensor, dims, True, sum_kernel(tensor.dtype, norm), call.card).write(script)
     if half:
         script.give(script.take(tensor.shape[dim] * tensor.element_size(), "factors"))
     script.give(held)
@@ -233,12 +212,11 @@ def renorm_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[A
 
 
 @rule("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims")
-def logic_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    if args[0].numel() == 1 and args[0].dtype != torch.bool:
+def logic_rule(call: Call) -> Script | None:
+    if call.self.numel() == 1 and call.self.dtype != torch.bool:
         # ReduceOps.cpp copies the one value, cast to bool, instead of launching a reduction.
         script = Script().output(0)
         script.give(script.take(1, "bool of a single value"))
         return script
-    dims = _argument(args, kwargs, 1, "dim", None)
-    keepdim = _argument(args, kwargs, 2, "keepdim", False)
-    return _reduction(args[0], outputs, dims, keepdim, _logic(args[0].dtype, outputs[0].dtype), card)
+    kernel = _logic(call.self.dtype, call.dtype)
+    return _reduction(call.self, call.outputs, call.get("dim"), call.get("keepdim", False), kernel, call.card)

@@ -6,13 +6,10 @@ orders and tiles observed on its CUDA build (CUDA 13.0, compute capability 9.0).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from graphmem.capture.kernels.parts import cub
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 from graphmem.capture.kernels.rules.reductions import extrema_buffers
 
 _INDEX = 8
@@ -29,58 +26,56 @@ def _counts_bytes(items: int, card: Card) -> int:
 
 
 @rule("aten.nonzero.default")
-def nonzero_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    tensor = args[0]
+def nonzero_rule(call: Call) -> Script | None:
+    tensor = call.self
     items = int(tensor.numel())
     if items == 0:
         return None
     script = Script()
     copies = [] if tensor.is_contiguous() else [script.take(items * tensor.element_size(), "contiguous mask")]
     count = script.take(4, "number of nonzeros")
-    script.give(script.take(_counts_bytes(items, card), "count"))
+    script.give(script.take(_counts_bytes(items, call.card), "count"))
     script.output(0)
     script.give(script.take(cub.select_bytes(items, _INDEX), "select"), count, *copies)
     return script
 
 
 @rule("aten._unique2.default")
-def unique_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def unique_rule(call: Call) -> Script | None:
     """Sorted, then the first of every run. The result keeps the bytes of the whole input."""
-    tensor = args[0]
+    tensor = call.self
     items, element = int(tensor.numel()), tensor.element_size()
     if items == 0 or tensor.dtype is torch.bool:
         return None
     script = Script()
     held = [script.take(items * element, "sorted values")]
-    inverse = bool(args[2] if len(args) > 2 else kwargs.get("return_inverse", False))
+    inverse = bool(call.return_inverse)
     if inverse:
         held.append(script.take(items * _INDEX, "sorted indices"))
         order = script.take(items * _INDEX, "range of indices")
     value = _INDEX if inverse else 0
     floating = tensor.is_floating_point()
-    size = cub.radix_sort_bytes(items, element, value, 8 * element, card.compute_capability, floating)
+    size = cub.radix_sort_bytes(items, element, value, 8 * element, call.card.compute_capability, floating)
     script.give(script.take(size, "radix sort"))
     if inverse:
         script.give(order)
         _number_runs(script, items, _INDEX)
-    _first_of_runs(script, tensor, bool(args[3] if len(args) > 3 else kwargs.get("return_counts", False)))
+    _first_of_runs(script, tensor, bool(call.return_counts))
     script.give(*reversed(held))
     return script
 
 
 @rule("aten.unique_consecutive.default")
-def unique_consecutive_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
-    tensor = args[0]
-    if tensor.numel() == 0 or outputs[0].dim() != 1:
+def unique_consecutive_rule(call: Call) -> Script | None:
+    tensor = call.self
+    if tensor.numel() == 0 or call.outputs[0].dim() != 1:
         return None
     script = Script()
-    if outputs[1].numel():
+    if call.outputs[1].numel():
         script.output(1)
         starts = script.take(int(tensor.numel()) * 4, "where runs start")
         script.give(script.take(cub.run_numbers_bytes(int(tensor.numel())), "scan"), starts)
-    _first_of_runs(script, tensor, bool(args[2] if len(args) > 2 else kwargs.get("return_counts", False)))
+    _first_of_runs(script, tensor, bool(call.return_counts))
     return script
 
 
@@ -101,68 +96,66 @@ def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool) -> None:
 
 
 @rule("aten.bincount.default")
-def bincount_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def bincount_rule(call: Call) -> Script | None:
     """The smallest and the largest value are looked at first, with the buffers of such a reduction."""
-    if not args[0].numel():
+    if not call.self.numel():
         return None
     script = Script()
-    bounds = [script.take(args[0].element_size(), name) for name in ("smallest", "largest")]
-    extrema_buffers(args[0], card).write(script)
+    bounds = [script.take(call.self.element_size(), name) for name in ("smallest", "largest")]
+    extrema_buffers(call.self, call.card).write(script)
     script.output(0)
     script.give(*bounds)
     return script
 
 
 @rule("aten.masked_scatter.default", "aten.masked_scatter_.default")
-def masked_scatter_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def masked_scatter_rule(call: Call) -> Script | None:
     """The running sum of the mask says which element of the source goes where."""
-    items = int(outputs[0].numel())
+    items = int(call.outputs[0].numel())
     if items == 0:
         return None
     script = Script().output(0)
     held = [script.take(items * _INDEX, "running sum of the mask")]
-    if args[1].numel() != items or not args[1].is_contiguous():
+    if call.mask.numel() != items or not call.mask.is_contiguous():
         held.append(script.take(items, "contiguous mask"))
     script.give(script.take(cub.scan_bytes(items, _INDEX), "scan"), *reversed(held))
     return script
 
 
 @rule("aten.repeat_interleave.Tensor")
-def repeat_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def repeat_rule(call: Call) -> Script | None:
     """The running sum of the repeats says where each begins."""
-    items = int(args[0].numel())
+    items = int(call.repeats.numel())
     if items == 0:
         return None
     script = Script()
     sums = script.take(items * _INDEX, "running sum of the repeats")
-    wide = [] if args[0].dtype is torch.int64 else [script.take(items * _INDEX, "64-bit repeats")]
+    wide = [] if call.repeats.dtype is torch.int64 else [script.take(items * _INDEX, "64-bit repeats")]
     script.give(script.take(cub.scan_bytes(items, _INDEX), "scan"), *wide)
     script.output(0).give(sums)
     return script
 
 
 @rule("aten.histc.default")
-def histc_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
+def histc_rule(call: Call) -> Script | None:
     """Without limits, the smallest and the largest value are looked up."""
-    tensor = args[0]
-    least = args[2] if len(args) > 2 else kwargs.get("min", 0)
-    most = args[3] if len(args) > 3 else kwargs.get("max", 0)
+    tensor = call.self
+    least = call.min
+    most = call.max
     if least != most or not tensor.numel():
         return None
     script = Script().output(0)
     bounds = [script.take(tensor.element_size(), name) for name in ("smallest", "largest")]
-    extrema_buffers(tensor, card).write(script)
+    extrema_buffers(tensor, call.card).write(script)
     script.give(*bounds)
     return script
 
 
 @rule("aten.index_reduce.default", "aten.index_reduce_.default")
-def index_reduce_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    if args[4] != "mean":
+def index_reduce_rule(call: Call) -> Script | None:
+    if call.reduce != "mean":
         return None
-    tensor, source = args[0], args[3]
+    tensor, source = call.self, call.source
     script = Script().output(0)
     counts = script.take(tensor.numel() * tensor.element_size(), "counts")
     script.give(script.take(source.numel() * source.element_size(), "ones"))
@@ -171,14 +164,12 @@ def index_reduce_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequ
 
 
 @rule("aten.scatter_reduce.two")
-def scatter_reduce_rule(
-    args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
-) -> Script | None:
+def scatter_reduce_rule(call: Call) -> Script | None:
     """A mean divides by counts, which a scattered sum of ones gives (ATen/native/TensorAdvancedIndexing.cpp)."""
-    reduce = args[4] if len(args) > 4 else kwargs.get("reduce")
+    reduce = call.reduce
     if reduce != "mean":
         return None
-    tensor, source = args[0], args[3]
+    tensor, source = call.self, call.src
     script = Script().output(0)
     ones = script.take(source.numel() * source.element_size(), "ones")
     counts = script.take(tensor.numel() * tensor.element_size(), "counts")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 
 @rule("aten._safe_softmax.default")
-def safe_softmax(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script:
+def safe_softmax(call: Call) -> Script:
     """The softmax, a boolean tensor of -inf positions, its row-wise ``all``, and the zero that such rows are filled
     with (``_safe_softmax`` in ATen/native/transformers/attention.cpp; order seen in the recorded runs of 2.13)."""
-    del kwargs, card
-    scores, dim = args[0], args[1]
+    scores, dim = call.self, call.dim
     script = Script().output(0)
     if not scores.is_contiguous():
         script.give(script.take(scores.numel() * scores.element_size(), "contiguous scores"))
     masked = script.take(scores.numel(), "-inf positions")
     rows = script.take(scores.numel() // max(1, scores.shape[dim]), "rows of -inf")
-    zero = script.take(outputs[0].element_size(), "zero")
+    zero = script.take(call.outputs[0].element_size(), "zero")
     script.give(zero, rows, masked)
     return script

@@ -8,41 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides, is_dense
-from graphmem.capture.kernels.parts.script import Card, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 _INDEX = 8
 #: Longer slices are sorted by CUB (should_use_small_sort of ATen/native/cuda/Sort.h).
 _SMALL_SORT = 4096
 
 
-def _argument(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name, default)
-
-
 # --- sort -------------------------------------------------------------------------------------------------------------
 
 
-@rule("aten.sort.default")
-def sort_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _sort_operator(args[0], _argument(args, kwargs, 1, "dim", -1), outputs, card)
-
-
-@rule("aten.sort.stable")
-def stable_sort_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    return _sort_operator(args[0], kwargs.get("dim", -1), outputs, card)
-
-
-def _sort_operator(tensor: torch.Tensor, dim: int, outputs: Sequence[Any], card: Card) -> Script | None:
+@rule("aten.sort.default", "aten.sort.stable")
+def sort_rule(call: Call) -> Script | None:
+    tensor = call.self
     if tensor.dim() == 0 or tensor.numel() == 0:
         return None
     script = Script().output(0).output(1)
-    write_sort(script, tensor, dim % tensor.dim(), outputs[0].stride(), card)
+    write_sort(script, tensor, call.dim % tensor.dim(), call.outputs[0].stride(), call.card)
     return script
 
 
@@ -112,9 +99,9 @@ _SM_REGISTERS, _SM_BLOCKS = 65536, 32
 
 
 @rule("aten.topk.default")
-def topk_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    tensor, k = args[:2]
-    dim = _argument(args, kwargs, 2, "dim", -1)
+def topk_rule(call: Call) -> Script | None:
+    tensor, k = call.self, call.k
+    dim = call.dim
     if tensor.dim() == 0 or tensor.numel() == 0:
         return None
     dim %= tensor.dim()
@@ -123,10 +110,10 @@ def topk_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any
     length = int(tensor.shape[dim])
     slices = int(tensor.numel()) // length
     if _uses_many_blocks(slices, length):
-        _radix_select(script, slices, length, tensor.element_size(), card)
+        _radix_select(script, slices, length, tensor.element_size(), call.card)
     script.give(*copies)
-    if _argument(args, kwargs, 4, "sorted", True) and outputs[0].numel() > 1 and k > _SMALL_SORT:
-        _sort_selected(script, outputs[0], dim, card)
+    if call.sorted and call.outputs[0].numel() > 1 and k > _SMALL_SORT:
+        _sort_selected(script, call.outputs[0], dim, call.card)
     return script
 
 
@@ -173,9 +160,9 @@ def _sort_selected(script: Script, values: torch.Tensor, dim: int, card: Card) -
 
 
 @rule("aten.cumsum.default", "aten.cumprod.default")
-def cumulative_rule(args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card) -> Script | None:
-    tensor, dim = args[:2]
-    output = outputs[0]
+def cumulative_rule(call: Call) -> Script | None:
+    tensor, dim = call.self, call.dim
+    output = call.outputs[0]
     if tensor.dim() == 0 or tensor.numel() == 0:
         return None
     script = Script().output(0)
