@@ -22,6 +22,7 @@ from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.values.callers import place_of
 from graphmem.errors import CaptureError, GraphmemError
 
 #: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.
@@ -268,7 +269,7 @@ def _failure(frame: Any, error: Exception) -> str:
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or ["no message"]
     if lines[0].endswith("raised:") and len(lines) > 1:  # BackendCompilerFailed
         lines = lines[1:]
-    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    where = place_of(frame)
     return (
         f"{where}: torch.compile failed: {type(cause).__name__}: {lines[0].rstrip('.')}. Leave torch.compile out for "
         "the step as it runs without it"

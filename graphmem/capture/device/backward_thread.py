@@ -20,8 +20,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
 
-from graphmem.capture.operators.composites import is_transformed
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.callers import is_transformed
 
 _KINDS = ("cuda", "cpu")
 

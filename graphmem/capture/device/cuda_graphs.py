@@ -13,36 +13,136 @@ What a graph does to memory (seen with the CUDA build of 2.13.0 on the stub driv
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.record.memory_pools import MemoryPools, PoolId, Route
+from graphmem.capture.ports import PoolBook, PoolId, StreamBook, WorkspaceBook
+from graphmem.capture.values.callers import called_to_graph_callables
 from graphmem.errors import CaptureError
 
 #: Seed and offset of a generator, int64 each (``CUDAGeneratorState``, ATen/cuda/CUDAGeneratorImpl.h).
 _GENERATOR_STATE = (("seed of a CUDA graph's random numbers", 8), ("offset of a CUDA graph's random numbers", 8))
 
 
-def patch_cuda_graphs(patches: Patches, recorder: Any) -> None:
-    """Make graphs and pools act on ``recorder.storages.pools``."""
-    pools: MemoryPools = recorder.storages.pools
-    graph_class, pool_class = _graph_class(recorder), _pool_class(pools)
+class CUDAGraph:
+    """Stands for a CUDA graph: what was captured cannot be seen, but its memory stays. A capture makes a subclass that
+    knows its books."""
+
+    streams: ClassVar[StreamBook]
+    pools: ClassVar[PoolBook]
+    workspaces: ClassVar[WorkspaceBook]
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._pool: PoolId | None = None
+        self._generator_state: list[int] = []
+        self._stream = 0
+        self._is_capturing = self._has_graph = False
+
+    def capture_begin(self, pool: PoolId | None = None, *_: Any, **__: Any) -> None:
+        stream = self.streams.current
+        if self._has_graph or self._is_capturing:
+            raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
+        if stream == 0:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        self._generator_state = [self.pools.take(size, label) for label, size in _GENERATOR_STATE]
+        chosen = self.pools.new_id(is_user_created=False) if pool is None else pool
+        self.pools.begin(chosen, "pool of CUDA graphs", streams={stream})
+        self._pool = chosen
+        self._stream, self._is_capturing = stream, True
+
+    def capture_end(self) -> None:
+        if not self._is_capturing or self._pool is None:
+            raise RuntimeError("CUDAGraph::capture_end was called without capture_begin")
+        if self.streams.current != self._stream:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        self.pools.end(self._pool)
+        self._is_capturing, self._has_graph = False, True
+
+    def instantiate(self) -> None: ...
+
+    def replay(self) -> None:
+        if not self._has_graph:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+
+    def reset(self) -> None:
+        if not self._has_graph or self._pool is None:
+            return
+        self._has_graph = False
+        for index in reversed(self._generator_state):
+            self.pools.give(index)
+        self.workspaces.clear_workspaces(self._stream)
+        self.pools.release(self._pool)
+        self._pool = None
+
+    def pool(self) -> PoolId:
+        if self._pool is None or not self._has_graph:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
+    def enable_debug_mode(self) -> None: ...
+
+    def debug_dump(self, debug_path: str) -> None: ...
+
+    def raw_cuda_graph(self) -> int:
+        raise CaptureError("a CUDA graph's handle is asked for, and an analysis has no driver behind it")
+
+    raw_cuda_graph_exec = raw_cuda_graph
+
+    def __del__(self) -> None:
+        self.reset()
+
+
+class MemPool:
+    """Stands for a pool of memory: its identity, and that it is held. A capture makes a subclass that knows its
+    books."""
+
+    pools: ClassVar[PoolBook]
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        self._id: PoolId | None = None
+        if allocator is not None:
+            raise CaptureError(
+                "torch.cuda.MemPool(allocator) takes its memory from an allocator of its own, which is not "
+                "modelled; analyse the step with torch.cuda.MemPool()"
+            )
+        self._id = self.pools.new_id()
+        self.pools.create(self._id, "torch.cuda.MemPool", use_on_oom=use_on_oom, no_split=no_split)
+
+    @property
+    def id(self) -> PoolId:
+        assert self._id is not None
+        return self._id
+
+    def use_count(self) -> int:
+        return self.pools.holders(self.id)
+
+    def snapshot(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    def __del__(self) -> None:
+        if self._id is not None:
+            self.pools.release(self._id)
+            self.pools.empty(self._id)
+
+
+def patch_cuda_graphs(patches: Patches, streams: StreamBook, pools: PoolBook, workspaces: WorkspaceBook) -> None:
+    """Make graphs and pools act on these books."""
+    books = {"streams": streams, "pools": pools, "workspaces": workspaces}
     graphs, memory = torch.cuda.graphs, torch.cuda.memory
     for name, value in {
-        "CUDAGraph": graph_class,
-        "MemPool": pool_class,
+        "CUDAGraph": type("CUDAGraph", (CUDAGraph,), books),
+        "MemPool": type("MemPool", (MemPool,), {"pools": pools}),
         "graph_pool_handle": lambda: pools.new_id(),
-        "is_current_stream_capturing": lambda: pools.captured(recorder.streams.current) is not None,
+        "is_current_stream_capturing": lambda: pools.captured(streams.current) is not None,
     }.items():
         for owner in (torch.cuda, graphs, memory):
             if name in vars(owner):
                 patches.set(owner, name, value)
 
     def begin(pool: PoolId, *, any_thread: bool) -> None:
-        pools.begin(Route(pool, None, any_thread), "a pool of allocations")
+        pools.begin(pool, "a pool of allocations", streams=None, any_thread=any_thread)
 
     functions = {
         "_cuda_beginAllocateCurrentThreadToPool": lambda _, pool: begin(pool, any_thread=False),
@@ -54,119 +154,17 @@ def patch_cuda_graphs(patches: Patches, recorder: Any) -> None:
         for owner in (torch._C, memory):
             patches.set(owner, name, value)
     patches.set(torch._C, "_host_emptyCache", lambda *_: None)
-    patches.set(torch._C, "_cuda_clearCublasWorkspaces", recorder.clear_workspaces)
+    patches.set(torch._C, "_cuda_clearCublasWorkspaces", workspaces.clear_workspaces)
     patches.set(torch.cuda.graph, "default_capture_stream", None)
     _patch_data_ptr(patches)
-
-
-def _graph_class(recorder: Any) -> type:
-    pools: MemoryPools = recorder.storages.pools
-
-    class CUDAGraph:
-        """Stands for a CUDA graph: what was captured cannot be seen, but its memory stays."""
-
-        def __init__(self, keep_graph: bool = False) -> None:
-            self._pool: PoolId | None = None
-            self._generator_state: list[int] = []
-            self._stream = 0
-            self._is_capturing = self._has_graph = False
-
-        def capture_begin(self, pool: PoolId | None = None, *_: Any, **__: Any) -> None:
-            stream = recorder.streams.current
-            if self._has_graph or self._is_capturing:
-                raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
-            if stream == 0:
-                raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-            self._generator_state = [pools.take(size, label) for label, size in _GENERATOR_STATE]
-            chosen = pools.new_id(is_user_created=False) if pool is None else pool
-            pools.begin(Route(chosen, {stream}), "pool of CUDA graphs")
-            self._pool = chosen
-            self._stream, self._is_capturing = stream, True
-
-        def capture_end(self) -> None:
-            if not self._is_capturing or self._pool is None:
-                raise RuntimeError("CUDAGraph::capture_end was called without capture_begin")
-            if recorder.streams.current != self._stream:
-                raise RuntimeError("Capture must end on the same stream it began on.")
-            pools.end(self._pool)
-            self._is_capturing, self._has_graph = False, True
-
-        def instantiate(self) -> None: ...
-
-        def replay(self) -> None:
-            if not self._has_graph:
-                raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
-
-        def reset(self) -> None:
-            if not self._has_graph or self._pool is None:
-                return
-            self._has_graph = False
-            for index in reversed(self._generator_state):
-                pools.give(index)
-            recorder.clear_workspaces(self._stream)
-            pools.release(self._pool)
-            self._pool = None
-
-        def pool(self) -> PoolId:
-            if self._pool is None or not self._has_graph:
-                raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-            return self._pool
-
-        def enable_debug_mode(self) -> None: ...
-
-        def debug_dump(self, debug_path: str) -> None: ...
-
-        def raw_cuda_graph(self) -> int:
-            raise CaptureError("a CUDA graph's handle is asked for, and an analysis has no driver behind it")
-
-        raw_cuda_graph_exec = raw_cuda_graph
-
-        def __del__(self) -> None:
-            self.reset()
-
-    return CUDAGraph
-
-
-def _pool_class(pools: MemoryPools) -> type:
-    class MemPool:
-        """Stands for a pool of memory: its identity, and that it is held."""
-
-        def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
-            self._id: PoolId | None = None
-            if allocator is not None:
-                raise CaptureError(
-                    "torch.cuda.MemPool(allocator) takes its memory from an allocator of its own, which is not "
-                    "modelled; analyse the step with torch.cuda.MemPool()"
-                )
-            self._id = pools.new_id()
-            pools.create(self._id, "torch.cuda.MemPool", use_on_oom=use_on_oom, no_split=no_split)
-
-        @property
-        def id(self) -> PoolId:
-            assert self._id is not None
-            return self._id
-
-        def use_count(self) -> int:
-            return pools.holders(self.id)
-
-        def snapshot(self, *_: Any, **__: Any) -> list[Any]:
-            return []
-
-        def __del__(self) -> None:
-            if self._id is not None:
-                pools.release(self._id)
-                pools.empty(self._id)
-
-    return MemPool
 
 
 def _patch_data_ptr(patches: Patches) -> None:
     """``make_graphed_callables`` asks whether an input is the very tensor that was captured, by its address."""
     original = torch.Tensor.data_ptr
-    source = torch.cuda.graphs.__file__
 
     def data_ptr(self: torch.Tensor) -> int:
-        if sys._getframe(1).f_code.co_filename == source:
+        if called_to_graph_callables():
             return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
         address: int = original(self)
         return address

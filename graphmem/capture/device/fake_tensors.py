@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,13 +23,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
 from graphmem.capture.device.factories import device_named, patch_factories
-from graphmem.capture.device.pretend_device import DEVICE as DEVICE
-from graphmem.capture.device.pretend_device import PretendDevice as PretendDevice
-from graphmem.capture.device.pretend_device import move
+from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
 from graphmem.capture.device.readback import patch_readback
 from graphmem.capture.device.torch_versions import patch_module_conversion
-from graphmem.capture.kernels.parts.conv_backend import Backend, ConvParams, View, runs_channels_last, select_backend
-from graphmem.capture.patches import Patches as Patches
+from graphmem.capture.device.training_tools import patch_training_tools
+from graphmem.capture.patches import Patches
 
 _META = torch.device("meta")
 _FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
@@ -45,10 +42,7 @@ def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iter
         patch_factories(patches)
         patch_readback(patches)
         patch_cuda_namespace(patches, device, on_event)
-        _patch_foreach(patches)
-        _patch_amp(patches)
-        _patch_data_parallel(patches)
-        _patch_convolution_layout(patches)
+        patch_training_tools(patches)
         patch_module_conversion(patches)
         yield
     finally:
@@ -190,81 +184,3 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
             if isinstance(tensor, FakeTensor):
                 setattr(tensor, memo, None)
     torch._C._swap_tensor_impl(first, second)
-
-
-# --- optimizers and utilities that group tensors ----------------------------------------------------------------------
-
-
-def _patch_foreach(patches: Patches) -> None:
-    """Let the multi-tensor paths, CUDA's default, take fake tensors, and name their device by its Python name."""
-    group = torch._C._group_tensors_by_device_and_dtype
-
-    def grouped(*args: Any, **kwargs: Any) -> Any:
-        return {
-            (DEVICE if device is not None and device.type == "meta" else device, dtype): value
-            for (device, dtype), value in group(*args, **kwargs).items()
-        }
-
-    patches.set(torch._C, "_group_tensors_by_device_and_dtype", grouped)
-    optimizer = sys.modules["torch.optim.optimizer"]
-    supported = [*optimizer._foreach_supported_types, FakeTensor]
-    patches.set(optimizer, "_foreach_supported_types", supported)
-    foreach_utils = sys.modules["torch.utils._foreach_utils"]
-    on_device = foreach_utils._device_has_foreach_support
-
-    def has_support(tensors: Any, device: torch.device) -> bool:
-        del tensors
-        return bool(on_device(device))
-
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("torch.") and "_has_foreach_support" in vars(module):
-            patches.set(module, "_has_foreach_support", has_support)
-
-
-def _patch_amp(patches: Patches) -> None:
-    """A gradient scaler decides on data whether to step; the usual outcome, no overflow, is assumed."""
-
-    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        del self, state
-        return optimizer.step(*args, **kwargs)
-
-    patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)
-    patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
-
-
-def _patch_data_parallel(patches: Patches) -> None:
-    """``nn.DataParallel`` over one card calls its module; over several it cannot be followed, and says so."""
-    from graphmem.errors import CaptureError
-
-    construct = torch.nn.DataParallel.__init__
-
-    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
-        if device_ids is not None and len(device_ids) > 1:
-            raise CaptureError(
-                "nn.DataParallel over several cards cannot be analysed; analyse the module itself with one card's "
-                "share of the batch (the first card also holds the gathered outputs), or use DistributedDataParallel"
-            )
-        construct(self, module, device_ids, *args, **kwargs)
-
-    patches.set(torch.nn.DataParallel, "__init__", init)
-    patches.set(torch.nn.DataParallel, "scatter", lambda _, inputs, options, __: ([move(inputs)], [move(options)]))
-
-
-def _patch_convolution_layout(patches: Patches) -> None:
-    """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
-    patches.set(torch._C, "_select_conv_backend", _convolution_backend)
-    patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
-
-
-def _convolution_backend(input: torch.Tensor, weight: torch.Tensor, **arguments: Any) -> Backend:
-    call = (arguments[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups"))
-    params = ConvParams.of(input.dim() - 2, *call)
-    return select_backend(View.of(input), View.of(weight), params, torch.backends.cudnn.enabled)
-
-
-def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Backend) -> torch.memory_format:
-    """``determine_backend_memory_format`` (ATen/native/Convolution.cpp): only cuDNN leaves outputs channels_last."""
-    in_cudnn = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE)
-    if not in_cudnn or not runs_channels_last(View.of(input), View.of(weight)):
-        return torch.contiguous_format
-    return torch.channels_last if input.dim() == 4 else torch.channels_last_3d

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphmem.capture.device.pretend_device import DEVICE
-from graphmem.capture.distributed.process_groups import data_parallel
+from graphmem.capture.device.pretend_device import DEVICE, move
+from graphmem.capture.distributed.data_parallel import data_parallel
+from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
-from graphmem.capture.session.session import Session, move
+from graphmem.capture.ports import StepBook
+from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
 
@@ -33,7 +35,7 @@ DEFAULT_ITERATIONS, MANY_OPERATORS = 3, 5000
 
 
 def run_training(
-    session: Session, model: nn.Module, inputs: Any, loss: Any, training: Training, iterations: int | None
+    session: StepBook, model: nn.Module, inputs: Any, loss: Any, training: Training, iterations: int | None
 ) -> list[str]:
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
 
@@ -65,11 +67,11 @@ def run_training(
 
     begun = 0
     for number in range(iterations or max(DEFAULT_ITERATIONS, of_history)):
-        before = session.recorder.operator_count
+        before = session.operator_count
         if number >= 2 and not of_history and iterations is None and before - begun > MANY_OPERATORS:
             break
         begun = before
-        session.recorder.begin_iteration()
+        session.begin_iteration()
         if of_history:
             _closure_step(model, optimizers[0], gradients, training)
         else:
@@ -79,13 +81,13 @@ def run_training(
     return remarks
 
 
-def run_inference(session: Session, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
+def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
     model, inputs, _ = _to_device(session, model, inputs, None, inference.dtype)
     model.eval()
     called = _compiled(model, inference.compile)
     for _ in range(iterations):
-        session.recorder.begin_iteration()
+        session.begin_iteration()
         with torch.no_grad(), _autocast(inference.amp):
             output = _call(called, inputs)
         del output
@@ -95,7 +97,7 @@ def _compiled(model: nn.Module, mode: str | None) -> Any:
     return model if mode is None else torch.compile(model, mode=mode)
 
 
-def _to_device(session: Session, model: nn.Module, inputs: Any, loss: Any, dtype: str) -> tuple[nn.Module, Any, Any]:
+def _to_device(session: StepBook, model: nn.Module, inputs: Any, loss: Any, dtype: str) -> tuple[nn.Module, Any, Any]:
     weights = DTYPES[dtype]
     if weights is not torch.float32:
         model = model.to(weights)
@@ -125,17 +127,10 @@ def default_loss(output: Any) -> torch.Tensor:
     found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(found, torch.Tensor):
         return found
-    for tensor in _tensors_of(output):
+    for tensor in tensors_in(output):
         if tensor.is_floating_point():
             return tensor.mean()
     raise CaptureError("the model's output has no floating-point tensor; return a loss from the factory")
-
-
-def _tensors_of(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for item in items for tensor in _tensors_of(item)]
 
 
 def _optimizer_step(
@@ -180,45 +175,6 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, (tuple, list)):
         return model(*inputs)
     return model(inputs)
-
-
-def checkpoint_blocks(model: nn.Module) -> None:
-    """Recompute the model's repeated blocks in the backward pass.
-
-    A model that knows how (transformers' ``gradient_checkpointing_enable``, lately ``activation_checkpointing_enable``,
-    timm's ``set_grad_checkpointing``) does it itself; elsewhere every element of the outermost lists of blocks
-    (``nn.ModuleList``, ``nn.Sequential``) is checkpointed without reentrant autograd.
-    """
-    for method in ("activation_checkpointing_enable", "gradient_checkpointing_enable", "set_grad_checkpointing"):
-        enable: Callable[[], None] | None = getattr(model, method, None)
-        if enable is not None:
-            enable()
-            return
-    blocks = _outermost_blocks(model)
-    if not blocks:
-        raise CaptureError("no repeated blocks found to checkpoint; call torch.utils.checkpoint in the model itself")
-    for block in blocks:
-        block.forward = _checkpointed(block.forward)
-
-
-def _outermost_blocks(module: nn.Module) -> list[nn.Module]:
-    blocks: list[nn.Module] = []
-    for child in module.children():
-        repeated = isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 1
-        if repeated and all(len(list(element.children())) > 0 for element in child.children()):
-            blocks.extend(child.children())
-        else:
-            blocks.extend(_outermost_blocks(child))
-    return blocks
-
-
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    from torch.utils.checkpoint import checkpoint
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run
 
 
 def _describe(value: Any) -> str:

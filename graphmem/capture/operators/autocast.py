@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from graphmem.capture.patches import Patches, quiet_registration
+from graphmem.capture.values.tensors import HALF_TYPES
 
 _LOWER_PRECISION = (
     "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
@@ -48,7 +49,6 @@ _PROMOTE = (
 )  # fmt: skip
 
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-_LOW = (torch.float16, torch.bfloat16)
 
 
 class _WeightCache:
@@ -84,7 +84,7 @@ def _cast(value: Any, dtype: torch.dtype, cache: _WeightCache) -> Any:
     if not _eligible(value) or value.dtype is dtype:
         return value
     cacheable = (
-        dtype in _LOW
+        dtype in HALF_TYPES
         and value.dtype is torch.float32
         and value.requires_grad
         and value.is_leaf

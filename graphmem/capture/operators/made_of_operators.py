@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem.capture.operators.selecting import Selection
+from graphmem.capture.values.selection import Selection
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)

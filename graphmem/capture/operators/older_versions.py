@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.tensors import HALF_TYPES
 
 _aten = torch.ops.aten
 _END = 2**63 - 1
@@ -39,7 +40,7 @@ def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
     def rms_norm(
         input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
-        wide = input.float() if upcasts and input.dtype in (torch.float16, torch.bfloat16) else input
+        wide = input.float() if upcasts and input.dtype in HALF_TYPES else input
         dims = list(range(input.dim() - len(normalized_shape), input.dim()))
         squares = torch.pow(wide, 2)
         mean = squares.mean(dims, True).add_(torch.finfo(wide.dtype).eps if eps is None else eps)

@@ -6,43 +6,15 @@ gradient of a masked selection, counts with ``minlength``), no share is needed.
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from graphmem.capture.values.selection import Selection
+
 _aten = torch.ops.aten
-
-
-class Selection:
-    """How many elements are selected: ``share`` of the candidates (above 0, at most 1), or None for "refuse"."""
-
-    def __init__(self, share: float | None) -> None:
-        self.share = share
-        self.assumed = 0
-        self.distinct = 0  # sparse tensors whose indices were taken to be distinct
-        self._exact: int | None = None
-
-    def rows(self, candidates: int) -> int | None:
-        """The number selected out of ``candidates``, rounded up; None where nobody knows."""
-        if self._exact is not None:
-            return self._exact
-        if self.share is None:
-            return None
-        self.assumed += 1
-        return math.ceil(self.share * candidates)
-
-    @contextlib.contextmanager
-    def exactly(self, rows: int | None) -> Iterator[None]:
-        """Selections inside are of ``rows``; None changes nothing."""
-        self._exact, before = rows, self._exact
-        try:
-            yield
-        finally:
-            self._exact = before
 
 
 def outputs_of(func: Any, selection: Selection, args: Any, kwargs: Any) -> Any:

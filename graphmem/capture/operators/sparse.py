@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphmem.capture.operators.selecting import Selection
+from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
 
 _aten = torch.ops.aten

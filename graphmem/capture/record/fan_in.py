@@ -8,16 +8,14 @@ holds the last reference to it and its storage, except under a dispatch mode, wh
 from __future__ import annotations
 
 import sys
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.kernels.parts.layout import is_dense
-from graphmem.capture.operators.composites import ADDED_OUT_OF_PLACE
-
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+from graphmem.capture.operators.in_place_gradients import ADDED_OUT_OF_PLACE
+from graphmem.capture.values.callers import called_by_engine, node_name
 
 
 class FanIn:
@@ -42,9 +40,9 @@ class FanIn:
     def adds_in_place(self, args: Any, kwargs: Any) -> bool:
         """Whether eager mode would have written this engine addition into its first argument.
 
-        To be called from ``__torch_dispatch__`` itself: frames and references are counted from there.
+        References are counted: whoever calls this must hold as many as when the counts were learnt.
         """
-        if kwargs or len(args) != 2 or _in_formula() or not called_by_engine(sys._getframe(2)):
+        if kwargs or len(args) != 2 or _in_formula() or not called_by_engine():
             return False
         old, new = args
         if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
@@ -64,19 +62,6 @@ class FanIn:
         return counts == self._seen[0] and is_dense(old)
 
 
-def called_by_engine(frame: FrameType) -> bool:
-    """Whether the dispatch came straight from the autograd engine, with no Python function in between."""
-    caller: FrameType | None = frame
-    while caller is not None and _is_plumbing(caller.f_code):
-        caller = caller.f_back
-    return caller is not None and caller.f_code is _ENGINE
-
-
 def _in_formula() -> bool:
     """Whether the node that runs now has a formula that adds up temporaries itself, out of place."""
-    return type(torch._C._current_autograd_node()).__name__ in ADDED_OUT_OF_PLACE
-
-
-def _is_plumbing(code: CodeType) -> bool:
-    """PyTorch's wrappers around a mode's ``__torch_dispatch__``."""
-    return code.co_filename.endswith(("_python_dispatch.py", "eval_frame.py", "_compile.py"))
+    return node_name() in ADDED_OUT_OF_PLACE

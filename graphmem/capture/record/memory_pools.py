@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from graphmem.capture.ports import PoolId
 from graphmem.errors import CaptureError
 from graphmem.trace import Category, EventKind
 
 if TYPE_CHECKING:
     from graphmem.capture.record.storages import Storages
-
-#: What PyTorch calls a pool: {0, n} made by the user (MemPool, graph_pool_handle), {n, 0} by a graph for itself
-#: (``MemPool::graph_pool_handle``, ATen/cuda/MemPool.h).
-PoolId = tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -80,13 +77,13 @@ class MemoryPools:
         self._hold(pool, label, use_on_oom=use_on_oom, no_split=no_split)
         self._event(EventKind.CREATE_POOL, pool)
 
-    def begin(self, route: Route, label: str) -> None:
-        """``beginAllocateToPool``: hold the pool once more, and send there what the route takes."""
-        if any(other.pool == route.pool for other in self._routes):
+    def begin(self, pool: PoolId, label: str, *, streams: set[int] | None, any_thread: bool = False) -> None:
+        """``beginAllocateToPool``: hold the pool once more, and send there what a :class:`Route` of these takes."""
+        if any(other.pool == pool for other in self._routes):
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
-        self._hold(route.pool, label)
-        self._event(EventKind.BEGIN_POOL, route.pool)
-        self._routes.append(route)
+        self._hold(pool, label)
+        self._event(EventKind.BEGIN_POOL, pool)
+        self._routes.append(Route(pool, streams, any_thread))
         self.stream_changed()
 
     def end(self, pool: PoolId) -> None:

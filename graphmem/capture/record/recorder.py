@@ -2,13 +2,12 @@
 
 PyTorch itself executes the step (autograd, Python references, views, in-place operators, hooks, recomputation), so
 lifetimes are exact. What a CUDA build would do otherwise than the fake run is laid over it here: hidden kernel buffers
-(``capture.kernels``), library workspaces (``capture.workspaces``) and the engine's in-place gradient fan-in.
+(``capture.kernels``), library workspaces (``cublas_workspaces``) and the engine's in-place gradient fan-in.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,21 +17,29 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphmem.capture.distributed.process_groups import COLLECTIVES, MAKES_HOST_VALUES, collective, is_bookkeeping
 from graphmem.capture.kernels import rule_of
 from graphmem.capture.kernels.parts.script import BoundRule, Card, Script
 from graphmem.capture.kernels.parts.unknown import unmodelled
 from graphmem.capture.operators import sparse
-from graphmem.capture.operators.composites import FUSED_ON_CUDA, IN_PLACE_IN_BACKWARD
+from graphmem.capture.operators.collectives import (
+    COLLECTIVES,
+    MAKES_HOST_VALUES,
+    collective,
+    flat_copy_bytes,
+    is_bookkeeping,
+)
+from graphmem.capture.operators.composites import FUSED_ON_CUDA
 from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
+from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD
 from graphmem.capture.operators.made_of_operators import BODIES
 from graphmem.capture.operators.output_layouts import RELAID, as_on_card
-from graphmem.capture.operators.selecting import SELECTING, Selection, outputs_of
-from graphmem.capture.record import frames
+from graphmem.capture.operators.selecting import SELECTING, outputs_of
 from graphmem.capture.record.cublas_workspaces import GEMMS, NOTHING, Workspaces, WorkspaceUse
-from graphmem.capture.record.fan_in import FanIn, called_by_engine
+from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.values import device_values, host_values
+from graphmem.capture.values.callers import called_by_engine, node_name, user_line
+from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
@@ -56,7 +63,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """A dispatch mode above ``FakeTensorMode`` that fills a :class:`TraceBuilder`.
 
     ``decompositions`` are the CUDA substitutes of composite operators, needed where inference mode keeps the
-    dispatcher from applying them (:mod:`graphmem.capture.operators.substitutes`).
+    dispatcher from applying them (:mod:`graphmem.capture.operators.composites`).
     """
 
     def __init__(
@@ -187,8 +194,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return self._pinned(func, args, kwargs)
         if func in COLLECTIVES:
             self._begin_operator(str(func), args, torch._C._current_graph_task_id() != -1)
-            return collective(func, args, self)
-        bookkeeping = func in MAKES_HOST_VALUES and is_bookkeeping(kwargs, sys._getframe(1))
+            self.storages.take_and_give(
+                flat_copy_bytes(func, args), Category.COMMUNICATION, "flat copy of a collective's list"
+            )
+            return collective(func, args)
+        bookkeeping = func in MAKES_HOST_VALUES and is_bookkeeping(kwargs)
         if bookkeeping or host_values.computable(func, args, kwargs):
             return host_values.compute(func, args, kwargs)
         if torch.is_inference_mode_enabled():
@@ -252,12 +262,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """What reading a tensor's data gives; None where the step must not go on without them."""
         self._refuse_in_graph_capture("a tensor's value is read back", tensor)
         value = device_values.known(tensor) if func is _ITEM else None
-        if value is None and device_values.is_validation(tensor, sys._getframe(2)):
+        if value is None and device_values.is_validation(tensor):
             self.assumed[device_values.VALID] += 1
             return True
         if value is not None or (self.module_depth and self.selection.share is None):
             return value
-        device_values.refuse_decisions(sys._getframe(2))
+        device_values.refuse_decisions()
         if self.module_depth:
             self.assumed[device_values.ASSUMED_IN_MODEL] += 1
         else:
@@ -289,7 +299,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                     self._node_start = (sequence, len(builder.storage_bytes))
         if not in_backward or self.module_depth:  # a module that runs in the backward pass is being recomputed
             module = self._module
-            source = frames.user_line(sys._getframe(2))
+            source = user_line()
             if torch.is_grad_enabled():
                 # The first operator after a node was made is the one it belongs to; later ones may make no node.
                 self._by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, (module, source))
@@ -308,7 +318,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if self._first_gradient is None:
             self._first_gradient = len(storages) - 1  # the one of the loss, made just before
         end = self._node_start[1]
-        if name == _ADD_NAME and called_by_engine(sys._getframe(3)):
+        if name == _ADD_NAME and called_by_engine():
             self.streams.add_gradients(args[0])
             end = len(storages)
         for tensor in tensors_in(args):
@@ -399,8 +409,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _mark_accumulated(self, out: Any) -> None:
         """A detach or clone made by ``AccumulateGrad`` is the parameter's gradient."""
-        node = torch._C._current_autograd_node()
-        if node is not None and type(node).__name__ == "AccumulateGrad":
+        if node_name() == "AccumulateGrad":
             self.storages.label(out, Category.GRADIENT)
 
     # --- gradient fan-in ----------------------------------------------------------------------------------------------
@@ -417,12 +426,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _in_place_on_card(self, func: Any, args: Any) -> Any:
         """What a formula of gradients calls on a card, where it may overwrite a tensor that it has just made."""
         in_place, nodes = IN_PLACE_IN_BACKWARD[func]
-        node = torch._C._current_autograd_node()
-        if node is None or type(node).__name__ not in nodes or torch.is_grad_enabled():
+        if node_name() not in nodes or torch.is_grad_enabled():
             return func
         ref = self.storages.of(args[0])
         made_here = ref is not None and ref.index >= self._node_start[1]
-        return in_place if made_here and called_by_engine(sys._getframe(2)) else func
+        return in_place if made_here and called_by_engine() else func
 
 
 def _on_device(values: Any) -> bool:

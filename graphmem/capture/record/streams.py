@@ -6,22 +6,16 @@ alone, and one that ``record_stream`` named is reusable only when the other stre
 
 In the backward pass the autograd engine makes the stream of a node's forward operator current while the node runs
 (``torch/csrc/autograd/engine.cpp``). It is done here, because for C++ the device is ``meta``, without streams.
-
-Time does not exist in a capture: waiting and querying return at once, and when recorded work is done is left to the
-allocator's model of events.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretend_device import DEVICE
-from graphmem.capture.patches import Patches
 from graphmem.capture.values.tensors import tensors_in
 
 #: Sequence number of the nodes that accumulate gradients (torch/csrc/autograd/functions/accumulate_grad.cpp).
@@ -133,136 +127,3 @@ class Streams:
             self._made += 1
             self._index[place] = self._made
         return self._index[place]
-
-
-def patch_streams(patches: Patches, recorder: Any) -> None:
-    """Make the stream functions of ``torch`` and ``torch.cuda`` act on ``recorder.streams``."""
-    streams: Streams = recorder.streams
-    pools = recorder.storages.pools
-
-    def _index(stream: Any) -> int:
-        return streams.current if stream is None else int(stream.stream_id)
-
-    class Event:
-        """Stands for a CUDA event: recorded and done at once."""
-
-        device = DEVICE
-        cuda_event = event_id = 0
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.capture: Any = None  # the capture of a CUDA graph that it was recorded in
-
-        def query(self) -> bool:
-            return True
-
-        def elapsed_time(self, _: Any) -> float:
-            return 1.0
-
-        def synchronize(self) -> None: ...
-
-        def record(self, stream: Any = None) -> None:
-            self.capture = pools.captured(_index(stream))
-
-        def wait(self, stream: Any = None) -> None:
-            pools.join(_index(stream), self.capture)
-
-    class Stream:
-        """Stands for a CUDA stream, and for the context that makes it current."""
-
-        device = DEVICE
-        device_index = 0
-        device_type = 1
-
-        def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any) -> None:
-            self.priority = priority
-            self.stream_id = streams.next_of_pool(priority) if stream_id is None else stream_id
-            self._before: list[int] = []
-
-        @property
-        def cuda_stream(self) -> int:
-            return self.stream_id
-
-        native_handle = cuda_stream
-
-        def __enter__(self) -> Any:
-            self._before.append(streams.current)
-            streams.make_current(self.stream_id)
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            streams.make_current(self._before.pop())
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Stream) and other.stream_id == self.stream_id
-
-        def __hash__(self) -> int:
-            return hash(self.stream_id)
-
-        def query(self) -> bool:
-            return True
-
-        def is_capturing(self) -> bool:
-            return pools.captured(self.stream_id) is not None
-
-        def record_event(self, event: Any = None) -> Any:
-            event = event or Event()
-            event.record(self)
-            return event
-
-        def synchronize(self) -> None: ...
-
-        def wait_stream(self, stream: Any) -> None:
-            self.wait_event(stream.record_event())
-
-        def wait_event(self, event: Any) -> None:
-            event.wait(self)
-
-    class StreamContext:
-        """``torch.cuda.stream(s)``; None changes nothing."""
-
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def __enter__(self) -> None:
-            if self.stream is not None:
-                self.stream.__enter__()
-
-        def __exit__(self, *_: object) -> None:
-            if self.stream is not None:
-                self.stream.__exit__()
-
-    def current_stream(*_: Any, **__: Any) -> Stream:
-        return Stream(stream_id=streams.current)
-
-    def default_stream(*_: Any, **__: Any) -> Stream:
-        return Stream(stream_id=0)
-
-    def set_stream(stream: Any) -> None:
-        if stream is not None:
-            streams.make_current(stream.stream_id)
-
-    def record_stream(self: torch.Tensor, stream: Any) -> None:
-        recorder.storages.record_stream(self, stream.stream_id)
-
-    for name, value in {
-        "Stream": Stream,
-        "ExternalStream": Stream,
-        "StreamContext": StreamContext,
-        "Event": Event,
-        "stream": StreamContext,
-        "current_stream": current_stream,
-        "default_stream": default_stream,
-        "get_stream_from_external": default_stream,
-        "set_stream": set_stream,
-    }.items():
-        for owner in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
-            if owner is torch.cuda or name in vars(owner):
-                patches.set(owner, name, value)
-    patches.set(torch, "Stream", Stream)
-    patches.set(torch, "Event", Event)
-    patches.set(torch.Tensor, "record_stream", record_stream)
-    if hasattr(torch, "accelerator"):
-        patches.set(torch.accelerator, "current_stream", current_stream)
-        patches.set(torch.accelerator, "set_stream", set_stream)
-    data_parallel = sys.modules["torch.nn.parallel._functions"]
-    patches.set(data_parallel, "_streams", None)  # it keeps the streams it made

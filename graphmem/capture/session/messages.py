@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from types import TracebackType
+
+from graphmem.capture.values.callers import function_in_torch_cuda
 
 #: (regular expression on "<type>: <message>", what to tell the user). The first that is found counts.
 _EXPLAINED = (
@@ -70,20 +71,9 @@ def explained(error: BaseException) -> str | None:
     """The message for an error that PyTorch raised because tensors have no data; None for any other."""
     text = f"{type(error).__name__}: {error}"
     if _MISSING_C_FUNCTION.search(text):
-        return f"{_function_in_torch_cuda(error.__traceback__)} cannot be analysed: it needs a driver"
+        return f"{function_in_torch_cuda(error.__traceback__)} cannot be analysed: it needs a driver"
     for pattern, message in _EXPLAINED:
         found = re.search(pattern, text)
         if found:
             return message.format(**found.groupdict())
     return None
-
-
-def _function_in_torch_cuda(traceback: TracebackType | None) -> str:
-    """The last Python function of ``torch.cuda`` in the traceback."""
-    name = "torch.cuda"
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if "torch/cuda/" in code.co_filename.replace("\\", "/"):
-            name = f"torch.cuda.{code.co_name}"
-        traceback = traceback.tb_next
-    return name

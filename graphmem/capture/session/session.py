@@ -22,22 +22,23 @@ from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
 from graphmem.capture.device.fake_tensors import pretend_cuda
 from graphmem.capture.device.initializers import patch_initializers
 from graphmem.capture.device.pretend_device import PretendDevice
-from graphmem.capture.device.pretend_device import move as move
+from graphmem.capture.device.streams_api import patch_streams
 from graphmem.capture.distributed.process_groups import one_rank
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
 from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
 from graphmem.capture.operators.autocast import cuda_autocast
+from graphmem.capture.operators.composites import cuda_composites
+from graphmem.capture.operators.convolution_layout import patch_convolution_layout
 from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
-from graphmem.capture.operators.selecting import Selection
-from graphmem.capture.operators.substitutes import cuda_substitutes
 from graphmem.capture.patches import Patches
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.recorder import Recorder
-from graphmem.capture.record.streams import patch_streams
 from graphmem.capture.session.messages import explained
 from graphmem.capture.session.settings import same_settings
+from graphmem.capture.values.callers import raised_at
+from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.errors import CaptureError, GraphmemError
 from graphmem.trace import Category, EventKind, Trace, TraceBuilder
@@ -59,6 +60,15 @@ class Session:
     def __init__(self, recorder: Recorder, watch: modules.ModuleWatch) -> None:
         self.recorder = recorder
         self.watch = watch
+
+    @property
+    def operator_count(self) -> int:
+        """How many operators have been recorded."""
+        return self.recorder.operator_count
+
+    def begin_iteration(self) -> None:
+        """What follows belongs to the next iteration, starting with its forward pass."""
+        self.recorder.begin_iteration()
 
     def label_model(self, model: torch.nn.Module) -> None:
         """Parameters and buffers of ``model`` are known by name from now on."""
@@ -114,7 +124,7 @@ def capture(
     with contextlib.ExitStack() as stack:
         stack.enter_context(same_settings())
         stack.enter_context(pretend_cuda(device, on_event))
-        substitutes = stack.enter_context(cuda_substitutes(card))
+        substitutes = stack.enter_context(cuda_composites(card))
         stack.enter_context(cuda_autocast())
         stack.enter_context(numbered_as_on_a_card())
         stack.enter_context(bitsandbytes_in_captures())
@@ -128,8 +138,9 @@ def capture(
         recorder = Recorder(builder, card, workspaces, substitutes, graph, selection)
         holder.append(recorder)
         patch_lbfgs(patches, recorder)
-        patch_streams(patches, recorder)
-        patch_cuda_graphs(patches, recorder)
+        patch_streams(patches, recorder.streams, recorder.storages.pools, recorder.storages)
+        patch_cuda_graphs(patches, recorder.streams, recorder.storages.pools, recorder)
+        patch_convolution_layout(patches)
         stack.enter_context(one_rank(recorder, world_size))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(recorder)
@@ -182,24 +193,12 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
         )
         raise CaptureError(f"{recorder.current_source()}: {reason}") from None
     except Exception as error:
-        where = _raised_at(error) or recorder.current_source()
+        where = raised_at(error) or recorder.current_source()
         known = explained(error)
         if known is not None:
             raise CaptureError(f"{where}: {known}") from error
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
         raise CaptureError(f"{where}: the step raised {type(error).__name__}: {first_line}") from error
-
-
-def _raised_at(error: BaseException) -> str:
-    """The deepest line of the traceback that is the user's or a model library's."""
-    from graphmem.capture.record.frames import line_of
-
-    found = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        found = line_of(traceback.tb_frame.f_code, traceback.tb_lineno) or found
-        traceback = traceback.tb_next
-    return found
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,14 +12,13 @@ import contextlib
 import itertools
 import math
 import operator
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.values import callers
 from graphmem.errors import CaptureError
 
 _aten = torch.ops.aten
@@ -48,25 +47,19 @@ _NOT = _aten.bitwise_not.default
 #: Operators that keep the value of a filled tensor.
 _REDUCTIONS = {_aten.max.default, _aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim}
 #: Whether a token ends its sequence (``transformers/generation/stopping_criteria.py``).
-_ENDS, _STOPPING = _aten.isin.Tensor_Tensor, "transformers/generation/stopping_criteria.py"
+_ENDS = _aten.isin.Tensor_Tensor
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
 _CURVATURE = _aten.le.Tensor
 #: Questions whether values are finite, and the answer for those that are. ``isfinite`` asks the last two.
 _IS_NAN, _IS_INFINITE, _SAME, _OTHER = _aten.isnan.default, _aten.isinf.default, _aten.eq.Tensor, _aten.ne.Tensor
 _FINITE = "values were taken to be finite where the step checks them"
-#: Where distributions look whether their parameters and samples are in range (``torch/distributions``).
-_DISTRIBUTIONS, _VALIDATIONS = "torch/distributions/distribution.py", ("__init__", "_validate_sample")
+#: What the output says of ``torch.distributions``, which looks whether its parameters and samples are in range.
 VALID = "parameters and samples of torch.distributions were taken to be in range"
 #: Operators whose outcome can be known.
 TRACKED = {
     *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _CURVATURE, _IS_NAN, _IS_INFINITE,
     _SAME, _OTHER,
 }  # fmt: skip
-
-#: Loops that read the device in order to decide when to stop: an assumed value could keep them going for ever.
-_GENERATION = "transformers/generation/utils.py"
-_LOOPS = ("_sample", "_beam_search", "_assisted_decoding", "_contrastive_search", "_dola_decoding")
-
 
 #: Losses of the descents that go on now, the innermost last; and how large other values are.
 _descents: list[Iterator[float]] = []
@@ -95,7 +88,7 @@ def follow(func: Any, args: Sequence[Any], out: Any) -> str | None:
     if value is None:
         value = _if_finite(func, args)
         remark = None if value is None else _FINITE
-    if value is None and func is _ENDS and _called_from(sys._getframe(2), _STOPPING):
+    if value is None and func is _ENDS and callers.called_to_stop_generation():
         value, remark = False, "generation goes on to its largest length: no token was taken to end its sequence"
     if value is not None:
         out._graphmem_value = (value, out._version)
@@ -162,25 +155,16 @@ def assumed(tensor: torch.Tensor) -> float | int | bool:
     return 1.0 if tensor.is_floating_point() else 1
 
 
-def is_validation(tensor: torch.Tensor, frame: FrameType | None) -> bool:
+def is_validation(tensor: torch.Tensor) -> bool:
     """Whether ``torch.distributions`` reads here whether all values are in range."""
-    return tensor.dtype is torch.bool and _called_from(frame, _DISTRIBUTIONS, _VALIDATIONS)
+    return tensor.dtype is torch.bool and callers.called_to_validate_distribution()
 
 
-def refuse_decisions(frame: FrameType | None) -> None:
+def refuse_decisions() -> None:
     """Raise :class:`CaptureError` when the reader is known to decide by the value how long it goes on."""
-    if _called_from(frame, _GENERATION, _LOOPS):
+    if callers.called_in_generation_loop():
         raise CaptureError(
             "this way of model.generate() decides by the generated tokens when to stop, and an analysis has only "
             "shapes; use greedy decoding or sampling under torch.no_grad(), or call the model a fixed number of times "
             "with past_key_values"
         )
-
-
-def _called_from(frame: FrameType | None, file: str, names: tuple[str, ...] = ()) -> bool:
-    while frame is not None:
-        in_file = frame.f_code.co_filename.replace("\\", "/").endswith(file)
-        if in_file and (not names or frame.f_code.co_name in names):
-            return True
-        frame = frame.f_back
-    return False

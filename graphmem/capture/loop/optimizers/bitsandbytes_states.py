@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from graphmem.capture.record.managed_memory import managed_memory
+from graphmem.capture.values.tensors import HALF_TYPES
 from graphmem.errors import CaptureError
 
 #: Values that share a scale (``blocksize`` in ``init_state``).
@@ -26,7 +27,6 @@ BLOCK = 256
 #: Smallest tensor whose states are paged (``get_state_buffer``).
 PAGED_VALUES = 100_000
 _MINIMUM_8BIT = 4096
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class QuantizedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _check_type(self, parameter: Tensor) -> None:
         """Raise :class:`CaptureError` for gradients that the kernel of this tensor does not take."""
-        half = _HALF if self._is_quantized(parameter) or self.family.bf16 else _HALF[:1]
+        half = HALF_TYPES if self._is_quantized(parameter) or self.family.bf16 else HALF_TYPES[:1]
         if parameter.dtype not in (torch.float32, *half):
             what = f"{parameter.dtype} gradients".removeprefix("torch.")
             hint = ""

@@ -28,9 +28,9 @@ from graphmem.capture.operators.recurrent.packing import known_lengths, pack, pa
 _aten = torch.ops.aten
 
 
-def recurrent_substitutes() -> dict[Any, Callable[..., Any]]:
+def recurrent_composites() -> dict[Any, Callable[..., Any]]:
     """By operator: what CUDA's version of a recurrent composite calls."""
-    substitutes: dict[Any, Callable[..., Any]] = {
+    composites: dict[Any, Callable[..., Any]] = {
         _aten.lstm.input: _lstm,
         _aten.lstm.data: _packed_lstm,
         _aten._pack_padded_sequence.default: pack,
@@ -44,9 +44,9 @@ def recurrent_substitutes() -> dict[Any, Callable[..., Any]]:
         ("rnn_relu", simple_cell(torch.relu)),
     ):
         operator = getattr(_aten, mode)
-        substitutes[operator.input] = _one_hidden(mode, cell)
-        substitutes[operator.data] = _packed_one_hidden(mode, cell)
-    return substitutes
+        composites[operator.input] = _one_hidden(mode, cell)
+        composites[operator.data] = _packed_one_hidden(mode, cell)
+    return composites
 
 
 def recurrent_fakes() -> dict[str, Callable[..., Any]]:

@@ -1,0 +1,159 @@
+"""CUDA streams and events as a script finds them: ``torch.cuda.Stream``, ``torch.cuda.Event`` and the functions beside.
+
+Time does not exist in a capture: waiting and querying return at once, and when recorded work is done is left to the
+allocator's model of events.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import torch
+
+from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.patches import Patches
+from graphmem.capture.ports import PoolBook, StorageBook, StreamBook
+
+
+class Event:
+    """Stands for a CUDA event: recorded and done at once. A capture makes a subclass that knows its books."""
+
+    streams: ClassVar[StreamBook]
+    pools: ClassVar[PoolBook]
+    device = DEVICE
+    cuda_event = event_id = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.capture: Any = None  # the capture of a CUDA graph that it was recorded in
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        return 1.0
+
+    def synchronize(self) -> None: ...
+
+    def record(self, stream: Any = None) -> None:
+        self.capture = self.pools.captured(self._index(stream))
+
+    def wait(self, stream: Any = None) -> None:
+        self.pools.join(self._index(stream), self.capture)
+
+    def _index(self, stream: Any) -> int:
+        return self.streams.current if stream is None else int(stream.stream_id)
+
+
+class Stream:
+    """Stands for a CUDA stream, and for the context that makes it current. A capture makes a subclass that knows its
+    books."""
+
+    streams: ClassVar[StreamBook]
+    pools: ClassVar[PoolBook]
+    event_class: ClassVar[type[Event]]
+    device = DEVICE
+    device_index = 0
+    device_type = 1
+
+    def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any) -> None:
+        self.priority = priority
+        self.stream_id = self.streams.next_of_pool(priority) if stream_id is None else stream_id
+        self._before: list[int] = []
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+    native_handle = cuda_stream
+
+    def __enter__(self) -> Any:
+        self._before.append(self.streams.current)
+        self.streams.make_current(self.stream_id)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.streams.make_current(self._before.pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return self.pools.captured(self.stream_id) is not None
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or self.event_class()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None:
+        self.wait_event(stream.record_event())
+
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
+
+
+class StreamContext:
+    """``torch.cuda.stream(s)``; None changes nothing."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__()
+
+
+def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storages: StorageBook) -> None:
+    """Make the stream functions of ``torch`` and ``torch.cuda`` act on these books."""
+    books = {"streams": streams, "pools": pools}
+    event_class: Any = type("Event", (Event,), dict(books))
+    stream_class: Any = type("Stream", (Stream,), {**books, "event_class": event_class})
+
+    def current_stream(*_: Any, **__: Any) -> Stream:
+        return stream_class(stream_id=streams.current)  # type: ignore[no-any-return]
+
+    def default_stream(*_: Any, **__: Any) -> Stream:
+        return stream_class(stream_id=0)  # type: ignore[no-any-return]
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            streams.make_current(stream.stream_id)
+
+    def record_stream(self: torch.Tensor, stream: Any) -> None:
+        storages.record_stream(self, stream.stream_id)
+
+    for name, value in {
+        "Stream": stream_class,
+        "ExternalStream": stream_class,
+        "StreamContext": StreamContext,
+        "Event": event_class,
+        "stream": StreamContext,
+        "current_stream": current_stream,
+        "default_stream": default_stream,
+        "get_stream_from_external": default_stream,
+        "set_stream": set_stream,
+    }.items():
+        for owner in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
+            if owner is torch.cuda or name in vars(owner):
+                patches.set(owner, name, value)
+    patches.set(torch, "Stream", stream_class)
+    patches.set(torch, "Event", event_class)
+    patches.set(torch.Tensor, "record_stream", record_stream)
+    if hasattr(torch, "accelerator"):
+        patches.set(torch.accelerator, "current_stream", current_stream)
+        patches.set(torch.accelerator, "set_stream", set_stream)
+    data_parallel = sys.modules["torch.nn.parallel._functions"]
+    patches.set(data_parallel, "_streams", None)  # it keeps the streams it made

@@ -1,0 +1,100 @@
+"""DistributedDataParallel: PyTorch's own reducer on a process group without others; what its buckets are for."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.ports import RankBook, StorageBook
+from graphmem.errors import CaptureError
+from graphmem.trace import Category
+from graphmem.training import DataParallel
+
+
+def data_parallel(model: torch.nn.Module, options: DataParallel) -> torch.nn.Module:
+    """``model``, which is on the device, wrapped for the process group of all processes."""
+    if not dist.is_available():
+        raise CaptureError("this build of PyTorch has no torch.distributed; install one that has, for --ddp")
+    dist.init_process_group("nccl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
+        return torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[0],
+            bucket_cap_mb=options.bucket_cap_mb,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            static_graph=options.static_graph,
+            find_unused_parameters=options.find_unused_parameters,
+            broadcast_buffers=options.broadcast_buffers,
+        )
+
+
+def patch_data_parallel(patches: Patches, book: RankBook) -> None:
+    """Name what reducers allocate, and answer what they ask of other ranks."""
+    from torch.nn.parallel import distributed as module
+
+    bucket_of: dict[int, tuple[Category, str]] = {}  # id of a reducer -> what its buckets are for
+
+    def init_helper(self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+        if self._use_python_reducer:
+            raise CaptureError("DDP with optimize_ddp='python_reducer' cannot be analysed; leave it at its default")
+        purpose = (Category.COMMUNICATION, "DDP bucket")
+        if self.gradient_as_bucket_view:
+            purpose = (Category.GRADIENT, "gradients in a DDP bucket")
+        book.streams.note_leaves(parameters)  # the reducer keeps the nodes that accumulate their gradients
+        with book.storages.births(*purpose):
+            original_init(self, parameters, *args, **kwargs)
+        bucket_of[id(self.reducer)] = purpose
+
+    def rebuild(self: Any) -> bool:
+        with book.storages.births(*bucket_of.get(id(self), (Category.COMMUNICATION, "DDP bucket"))):
+            return bool(original_rebuild(self))
+
+    def broadcast(*args: Any, **kwargs: Any) -> None:
+        with book.storages.births(Category.COMMUNICATION, "broadcast of parameters and buffers"):
+            original_broadcast(*args, **kwargs)
+
+    original_init = module.DistributedDataParallel._ddp_init_helper
+    original_rebuild = dist.Reducer._rebuild_buckets
+    original_broadcast = dist._broadcast_coalesced
+    patches.set(module.DistributedDataParallel, "_ddp_init_helper", init_helper)
+    patches.set(dist.Reducer, "_rebuild_buckets", rebuild)
+    patches.set(module.DistributedDataParallel, "_register_builtin_comm_hook", _refuse_builtin_hook)
+    patches.set(dist.Logger, "set_runtime_stats_and_log", lambda _: None)  # there are no times
+    for owner in (dist, dist.distributed_c10d):
+        if hasattr(owner, "_broadcast_coalesced"):
+            patches.set(owner, "_broadcast_coalesced", broadcast)
+    verify = _verify(book.storages)
+    for name in ("torch.distributed.utils", "torch.nn.parallel.distributed", "torch.distributed.fsdp._init_utils"):
+        if "_verify_param_shape_across_processes" in vars(sys.modules.get(name, object)):
+            patches.set(sys.modules[name], "_verify_param_shape_across_processes", verify)
+
+
+def _refuse_builtin_hook(*_: Any) -> None:
+    raise CaptureError(
+        "DDP's built-in C++ communication hooks cannot be analysed; register the Python one of the same name from "
+        "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+    )
+
+
+def _verify(storages: StorageBook) -> Callable[..., None]:
+    """What comparing the parameters' number and shapes with other ranks allocates (``verify_params_across_processes``,
+    reducer.cpp); it always finds them alike."""
+
+    def verify(process_group: Any, tensors: Sequence[torch.Tensor], logger: Any = None) -> None:
+        del logger
+        device = tensors[0].device
+        with storages.births(Category.COMMUNICATION, "comparison of parameters across ranks"):
+            count = torch.tensor([len(tensors)]).to(device)
+            counts = [torch.empty_like(count) for _ in range(process_group.size())]
+            sizes_and_strides = torch.empty(2 * sum(tensor.dim() for tensor in tensors), dtype=torch.int64)
+            metadata = sizes_and_strides.to(device)
+            del metadata, sizes_and_strides, counts, count
+
+    return verify

@@ -1,0 +1,168 @@
+"""Scaled dot-product attention, which a CUDA build resolves to one of four backends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphmem.capture.kernels.parts.script import Card
+from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
+from graphmem.capture.operators.older_versions import MATH_ATTENTION_IN_FP32_SINCE, mask_by_filling
+from graphmem.capture.values.tensors import HALF_TYPES
+
+_aten = torch.ops.aten
+
+
+def attention_composites(card: Card) -> dict[Any, Callable[..., Any]]:
+    """By operator: what CUDA's version of it calls."""
+    return {_aten.scaled_dot_product_attention.default: attention_on(card)}
+
+
+def fuses_attention_on(card: Card) -> Callable[..., bool]:
+    def fuses(query: Tensor, key: Tensor, value: Tensor) -> bool:
+        backend = choose_sdp_backend(
+            tuple(query.shape),
+            tuple(key.shape),
+            tuple(value.shape),
+            query.dtype,
+            card,
+            enabled=_enabled_backends(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return backend != "math"
+
+    return fuses
+
+
+def attention_on(card: Card) -> Callable[..., Tensor]:
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """``at::scaled_dot_product_attention`` (ATen/native/transformers/attention.cpp)."""
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        backend = choose_sdp_backend(
+            tuple(query.shape),
+            tuple(key.shape),
+            tuple(value.shape),
+            query.dtype,
+            card,
+            mask_shape=None if attn_mask is None else tuple(attn_mask.shape),
+            mask_requires_grad=attn_mask is not None and attn_mask.requires_grad,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            enable_gqa=enable_gqa,
+            requires_grad=needs_grad,
+            enabled=_enabled_backends(),
+            last_stride_one=all(t.stride(-1) == 1 for t in (query, key, value)),
+            mask_last_stride_one=attn_mask is None or attn_mask.stride(-1) == 1,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        if backend == "math":
+            return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, card)
+        mask = _float_mask(attn_mask, query, card)
+        if backend == "cudnn":
+            return _aten._scaled_dot_product_cudnn_attention.default(
+                query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
+            )[0]
+        if backend == "flash":
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        mask = _aligned_mask(mask, query, key)  # one that was converted goes back before the kernel runs
+        return _aten._scaled_dot_product_efficient_attention.default(
+            query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+        )[0]
+
+    return attention
+
+
+def _math_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    card: Card,
+) -> Tensor:
+    """``_scaled_dot_product_attention_math``. Spelled out because C++ adds the mask out of place to anything that looks
+    like a tensor subclass, and in place on a card."""
+    dtype = query.dtype
+    is_newer = card.torch_version >= MATH_ATTENTION_IN_FP32_SINCE and hasattr(_aten, "_safe_softmax")
+    if is_newer and dtype in HALF_TYPES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+        query, key, value = query.float(), key.float(), value.float()
+    mask = _float_mask(mask, query, card)
+    root = math.sqrt(abs(scale if scale is not None else 1 / math.sqrt(query.shape[-1])))
+    scaled = query * (-root if scale is not None and scale < 0 else root)
+    if is_causal:
+        causal = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
+        mask = _float_mask(causal, query, card)
+        del causal
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    attention = torch.matmul(scaled, key.transpose(-2, -1) * root)
+    if mask is not None:
+        attention.add_(mask)
+    attention = _aten._safe_softmax.default(attention, -1) if is_newer else torch.softmax(attention, -1)
+    if dropout_p > 0:
+        attention = torch.dropout(attention, dropout_p, True)
+    weights = attention.to(dtype)  # the second result, computed first (arguments are evaluated from right to left)
+    out = torch.matmul(attention, value).to(dtype)
+    del attention, scaled, mask, query, key, value  # locals die from the last to the first, then the result tuple
+    del weights
+    return out
+
+
+def _enabled_backends() -> frozenset[str]:
+    flags = {
+        "flash": torch._C._get_flash_sdp_enabled(),
+        "efficient": torch._C._get_mem_efficient_sdp_enabled(),
+        "math": torch._C._get_math_sdp_enabled(),
+        "cudnn": torch._C._get_cudnn_sdp_enabled(),
+    }
+    return frozenset(name for name, enabled in flags.items() if enabled)
+
+
+def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None:
+    """``convert_boolean_attn_mask``: a boolean mask becomes 0 and -inf in the query's dtype."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    if card.torch_version < MATH_ATTENTION_IN_FP32_SINCE:
+        return mask_by_filling(mask, query.dtype)
+    options = {"dtype": query.dtype, "device": query.device}
+    return torch.where(mask, torch.scalar_tensor(0.0, **options), torch.scalar_tensor(-math.inf, **options))
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: Any) -> Tensor:
+    """Head sizes are padded to a multiple of 8 and the output cut back (``pad_last_dim``)."""
+    head = query.shape[-1]
+    scale = scale if scale is not None else 1 / math.sqrt(head)
+    if head % 8 != 0:
+        query, key, value = (torch.nn.functional.pad(t, (0, -t.shape[-1] % 8)) for t in (query, key, value))
+    out = _aten._scaled_dot_product_flash_attention.default(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out if head % 8 == 0 else out[..., :head]
+
+
+def _aligned_mask(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """``preprocess_mask``: rows that start at multiples of 8 elements (``pad_bias``), then (B, H, L, S)."""
+    if mask is None:
+        return None
+    if any(stride % 8 != 0 for stride in mask.stride()[:-1]):
+        last = mask.shape[-1]
+        mask = torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

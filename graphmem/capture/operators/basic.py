@@ -1,0 +1,99 @@
+"""Composites of everyday layers and losses, as a CUDA build resolves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+#: Values of ``at::Reduction``.
+_MEAN, _SUM = 1, 2
+
+
+def basic_composites() -> dict[Any, Callable[..., Any]]:
+    """By operator: what CUDA's version of it calls."""
+    return {
+        _aten.linear.default: linear,
+        _aten.dropout.default: _dropout,
+        _aten.softmax.int: _softmax_like(_aten._softmax.default),
+        _aten.log_softmax.int: _softmax_like(_aten._log_softmax.default),
+        _aten.one_hot.default: _one_hot,
+        _aten.ctc_loss.IntList: _ctc_loss,
+        _aten.ctc_loss.Tensor: _ctc_loss_of_tensors,
+    }
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``at::linear``, because C++ adds the bias out of place to anything that looks like a tensor subclass, and in
+    place on a card (ATen/native/Linear.cpp)."""
+    if bias is not None and input.dim() == 2:
+        return torch.addmm(bias, input, weight.t())
+    if bias is not None and (input.dim() == 1 or (input.dim() > 2 and input.is_contiguous())):
+        flat = torch.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
+        return flat.view(*input.shape[:-1], flat.shape[-1])
+    output = torch.matmul(input, weight.t())
+    return output if bias is None else output.add_(bias)
+
+
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    """``at::dropout``: the fused kernel keeps a mask of one byte an element (ATen/native/Dropout.cpp)."""
+    if train and 0 < p < 1 and input.numel() > 0:
+        return _aten.native_dropout.default(input, p, train)[0]
+    if p == 0 or not train or input.numel() == 0:
+        return input
+    return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
+
+
+def _softmax_like(kernel: Any) -> Callable[..., Tensor]:
+    """``at::softmax(x, dim, dtype)``: half to float is fused into the kernel (ATen/native/SoftMax.cpp)."""
+
+    def softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        if self.dtype is torch.float16 and dtype is torch.float32:
+            return kernel(self, dim, True)
+        converted = self if dtype is None or dtype is self.dtype else self.to(dtype)
+        return kernel(converted, dim, False)
+
+    return softmax
+
+
+def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
+    """Zeros, then ones scattered into them (ATen/native/Onehot.cpp)."""
+    if num_classes == -1:
+        num_classes = int(self.max().item()) + 1
+    result = torch.zeros((*self.shape, num_classes), dtype=torch.int64, device=self.device)
+    return result.scatter_(-1, self.unsqueeze(-1), 1)
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = _MEAN,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """The native kernel (ATen/native/LossCTC.cpp); cuDNN's takes 32-bit targets on the host only."""
+    losses = _aten._ctc_loss.default(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        losses = torch.where(losses == float("inf"), losses.new_zeros(()), losses)
+    if reduction == _MEAN:
+        return (losses / losses.detach().new_empty(losses.shape).clamp_min(1)).mean()
+    return losses.sum() if reduction == _SUM else losses
+
+
+def _ctc_loss_of_tensors(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any
+) -> Tensor:
+    """Lengths in tensors are read back and used as numbers. Their values are unknown here, so every target is taken to
+    be as long as the padded row, and targets one after the other to be of one length."""
+    count = target_lengths.numel()
+    if targets.dim() == 2:
+        lengths = [int(targets.shape[1])] * count
+    else:
+        each, rest_of_all = divmod(targets.numel(), max(count, 1))
+        lengths = [each + (index < rest_of_all) for index in range(count)]
+    return _ctc_loss(log_probs, targets, [int(log_probs.shape[0])] * input_lengths.numel(), lengths, *rest)

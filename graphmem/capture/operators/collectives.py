@@ -1,0 +1,68 @@
+"""The operators of process groups, answered for one rank without the others: done at once, on tensors that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from graphmem.capture.values.callers import called_for_reducer
+from graphmem.capture.values.tensors import tensors_in
+
+_aten = torch.ops.aten
+_INTEGERS = (torch.int32, torch.int64)
+#: Operators that make the reducer's host tensors.
+MAKES_HOST_VALUES = {_aten.empty.memory_format, _aten.zeros.default}
+
+
+def _collectives() -> set[Any]:
+    names = (
+        "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "allreduce_",
+        "allreduce_coalesced_", "alltoall_", "alltoall_base_", "barrier", "broadcast_", "gather_", "monitored_barrier_",
+        "recv_", "recv_any_source_", "reduce_", "reduce_scatter_", "_reduce_scatter_base_",
+        "reduce_scatter_tensor_coalesced_", "scatter_", "send",
+    )  # fmt: skip
+    return {getattr(torch.ops.c10d, name).default for name in names if hasattr(torch.ops.c10d, name)}
+
+
+#: The operators of process groups.
+COLLECTIVES = _collectives() if dist.is_available() else set()
+
+
+def collective(func: Any, args: Sequence[Any]) -> Any:
+    """Answer a collective: its outputs are the tensors that were given, and its work is done.
+
+    The work keeps its tensors alive while somebody keeps the work (``ProcessGroupNCCL``, ``TensorShelf``).
+    """
+    if not func._schema.returns:
+        return None
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(list(tensors_in(args[0])))
+    work = torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    return work if len(func._schema.returns) == 1 else (args[0], work)
+
+
+def flat_copy_bytes(func: Any, args: Sequence[Any]) -> int:
+    """Bytes of the flat copy that ``ProcessGroupNCCL`` takes for a collective on a list of lists (``newLikeFlat``), and
+    gives back: only tensors that are all alike are laid out flat."""
+    if not str(func).startswith(("c10d.allgather_.", "c10d.reduce_scatter_.")):
+        return 0
+    lists = [value for value in args[:2] if isinstance(value, (list, tuple)) and value]
+    nested = next((value for value in lists if isinstance(value[0], (list, tuple))), None)
+    tensors = list(nested[0]) if nested else []
+    if len({(tuple(tensor.shape), tensor.dtype) for tensor in tensors}) != 1:
+        return 0
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def is_bookkeeping(kwargs: Any) -> bool:
+    """Whether one of :data:`MAKES_HOST_VALUES` makes a host tensor of indices or flags for the reducer, which reads and
+    writes it itself."""
+    if kwargs.get("dtype") not in _INTEGERS or kwargs.get("pin_memory"):
+        return False
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != "cpu":
+        return False
+    return called_for_reducer()

@@ -1,0 +1,30 @@
+"""The memory format of a convolution's outputs, decided as for a card with cuDNN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.conv_backend import Backend, ConvParams, View, runs_channels_last, select_backend
+from graphmem.capture.patches import Patches
+
+
+def patch_convolution_layout(patches: Patches) -> None:
+    """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
+    patches.set(torch._C, "_select_conv_backend", _convolution_backend)
+    patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
+
+
+def _convolution_backend(input: torch.Tensor, weight: torch.Tensor, **arguments: Any) -> Backend:
+    call = (arguments[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups"))
+    params = ConvParams.of(input.dim() - 2, *call)
+    return select_backend(View.of(input), View.of(weight), params, torch.backends.cudnn.enabled)
+
+
+def _convolution_format(input: torch.Tensor, weight: torch.Tensor, backend: Backend) -> torch.memory_format:
+    """``determine_backend_memory_format`` (ATen/native/Convolution.cpp): only cuDNN leaves outputs channels_last."""
+    in_cudnn = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE)
+    if not in_cudnn or not runs_channels_last(View.of(input), View.of(weight)):
+        return torch.contiguous_format
+    return torch.channels_last if input.dim() == 4 else torch.channels_last_3d

@@ -1,0 +1,86 @@
+"""Operators that gradients call and C++ composes: on a card they write in place where a fake tensor makes them not.
+
+C++ asks whether a tensor "is like a subclass" (``areAnyTensorSubclassLike``), as every fake tensor is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphmem.capture.values.callers import is_transformed
+
+_aten = torch.ops.aten
+
+
+def gradient_composites() -> dict[Any, Callable[..., Any]]:
+    """By operator: what CUDA's version of it calls."""
+    return {
+        _aten.gather_backward.default: _gather_backward,
+        _aten.value_selecting_reduction_backward.default: _value_selecting_reduction_backward,
+        _aten.index_select_backward.default: _index_select_backward,
+        _aten.cummaxmin_backward.default: _cummaxmin_backward,
+        _aten.trace_backward.default: _trace_backward,
+        _aten.cumprod_backward.default: _cumprod_backward,
+        _aten.masked_select_backward.default: _masked_select_backward,
+    }
+
+
+def _gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
+    if sparse_grad:
+        return _aten._gather_sparse_backward.default(self, dim, index, grad)
+    zeros = grad.new_zeros(self.shape)
+    return zeros.scatter_add(dim, index, grad) if is_transformed() else zeros.scatter_add_(dim, index, grad)
+
+
+def _value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, sizes: Any, keepdim: bool) -> Tensor:
+    """The values that ``max(dim)``, ``topk``, ``sort`` and the like selected get the gradient."""
+    if not keepdim and len(sizes):
+        grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
+    if is_transformed():
+        return grad.new_zeros(sizes).scatter(dim, indices, grad)
+    return torch.zeros(sizes, dtype=grad.dtype, device=grad.device).scatter_(dim, indices, grad)
+
+
+def _index_select_backward(grad: Tensor, self_sizes: Any, dim: int, index: Tensor) -> Tensor:
+    zeros = grad.new_zeros(self_sizes)
+    return zeros.index_add(dim, index, grad) if is_transformed() else zeros.index_add_(dim, index, grad)
+
+
+def _cummaxmin_backward(grad: Tensor, input: Tensor, indices: Tensor, dim: int) -> Tensor:
+    if input.numel() == 0:
+        return input
+    if is_transformed():
+        return grad.new_zeros(input.shape).scatter_add(dim, indices, grad)
+    return torch.zeros(input.shape, dtype=input.dtype, device=input.device).scatter_add_(dim, indices, grad)
+
+
+def _cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> Tensor:
+    """The way of an input without zeros, which a card finds out by reading one back."""
+    if input.dim() == 0 or input.numel() == 0:
+        return grad.clone()
+    if input.shape[dim] == 1:
+        return grad
+    weighted = output.conj() * grad
+    is_zero = input == 0
+    is_zero.any()
+    flipped = weighted.flip(dim)
+    summed = flipped.cumsum(dim)
+    reversed_sum = summed.flip(dim)
+    del summed, flipped  # the temporaries of one C++ expression
+    return reversed_sum.div(input.conj())
+
+
+def _trace_backward(grad: Tensor, sizes: Any) -> Tensor:
+    result = torch.zeros(sizes[0] * sizes[1], dtype=grad.dtype, device=grad.device)
+    indices = torch.arange(0, result.numel(), sizes[1] + 1, dtype=torch.int64, device=grad.device)
+    return result.index_fill_(0, indices, grad).view(sizes)
+
+
+def _masked_select_backward(grad: Tensor, input: Tensor, mask: Tensor) -> Tensor:
+    """Zeros of the shape of both, the gradient scattered into them (ATen/native/TensorAdvancedIndexing.cpp)."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    return torch.zeros(shape, dtype=grad.dtype, device=grad.device).masked_scatter_(mask, grad)

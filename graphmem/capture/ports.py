@@ -1,0 +1,113 @@
+"""What the rooms of a capture know of its recorder: one protocol a purpose, so that a room can be read, and tried out,
+without the recorder behind it. :mod:`graphmem.capture.record` fulfils them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from graphmem.trace import Category
+
+#: What PyTorch calls a pool: {0, n} made by the user (MemPool, graph_pool_handle), {n, 0} by a graph for itself
+#: (``MemPool::graph_pool_handle``, ATen/cuda/MemPool.h).
+PoolId = tuple[int, int]
+
+
+class StreamBook(Protocol):
+    """Which CUDA stream is current; streams are numbers, 0 the default one."""
+
+    @property
+    def current(self) -> int: ...
+
+    def make_current(self, index: int) -> None: ...
+
+    def next_of_pool(self, priority: int) -> int:
+        """The number of the stream that ``torch.cuda.Stream(priority=...)`` returns next."""
+
+    def note_leaves(self, leaves: Iterable[torch.Tensor]) -> None:
+        """The nodes that accumulate these leaves' gradients are made now."""
+
+
+class PoolBook(Protocol):
+    """Private memory pools, and the captures of CUDA graphs that allocate in them."""
+
+    def new_id(self, *, is_user_created: bool = True) -> PoolId: ...
+
+    def holders(self, pool: PoolId) -> int: ...
+
+    def create(self, pool: PoolId, label: str, *, use_on_oom: bool = False, no_split: bool = False) -> None: ...
+
+    def begin(self, pool: PoolId, label: str, *, streams: set[int] | None, any_thread: bool = False) -> None:
+        """Allocations on ``streams`` (None: on any stream of the calling thread) go to the pool from now on."""
+
+    def end(self, pool: PoolId) -> None: ...
+
+    def release(self, pool: PoolId) -> None: ...
+
+    def empty(self, pool: PoolId) -> None: ...
+
+    def captured(self, stream: int) -> Any:
+        """The capture that ``stream`` takes part in; None outside one."""
+
+    def join(self, stream: int, capture: Any) -> None:
+        """``stream`` waits for work of ``capture``, if that is one, and so takes part in it."""
+
+    def take(self, size: int, label: str) -> int:
+        """A buffer of ``size`` bytes that PyTorch keeps for itself; its number."""
+
+    def give(self, index: int) -> None: ...
+
+
+class StorageBook(Protocol):
+    """The storages of a run: what they are for, and what happens to them outside operators."""
+
+    def births(self, category: Category, label: str) -> AbstractContextManager[None]:
+        """Storages that are born in this context are for ``category``."""
+
+    def record_stream(self, tensor: Any, stream: int) -> None: ...
+
+    def resized(self, storage: torch.UntypedStorage) -> None: ...
+
+
+class WorkspaceBook(Protocol):
+    """The workspaces that cuBLAS keeps."""
+
+    def clear_workspaces(self, stream: int | None = None) -> None:
+        """Those of a stream, or all, are given back."""
+
+
+class RankBook(Protocol):
+    """What is noted of one process of several."""
+
+    @property
+    def storages(self) -> StorageBook: ...
+
+    @property
+    def streams(self) -> StreamBook: ...
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the reader."""
+
+    @property
+    def wrappers(self) -> set[type]:
+        """Classes of tensors around others: operators on them are left to those classes."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """What runs in this context is no part of the step."""
+
+
+class StepBook(Protocol):
+    """What the default step tells of itself."""
+
+    @property
+    def operator_count(self) -> int: ...
+
+    def begin_iteration(self) -> None: ...
+
+    def label_model(self, model: torch.nn.Module) -> None: ...
+
+    def label_inputs(self, inputs: Any, name: str = "input") -> None: ...

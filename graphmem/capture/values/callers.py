@@ -1,0 +1,190 @@
+"""Who calls: what the arguments of a call do not say, read from the interpreter's frames.
+
+The same operator is called by the user's line, by the autograd engine, by PyTorch's reducer, by a model library that
+asks a question. Where an analysis must tell them apart, nothing but the stack does, and it is asked only here: every
+function names the one caller that it looks for, and why.
+
+Paths end in ``/`` on every system. What a library calls its files and functions is checked against the versions that
+the tests run with; a caller that is not recognised is an ordinary one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+import torch
+
+_PACKAGE = str(Path(__file__).parents[2])
+_CAPTURE = os.path.join(_PACKAGE, "capture")
+
+
+# --- the user's line --------------------------------------------------------------------------------------------------
+
+_HIDDEN = (
+    os.path.dirname(torch.__file__) + os.sep,
+    _PACKAGE + os.sep,
+    os.path.dirname(os.__file__) + os.sep + "contextlib.py",
+    "<frozen",
+)
+#: graphmem's own loop: what is called from here, and not from the user's code, has no line of the user's.
+_OWN_LOOP = tuple(os.path.join(_CAPTURE, *name) for name in (("loop", "step.py"), ("session", "session.py")))
+_shown: dict[CodeType, str | None] = {}
+
+
+def user_line() -> str:
+    """``file:line`` of the innermost frame that is the user's or a model library's; "" if none. For every operator that
+    is recorded: where in the program it is called."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        shown = _shown.get(code, "?")
+        if shown == "?":
+            shown = _shown[code] = None if code.co_filename.startswith(_OWN_LOOP) else _shorten(code.co_filename)
+        if shown is None:
+            return ""
+        if shown:
+            return f"{shown}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def raised_at(error: BaseException) -> str:
+    """``file:line`` of the deepest line in an error's traceback that is the user's or a model library's; "" if none."""
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        shown = _shorten(traceback.tb_frame.f_code.co_filename)
+        if shown:
+            found = f"{shown}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
+def place_of(frame: FrameType) -> str:
+    """``file:line`` of a frame that Dynamo handed over, which could not be compiled."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _shorten(filename: str) -> str:
+    """The file's name for people: relative to ``site-packages`` or the working directory; "" if it is hidden."""
+    if filename.startswith(_HIDDEN):
+        return ""
+    _, separator, tail = filename.rpartition("site-packages" + os.sep)
+    if separator:
+        return tail
+    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
+    return filename if relative.startswith("..") else relative
+
+
+def function_in_torch_cuda(traceback: TracebackType | None) -> str:
+    """The last Python function of ``torch.cuda`` in a traceback. For errors of C functions that a build without CUDA
+    has not: their message names the C function, and the user called a Python one."""
+    name = "torch.cuda"
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if "torch/cuda/" in code.co_filename.replace("\\", "/"):
+            name = f"torch.cuda.{code.co_name}"
+        traceback = traceback.tb_next
+    return name
+
+
+# --- the caller of an operator ----------------------------------------------------------------------------------------
+
+#: Frames between an operator and the recorder's question who called it: the recorder's, the replacements' of functions,
+#: and PyTorch's wrappers around a mode's ``__torch_dispatch__``.
+_BETWEEN = (os.path.join(_CAPTURE, "record") + os.sep, os.path.join(_CAPTURE, "patches.py"))
+_WRAPPERS = ("_python_dispatch.py", "eval_frame.py", "_compile.py")
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_between: dict[CodeType, bool] = {}
+
+
+def _caller() -> FrameType | None:
+    """The frame that called the operator, or the replaced function, in which this module was asked."""
+    frame: FrameType | None = sys._getframe(3)  # below it: this function, the question, and who asks it
+    while frame is not None:
+        code = frame.f_code
+        is_between = _between.get(code)
+        if is_between is None:
+            file = code.co_filename
+            is_between = _between[code] = file.startswith(_BETWEEN) or file.endswith(_WRAPPERS)
+        if not is_between:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def called_by_engine() -> bool:
+    """Whether the operator that is answered now comes straight from the autograd engine, with no Python function in
+    between. The engine adds up gradients and runs formulas with the operators that a user's hook would use too."""
+    caller = _caller()
+    return caller is not None and caller.f_code is _ENGINE
+
+
+#: Files that make host tensors for the reducer: PyTorch's, and the comparison of parameters that stands for C++'s.
+_REDUCER = (
+    os.path.join("torch", "nn", "parallel", "distributed.py"),
+    os.path.join(_CAPTURE, "distributed", "data_parallel.py"),
+)
+
+
+def called_for_reducer() -> bool:
+    """Whether DistributedDataParallel makes the host tensor that is asked for now: its indices and flags, which C++
+    reads and writes directly (``torch/csrc/distributed/c10d/reducer.cpp``, in the engine's callbacks too)."""
+    caller = _caller()
+    return caller is not None and (caller.f_code.co_filename.endswith(_REDUCER) or caller.f_code is _ENGINE)
+
+
+def called_to_graph_callables() -> bool:
+    """Whether ``torch.cuda.make_graphed_callables`` asks for an address: to compare, not to read."""
+    caller = _caller()
+    return caller is not None and caller.f_code.co_filename == torch.cuda.graphs.__file__
+
+
+# --- questions of libraries -------------------------------------------------------------------------------------------
+
+
+def called_to_stop_generation() -> bool:
+    """Whether transformers looks which sequences have ended: data, and generation would be cut off by a guess."""
+    return _called_from("transformers/generation/stopping_criteria.py")
+
+
+def called_in_generation_loop() -> bool:
+    """Whether a loop of transformers' ``generate`` reads a value to decide whether it goes on: an assumed value could
+    keep it going for ever."""
+    loops = ("_sample", "_beam_search", "_assisted_decoding", "_contrastive_search", "_dola_decoding")
+    return _called_from("transformers/generation/utils.py", loops)
+
+
+def called_to_validate_distribution() -> bool:
+    """Whether ``torch.distributions`` looks if its parameters and samples are in range, as they are in a program that
+    works."""
+    return _called_from("torch/distributions/distribution.py", ("__init__", "_validate_sample"))
+
+
+def _called_from(file: str, names: tuple[str, ...] = ()) -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        in_file = frame.f_code.co_filename.replace("\\", "/").endswith(file)
+        if in_file and (not names or frame.f_code.co_name in names):
+            return True
+        frame = frame.f_back
+    return False
+
+
+# --- what is active around a call -------------------------------------------------------------------------------------
+
+
+def node_name() -> str:
+    """Class name of the autograd node whose formula runs now; "" outside one. Formulas are no operators: the node is
+    all that tells which one calls."""
+    node: Any = torch._C._current_autograd_node()
+    return "" if node is None else type(node).__name__
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` is active; its tensors are like subclasses on a card too."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
