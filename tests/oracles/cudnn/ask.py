@@ -1,32 +1,80 @@
 """Asks a cuDNN about random convolutions, and keeps the answers.
 
-    python -m tests.oracles.cudnn.ask LIBCUDNN CARD SEED COUNT [--all] [--kind depthwise] > CARD_SEED.txt
-
-``LIBCUDNN`` is the path of ``libcudnn.so.9`` in the folders of NVIDIA's wheels, ``CARD`` a name that ``graphmem``
-knows, such as A100. It is asked as ``graphmem --cudnn`` asks (``graphmem/cudnn``). Every line is a question, the plan
-that PyTorch takes, and with ``--all`` the plan of the largest workspace: ``BYTES engine NUMBER KNOB=VALUE ...``, or
-``none``.
+Questions go the way of ``graphmem --cudnn`` (``graphmem/cudnn``). A file of answers holds one :class:`Batch`: every
+line is a question, the plan that PyTorch takes, and where the batch says so the plan of the largest workspace:
+``BYTES engine NUMBER KNOB=VALUE ...``, or ``none``.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from graphmem.cudnn.card import description
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind, Type
 from graphmem.cudnn.plans import INSTANT, Convolution, plans
-from graphmem.cudnn.worker import describe, load
+from graphmem.cudnn.worker import describe, load, version_text
 from graphmem.devices import device_named
-from tests.oracles.cudnn.shapes import KINDS, Shape, draw
+from tests.oracles.cudnn.shapes import Shape, draw, held_out
 
 DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "backward weight"}
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 #: Room for the knobs of a plan.
 _KNOBS = 50
+#: The kind of a batch that asks about the recorded convolutions instead of random ones.
+RECORDED = "recorded"
+
+#: Gives the plans of a question in text: the first, or the first and that of the largest workspace.
+Ask = Callable[[Convolution, bool], list[str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``count`` random convolutions of a kind; ``purpose`` and ``number`` are part of the seed.
+
+    ``largest``: the plan of the largest workspace is asked for too, which takes three times as long.
+    """
+
+    card: str
+    kind: str
+    purpose: str
+    number: int
+    count: int
+    largest: bool = False
+
+    @property
+    def name(self) -> str:
+        largest = "-largest" if self.largest else ""
+        return f"{self.purpose}-{self.kind}{largest}-{self.number}-{self.count}"
+
+    def shapes(self) -> Iterator[Shape]:
+        if self.kind == RECORDED:
+            yield from sorted(held_out(), key=lambda shape: shape.question(""))
+            return
+        pick = random.Random(f"{self.card} {self.purpose} {self.kind} {self.largest} {self.number}")
+        for _ in range(self.count):
+            yield draw(pick, self.kind)
+
+
+def answers(batch: Batch, ask: Ask, folder: Path) -> list[str]:
+    """The lines of a batch, from its file in ``folder``, or asked and kept there."""
+    path = folder / f"{batch.name}.txt"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("w") as file:
+            file.writelines(f"{line}\n" for line in _asked(batch, ask))
+        unfinished.replace(path)
+    return path.read_text().splitlines()
+
+
+def _asked(batch: Batch, ask: Ask) -> Iterator[str]:
+    for shape in batch.shapes():
+        for direction in DIRECTIONS:
+            yield " ; ".join([shape.question(direction), *ask(convolution_of(shape, direction), batch.largest)])
 
 
 def convolution_of(shape: Shape, direction: str) -> Convolution:
@@ -46,9 +94,9 @@ def convolution_of(shape: Shape, direction: str) -> Convolution:
     )
 
 
-def asker(library: Path, card: str) -> Callable[[Convolution, bool], list[str]]:
-    """A function that gives the first plan of a convolution, or the first and the largest."""
-    loaded, _ = load(str(library), [library.resolve().parents[3]])
+def asker(library: Path, card: str) -> tuple[Ask, str]:
+    """What answers for a card, and the version of the library, such as ``9.20.0``."""
+    loaded, about = load(str(library), [library.resolve().parents[3]])
     descriptors = Descriptors(loaded)
     device = describe(descriptors, description(device_named(card)))
 
@@ -62,7 +110,7 @@ def asker(library: Path, card: str) -> Callable[[Convolution, bool], list[str]]:
         finally:
             descriptors.release()
 
-    return ask
+    return ask, version_text(about["version"])
 
 
 def _engine(descriptors: Descriptors, config: Descriptor) -> str:
@@ -72,25 +120,3 @@ def _engine(descriptors: Descriptors, config: Descriptor) -> str:
         names, values = descriptors.numbers(knob, 600, Type.KNOB_TYPE, 1), descriptors.numbers(knob, 601, Type.INT64, 1)
         words += [f"{name}={value}" for name, value in zip(names, values, strict=True)]
     return " ".join(words)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracles.cudnn.ask", description=__doc__)
-    parser.add_argument("library", type=Path)
-    parser.add_argument("card")
-    parser.add_argument("seed")
-    parser.add_argument("count", type=int)
-    parser.add_argument("--all", action="store_true", help="also the plan of the largest workspace")
-    parser.add_argument("--kind", choices=KINDS, help="only layers of this kind")
-    options = parser.parse_args()
-    ask = asker(options.library, options.card)
-    pick = random.Random(f"{options.card} {options.seed} {options.kind}")
-    for _ in range(options.count):
-        shape = draw(pick, options.kind)
-        for direction in DIRECTIONS:
-            answer = ask(convolution_of(shape, direction), options.all)
-            print(" ; ".join([shape.question(direction), *answer]), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,8 +22,8 @@ _IMAGES = [224] * 6 + [256] * 2 + [512, 512, 384, 320, 640, 299, 192, 160, 128, 
 _WIDTHS = [16, 24, 32, 32, 40, 48, 64, 64, 64, 64, 80, 96, 96, 112, 128, 128, 128, 160, 192, 192, 256, 256, 256, 256,
            320, 320, 384, 480, 512, 512, 512, 640, 768, 1024, 1024, 1280, 1536, 2048]  # fmt: skip
 _BATCHES = [1, 1, 2, 4, 4, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64, 128, 128, 256, 12, 20, 24, 48, 96, 192]
-#: Kinds of layers, and how often each is drawn.
-KINDS = {"layer": 60, "first": 13, "grouped": 13, "depthwise": 9, "volume": 5}
+_SIDES = [4, 5, 7, 7, 8, 10, 12, 14, 14, 16, 19, 20, 24, 28, 28, 32, 35, 38, 40, 48, 56, 56, 64, 75, 80, 96, 112, 128,
+          160, 224, 256]  # fmt: skip
 #: Elements of a tensor up to which a convolution is asked about.
 _LARGEST = 1 << 30
 
@@ -62,11 +63,10 @@ class Shape:
         return " ".join(str(value) for value in (direction, *self.__dict__.values()))
 
 
-def draw(pick: random.Random, kind: str | None = None) -> Shape:
-    """A convolution that no test compares with, of one of ``KINDS`` or of any."""
-    kinds = {"layer": _layer, "first": _first, "grouped": _grouped, "depthwise": _depthwise, "volume": _volume}
+def draw(pick: random.Random, kind: str) -> Shape:
+    """A convolution of one of ``KINDS`` that no test compares with."""
     while True:
-        shape = kinds[kind or pick.choices(list(KINDS), list(KINDS.values()))[0]](pick)
+        shape = KINDS[kind](pick)
         if shape.is_possible and shape not in held_out():
             return shape
 
@@ -117,6 +117,17 @@ def _layer(pick: random.Random) -> Shape:
     return Shape(
         batch=_batch(pick), channels=channels, filters=filters, side=_side(pick, widest), taps=taps, stride=stride,
         padding=_padding(pick, taps, dilation), dilation=dilation, groups=1, **_precision(pick),
+    )  # fmt: skip
+
+
+def _loose(pick: random.Random) -> Shape:
+    """Layers whose widths, side and batch have nothing to do with each other: necks, heads, searched and pruned nets."""
+    taps, stride = pick.choice([1, 1, 1, 3, 3, 3, 3, 5, 7]), pick.choice([1] * 4 + [2])
+    dilation = pick.choice([1] * 20 + [2, 4]) if taps > 1 and stride == 1 else 1
+    return Shape(
+        batch=_batch(pick), channels=_width(pick), filters=_width(pick) if pick.random() < 0.9 else pick.randint(8, 2048),
+        side=pick.choice(_SIDES) if pick.random() < 0.9 else pick.randint(4, 260), taps=taps, stride=stride,
+        padding=pick.choice([taps // 2] * 4 + [0]) * dilation, dilation=dilation, groups=1, **_precision(pick),
     )  # fmt: skip
 
 
@@ -182,6 +193,17 @@ def _volume(pick: random.Random) -> Shape:
         side=pick.choice([4, 7, 8, 14, 16, 20, 28, 32, 48, 56, 64, 80, 96, 112, 128]), taps=taps, stride=stride,
         padding=0 if taps == stride else taps // 2, dilation=1, groups=1, **{**_precision(pick), "dims": 3},
     )  # fmt: skip
+
+
+#: Kinds of layers.
+KINDS: dict[str, Callable[[random.Random], Shape]] = {
+    "layer": _layer,
+    "loose": _loose,
+    "first": _first,
+    "groups": _grouped,
+    "depthwise": _depthwise,
+    "volume": _volume,
+}
 
 
 def of_golden(line: dict[str, Any]) -> Shape:
