@@ -44,7 +44,11 @@ _TRAINING_ONLY = {
 
 _STEP_OPTIONS = (
     click.option("--training/--inference", default=None, help="The step. Default: inference for .onnx, else training."),
-    click.option("--optimizer", metavar="NAME", help=f"Default adamw. One of: {', '.join(OPTIMIZERS)}."),
+    click.option(
+        "--optimizer",
+        metavar="NAME",
+        help=f"Default adamw. One of: {', '.join(OPTIMIZERS)}; or module:Class of your own.",
+    ),
     click.option(
         "--optimizer-arg",
         multiple=True,

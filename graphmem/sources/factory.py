@@ -23,14 +23,15 @@ def load_factory(text: str) -> TorchModel:
     return TorchModel(text, lambda sizes: call_factory(factory, name, sizes))
 
 
-def find_factory(text: str) -> tuple[Callable[..., Any], str]:
-    """The function that ``module.py:factory`` or ``package.module:factory`` names, and its name.
+def find_factory(text: str, what: str = "function") -> tuple[Callable[..., Any], str]:
+    """The function (or ``what`` it is called in messages) that ``module.py:factory`` or ``package.module:factory`` names,
+    and its name.
 
     Raises :class:`SourceError` when the module cannot be imported or has no such function.
     """
     where, _, name = text.rpartition(":")
     if not where or not name:
-        raise SourceError(f"{text!r} is not of the form module.py:factory")
+        raise SourceError(f"{text!r} is not of the form module.py:{what}")
     module = _import_file(Path(where)) if where.endswith(".py") else _import_name(where)
     factory = getattr(module, name, None)
     if factory is None:
@@ -38,9 +39,9 @@ def find_factory(text: str) -> tuple[Callable[..., Any], str]:
         close = difflib.get_close_matches(name, functions, n=3)
         listed = ", ".join(sorted(functions)) or "none"
         hint = f"; did you mean {' or '.join(close)}?" if close else f"; it has: {listed}"
-        raise SourceError(f"{where} has no function {name!r}{hint}")
+        raise SourceError(f"{where} has no {what} {name!r}{hint}")
     if not callable(factory):
-        raise SourceError(f"{name} in {where} is a {type(factory).__name__}, not a function")
+        raise SourceError(f"{name} in {where} is a {type(factory).__name__}, not a{'n' * (what[0] in 'aeiou')} {what}")
     return factory, name
 
 

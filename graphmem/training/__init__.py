@@ -57,7 +57,8 @@ class Training:
     """One training step: forward, loss, backward, optimizer.
 
     Args:
-        optimizer: a name in any case, of ``torch.optim``, bitsandbytes and others; see :data:`OPTIMIZERS`.
+        optimizer: a name in any case, of ``torch.optim``, bitsandbytes and others, see :data:`OPTIMIZERS`; or
+            ``package.module:Class``, any subclass of ``torch.optim.Optimizer``.
         optimizer_args: the optimizer's options as ``(name, value)`` pairs or a mapping, ``{"momentum": 0.9}``.
         dtype: precision of the weights, one of :data:`DTYPES`.
         amp: precision of autocast, one of :data:`AMP_DTYPES`, or None for no autocast.
@@ -116,7 +117,8 @@ class Training:
     @property
     def optimizer_class(self) -> str:
         """The name of the class in its library: ``AdamW``."""
-        return OPTIMIZERS[self.optimizer].class_name
+        named = OPTIMIZERS.get(self.optimizer)
+        return named.class_name if named else self.optimizer.rpartition(":")[2]
 
     def describe(self, weights: str | None = None) -> str:
         """The step in words: ``training, adamw(foreach=False), fp32 weights, bf16 autocast, 4 micro-batches``.

@@ -102,18 +102,29 @@ _SPELLINGS = {
 
 
 def check_optimizer(name: str) -> str:
-    """The canonical (lower-case) name. Raises :class:`UsageError` listing the accepted ones."""
+    """The canonical (lower-case) name, or ``module:Class`` as it is. Raises :class:`UsageError` listing the names."""
+    if is_own(name):
+        return str(name).strip()
     key = str(name).strip().lower().replace("_", "").replace("-", "")
     key = _SPELLINGS.get(key, key)
     if key in OPTIMIZERS:
         return key
     close = difflib.get_close_matches(key, OPTIMIZERS, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise UsageError(f"unknown optimizer {name!r}{hint}; accepted: {', '.join(OPTIMIZERS)}")
+    raise UsageError(
+        f"unknown optimizer {name!r}{hint}; accepted: {', '.join(OPTIMIZERS)}, or module:Class of your own"
+    )
+
+
+def is_own(name: str) -> bool:
+    """Whether it names a class of the user's: ``package.module:Class`` or ``module.py:Class``."""
+    return ":" in str(name)
 
 
 def check_option(optimizer: str, option: str) -> None:
-    """Raise :class:`UsageError` when the optimizer has no such option."""
+    """Raise :class:`UsageError` when the optimizer has no such option. A class of the user's answers for itself."""
+    if is_own(optimizer):
+        return
     accepted = OPTIMIZERS[optimizer].options
     if option not in accepted:
         raise UsageError(f"optimizer {optimizer} has no option {option!r}; accepted: {', '.join(accepted)}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
 from graphmem import Training, analyze  # noqa: E402
-from graphmem.errors import CaptureError  # noqa: E402
+from graphmem.cli.main import cli  # noqa: E402
+from graphmem.errors import CaptureError, GraphmemError  # noqa: E402
 from graphmem.estimate import Estimate  # noqa: E402
 from graphmem.trace import Category, Place, Trace  # noqa: E402
 from tests.support.captures import births  # noqa: E402
@@ -127,3 +131,94 @@ def test_clipping_and_accumulation_work_in_a_closure() -> None:
 def test_what_a_library_refuses_is_refused(optimizer: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         estimate(optimizer, **options)
+
+
+# --- optimizers of the user's own -------------------------------------------------------------------------------------
+
+
+class TwoMomenta(torch.optim.Optimizer):
+    """Keeps a state of the parameter's size in fp32 and one row of it in fp64."""
+
+    def __init__(self, params: Any, lr: float, rows: int = 1) -> None:
+        super().__init__(params, {"lr": lr, "rows": rows})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["slow"] = torch.zeros_like(parameter, dtype=torch.float32)
+                    state["few"] = torch.zeros(group["rows"], 400, dtype=torch.float64, device=parameter.device)
+                state["slow"].lerp_(parameter.grad.float(), 0.1)
+                parameter.add_(state["slow"].to(parameter.dtype), alpha=-group["lr"])
+
+
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return closure()
+
+
+class OwnHistory(torch.optim.LBFGS):
+    pass
+
+
+no_optimizer = nn.Linear
+
+
+def test_an_optimizer_of_ones_own_is_run() -> None:
+    found = estimate(f"{__name__}:TwoMomenta", args={"lr": 0.1, "rows": 3}, dtype="bf16")
+    assert states(found.trace) == {"slow": [4 * MATRIX, 4 * BIAS] * 2, "few": [8 * 3 * 400] * 4}
+    assert f"training, {__name__}:TwoMomenta(lr=0.1, rows=3), bf16 weights" in found.step
+
+
+def test_an_own_class_of_torchs_asks_for_as_much_as_torchs() -> None:
+    own, named = estimate("torch.optim:AdamW", args={"foreach": False}), estimate("adamw", args={"foreach": False})
+    assert (own.requested, own.allocated, own.reserved) == (named.requested, named.allocated, named.reserved)
+
+
+def test_an_own_optimizer_with_a_closure_is_served_if_it_is_lbfgs() -> None:
+    own = estimate(f"{__name__}:OwnHistory", args={"history_size": 2, "max_iter": 2})
+    assert own.reserved == estimate("lbfgs", args={"history_size": 2, "max_iter": 2}).reserved
+
+
+def test_an_optimizer_in_a_file_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("import torch\n\n\nclass Plain(torch.optim.SGD):\n    pass\n")
+    assert estimate(f"{file}:Plain").reserved == estimate("sgd").reserved
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "args", "message"),
+    [
+        ("no_such_package:Adam", {}, "no Python module 'no_such_package'"),
+        ("torch.optim:Adma", {}, r"torch\.optim has no optimizer 'Adma'; did you mean Adam"),
+        ("nowhere.py:Adam", {}, r"nowhere\.py does not exist"),
+        (":Adam", {}, "not of the form"),
+        ("{here}:no_optimizer", {}, r"is the class Linear; --optimizer takes a name, or module:Class"),
+        ("{here}:model", {}, r"is a function; --optimizer takes a name"),
+        ("{here}:NeedsClosure", {}, "needs a closure, which the default loop does not give"),
+        ("{here}:TwoMomenta", {}, r"TwoMomenta refused its arguments: .*'lr'"),
+        ("{here}:TwoMomenta", {"lr": 0.1, "momentum": 2}, r"TwoMomenta refused its arguments: .*'momentum'"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(optimizer: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphmemError, match=message) as raised:
+        estimate(optimizer.format(here=__name__), args=args)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_takes_an_own_optimizer(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\n\n\nclass Plain(torch.optim.SGD):\n    pass\n\n\n"
+        "def build():\n    return torch.nn.Linear(400, 400), torch.zeros(4, 400)\n"
+    )
+    command = ["analyze", f"{file}:build", "--format", "json", "--optimizer"]
+    given = CliRunner().invoke(cli, [*command, f"{file}:Plain", "--optimizer-arg", "momentum=0.9"])
+    assert given.exit_code == 0, given.output
+    named = CliRunner().invoke(cli, [*command, "sgd", "--optimizer-arg", "momentum=0.9"])
+    assert json.loads(given.stdout)["peak"] == json.loads(named.stdout)["peak"]
+    refused = CliRunner().invoke(cli, [*command, f"{file}:build"])
+    assert refused.exit_code != 0
+    assert "is a function; --optimizer takes a name" in refused.output

@@ -35,11 +35,18 @@ DEFAULT_ITERATIONS, MANY_OPERATORS = 3, 5000
 
 
 def run_training(
-    session: StepBook, model: nn.Module, inputs: Any, loss: Any, training: Training, iterations: int | None
+    session: StepBook,
+    model: nn.Module,
+    inputs: Any,
+    loss: Any,
+    training: Training,
+    iterations: int | None,
+    own_optimizer: type[torch.optim.Optimizer] | None = None,
 ) -> list[str]:
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
 
-    Returns remarks for the reader.
+    ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. Returns remarks
+    for the reader.
     """
     model, inputs, loss = _to_device(session, model, inputs, loss, training.dtype)
     model.train()
@@ -47,7 +54,7 @@ def run_training(
         checkpoint_blocks(model)
     if training.ddp is not None:
         model = data_parallel(model, training.ddp)
-    optimizers, remarks = make_optimizers(model, training)
+    optimizers, remarks = make_optimizers(model, training, own_optimizer)
     scaler = torch.amp.GradScaler("cuda") if training.amp == "fp16" else None
     of_history = iterations_of_history(optimizers[0])
     if of_history and scaler:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
+from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.session.session import Session, capture
 from graphmem.cudnn.library import Cudnn
@@ -56,6 +57,8 @@ def capture_model(
     custom = [False]
     ran: list[int] = []
 
+    own = own_optimizer(step) if isinstance(step, Training) else None
+
     def run(session: Session) -> None:
         built = _built(build, sizes, build_on)
         if built is None:
@@ -63,7 +66,7 @@ def capture_model(
             return
         notes.extend(built.notes)
         if isinstance(step, Training):
-            notes.extend(run_training(session, built.model, built.inputs, built.loss, step, iterations))
+            notes.extend(run_training(session, built.model, built.inputs, built.loss, step, iterations, own))
         else:
             run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
         ran.append(session.recorder.iteration)

@@ -11,6 +11,7 @@ from torch import nn
 
 from graphmem.capture.loop.optimizers.bitsandbytes_states import QuantizedOptimizer
 from graphmem.capture.loop.optimizers.lion import Lion
+from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.errors import CaptureError
 from graphmem.training import OPTIMIZERS, Training
 from graphmem.training.optimizers import BITSANDBYTES, LION, TRANSFORMERS
@@ -19,16 +20,19 @@ from graphmem.training.optimizers import BITSANDBYTES, LION, TRANSFORMERS
 _LEARNING_RATES = {"sgd": 1e-3, "muon": 1e-3, "sgd8bit": 1e-3, "sgd32bit": 1e-3}
 
 
-def make_optimizers(model: nn.Module, training: Training) -> tuple[list[torch.optim.Optimizer], list[str]]:
+def make_optimizers(
+    model: nn.Module, training: Training, own: type[torch.optim.Optimizer] | None = None
+) -> tuple[list[torch.optim.Optimizer], list[str]]:
     """The optimizers over the parameters that require a gradient, and remarks for the reader.
 
     Muon is for matrices and SparseAdam for sparse gradients; the other parameters get AdamW, as in the documentation
-    of both. Raises :class:`CaptureError` if there is nothing to train or the library refuses.
+    of both. ``own`` is the user's class, if ``training`` names one and it is imported already. Raises
+    :class:`CaptureError` if there is nothing to train or the library refuses.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise CaptureError("no parameter of the model requires a gradient, so there is nothing to train")
-    kind, options = _class_of(training), dict(training.optimizer_args)
+    kind, options = own or _class_of(training), dict(training.optimizer_args)
     if training.optimizer in _LEARNING_RATES:
         options.setdefault("lr", _LEARNING_RATES[training.optimizer])
     chosen = parameters
@@ -57,6 +61,9 @@ def iterations_of_history(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _class_of(training: Training) -> Callable[..., torch.optim.Optimizer]:
+    own = own_optimizer(training)
+    if own is not None:
+        return own
     named = OPTIMIZERS[training.optimizer]
     if named.library == BITSANDBYTES:
         return lambda parameters, **options: QuantizedOptimizer(named.class_name, parameters, **options)
@@ -90,8 +97,9 @@ def _made(
         return kind(parameters, **options)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         first = (str(error).splitlines() or ["no message"])[0]
-        named = OPTIMIZERS[training.optimizer]
-        raise CaptureError(f"{named.library}.{named.class_name} refused its arguments: {first}") from None
+        named = OPTIMIZERS.get(training.optimizer)
+        name = f"{named.library}.{named.class_name}" if named else training.optimizer
+        raise CaptureError(f"{name} refused its arguments: {first}") from None
 
 
 def _matrices(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
