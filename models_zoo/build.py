@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from models_zoo.libraries import make_torchvision_importable, recipe
-from models_zoo.manifest import Entry
-from models_zoo.recipe import Recipe
-from models_zoo.tasks import BatchSizes, inputs_of, loss_of
+from .libraries import make_torchvision_importable, recipe
+from .manifest import Entry
+from .recipe import Recipe
+from .tasks import BatchSizes, inputs_of, loss_of
 
 #: Where the manifest says nothing: pixels of a square image, and tokens.
 DEFAULT_SIDE, DEFAULT_LENGTH = 224, 128
@@ -51,7 +51,7 @@ def _recipe(entry: Entry) -> Recipe:
     if entry.library == "timm":
         return recipe(entry.model)
     module, _, name = entry.model.partition(":")
-    found: Recipe = getattr(importlib.import_module(module), name)
+    found: Recipe = getattr(importlib.import_module(module, __package__), name)
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models_zoo.recipe import Device, Recipe
+from .recipe import Device, Recipe
 
 WIDTHS, ATTENTION_LEVELS, HEADS = (160, 320, 640, 640), 3, 8
 LATENT_CHANNELS, LATENT_SIDE, TEXT_LENGTH, TEXT_WIDTH = 4, 64, 77, 768

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models_zoo.recipe import Device, Recipe
+from .recipe import Device, Recipe
 
 FEATURES, HIDDEN, CLASSES, EDGES_PER_NODE = 500, 256, 40, 10
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models_zoo.recipe import Recipe, images, labels_are_inputs, own_loss
+from .recipe import Recipe, images, labels_are_inputs, own_loss
 
 
 @dataclass(frozen=True)

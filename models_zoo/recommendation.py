@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models_zoo.recipe import Device, Recipe
+from .recipe import Device, Recipe
 
 DENSE_FEATURES, TABLES, ROWS, WIDTH, LOOKUPS = 13, 26, 100_000, 64, 4
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from models_zoo.recipe import Recipe, cross_entropy, image_pairs, images, tokens, vectors
+from .recipe import Recipe, cross_entropy, image_pairs, images, tokens, vectors
 
 
 class Perceptron(nn.Module):

@@ -7,9 +7,9 @@ import os
 import torch
 from torch import nn
 
-from models_zoo.libraries import LANGUAGE_MODELS, WithLabels, make_torchvision_importable
-from models_zoo.recipe import Batch, Device, Recipe, images, labels_are_inputs, own_loss
-from models_zoo.reference import resnet50
+from .libraries import LANGUAGE_MODELS, WithLabels, make_torchvision_importable
+from .recipe import Batch, Device, Recipe, images, labels_are_inputs, own_loss
+from .reference import resnet50
 
 
 def _resnet50_channels_last() -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models_zoo.recipe import Recipe, cross_entropy, images
+from .recipe import Recipe, cross_entropy, images
 
 CLASSES = 1000
 

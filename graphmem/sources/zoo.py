@@ -1,7 +1,13 @@
-"""``zoo:<name>``: the models of the zoo's manifest, each with its usual batch and its usual training step."""
+"""``zoo:<name>``: the models of the zoo's manifest, each with its usual batch and its usual training step.
+
+The zoo is the folder ``models_zoo`` of a checkout. An installed graphmem has it as its package ``graphmem.zoo``
+(``setup.py``), so that no second package lies beside it in everybody's ``site-packages``.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from dataclasses import fields
 from typing import Any
 
@@ -40,10 +46,8 @@ def load_zoo(name: str) -> TorchModel:
 
 
 def _build(entry: Any, sizes: Sizes) -> Built:
-    from models_zoo.build import build
-
     try:
-        step = build(entry, sizes.batch, sizes.seq_len, training=sizes.training)
+        step = zoo_module("build").build(entry, sizes.batch, sizes.seq_len, training=sizes.training)
     except ImportError as error:
         needed = error.name or entry.library
         raise SourceError(f"zoo:{entry.name} needs {needed}; install it with: pip install {needed}") from None
@@ -55,9 +59,14 @@ def _build(entry: Any, sizes: Sizes) -> Built:
     return Built(step.model, step.inputs, step.loss, tuple(notes))
 
 
+def zoo_module(name: str) -> Any:
+    """A module of the zoo, such as ``libraries``. Raises ``ImportError`` where the zoo is not, or what it needs."""
+    package = "graphmem.zoo" if importlib.util.find_spec("graphmem.zoo") else "models_zoo"
+    return importlib.import_module(f"{package}.{name}")
+
+
 def _manifest() -> Any:
     try:
-        from models_zoo import manifest
+        return zoo_module("manifest")
     except ImportError as error:
         raise SourceError(f"the model zoo cannot be imported: {error}; install graphmem with its zoo") from None
-    return manifest

@@ -95,8 +95,10 @@ def _classified(model: Any, images: Any, batch: int, training: bool) -> tuple[An
 
 def _let_torchvision_load() -> None:
     """Where the zoo is installed, it knows how to load a torchvision that was made for another build of PyTorch."""
+    from graphmem.sources.zoo import zoo_module
+
     try:
-        from models_zoo.libraries import make_torchvision_importable
+        libraries = zoo_module("libraries")
     except ImportError:
         return
-    make_torchvision_importable()
+    libraries.make_torchvision_importable()
