@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the folder ``models_zoo`` is installed as ``graphmem.zoo``, inside the one package."""
+"""What pyproject.toml cannot say: the folder ``models_zoo`` is installed as ``graphmem.zoo``, in the one package."""
 
 from setuptools import find_packages, setup
 

@@ -1,4 +1,5 @@
-"""Models of the zoo set up another way: a memory format, adapters. Each is ``models_zoo.variants:NAME`` to graphmem."""
+"""Models of the zoo set up another way: a memory format, adapters. Each is ``models_zoo.variants:NAME`` to ``python -m
+graphmem`` in a checkout."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ def load_factory(text: str) -> TorchModel:
 
 
 def find_factory(text: str, what: str = "function") -> tuple[Callable[..., Any], str]:
-    """The function (or ``what`` it is called in messages) that ``module.py:factory`` or ``package.module:factory`` names,
-    and its name.
+    """The function that ``module.py:factory`` or ``package.module:factory`` names, and its name. ``what`` messages call
+    it.
 
     Raises :class:`SourceError` when the module cannot be imported or has no such function.
     """
