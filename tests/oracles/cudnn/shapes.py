@@ -121,11 +121,12 @@ def _layer(pick: random.Random) -> Shape:
 
 
 def _loose(pick: random.Random) -> Shape:
-    """Layers whose widths, side and batch have nothing to do with each other: necks, heads, searched and pruned nets."""
+    """Layers whose widths, side and batch have nothing to do with each other: necks, heads, pruned nets."""
     taps, stride = pick.choice([1, 1, 1, 3, 3, 3, 3, 5, 7]), pick.choice([1] * 4 + [2])
     dilation = pick.choice([1] * 20 + [2, 4]) if taps > 1 and stride == 1 else 1
     return Shape(
-        batch=_batch(pick), channels=_width(pick), filters=_width(pick) if pick.random() < 0.9 else pick.randint(8, 2048),
+        batch=_batch(pick), channels=_width(pick),
+        filters=_width(pick) if pick.random() < 0.9 else pick.randint(8, 2048),
         side=pick.choice(_SIDES) if pick.random() < 0.9 else pick.randint(4, 260), taps=taps, stride=stride,
         padding=pick.choice([taps // 2] * 4 + [0]) * dilation, dilation=dilation, groups=1, **_precision(pick),
     )  # fmt: skip
