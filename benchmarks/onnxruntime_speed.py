@@ -16,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graphmem.graph.model import Graph, Node, TensorSpec
-from graphmem.graph.session_plan import plan_session
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
-from graphmem.runtimes.onnxruntime_options import Options
+from graphmem.runtimes.onnxruntime.arenas import default_allocator, reserved_allocations
+from graphmem.runtimes.onnxruntime.options import Options
+from graphmem.runtimes.onnxruntime.plan.process import plan
+from graphmem.runtimes.onnxruntime.plan.session import plan_session
 from graphmem.sources.onnx_file import read_onnx
 
 RESNET = Path(__file__).parent.parent / "tests" / "golden" / "onnxruntime" / "models" / "resnet50.onnx.gz"

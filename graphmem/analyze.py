@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphmem import simulate, sources
+from graphmem import simulate
 from graphmem.devices import Device
-from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
+from graphmem.question import Question
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 
@@ -46,7 +46,8 @@ def analyze(
         training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
             their defaults; by default inference for ONNX files and training with AdamW for PyTorch models.
             An ONNX file is trained under PyTorch.
-        runtime: ``pytorch``, ``onnxruntime``, ``tensorflow`` or ``mxnet``; by default the one natural to the model.
+        runtime: ``pytorch``, ``onnxruntime``, ``tensorflow``, ``mxnet`` or the name of an installed plug-in; by default
+            the one natural to the model.
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or the options of another runtime under their own names; by default
             the environment's.
@@ -64,26 +65,25 @@ def analyze(
     Raises:
         GraphmemError: with one message that says what is wrong, where, and what to do.
     """
-    _check_counts(1, batch=batch, seq_len=seq_len, iterations=iterations)
-    _check_counts(0, top=top)
-    say = progress or (lambda _: None)
-    step = simulate.step_for(model, training)
-    target = simulate.target_for(runtime, device, alloc_conf, torch_version, cudnn)
-    say("loading")
-    optimization = simulate.optimization_for(model, step, target)
-    loaded = sources.load(
+    question = Question(
         model,
         example_inputs,
         batch=batch,
+        seq_len=seq_len,
+        training=training,
+        runtime=runtime,
+        device=device,
+        alloc_conf=alloc_conf,
         dims=dims,
         input_shapes=input_shapes,
         shapes=shapes,
-        optimization=optimization,
+        iterations=iterations,
+        top=top,
+        torch_version=torch_version,
+        build_on=build_on,
+        cudnn=cudnn,
     )
-    say("tracing")
-    traced = simulate.trace_of(loaded, step, target, sources.Sizes(batch, seq_len), iterations, build_on)
-    say("replaying")
-    return simulate.replay_on(traced, target, top)
+    return simulate.answer(question, say=progress or (lambda _: None))
 
 
 def replay_trace(
@@ -99,9 +99,10 @@ def replay_trace(
 
     Without ``alloc_conf`` a recorded run keeps the configuration it was recorded under.
     """
-    _check_counts(0, top=top)
-    target = simulate.target_for(runtime, device, alloc_conf, torch_version)
-    return simulate.replay_on(simulate.recorded(trace, target), target, top)
+    question = Question(
+        None, runtime=runtime, device=device, alloc_conf=alloc_conf, torch_version=torch_version, top=top
+    )
+    return simulate.replay_recorded(trace, question)
 
 
 def operator_graph(
@@ -119,15 +120,13 @@ def operator_graph(
     Every operator is a ``call_function`` node whose ``meta`` names its module, source line, phase, and the shapes and
     dtypes of its outputs; parameters, inputs and literals are placeholders.
     """
-    _check_counts(1, batch=batch, seq_len=seq_len, iterations=iterations)
-    step = simulate.step_for(model, training)
-    target = simulate.target_for(None, device, None, None)
-    loaded = sources.load(model, example_inputs, batch=batch)
-    return simulate.operator_graph(loaded, step, target, sources.Sizes(batch, seq_len), iterations)
-
-
-def _check_counts(least: int, **counts: int | None) -> None:
-    """Raises :class:`UsageError` for one that is given and no whole number of at least ``least``."""
-    for name, count in counts.items():
-        if count is not None and (type(count) is not int or count < least):
-            raise UsageError(f"{name} is a whole number of at least {least}, not {count!r}")
+    question = Question(
+        model,
+        example_inputs,
+        batch=batch,
+        seq_len=seq_len,
+        training=training,
+        device=device,
+        iterations=iterations,
+    )
+    return simulate.operator_graph(question)

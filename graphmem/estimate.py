@@ -7,9 +7,10 @@ The levels, always in this order: *requested* (what tensors asked for) <= *alloc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,6 +111,87 @@ class Diagnostic:
     count: int = 1
 
 
+class Findings(NamedTuple):
+    """What there is to say of a run besides its figures: to the reader, and as values for ``details``."""
+
+    diagnostics: tuple[Diagnostic, ...] = ()
+    details: Mapping[str, Any] = {}
+
+
+class _Later:
+    """Findings that take work, found when somebody first looks. ``find`` is a function of plain values, so that what
+    was not looked at yet can be sent to another process."""
+
+    def __init__(self, find: Callable[[], Findings]) -> None:
+        self._find = find
+
+    @cached_property
+    def findings(self) -> Findings:
+        return self._find()
+
+
+class LateDiagnostics(Sequence[Diagnostic]):
+    """Diagnostics of which some are found out when somebody looks; equal to a tuple of the same."""
+
+    def __init__(self, early: Sequence[Diagnostic], later: _Later) -> None:
+        self._early, self._later = tuple(early), later
+
+    @property
+    def _all(self) -> tuple[Diagnostic, ...]:
+        return (*self._early, *self._later.findings.diagnostics)
+
+    @overload
+    def __getitem__(self, index: int) -> Diagnostic: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Diagnostic]: ...
+    def __getitem__(self, index: int | slice) -> Diagnostic | Sequence[Diagnostic]:
+        return self._all[index]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (tuple, LateDiagnostics)) and self._all == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __repr__(self) -> str:
+        return repr(self._all)
+
+
+class LateDetails(Mapping[str, Any]):
+    """Details of which some are found out when somebody looks."""
+
+    def __init__(self, early: Mapping[str, Any], later: _Later) -> None:
+        self._early, self._later = dict(early), later
+
+    @property
+    def _all(self) -> dict[str, Any]:
+        return {**self._early, **self._later.findings.details}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        return repr(self._all)
+
+
+def found_later(
+    diagnostics: Sequence[Diagnostic], details: Mapping[str, Any], find: Callable[[], Findings]
+) -> tuple[LateDiagnostics, LateDetails]:
+    """``diagnostics`` and ``details`` together with what ``find`` finds, which is called once, when either is looked
+    at."""
+    later = _Later(find)
+    return LateDiagnostics(diagnostics, later), LateDetails(details, later)
+
+
 @dataclass(frozen=True)
 class Timeline:
     """Three levels after every device event (int64 arrays of one length); event ``i`` belongs to ``operators[i]``."""
@@ -140,7 +222,7 @@ class Estimate:
     pinned_bytes: int = 0
     managed_bytes: int = 0
     assumptions: tuple[str, ...] = ()
-    diagnostics: tuple[Diagnostic, ...] = ()
+    diagnostics: Sequence[Diagnostic] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     pools: tuple[PoolUse, ...] = ()
     last_growth: Moment | None = None

@@ -1,223 +1,263 @@
-"""The stages of an analysis, each from plain values to plain values: the step, the card, the trace, the replay."""
+"""The stages of an analysis, each from plain values to plain values: loaded, recorded, traced, replayed."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from graphmem.allocators.base import Allocator
-from graphmem.cudnn.library import Cudnn, find_library
-from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.errors import SourceError, UsageError
-from graphmem.estimate import Diagnostic, Estimate
-from graphmem.graph.tensorflow_executor import plan_executor
-from graphmem.replay import replay
-from graphmem.runtimes import mxnet, onnxruntime, pytorch, runtime_named, tensorflow
-from graphmem.runtimes.onnxruntime_findings import findings
-from graphmem.runtimes.onnxruntime_options import parse_options
+from graphmem import sources
+from graphmem.cudnn.library import Cudnn
+from graphmem.devices import DEFAULT_DEVICE, Device
+from graphmem.errors import GraphmemError, SourceError, UsageError
+from graphmem.estimate import Diagnostic, Estimate, found_later
+from graphmem.question import Question, capture_key
+from graphmem.runtimes import all_runtimes
+from graphmem.runtimes.base import Graphs, Runtime, Taken
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.sources.base import Built
-from graphmem.summarize import Target, fits_without_retry, summarize
+from graphmem.summarize import Target, summarize
+from graphmem.torch_versions import installed_version, version_notes
 from graphmem.trace import Place, Trace
 from graphmem.training import DTYPES, Inference, Training
 
-_OWN_STEP = "custom step function"
+if TYPE_CHECKING:
+    from graphmem.capture.session.run import CapturedModel
+    from graphmem.sources.onnx_file import OnnxFile
 
-#: Runs of an ONNX session: the second finds the arena that the first one left.
-SESSION_RUNS = 2
+Made = TypeVar("Made")
+
+_OWN_STEP = "custom step function"
 
 
 @dataclass(frozen=True)
-class RunsOn:
-    """Where a run happens: the card, the runtime (None: natural to the model), its options and PyTorch's version."""
+class Recorded:
+    """What a capture, or a plan, gives; it serves every question of its key.
 
-    device: Device
-    device_was_assumed: bool
-    runtime: str | None
-    alloc_conf: str | None
-    torch_version: tuple[int, int]
-    torch_version_was_given: bool
-    #: The cuDNN to ask for the plans of convolutions: a path, or ``installed``; None: they are predicted.
-    cudnn: str | None = None
+    ``words`` describe the step. ``card_told`` is what the step's own code asked the card about itself, and was told.
+    """
+
+    made: CapturedModel | Taken
+    words: str
+    notes: tuple[str, ...] = ()
+    card_told: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Traced:
     """A trace with what is known about how it came to be."""
 
-    trace: Trace
+    taken: Taken
     model: str
-    runtime: str
     step: str
-    assumptions: tuple[str, ...] = ()
-    diagnostics: tuple[Diagnostic, ...] = ()
-    alloc_conf: str | None = None
-    details: tuple[tuple[str, Any], ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
-def step_for(model: Any, training: Training | Inference | bool | None) -> Training | Inference:
-    """The step asked for; by default inference for ONNX files and training for everything else."""
-    if isinstance(training, bool):
-        return Training() if training else Inference()
-    if training is not None:
-        if not isinstance(training, (Training, Inference)):
-            raise UsageError(f"training is a graphmem.Training, a graphmem.Inference or a bool, not {training!r}")
-        return training
-    return Inference() if _is_onnx(model) else Training()
+def answer(
+    question: Question, captures: Captures | None = None, say: Callable[[str], None] = lambda _: None
+) -> Estimate:
+    """The whole flow: load, trace, replay, summarize. Raises :class:`GraphmemError`.
+
+    ``captures`` holds what was captured for other questions about the same model, and takes what is captured for this.
+    """
+    shelf = Captures() if captures is None else captures
+    say("loading")
+    loaded = shelf.loaded(question)
+    runtime = runtime_for(question, loaded)
+    options = runtime.parse(question.alloc_conf, question.setting)
+    say("tracing")
+    recorded = shelf.recorded(question, loaded)
+    say("replaying")
+    return replay_on(_traced(question, loaded, runtime, recorded), runtime, options, question)
 
 
-def _is_onnx(model: Any) -> bool:
-    """Whether the model is an ONNX file, or a list of them."""
-    names = model if isinstance(model, (list, tuple)) else [model]
-    return all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
+# --- what is loaded, what runs it -------------------------------------------------------------------------------------
 
 
-def target_for(
-    runtime: str | None,
-    device: str | Device | None,
-    alloc_conf: str | None,
-    torch_version: str | None,
-    cudnn: str | Path | None = None,
-) -> RunsOn:
-    """Read the names the user gave. Raises :class:`UsageError` for any that is unknown."""
-    card = device if isinstance(device, Device) else device_named(device or DEFAULT_DEVICE)
-    if cudnn is not None:
-        find_library(cudnn)  # before a model is loaded in vain
-    return RunsOn(
-        device=card,
-        device_was_assumed=device is None,
-        runtime=None if runtime is None else runtime_named(runtime, ""),
-        alloc_conf=alloc_conf,
-        torch_version=pytorch.version_named(torch_version),
-        torch_version_was_given=torch_version is not None,
-        cudnn=None if cudnn is None else str(cudnn),
+def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxModel | TorchModel:
+    """The model, with every dimension of an ONNX file bound; ``files`` keeps ONNX files that were read."""
+    return sources.load(
+        question.model,
+        question.example_inputs,
+        batch=question.batch,
+        dims=question.dims,
+        input_shapes=question.input_shapes,
+        shapes=question.shapes,
+        optimization=question.optimization,
+        files=files,
     )
 
 
-# --- traces -----------------------------------------------------------------------------------------------------------
-
-
-def trace_of(
-    loaded: OnnxModel | TorchModel,
-    step: Training | Inference,
-    target: RunsOn,
-    sizes: Sizes,
-    iterations: int | None,
-    build_on: str,
-) -> Traced:
-    """The trace of the step: planned for a graph, captured for a PyTorch model."""
-    if isinstance(loaded, OnnxModel):
-        if not isinstance(step, Training) and runtime_named(target.runtime, "onnxruntime") != "pytorch":
-            return _planned(loaded, step, target, iterations)
-        return _captured(_onnx_under_pytorch(loaded, step, target), step, target, sizes, iterations, build_on)
-    if runtime_named(target.runtime, loaded.runtime) == "onnxruntime":
-        raise UsageError(
-            f"{loaded.name} is a {loaded.framework} model; export it to ONNX for ONNX Runtime, "
-            "or use --runtime pytorch or tensorflow"
-        )
-    return _captured(loaded, step, target, sizes, iterations, build_on)
-
-
-def _onnx_under_pytorch(loaded: OnnxModel, step: Training | Inference, target: RunsOn) -> TorchModel:
-    """The graph as PyTorch operators. Raises :class:`UsageError` for what such a graph cannot do."""
-    from graphmem.sources.onnx_training import as_torch_model
-
-    if runtime_named(target.runtime, "pytorch") != "pytorch":
-        raise UsageError(f"{loaded.name}: an ONNX graph is trained under --runtime pytorch, not {target.runtime}")
-    if step.dtype != "fp32":
-        raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype")
-    if isinstance(step, Training) and step.checkpoint_activations:
-        raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
-    return as_torch_model(loaded)
-
-
-def _planned(loaded: OnnxModel, step: Inference, target: RunsOn, iterations: int | None) -> Traced:
-    if target.cudnn is not None:
+def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[Any]:
+    """The runtime of a question. Raises :class:`UsageError` where it cannot run the step, or not with these options."""
+    if isinstance(loaded, TorchModel):
+        return _capturing(question.runtime_by_default(loaded.runtime), loaded)
+    step, is_training = question.step, isinstance(question.step, Training)
+    runtime = question.runtime_by_default(OnnxModel.trained_by if is_training else OnnxModel.runtime)
+    accepted = (Graphs.CAPTURED,) if is_training else (Graphs.CAPTURED, Graphs.PLANNED)
+    if runtime.graphs not in accepted:
+        names = _one_of([other.name for other in all_runtimes() if other.graphs in accepted])
+        done = "an ONNX graph is trained" if is_training else "ONNX graphs run"
+        raise UsageError(f"{loaded.name}: {done} under --runtime {names}, not {runtime.name}")
+    own = f"{loaded.name}: an ONNX graph has its own precision; drop --dtype"
+    if runtime.graphs is Graphs.CAPTURED:
+        if step.dtype != "fp32":
+            raise UsageError(own)
+        if isinstance(step, Training) and step.checkpoint_activations:
+            raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
+        return runtime
+    if question.cudnn is not None:
         raise UsageError(f"{loaded.name}: --cudnn is for PyTorch operators; drop it, or use --runtime pytorch")
     if step.dtype != "fp32" or step.amp:
-        raise UsageError(f"{loaded.name}: an ONNX graph has its own precision; drop --dtype and --amp")
+        raise UsageError(f"{own} and --amp")
     if step.data_dependent is not None:
         raise UsageError(f"{loaded.name}: --data-dependent is for PyTorch operators; drop it, or use --runtime pytorch")
-    runtime = runtime_named(target.runtime, "onnxruntime")
-    if runtime == "tensorflow":
-        return _planned_for_tensorflow(loaded, iterations)
-    if runtime != "onnxruntime":
+    return runtime
+
+
+def _capturing(runtime: Runtime[Any], loaded: TorchModel) -> Runtime[Any]:
+    if not runtime.captures:
+        names = _one_of([other.name for other in all_runtimes() if other.captures])
         raise UsageError(
-            f"{loaded.name}: ONNX graphs run under --runtime onnxruntime, tensorflow or pytorch, not {runtime}"
+            f"{loaded.name} is a {loaded.framework} model; export it to ONNX for {runtime.title}, or use --runtime "
+            f"{names}"
         )
-    options = parse_options(target.alloc_conf or "").on(target.device.compute_capability)
-    sessions = [graphs * (iterations or SESSION_RUNS) if len(graphs) == 1 else graphs for graphs in loaded.sessions]
-    planned = onnxruntime.plan(sessions, options)
-    said, details = findings(sessions, options, planned)
-    assumptions = [*onnxruntime.notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes)]
-    unknown = [
-        Diagnostic("unknown", f"working buffers of {name}", count) for name, count in sorted(planned.unknown.items())
-    ]
-    diagnostics = (*unknown, *(Diagnostic("note", sentence) for sentence in said))
-    figures = tuple(details.items())
-    return Traced(planned.trace, loaded.name, runtime, "inference", tuple(assumptions), diagnostics, details=figures)
+    return runtime
 
 
-def optimization_for(model: Any, step: Training | Inference, target: RunsOn) -> tuple[str | None, str]:
-    """The (level, provider) to optimize an ONNX file for while it is loaded; no level for other runtimes."""
-    if isinstance(step, Training) or not _is_onnx(model):
-        return None, "cpu"
-    if runtime_named(target.runtime, "onnxruntime") != "onnxruntime":
-        return None, "cpu"
-    options = parse_options(target.alloc_conf or "")
-    return options.fusion_level, options.session.provider
+def _one_of(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _planned_for_tensorflow(loaded: OnnxModel, iterations: int | None) -> Traced:
-    if len(loaded.sessions) != 1 or len(loaded.sessions[0]) != 1:
-        raise UsageError("several ONNX files, or runs of several shapes (--shapes), are for --runtime onnxruntime")
-    trace = plan_executor(loaded.graph, iterations=iterations or SESSION_RUNS)
-    assumptions = (*(f"{key}: {value}" for key, value in trace.notes), tensorflow.XLA_ASSUMED)
-    return Traced(tensorflow.with_eigen_scratch(trace), loaded.name, "tensorflow", "inference", assumptions)
+# --- captures ---------------------------------------------------------------------------------------------------------
 
 
-def operator_graph(
-    loaded: OnnxModel | TorchModel, step: Training | Inference, target: RunsOn, sizes: Sizes, iterations: int | None
-) -> Any:
-    """The ``torch.fx.Graph`` of the operators of a captured step. Raises :class:`UsageError` for an ONNX graph."""
+class _Slot:
+    """The last of what was made, or why it could not be, with what it was made for."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._made: Any = None
+        self._error: GraphmemError | None = None
+
+    @property
+    def made(self) -> Any:
+        """What it holds; None for nothing, and for what could not be made."""
+        return self._made
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._key = self._made = self._error = None
+
+    def get(self, key: object, make: Callable[[], Made]) -> Made:
+        """What was made for an equal ``key``, else what ``make`` makes now; errors too are kept."""
+        if self._key is None or self._key != key:
+            self.clear()  # before the next is made
+            try:
+                self._made = make()
+            except GraphmemError as error:
+                self._error = error
+            self._key = key
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        made: Made = self._made
+        return made
+
+
+class Captures:
+    """What was captured last for one model, kept for the next question: one with an equal :class:`CaptureKey` takes it.
+
+    A step's own code may ask the card for its name or its memory; what such a step gave serves only cards that would
+    have said the same. One capture is kept at a time, so questions are best asked key by key.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Any, OnnxFile] = {}
+        self._models, self._records = _Slot(), _Slot()
+
+    def loaded(self, question: Question) -> OnnxModel | TorchModel:
+        """The model of a question. An ONNX file is read once; a factory is made anew for every capture, as its code may
+        keep a state."""
+        recorded: Recorded | None = self._records.made
+        card = question.setting.device
+        if recorded is not None and any(_card_says(card, fact) != told for fact, told in recorded.card_told.items()):
+            self._models.clear()
+            self._records.clear()
+        key = capture_key(question)
+        return self._models.get(key.loading if question.is_onnx else key, lambda: load(question, self._files))
+
+    def recorded(self, question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
+        """The capture or the plan for a question, whose model :meth:`loaded` gave."""
+        return self._records.get(capture_key(question), lambda: record(question, loaded))
+
+
+def record(question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
+    """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
     if isinstance(loaded, OnnxModel):
-        raise UsageError(f"{loaded.name} is an ONNX graph already; only PyTorch models are recorded as torch.fx graphs")
-    return _capture(loaded, step, target, sizes, iterations, "host", record_graph=True).graph
+        if question.planner is None:
+            from graphmem.sources.onnx_training import as_torch_model
+
+            return _record_step(question, as_torch_model(loaded))
+        options = question.planner.parse(question.alloc_conf, question.setting)
+        return Recorded(question.planner.plan(loaded.sessions, options, question.iterations), "inference")
+    if loaded.framework == "Keras" and (question.step.dtype != "fp32" or question.step.amp):
+        raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
+    return _record_step(question, loaded)
+
+
+def _record_step(question: Question, loaded: TorchModel) -> Recorded:
+    built = _BuiltWith(loaded.build)
+    captured, told = _capture(replace(loaded, build=built), question)
+    if captured.custom_step and not any(s.place == Place.DEVICE for s in captured.trace.storages):
+        raise SourceError(
+            f"{loaded.name} returned nothing and put nothing on the GPU; let it return (model, inputs), or run the "
+            "whole step itself on the device 'cuda'"
+        )
+    step = question.step
+    words = step.describe(built.weights(step)) if not captured.custom_step else loaded.step_words or _OWN_STEP
+    return Recorded(captured, words, loaded.notes, told)
 
 
 def _capture(
-    loaded: TorchModel,
-    step: Training | Inference,
-    target: RunsOn,
-    sizes: Sizes,
-    iterations: int | None,
-    build_on: str,
-    *,
-    record_graph: bool = False,
-) -> Any:
-    pytorch.installed_version()  # one that is too old is refused before it is imported
+    loaded: TorchModel, question: Question, *, record_graph: bool = False
+) -> tuple[CapturedModel, dict[str, Any]]:
+    """The captured step, and what its code was told of the card."""
+    installed_version()  # one that is too old is refused before it is imported
     from graphmem.capture.device.pretend_device import pretended
     from graphmem.capture.session.run import capture_model
 
-    wanted = replace(sizes, training=isinstance(step, Training), iterations=iterations)
+    card = question.setting.device
+    device = pretended(card)
     with contextlib.ExitStack() as stack:
-        cudnn = stack.enter_context(Cudnn(target.cudnn, target.device)) if target.cudnn is not None else None
-        return capture_model(
+        cudnn = stack.enter_context(Cudnn(str(question.cudnn), card)) if question.cudnn is not None else None
+        captured = capture_model(
             loaded.build,
-            wanted,
-            step,
+            question.sizes,
+            question.step,
             name=loaded.name,
-            device=pretended(target.device),
-            torch_version=target.torch_version,
-            iterations=iterations,
-            build_on=build_on,
+            device=device,
+            torch_version=question.setting.torch_version,
+            iterations=question.iterations,
+            build_on=question.build_on,
             record_graph=record_graph,
             cudnn=cudnn,
         )
+    return captured, {fact: _card_says(card, fact) for fact in sorted(device.told)}
+
+
+def _card_says(card: Device, fact: str) -> Any:
+    return {"name": card.name, "total_bytes": card.capacity_bytes}[fact]
+
+
+def operator_graph(question: Question) -> Any:
+    """The ``torch.fx.Graph`` of the operators of a captured step. Raises :class:`UsageError` for an ONNX graph."""
+    loaded = load(question)
+    if isinstance(loaded, OnnxModel):
+        raise UsageError(f"{loaded.name} is an ONNX graph already; only PyTorch models are recorded as torch.fx graphs")
+    return _capture(loaded, question, record_graph=True)[0].graph
 
 
 class _BuiltWith:
@@ -246,115 +286,75 @@ class _BuiltWith:
         return " and ".join(short.get(name, name) for name in self._types)
 
 
-def _captured(
-    loaded: TorchModel,
-    step: Training | Inference,
-    target: RunsOn,
-    sizes: Sizes,
-    iterations: int | None,
-    build_on: str,
-) -> Traced:
-    if loaded.framework == "Keras" and (step.dtype != "fp32" or step.amp):
-        raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
-    built = _BuiltWith(loaded.build)
-    captured = _capture(replace(loaded, build=built), step, target, sizes, iterations, build_on)
-    assumptions = [*loaded.notes, *captured.notes]
-    if target.device.compute_capability is None:
-        name = target.device.name
-        assumptions.append(f"{name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}")
-    assumptions.extend(pytorch.version_notes(target.torch_version, captured.installed_version))
-    if captured.custom_step and not any(s.place == Place.DEVICE for s in captured.trace.storages):
-        raise SourceError(
-            f"{loaded.name} returned nothing and put nothing on the GPU; let it return (model, inputs), or run the "
-            "whole step itself on the device 'cuda'"
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime[Any], recorded: Recorded) -> Traced:
+    """What was recorded, as the runtime takes it on the card of the question."""
+    made = recorded.made
+    if isinstance(made, Taken):
+        return Traced(made, loaded.name, recorded.words)
+    setting, taken = question.setting, runtime.take(made.trace)
+    assumptions = [*recorded.notes, *made.notes]
+    if setting.device.compute_capability is None:
+        assumptions.append(
+            f"{setting.device.name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}"
         )
-    diagnostics = [Diagnostic("unknown", message, count) for message, count in captured.unknown.items()]
-    if captured.cudnn is not None:
-        assumptions.extend(captured.cudnn.notes())
-        refused = captured.cudnn.refused()
+    assumptions.extend(version_notes(setting.torch_version, made.installed_version))
+    diagnostics = [Diagnostic("unknown", message, count) for message, count in made.unknown.items()]
+    details: dict[str, Any] = {}
+    if made.cudnn is not None:
+        assumptions.extend(made.cudnn.notes())
+        refused = made.cudnn.refused()
         diagnostics.extend(Diagnostic("warning", message, count) for message, count in refused.items())
-    words = step.describe(built.weights(step)) if not captured.custom_step else loaded.step_words or _OWN_STEP
-    runtime, trace = runtime_named(target.runtime, loaded.runtime), captured.trace
-    if runtime == "tensorflow":
-        assumptions += [tensorflow.CAPTURED_ASSUMED, tensorflow.XLA_ASSUMED]
-        trace = tensorflow.with_eigen_scratch(trace)
-    if runtime == "mxnet":
-        assumptions.append(mxnet.CAPTURED_ASSUMED)
-    details = (("cudnn", captured.cudnn.details()),) if captured.cudnn is not None else ()
-    return Traced(trace, loaded.name, runtime, words, tuple(assumptions), tuple(diagnostics), details=details)
+        details["cudnn"] = made.cudnn.details()
+    assumptions.extend(taken.assumptions)
+    whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
+    return Traced(whole, loaded.name, recorded.words, details)
 
 
-def recorded(trace: Trace, target: RunsOn) -> Traced:
+def replay_recorded(trace: Trace, question: Question) -> Estimate:
     """A trace that comes from elsewhere; it replays under its own settings unless others are asked for."""
-    notes = dict(trace.notes)
-    settings = notes.get("allocator settings", "")
-    details: list[tuple[str, Any]] = []
+    notes, runtime = dict(trace.notes), question.runtime_by_default(TorchModel.runtime)
+    settings = runtime.recorded_options(notes) if question.alloc_conf is None else question.alloc_conf
+    details: dict[str, Any] = {}
     if "recorded peak reserved" in notes:
-        details.append(("recorded", {"reserved_bytes": int(notes["recorded peak reserved"])}))
-    runtime = runtime_named(target.runtime, "pytorch")
+        details["recorded"] = {"reserved_bytes": int(notes["recorded peak reserved"])}
     remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
-    return Traced(trace, trace.source, runtime, "recorded run", remarks, (), settings, tuple(details))
+    traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details)
+    return replay_on(traced, runtime, runtime.parse(settings, question.setting), question)
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def replay_on(traced: Traced, target: RunsOn, top: int) -> Estimate:
-    """Replay the trace without a limit and, where that exceeds the card, once more within the card."""
-    device = target.device
-    card = Target(device.name, device.capacity_bytes, device.context_bytes)
-    diagnostics, details = traced.diagnostics, dict(traced.details)
-    if traced.runtime == "tensorflow":
-        options = tensorflow.options_of(target.alloc_conf)
-        allocator = tensorflow.describe(options, device)
-        runs = tensorflow.run_on_card(traced.trace, options, device)
-        free, limited = runs.main, runs.limited
-        diagnostics, details = (*diagnostics, *runs.notes), {**details, **dict(runs.details)}
-    else:
-        make, allocator = _allocator_factory(traced, target)
-        free, limited = replay(traced.trace, make(None)), None
-        if free.out_of_memory is not None:  # a limit of the allocator's own, such as gpu_mem_limit
-            limited = free
-        elif not fits_without_retry(free, card):
-            limited = replay(traced.trace, make(max(0, device.capacity_bytes - device.context_bytes)))
+def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Question) -> Estimate:
+    """The trace in the runtime's allocator on the card of the question."""
+    device, taken = question.setting.device, traced.taken
+    runs = runtime.run(taken.trace, options, question.setting)
+    diagnostics: Any = (*taken.diagnostics, *runs.diagnostics)
+    details: Mapping[str, Any] = {**traced.details, **runs.details}
+    if taken.findings is not None:
+        diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
     return summarize(
-        traced.trace,
-        free,
-        card,
+        taken.trace,
+        runs.main,
+        Target(device.name, device.capacity_bytes, device.context_bytes),
         model=traced.model,
-        runtime=traced.runtime,
-        allocator=allocator,
+        runtime=runtime.name,
+        allocator=runtime.describe(options, question.setting),
         step=traced.step,
-        limited=limited,
-        top=top,
-        assumptions=(*_device_notes(target), *traced.assumptions),
+        limited=runs.limited,
+        top=question.top,
+        assumptions=(*_device_notes(question), *taken.assumptions),
         diagnostics=diagnostics,
         details=details,
     )
 
 
-def _allocator_factory(traced: Traced, target: RunsOn) -> tuple[Callable[[int | None], Allocator], str]:
-    """(capacity in bytes or None -> fresh allocator, its description)."""
-    if traced.runtime == "onnxruntime":
-        options = target.alloc_conf or ""
-        reserved = onnxruntime.reserved_allocations(traced.trace)
-        sessions = onnxruntime.session_count(traced.trace)
-        described = f"ONNX Runtime BFC arena ({options or 'default options'})"
-        make = onnxruntime.default_allocator
-        return lambda limit: make(options, limit, reserved=reserved, sessions=sessions), described
-    if traced.runtime == "mxnet":
-        pool, card = mxnet.options_of(target.alloc_conf), target.device
-        return lambda limit: mxnet.default_allocator(pool, None if limit is None else card), mxnet.describe(pool)
-    given = target.alloc_conf if target.alloc_conf is not None else traced.alloc_conf
-    text = pytorch.configuration_text(given)
-    version = ".".join(map(str, target.torch_version))
-    described = f"PyTorch {version} caching allocator ({text or 'default configuration'})"
-    return lambda limit: pytorch.default_allocator(text, limit, target.torch_version), described
-
-
-def _device_notes(target: RunsOn) -> list[str]:
-    device, notes = target.device, []
-    if target.device_was_assumed:
+def _device_notes(question: Question) -> list[str]:
+    device, notes = question.setting.device, []
+    if question.device is None:
         notes.append(f"no GPU was named: {device.name} (give --gpu)")
     if not device.context_measured:
         notes.append(f"context of {device.name}: {device.context_source}")

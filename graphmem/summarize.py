@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ def summarize(
     top: int = 10,
     assumptions: Sequence[str] = (),
     diagnostics: Sequence[Diagnostic] = (),
-    details: dict[str, object] | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> Estimate:
     """The Estimate of a run. ``replay`` had no limit; ``limited`` is the same trace on the card's own memory, needed
     only where the unlimited one exceeds it.
@@ -83,17 +84,12 @@ def summarize(
         pinned_bytes=replay.pinned_peak_bytes,
         managed_bytes=replay.managed_peak_bytes,
         assumptions=tuple(assumptions),
-        diagnostics=tuple(diagnostics),
-        details=details or {},
+        diagnostics=diagnostics,
+        details={} if details is None else details,
         pools=tuple(_pools(trace, replay, position)),
         timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
         trace=trace,
     )
-
-
-def fits_without_retry(replay: Replay, target: Target) -> bool:
-    """Whether the run fits the card even if the allocator never gives anything back."""
-    return replay.peak_reserved_bytes + target.context_bytes <= target.capacity_bytes
 
 
 def _first_maximum(values: npt.NDArray[np.int64]) -> int:

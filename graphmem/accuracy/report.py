@@ -18,7 +18,7 @@ from graphmem.accuracy.published.section import PublishedSection, other_errors, 
 from graphmem.accuracy.record import GPU, OK, ONNXRUNTIME_CPU, OUT_OF_MEMORY, STUB_DRIVER, TENSORFLOW_CPU
 from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
 from graphmem.errors import UsageError
-from graphmem.runtimes.onnxruntime_options import parse_options
+from graphmem.runtimes.onnxruntime.options import parse_options
 from graphmem.training import Training
 from graphmem.units import format_bytes
 

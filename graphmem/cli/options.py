@@ -13,7 +13,7 @@ import click
 from graphmem.cli.groups import grouped
 from graphmem.devices import Device, custom_device, device_named
 from graphmem.errors import UsageError
-from graphmem.runtimes import runtime_named
+from graphmem.runtimes import built_in, runtime_named
 from graphmem.training import (
     AMP_DTYPES,
     COMPILE_MODES,
@@ -109,7 +109,7 @@ _MEASURED_OPTIONS = (
 _TARGET_OPTIONS = (
     click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
-    click.option("--runtime", metavar="NAME", help="pytorch, onnxruntime, tensorflow, mxnet. Default: the model's."),
+    click.option("--runtime", metavar="NAME", help=f"{', '.join(built_in())}, or a plug-in's. Default: the model's."),
     click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, or the runtime's options as name:value,..."),
     click.option(
         "--tf-option",
@@ -289,7 +289,7 @@ def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments that the target options ask for. Raises :class:`UsageError`."""
     runtime, alloc_conf = options["runtime"], options["alloc_conf"]
     if options["tf_option"]:
-        if runtime_named(runtime, "tensorflow") != "tensorflow":
+        if runtime is not None and runtime_named(runtime).name != "tensorflow":
             raise UsageError(f"--tf-option is for --runtime tensorflow, not {runtime}")
         runtime = "tensorflow"
         alloc_conf = ",".join(filter(None, (alloc_conf, *options["tf_option"])))

@@ -7,7 +7,7 @@ come from the shapes written in the file, or from ONNX Runtime's rules when onnx
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from graphmem.graph import onnx_import
 from graphmem.graph.binding import Binding
 from graphmem.graph.folding import Value, fold, may_fold
 from graphmem.graph.model import Node, TensorSpec
-from graphmem.graph.onnx_runtime_rules import onnx_runtime_outputs
 from graphmem.graph.order import execution_order
 
 _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
@@ -93,6 +92,18 @@ def _declared_tensors(values: Iterable[onnx.ValueInfoProto]) -> Iterator[TensorS
             yield spec
 
 
+#: Shape rules of operators that ONNX does not know: (model, node, types by tensor, constants by tensor) -> types of the
+#: node's outputs with all dimensions known, and whose rules gave them; no types where there is no rule.
+ForeignRules = Callable[
+    [onnx.ModelProto, onnx.NodeProto, Mapping[str, onnx.TypeProto], Mapping[str, onnx.TensorProto]],
+    tuple[dict[str, onnx.TypeProto], str],
+]
+
+
+def _no_rules(*_: object) -> tuple[dict[str, onnx.TypeProto], str]:
+    return {}, ""
+
+
 @dataclass
 class Propagation:
     """What is known so far; lives inside one :func:`propagate`."""
@@ -105,6 +116,7 @@ class Propagation:
     data: dict[str, onnx.TensorProto]
     constants: list[str]
     types: _Types
+    foreign: ForeignRules = _no_rules
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -134,12 +146,17 @@ def element_type(dtype: str) -> int:
     return int(onnx.TensorProto.DataType.Value(name))
 
 
-def propagate(facts: ModelFacts, binding: Binding, symbolic: Mapping[str, TensorSpec] | None = None) -> Propagation:
+def propagate(
+    facts: ModelFacts,
+    binding: Binding,
+    symbolic: Mapping[str, TensorSpec] | None = None,
+    foreign: ForeignRules = _no_rules,
+) -> Propagation:
     """Specs of all tensors of a model for the bound inputs.
 
     ``symbolic`` are shapes that ONNX Runtime's own inference gave, which are taken where the bound inputs make numbers
-    of them. Raises :class:`ShapeError` naming the node whose output shape cannot be found, :class:`SourceError` for
-    unknown domains and tensors.
+    of them; ``foreign`` are the rules of operators that ONNX does not know. Raises :class:`ShapeError` naming the node
+    whose output shape cannot be found, :class:`SourceError` for unknown domains and tensors.
     """
     specs = dict(facts.specs)
     state = Propagation(
@@ -151,6 +168,7 @@ def propagate(facts: ModelFacts, binding: Binding, symbolic: Mapping[str, Tensor
         dict(facts.data),
         list(facts.constants),
         _Types(specs),
+        foreign,
     )
     for spec in binding.inputs:
         state.add(spec)
@@ -267,7 +285,7 @@ def _without_schema(state: Propagation, node: Node, proto: onnx.NodeProto, wante
     if all(name in state.annotated for name in wanted):
         state.notes["operators unknown to ONNX"] = "shapes taken from the file"
         return [state.annotated[name] for name in wanted]
-    found, source = onnx_runtime_outputs(state.model, proto, state.types, state.data)
+    found, source = state.foreign(state.model, proto, state.types, state.data)
     if found:
         state.notes["operators unknown to ONNX"] = f"shapes by the rules of {source}"
         return [_spec_of_type(node, name, found[name]) for name in wanted]

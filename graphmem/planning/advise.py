@@ -9,7 +9,8 @@ from typing import Any
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
-from graphmem.runtimes import pytorch
+from graphmem.runtimes import runtime_named
+from graphmem.simulate import Captures
 from graphmem.training import Inference, Training
 
 
@@ -63,24 +64,24 @@ def advise(
     ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where the step itself cannot be
     analysed.
     """
-    request = Request(model, example_inputs, options)
+    request, captures = Request(model, example_inputs, options), Captures()
     report = say or (lambda _: None)
     report("as it is")
-    base = request.run()
+    base = request.run(captures)
     found = []
     for change in _changes(request, base):
         report(change.change)
-        found.append(_tried(request, base, change))
+        found.append(_tried(request, base, change, captures))
     together = _together([one for one in found if one.saved_bytes > 0])
     if together is not None:
         report(together.change)
-        found.append(_tried(request, base, together))
+        found.append(_tried(request, base, together, captures))
     return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))))
 
 
-def _tried(request: Request, base: Estimate, change: Advice) -> Advice:
+def _tried(request: Request, base: Estimate, change: Advice, captures: Captures) -> Advice:
     try:
-        estimate = request.changed(**change.settings).run()
+        estimate = request.changed(**change.settings).run(captures)
     except GraphmemError as error:
         return replace(change, reason=str(error))
     return replace(change, estimate=estimate, saved_bytes=base.device - estimate.device)
@@ -103,37 +104,17 @@ def _together(saving: list[Advice]) -> Advice | None:
 def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
     """What may be worth a try: nothing that is set already, nothing the runtime does not have."""
     step = request.step
-    if base.runtime == "onnxruntime":
-        yield from _changes_of_a_session(request.options.get("alloc_conf") or "")
-        yield from _smaller_batch(request.options.get("batch"))
-    if base.runtime != "pytorch":
-        return
-    set_already = pytorch.configuration_text(request.options.get("alloc_conf"))
-    if "expandable_segments" not in set_already:
-        joined = ",".join(filter(None, (set_already, "expandable_segments:True")))
-        yield Advice("expandable segments", f"--alloc-conf {joined}", {"alloc_conf": joined}, None)
-    if step.amp is None and step.dtype == "fp32":
+    runtime, batch = runtime_named(base.runtime), request.options.get("batch")
+    for change in runtime.changes(request.options.get("alloc_conf")):
+        yield Advice(change.words, f"--alloc-conf {change.alloc_conf}", {"alloc_conf": change.alloc_conf}, None)
+    if runtime.step_advice and step.amp is None and step.dtype == "fp32":
         # Both set both, so that never the two are taken together.
         yield Advice("autocast to bf16", "--amp bf16", {"amp": "bf16", "dtype": "fp32"}, None)
         yield Advice("weights in bf16", "--dtype bf16", {"dtype": "bf16", "amp": None}, None)
-    if isinstance(step, Training):
-        yield from _changes_of_training(step, request.options.get("batch"))
-    elif isinstance(step, Inference):
-        yield from _smaller_batch(request.options.get("batch"))
-
-
-def _changes_of_a_session(conf: str) -> Iterator[Advice]:
-    """Options of ONNX Runtime that trade time or reuse for memory; they are settings of one string, so the pair is a
-    change of its own."""
-    known = {
-        "arena_extend_strategy:kSameAsRequested": "grow the arena by what is asked for",
-        "enable_mem_pattern:0": "no memory pattern block",
-    }
-    free = [option for option in known if option.partition(":")[0] not in conf]
-    for options in [*([option] for option in free), *([free] if len(free) > 1 else [])]:
-        joined = ",".join(filter(None, (conf, *options)))
-        words = ", ".join(known[option] for option in options)
-        yield Advice(words, f"--alloc-conf {joined}", {"alloc_conf": joined}, None)
+    if isinstance(step, Inference):
+        yield from _smaller_batch(batch)
+    elif runtime.step_advice:
+        yield from _changes_of_training(step, batch)
 
 
 def _changes_of_training(step: Training, batch: int | None) -> Iterator[Advice]:

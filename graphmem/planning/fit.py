@@ -9,6 +9,7 @@ from typing import Any
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
+from graphmem.simulate import Captures
 
 #: Larger sizes are not tried unless asked for.
 AT_MOST = 1 << 20
@@ -88,6 +89,7 @@ class _Search:
         say: Callable[[str], None],
     ) -> None:
         self._spare_bytes = spare_bytes
+        self._captures = Captures()  # an ONNX file is read once
         self._request, self._size, self._step, self._bound, self._say = request, size, step, bound, say
         self._low, self._high = 0, bound + 1
         self._below: Estimate | None = None
@@ -124,7 +126,7 @@ class _Search:
         value = count * self._step
         self._say(f"{self._size} {value:,}")
         try:
-            estimate = self._request.changed(**{self._size: value}).run()
+            estimate = self._request.changed(**{self._size: value}).run(self._captures)
         except GraphmemError as error:
             if self._below is None:
                 self._begin_above(count, error)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from graphmem import simulate
-from graphmem.analyze import analyze
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
+from graphmem.question import Question
 from graphmem.training import Inference, Training
 
 #: Keywords of :func:`graphmem.analyze` that can be changed; every other name is a field of the step.
@@ -24,10 +25,16 @@ class Request:
     example_inputs: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def question(self) -> Question:
+        """The same as one checked value. Raises :class:`UsageError`."""
+        options = {name: value for name, value in self.options.items() if name != "progress"}
+        return Question(self.model, self.example_inputs, **options)
+
     @property
     def step(self) -> Training | Inference:
         """The step that will be analysed. Raises :class:`UsageError`."""
-        return simulate.step_for(self.model, self.options.get("training"))
+        return self.question.step
 
     def changed(self, **changes: Any) -> Request:
         """The same with other settings: keywords of ``analyze``, fields of the step, or ``dim:NAME`` for a symbolic
@@ -49,6 +56,10 @@ class Request:
             options["training"] = replace(step, **of_step)
         return Request(self.model, self.example_inputs, options)
 
-    def run(self) -> Estimate:
-        """Analyse it. The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`."""
-        return replace(analyze(self.model, self.example_inputs, **self.options), trace=None, timeline=None)
+    def run(self, captures: simulate.Captures | None = None) -> Estimate:
+        """Analyse it, with what was captured for another request about the same model where that serves.
+
+        The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`.
+        """
+        say = self.options.get("progress") or (lambda _: None)
+        return replace(simulate.answer(self.question, captures, say), trace=None, timeline=None)

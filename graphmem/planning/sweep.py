@@ -1,15 +1,20 @@
-"""The same model under every combination of some settings."""
+"""The same model under every combination of some settings.
+
+Combinations that one capture serves are asked together: the step is captured once, and replayed for each of them.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
+from graphmem.question import CaptureKey, capture_key, check_counts
+from graphmem.simulate import Captures
 
 
 @dataclass(frozen=True)
@@ -35,29 +40,105 @@ def sweep(
     example_inputs: Any = None,
     *,
     vary: Mapping[str, Sequence[Any]],
+    jobs: int = 1,
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Row]:
     """Analyse every combination of ``vary``: name of a setting (see :meth:`Request.changed`) -> its values.
 
-    The last setting changes fastest. A combination that cannot be analysed is a row with its error. ``options`` are
-    those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where none can be analysed.
+    The last setting changes fastest. A combination that cannot be analysed is a row with its error. ``jobs`` processes
+    work side by side, each on settings of one capture; more than one need joblib, and a model that can be pickled.
+    ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError` where none can be analysed.
     """
+    check_counts(1, jobs=jobs)
     for name, values in vary.items():
         if isinstance(values, (str, bytes)) or not values:
             raise UsageError(f"vary[{name!r}] is a list of at least one value, not {values!r}")
-    request = Request(model, example_inputs, options)
-    rows: list[Row] = []
-    first_error: GraphmemError | None = None
-    for chosen in itertools.product(*vary.values()):
-        settings = dict(zip(vary, chosen, strict=True))
-        if say is not None:
-            say(" ".join(f"{name} {getattr(value, 'name', value)}" for name, value in settings.items()))
+    request, report = Request(model, example_inputs, options), say or (lambda _: None)
+    chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+    groups = _groups(request, chosen)
+    answers: dict[int, _Answer] = {}
+    work = _answered(request, chosen, report) if jobs == 1 else _side_by_side(request, chosen, jobs, report)
+    for numbers, found in work(groups):
+        answers.update(zip(numbers, found, strict=True))
+    return _rows(chosen, [answers[number] for number in range(len(chosen))])
+
+
+#: What became of one combination.
+_Answer = Estimate | GraphmemError
+_Work = Callable[[list[list[int]]], Iterator[tuple[list[int], list[_Answer]]]]
+
+
+def _groups(request: Request, chosen: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The combinations by their numbers, those of one capture together; one that is refused is alone."""
+    keys: list[CaptureKey | None] = []
+    groups: list[list[int]] = []
+    for number, settings in enumerate(chosen):
         try:
-            rows.append(Row(settings, request.changed(**settings).run()))
+            key = capture_key(request.changed(**settings).question)
+        except GraphmemError:
+            key = None  # its own analysis will say why
+        if key is not None and key in keys:
+            groups[keys.index(key)].append(number)
+        else:
+            keys.append(key)
+            groups.append([number])
+    return groups
+
+
+def _answer_group(
+    request: Request, chosen: Sequence[Mapping[str, Any]], report: Callable[[str], None] = lambda _: None
+) -> list[_Answer]:
+    """One capture, and a replay for each combination."""
+    captures = Captures()
+    answers: list[_Answer] = []
+    for settings in chosen:
+        report(_words(settings))
+        try:
+            answers.append(request.changed(**settings).run(captures))
         except GraphmemError as error:
-            rows.append(Row(settings, None, str(error)))
-            first_error = first_error or error
-    if first_error is not None and all(row.estimate is None for row in rows):
-        raise first_error
-    return rows
+            answers.append(error)
+    return answers
+
+
+def _answered(request: Request, chosen: Sequence[Mapping[str, Any]], report: Callable[[str], None]) -> _Work:
+    def work(groups: list[list[int]]) -> Iterator[tuple[list[int], list[_Answer]]]:
+        for numbers in groups:
+            yield numbers, _answer_group(request, [chosen[number] for number in numbers], report)
+
+    return work
+
+
+def _side_by_side(
+    request: Request, chosen: Sequence[Mapping[str, Any]], jobs: int, report: Callable[[str], None]
+) -> _Work:
+    """Every group in one of ``jobs`` processes. Raises :class:`UsageError` where joblib is missing."""
+    try:
+        from joblib import Parallel, delayed
+    except ImportError:
+        raise UsageError("more than one job needs joblib; install it with: pip install 'graphmem[parallel]'") from None
+    silent = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
+
+    def work(groups: list[list[int]]) -> Iterator[tuple[list[int], list[_Answer]]]:
+        tasks = [delayed(_answer_group)(silent, [chosen[number] for number in numbers]) for numbers in groups]
+        found = Parallel(n_jobs=min(jobs, len(groups)), return_as="generator")(tasks)
+        for numbers, answers in zip(groups, found, strict=True):
+            report(", ".join(_words(chosen[number]) for number in numbers[-1:]))
+            yield numbers, answers
+
+    return work
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{name} {getattr(value, 'name', value)}" for name, value in settings.items())
+
+
+def _rows(chosen: Sequence[Mapping[str, Any]], answers: Sequence[_Answer]) -> list[Row]:
+    """The rows in the order of the combinations. Raises the first error where there is nothing else."""
+    errors = [answer for answer in answers if isinstance(answer, GraphmemError)]
+    if errors and len(errors) == len(answers):
+        raise errors[0]
+    return [
+        Row(settings, None, str(answer)) if isinstance(answer, GraphmemError) else Row(settings, answer)
+        for settings, answer in zip(chosen, answers, strict=True)
+    ]

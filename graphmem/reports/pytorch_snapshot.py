@@ -17,6 +17,7 @@ from graphmem.allocators.base import SegmentView
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
+from graphmem.torch_versions import version_named
 from graphmem.trace import EventKind, Operator, Place, Trace
 
 _STATES = {"allocated": "active_allocated", "pending": "active_awaiting_free", "free": "inactive"}
@@ -35,7 +36,7 @@ def render(trace: Trace, alloc_conf: str | None = None, torch_version: str | Non
 
 def snapshot(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> dict[str, Any]:
     """The same as a value, what ``torch.cuda.memory._snapshot()`` would return. Raises as :func:`render` does."""
-    text, version = pytorch.configuration_text(alloc_conf), pytorch.version_named(torch_version)
+    text, version = pytorch.configuration_text(alloc_conf), version_named(torch_version)
     allocator = _Recording(trace, text, version)
     replay(trace, allocator)
     return {

@@ -15,22 +15,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from graphmem.estimate import Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, PoolUse
-from graphmem.runtimes import onnxruntime, tensorflow
+from graphmem.errors import UsageError
+from graphmem.estimate import LEVELS, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, PoolUse
+from graphmem.runtimes import runtime_named
 from graphmem.units import format_bytes
 
 DEFAULT_WIDTH = 80
 MINIMUM_WIDTH = 60
-
-#: The levels in the words of PyTorch; other runtimes call them otherwise.
-LEVELS = (
-    ("requested", "what the tensors asked for"),
-    ("allocated", "blocks handed out for them (max_memory_allocated)"),
-    ("reserved", "segments held from the driver (max_memory_reserved)"),
-    ("device", "what nvidia-smi shows: reserved plus context"),
-)
-
-_OWN_LEVELS = {"tensorflow": tensorflow.LEVELS, "onnxruntime": onnxruntime.LEVELS}
 
 #: category -> the words of the breakdown
 WORDS = {
@@ -81,8 +72,13 @@ def render(estimate: Estimate, details: bool = False, top: int = 5, width: int =
 
 
 def levels_of(runtime: str) -> Sequence[tuple[str, str]]:
-    """(level, what it means) in the words of a runtime."""
-    return _OWN_LEVELS.get(runtime, LEVELS)
+    """(level, what it means) in the words of a runtime, in general ones for one that is not installed."""
+    from graphmem.runtimes.base import LEVELS as GENERAL
+
+    try:
+        return runtime_named(runtime).levels
+    except UsageError:
+        return GENERAL
 
 
 def clean(text: object) -> str:
@@ -206,7 +202,7 @@ def _storages(storages: Iterable[LiveStorage]) -> Table:
 def _phases(estimate: Estimate, details: bool) -> RenderableType:
     shown = estimate.phases if details else _telling(estimate.phases, estimate.moment.phase)
     table = _table("", ">", ">", ">", ">")
-    table.add_row("", *(name for name, _ in LEVELS))
+    table.add_row("", *LEVELS)
     for phase in shown:
         peak = phase.peak
         figures = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from graphmem.allocators.mxnet_pooled import MXNetPooledStorage, PoolConfig
-from graphmem.devices import Device
 from graphmem.errors import UsageError
+from graphmem.runtimes.base import Runs, Runtime, Setting, Taken, within_card
+from graphmem.trace import Trace
 
 #: Environment variable (``env_var_name`` in src/storage/storage.cc) -> field of :class:`PoolConfig`.
 VARIABLES = {f"MXNET_GPU_{field.name.upper()}": field.name for field in fields(PoolConfig)}
@@ -40,18 +41,6 @@ def read_options(text: str, environment: Mapping[str, str]) -> PoolConfig:
     return replace(PoolConfig(), **config)  # type: ignore[arg-type]
 
 
-def options_of(text: str | None) -> PoolConfig:
-    """The pool on this machine: ``text`` and the environment. Raises :class:`~graphmem.errors.UsageError`."""
-    return read_options(text or "", os.environ)
-
-
-def default_allocator(config: PoolConfig, device: Device | None) -> MXNetPooledStorage:
-    """A fresh pool on ``device``, which nobody else uses; None for a card without end."""
-    if device is None:
-        return MXNetPooledStorage(config)
-    return MXNetPooledStorage(config, capacity_bytes=device.capacity_bytes, other_bytes=device.context_bytes)
-
-
 def describe(config: PoolConfig) -> str:
     """The pool in words."""
     changed = [
@@ -60,3 +49,36 @@ def describe(config: PoolConfig) -> str:
         if getattr(config, field) != getattr(PoolConfig(), field)
     ]
     return f"MXNet pooled storage ({', '.join(changed) or 'default options'})"
+
+
+class MXNet(Runtime[PoolConfig]):
+    """The pool under a captured step; MXNet's own planning of graphs is not modelled."""
+
+    name = "mxnet"
+    title = "MXNet"
+
+    def parse(self, text: str | None, setting: Setting) -> PoolConfig:
+        """The pool on this machine: ``text`` and the environment. Raises :class:`~graphmem.errors.UsageError`."""
+        return read_options(text or "", os.environ)
+
+    def describe(self, options: PoolConfig, setting: Setting) -> str:
+        """The pool in words."""
+        return describe(options)
+
+    def take(self, trace: Trace) -> Taken:
+        """The trace as it is: MXNet is taken to run PyTorch's operators."""
+        return Taken(trace, (CAPTURED_ASSUMED,))
+
+    def run(self, trace: Trace, options: PoolConfig, setting: Setting) -> Runs:
+        """Replayed in a pool without end and, where that exceeds the card, in one that nobody else uses the card of."""
+        card = setting.device
+
+        def make(capacity: int | None) -> MXNetPooledStorage:
+            if capacity is None:
+                return MXNetPooledStorage(options)
+            return MXNetPooledStorage(options, capacity_bytes=card.capacity_bytes, other_bytes=card.context_bytes)
+
+        return within_card(trace, make, card)
+
+
+RUNTIME = MXNet()

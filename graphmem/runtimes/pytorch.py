@@ -1,79 +1,75 @@
-"""PyTorch: which version, which allocator configuration, and the allocator they make."""
+"""PyTorch: its caching allocator, by the configuration and the version that shape it."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from graphmem.allocators.alloc_conf import parse_alloc_conf
+from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.errors import UsageError
-
-#: The newest version whose rules were checked against recordings, taken when no torch is installed.
-NEWEST = (2, 13)
-OLDEST = (2, 4)
+from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, within_card
+from graphmem.trace import Trace
 
 
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)*(?:(?:a|b|rc|\.dev|\.post)\d*)?(?:\+[\w.]+)?")
+@dataclass(frozen=True)
+class PyTorchOptions:
+    """``PYTORCH_ALLOC_CONF`` as text, the same read, and the version that reads it."""
+
+    text: str
+    conf: AllocConf
+    version: tuple[int, int]
 
 
-def version_named(text: str | None) -> tuple[int, int]:
-    """(major, minor) of ``2.6``, ``2.6.0`` or ``2.6.0+cu124``; None means the installed version, or the newest known.
+class PyTorch(Runtime[PyTorchOptions]):
+    """Eager PyTorch, the runtime of the captured step itself."""
 
-    Versions after the newest known are taken, and :func:`version_notes` says so. Raises :class:`UsageError` for text
-    that is no version, for versions before 2.4 and from 3.0 on.
-    """
-    if text is None:
-        return installed_version() or NEWEST
-    match = _VERSION.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"torch version {text!r} is not a version; write it like 2.6 or 2.6.0")
-    version = int(match[1]), int(match[2])
-    if not OLDEST <= version < (3, 0):
-        raise UsageError(f"unknown torch version {text!r}; accepted: {_words(OLDEST)} to {_words(NEWEST)}")
-    return version
+    name = "pytorch"
+    title = "PyTorch"
+    spellings = ("torch",)
+    levels = (
+        ("requested", "what the tensors asked for"),
+        ("allocated", "blocks handed out for them (max_memory_allocated)"),
+        ("reserved", "segments held from the driver (max_memory_reserved)"),
+        ("device", "what nvidia-smi shows: reserved plus context"),
+    )
+    graphs = Graphs.CAPTURED
+    step_advice = True
 
+    def parse(self, text: str | None, setting: Setting) -> PyTorchOptions:
+        """``PYTORCH_ALLOC_CONF`` text; None: the environment's. Raises :class:`~graphmem.errors.UsageError` for what
+        this version of PyTorch would refuse."""
+        chosen = configuration_text(text)
+        options = PyTorchOptions(chosen, parse_alloc_conf(chosen, setting.torch_version), setting.torch_version)
+        PyTorchCachingAllocator(None, options.conf, options.version)  # refuses backends that are not simulated
+        return options
 
-def installed_version() -> tuple[int, int] | None:
-    """(major, minor) of the installed torch, None where there is none.
+    def describe(self, options: PyTorchOptions, setting: Setting) -> str:
+        """The version and the configuration as given."""
+        version = ".".join(map(str, options.version))
+        return f"PyTorch {version} caching allocator ({options.text or 'default configuration'})"
 
-    Raises :class:`UsageError` if it is too old to run a step on fake tensors as graphmem does.
-    """
-    try:
-        text = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    match = re.match(r"(\d+)\.(\d+)", text)
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
-    if version < OLDEST:
-        raise UsageError(f"torch {text} is installed, and graphmem needs {_words(OLDEST)} or later; upgrade torch")
-    return version
+    def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
+        """Replayed without a limit and, where that exceeds the card, within it."""
 
+        def make(capacity: int | None) -> PyTorchCachingAllocator:
+            return PyTorchCachingAllocator(capacity, options.conf, options.version)
 
-def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
-    """What of the version asked for is followed when another one is installed, and what is known of it at all."""
-    notes, newest = [], _words(NEWEST)
-    if asked > NEWEST:
-        notes.append(
-            f"PyTorch {_words(asked)} is newer than {newest}, the newest known: the rules of {newest} are applied"
-        )
-    if asked != installed:
-        notes.append(
-            f"PyTorch {_words(asked)} is predicted with PyTorch {_words(installed)} installed: its allocator and the "
-            "allocator's options, cuBLAS's workspaces, the choice of attention kernels, and the kernels and composites "
-            f"known to differ; but {_words(installed)}'s Python code (optimizers, modules), gradient formulas and "
-            "model library"
-        )
-    if asked != NEWEST:
-        notes.append(
-            f"cuDNN's convolution workspaces are those of PyTorch {newest}'s wheel, whatever version is predicted"
-        )
-    return notes
+        return within_card(trace, make, setting.device)
+
+    def recorded_options(self, notes: Mapping[str, str]) -> str | None:
+        """Those in the snapshot, none where it has none: the environment is that of another machine."""
+        return notes.get("allocator settings", "")
+
+    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
+        """Segments that grow instead of leaving gaps."""
+        already = configuration_text(alloc_conf)
+        if "expandable_segments" not in already:
+            joined = ",".join(filter(None, (already, "expandable_segments:True")))
+            yield Change("expandable segments", joined)
 
 
-def _words(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
+RUNTIME = PyTorch()
 
 
 def configuration_text(given: str | None) -> str:
@@ -86,6 +82,6 @@ def configuration_text(given: str | None) -> str:
 def default_allocator(text: str, capacity_bytes: int | None, torch_version: tuple[int, int]) -> PyTorchCachingAllocator:
     """A fresh caching allocator. ``capacity_bytes`` is what the card has left for it, None for no limit.
 
-    Raises :class:`UsageError` for a configuration that this version of PyTorch would refuse.
+    Raises :class:`~graphmem.errors.UsageError` for a configuration that this version of PyTorch would refuse.
     """
     return PyTorchCachingAllocator(capacity_bytes, parse_alloc_conf(text, torch_version), torch_version)

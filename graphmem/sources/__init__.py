@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphmem.errors import SourceError, UsageError
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel
 from graphmem.sources.hints import hint_for_file, hint_for_name
+
+if TYPE_CHECKING:
+    from graphmem.sources.onnx_file import OnnxFile
 
 __all__ = ["OnnxModel", "Sizes", "TorchModel", "load"]
 
@@ -28,16 +31,26 @@ def load(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     shapes: str | None = None,
     optimization: tuple[str | None, str] = (None, "cpu"),
+    files: dict[Any, OnnxFile] | None = None,
 ) -> OnnxModel | TorchModel:
     """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, or a factory or step function.
 
     ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files, ``shapes`` those of several runs;
-    ``optimization`` is the (level, provider) ONNX Runtime optimizes them for. A list of ONNX files is one session each.
+    ``optimization`` is the (level, provider) ONNX Runtime optimizes them for, and ``files`` keeps those that were read
+    for the next call. A list of ONNX files is one session each.
     Raises :class:`SourceError`.
     """
     if isinstance(model, (list, tuple)):
         models = [
-            load(one, batch=batch, dims=dims, input_shapes=input_shapes, shapes=shapes, optimization=optimization)
+            load(
+                one,
+                batch=batch,
+                dims=dims,
+                input_shapes=input_shapes,
+                shapes=shapes,
+                optimization=optimization,
+                files=files,
+            )
             for one in model
         ]
         if not models or not all(isinstance(one, OnnxModel) for one in models):
@@ -51,7 +64,10 @@ def load(
         if _suffix(text) == ".onnx":
             from graphmem.sources.onnx_file import read_onnx
 
-            return read_onnx(text, *optimization).model_of(batch, dims, input_shapes, shapes)
+            key, kept = (text, *optimization), {} if files is None else files
+            if key not in kept:
+                kept[key] = read_onnx(text, *optimization)
+            return kept[key].model_of(batch, dims, input_shapes, shapes)
         _refuse_shapes(shapes)
         return _load_torch(text)
     _refuse_shapes(shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphmem.errors import SourceError
 
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """Loaded ONNX graphs with every dimension bound: for each session the shapes of its runs, in order."""
+    """Loaded ONNX graphs with every dimension bound: for each session the shapes of its runs, in order.
 
+    ``runtime`` is natural to inference, ``trained_by`` to training.
+    """
+
+    runtime: ClassVar[str] = "onnxruntime"
+    trained_by: ClassVar[str] = "pytorch"
     name: str
     sessions: tuple[tuple[Graph, ...], ...]
 

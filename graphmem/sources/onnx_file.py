@@ -15,8 +15,9 @@ from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.graph import onnx_import
 from graphmem.graph.binding import Binding, bind
 from graphmem.graph.model import Dimension, Graph, TensorSpec
-from graphmem.graph.onnx_optimizer import OptimizedModel, optimize
 from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate
+from graphmem.runtimes.onnxruntime.optimizer import OptimizedModel, optimize
+from graphmem.runtimes.onnxruntime.shapes import onnx_runtime_outputs
 from graphmem.sources.base import OnnxModel
 
 __all__ = ["OnnxFile", "load_onnx", "parse_dim", "parse_input_shape", "parse_shapes", "read_onnx"]
@@ -79,7 +80,7 @@ class OnnxFile:
 
     def _bound(self, binding: Binding) -> Graph:
         symbolic: Mapping[str, TensorSpec] = self.optimized.symbolic if self.optimized else {}
-        state = propagate(self.facts, binding, symbolic)
+        state = propagate(self.facts, binding, symbolic, onnx_runtime_outputs)
         notes = (*binding.notes, *state.notes.items(), *_level_notes(self.optimized))
         graph = _graph(self.path, self.facts, state, tuple(spec.name for spec in self.declared), notes)
         if self.optimized is None:
@@ -114,8 +115,8 @@ def load_onnx(
     """Load the ONNX model at ``path`` and find the shape of every tensor; neither torch nor a weight is needed.
 
     ``batch`` binds the batch dimension, ``dims`` named dimensions, ``input_shapes`` whole inputs; ``level`` is a level
-    of :data:`graphmem.graph.levels.LEVELS`. Raises :class:`~graphmem.errors.SourceError` for a file that is
-    missing, a directory, truncated or no ONNX model, or that graphmem cannot plan;
+    of :data:`graphmem.runtimes.onnxruntime.levels.LEVELS`. Raises :class:`~graphmem.errors.SourceError` for a file that
+    is missing, a directory, truncated or no ONNX model, or that graphmem cannot plan;
     :class:`~graphmem.errors.ShapeError` for a dimension that is not bound or a shape that cannot be inferred;
     :class:`~graphmem.errors.UsageError` for a name that the model does not have.
     """

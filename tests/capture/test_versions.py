@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from graphmem import torch_versions
 from graphmem.errors import UsageError
-from graphmem.runtimes import pytorch
 
 torch = pytest.importorskip("torch")
 
@@ -136,30 +136,30 @@ def test_cudnn_of_the_wheels() -> None:
 
 @pytest.mark.parametrize("text", ["2.6", "2.6.0", " 2.6.1 ", "2.6.0+cu124", "2.6.0a0+git1234", "2.6.0rc3"])
 def test_spellings_of_a_version(text: str) -> None:
-    assert pytorch.version_named(text) == (2, 6)
+    assert torch_versions.version_named(text) == (2, 6)
 
 
 @pytest.mark.parametrize("text", ["", "2", "2.x", "2.6garbage", "torch 2.6", "-2.6"])
 def test_text_that_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a version; write it like 2\.6"):
-        pytorch.version_named(text)
+        torch_versions.version_named(text)
 
 
 @pytest.mark.parametrize("text", ["1.13", "2.3.1", "3.0"])
 def test_a_version_out_of_range_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"accepted: 2\.4 to 2\.13"):
-        pytorch.version_named(text)
+        torch_versions.version_named(text)
 
 
 def test_notes_name_both_versions_and_what_is_followed() -> None:
-    assert pytorch.version_notes(pytorch.NEWEST, pytorch.NEWEST) == []
-    other, cudnn = pytorch.version_notes((2, 6), (2, 13))
+    assert torch_versions.version_notes(torch_versions.NEWEST, torch_versions.NEWEST) == []
+    other, cudnn = torch_versions.version_notes((2, 6), (2, 13))
     assert "PyTorch 2.6 is predicted with PyTorch 2.13 installed" in other
     assert "cuDNN" in cudnn
-    assert "2.14 is newer than 2.13" in pytorch.version_notes((2, 14), (2, 13))[0]
+    assert "2.14 is newer than 2.13" in torch_versions.version_notes((2, 14), (2, 13))[0]
 
 
 def test_an_installed_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytorch.importlib.metadata, "version", lambda _: "2.3.1")
+    monkeypatch.setattr(torch_versions.importlib.metadata, "version", lambda _: "2.3.1")
     with pytest.raises(UsageError, match=r"torch 2\.3\.1 is installed"):
-        pytorch.installed_version()
+        torch_versions.installed_version()

@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from graphmem.errors import GraphmemError
-from graphmem.runtimes import onnxruntime
+from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.sources.onnx_file import load_onnx
 
 #: ONNX's shape rule of STFT forgets that ``onesided`` is 1 by default (onnx 1.23).
@@ -46,7 +46,7 @@ def test_the_shape_of_every_operator(tmp_path: Path) -> None:
         path.write_bytes(proto.SerializeToString())
         try:
             graph = load_onnx(path)
-            onnxruntime.plan([[graph]])
+            plan([[graph]])
         except GraphmemError:
             continue
         planned += 1

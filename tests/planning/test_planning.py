@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphmem
+from graphmem import simulate
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import Estimate, Fit
-from graphmem.planning import request
 from graphmem.planning.fit import fit
+from graphmem.question import Question
 from graphmem.training import Training
 from graphmem.units import GIB, MIB
 from tests.support.estimates import training_estimate
@@ -28,14 +29,15 @@ def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]],
     def stand_in(need: Callable[[int], int]) -> list[int]:
         asked: list[int] = []
 
-        def analyze(model: Any, example_inputs: Any = None, *, batch: int, **options: Any) -> Estimate:
-            asked.append(batch)
-            device = need(batch)
+        def answer(question: Question, *_: Any) -> Estimate:
+            assert question.batch is not None
+            asked.append(question.batch)
+            device = need(question.batch)
             estimate = training_estimate()
             peak = replace(estimate.peak, device_bytes=device)
             return replace(estimate, peak=peak, fit=Fit("card", GIB, device, GIB - device, device <= GIB))
 
-        monkeypatch.setattr(request, "analyze", analyze)
+        monkeypatch.setattr(simulate, "answer", answer)
         return asked
 
     return stand_in
@@ -80,28 +82,28 @@ def test_a_size_that_cannot_be_analysed_ends_the_search_with_its_reason(
     needing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needing(lambda batch: batch)
-    small = request.analyze
+    small = simulate.answer
 
-    def refusing(model: Any, inputs: Any = None, *, batch: int, **options: Any) -> Estimate:
-        if batch > 50:
+    def refusing(question: Question, *others: Any) -> Estimate:
+        if question.batch is not None and question.batch > 50:
             raise SourceError("the table of positions ends")
-        return small(model, inputs, batch=batch, **options)
+        return small(question, *others)
 
-    monkeypatch.setattr(request, "analyze", refusing)
+    monkeypatch.setattr(simulate, "answer", refusing)
     found = fit("model")
     assert (found.value, found.above) == (50, None)
     assert "batch 51 cannot be analysed: the table of positions ends" in found.stopped_by
 
 
 def needs_two_samples(monkeypatch: pytest.MonkeyPatch, at_least: int) -> None:
-    anything = request.analyze
+    anything = simulate.answer
 
-    def refusing(model: Any, inputs: Any = None, *, batch: int, **options: Any) -> Estimate:
-        if batch < at_least:
+    def refusing(question: Question, *others: Any) -> Estimate:
+        if question.batch is not None and question.batch < at_least:
             raise SourceError("expected more than 1 value per channel when training")
-        return anything(model, inputs, batch=batch, **options)
+        return anything(question, *others)
 
-    monkeypatch.setattr(request, "analyze", refusing)
+    monkeypatch.setattr(simulate, "answer", refusing)
 
 
 def test_a_model_that_takes_no_single_sample_is_searched_from_two_on(

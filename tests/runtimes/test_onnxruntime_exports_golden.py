@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from graphmem.graph.session_plan import SessionSettings
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
-from graphmem.runtimes.onnxruntime_options import Options
+from graphmem.runtimes.onnxruntime.arenas import default_allocator, reserved_allocations
+from graphmem.runtimes.onnxruntime.options import Options
+from graphmem.runtimes.onnxruntime.plan.process import plan
+from graphmem.runtimes.onnxruntime.plan.session import SessionSettings
 from graphmem.sources.onnx_file import OnnxFile
 from tests import places
 from tests.support.onnx_sessions import executed_file

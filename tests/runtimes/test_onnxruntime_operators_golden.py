@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from graphmem.errors import GraphmemError
-from graphmem.graph.session_plan import SessionSettings
-from graphmem.runtimes.onnxruntime import plan, reserved_allocations
-from graphmem.runtimes.onnxruntime_options import Options
+from graphmem.runtimes.onnxruntime.arenas import reserved_allocations
+from graphmem.runtimes.onnxruntime.options import Options
+from graphmem.runtimes.onnxruntime.plan.process import plan
+from graphmem.runtimes.onnxruntime.plan.session import SessionSettings
 from graphmem.sources.onnx_file import read_onnx
 from graphmem.trace import EventKind, Trace
 from tests import places

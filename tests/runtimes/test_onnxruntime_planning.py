@@ -13,13 +13,14 @@ from onnx import TensorProto, helper
 
 from graphmem import analyze
 from graphmem.errors import UsageError
-from graphmem.graph.kernel_tables import CPU
-from graphmem.graph.memory_pattern import MemoryPatternPlanner, pattern_key
 from graphmem.graph.model import Node
-from graphmem.graph.reuse_plan import AllocKind, Value, reuse_plan
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
-from graphmem.runtimes.onnxruntime_options import parse_options
+from graphmem.runtimes.onnxruntime.arenas import default_allocator, reserved_allocations
+from graphmem.runtimes.onnxruntime.kernels.tables import CPU
+from graphmem.runtimes.onnxruntime.options import parse_options
+from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPatternPlanner, pattern_key
+from graphmem.runtimes.onnxruntime.plan.process import plan
+from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind, Value, reuse_plan
 from graphmem.sources.onnx_file import load_onnx, parse_shapes, read_onnx
 from graphmem.trace import Category, Place
 from tests.support import onnx_samples as samples

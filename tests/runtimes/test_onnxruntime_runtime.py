@@ -9,13 +9,9 @@ import pytest
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
 from graphmem.errors import UsageError
 from graphmem.replay import Replay, replay
-from graphmem.runtimes.onnxruntime import (
-    OnnxRuntimeSessions,
-    default_allocator,
-    plan,
-    reserved_allocations,
-)
-from graphmem.runtimes.onnxruntime_options import Options, parse_options
+from graphmem.runtimes.onnxruntime.arenas import OnnxRuntimeSessions, default_allocator, reserved_allocations
+from graphmem.runtimes.onnxruntime.options import Options, parse_options
+from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.sources.onnx_file import load_onnx
 from graphmem.trace import Trace
 from tests.support import onnx_samples as samples

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
-from graphmem.graph.session_plan import SessionSettings
 from graphmem.replay import replay
-from graphmem.runtimes.onnxruntime import default_allocator, plan, reserved_allocations
-from graphmem.runtimes.onnxruntime_options import Options
+from graphmem.runtimes.onnxruntime.arenas import default_allocator, reserved_allocations
+from graphmem.runtimes.onnxruntime.options import Options
+from graphmem.runtimes.onnxruntime.plan.process import plan
+from graphmem.runtimes.onnxruntime.plan.session import SessionSettings
 from graphmem.trace import EventKind, Trace
 from tests import places
 from tests.support.onnx_sessions import executed_graph

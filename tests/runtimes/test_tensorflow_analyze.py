@@ -58,11 +58,11 @@ def test_a_captured_step_says_whose_operators_it_has() -> None:
 
 
 def test_what_has_no_plan_is_refused(perceptron: str) -> None:
-    with pytest.raises(UsageError, match="run under --runtime onnxruntime, tensorflow or pytorch, not mxnet"):
+    with pytest.raises(UsageError, match="run under --runtime onnxruntime, pytorch or tensorflow, not mxnet"):
         analyze(perceptron, batch=2, runtime="mxnet")
     with pytest.raises(UsageError, match="several ONNX files"):
         analyze([perceptron, perceptron], batch=2, runtime="tensorflow", training=Inference())
-    with pytest.raises(UsageError, match="unknown runtime 'jax'; accepted: pytorch, onnxruntime, tensorflow, mxnet"):
+    with pytest.raises(UsageError, match="unknown runtime 'jax'; accepted: mxnet, onnxruntime, pytorch, tensorflow"):
         analyze(perceptron, runtime="jax")
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from graphmem.errors import SourceError
 from graphmem.graph.model import Graph, Node, TensorSpec
-from graphmem.graph.tensorflow_executor import FORWARDS, plan_executor
+from graphmem.runtimes.tensorflow.executor import FORWARDS, plan_executor
 from graphmem.sources.onnx_file import load_onnx
 from graphmem.trace import Category, EventKind, Trace
 from tests import places

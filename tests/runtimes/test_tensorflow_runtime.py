@@ -14,8 +14,8 @@ from graphmem.devices import Device, device_named
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.replay import replay
 from graphmem.reports.text import render
-from graphmem.runtimes.tensorflow import OneRegion, bare_context_bytes, limit_on, run_on_card, with_eigen_scratch
-from graphmem.runtimes.tensorflow_options import TensorFlowOptions, memory_limit_bytes, min_system_memory, read_options
+from graphmem.runtimes.tensorflow.card import OneRegion, bare_context_bytes, limit_on, run_on_card, with_eigen_scratch
+from graphmem.runtimes.tensorflow.options import TensorFlowOptions, memory_limit_bytes, min_system_memory, read_options
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from graphmem.errors import GraphmemError
-from graphmem.runtimes import onnxruntime
+from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.sources.onnx_file import load_onnx
 from tests.support import onnx_samples as samples
 from tests.support.onnx_samples import constant, model, value, weights
@@ -48,7 +48,7 @@ def load_and_plan(path: Path, data: bytes) -> bool:
     path.write_bytes(data)
     message = "none"
     try:
-        onnxruntime.plan([[load_onnx(path, batch=2)]])
+        plan([[load_onnx(path, batch=2)]])
     except GraphmemError as error:
         message = str(error)
     assert len(message.splitlines()) == 1, message

@@ -31,7 +31,7 @@ from graphmem.capture.session.session import capture
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, device_named
 from graphmem.replay import Replay, replay
-from graphmem.runtimes.pytorch import version_named
+from graphmem.torch_versions import version_named
 from graphmem.trace import Trace
 from graphmem.units import GIB
 from models_zoo import libraries, reference

@@ -38,7 +38,7 @@ def training_estimate() -> Estimate:
     steps = ("zero_grad", "forward", "backward", "optimizer")
     return Estimate(
         model="hf:gpt2",
-        runtime="pytorch 2.13",
+        runtime="pytorch",
         allocator="pytorch caching",
         step="training, adamw, fp32 weights, batch 8, sequence 1024",
         gpu="H100-80GB (assumed: no GPU was named)",
@@ -87,7 +87,7 @@ def inference_estimate() -> Estimate:
     device = 300 * MIB
     return Estimate(
         model="m.onnx",
-        runtime="onnxruntime 1.31",
+        runtime="onnxruntime",
         allocator="bfc arena",
         step="inference, fp32 weights",
         gpu="",

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from graphmem.graph.model import Graph, TensorSpec
-from graphmem.graph.onnx_optimizer import OptimizedModel
+from graphmem.runtimes.onnxruntime.optimizer import OptimizedModel
 from graphmem.sources.onnx_file import OnnxFile, read_onnx
 from tests import places
 

@@ -21,7 +21,7 @@ from graphmem.accuracy.onnxruntime.session import CpuSession
 from graphmem.accuracy.record import OK, ONNXRUNTIME_CPU, Machine
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.graph.model import Graph
-from graphmem.runtimes.onnxruntime_options import Options, parse_options
+from graphmem.runtimes.onnxruntime.options import Options, parse_options
 from graphmem.sources.onnx_file import read_onnx
 
 _CPUINFO = Path("/proc/cpuinfo")

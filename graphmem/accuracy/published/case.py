@@ -11,6 +11,7 @@ from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
+from graphmem.torch_versions import version_named
 from graphmem.training import Inference, Training
 
 
@@ -129,5 +130,5 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
 def _reserved_within(estimate: Estimate, limit_bytes: int, torch_version: str) -> int:
     """What the allocator reserves where the card's end makes it give its cache back."""
     assert estimate.trace is not None
-    version = pytorch.version_named(torch_version)
+    version = version_named(torch_version)
     return replay(estimate.trace, pytorch.default_allocator("", limit_bytes, version)).peak_reserved_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -117,18 +117,32 @@ _RESERVED_KIB = 1
 
 
 class _Properties(SimpleNamespace):
+    """What PyTorch knows of the card; its name and its memory are told when they are asked for."""
+
+    _told: ClassVar[dict[str, str]] = {"name": "tell_name", "total_memory": "tell_total_bytes"}
+
+    def __init__(self, device: PretendDevice, **known: Any) -> None:
+        super().__init__(**known)
+        super().__setattr__("_device", device)
+
     def __getattr__(self, name: str) -> Any:
+        if name in self._told:
+            return getattr(vars(self)["_device"], self._told[name])()
         raise AttributeError(f"the property {name} of this card is not known to graphmem")
+
+    def __repr__(self) -> str:
+        known = {name: value for name, value in vars(self).items() if name != "_device"}
+        told = {name: getattr(self, name) for name in self._told}
+        return f"_CudaDeviceProperties({', '.join(f'{name}={value!r}' for name, value in {**told, **known}.items())})"
 
 
 def _properties(device: PretendDevice) -> _Properties:
     major, minor = device.capability
     shared = _SHARED_KIB.get(device.capability, _SHARED_KIB_SINCE.get(major, 100))
     return _Properties(
-        name=device.name,
+        device,
         major=major,
         minor=minor,
-        total_memory=device.total_bytes,
         multi_processor_count=device.sm_count,
         max_threads_per_multi_processor=device.max_threads_per_sm,
         max_threads_per_block=1024,
@@ -162,7 +176,6 @@ def _patch_functions(patches: Patches, device: PretendDevice) -> None:
         "get_arch_list": ["sm_{}{}".format(*device.capability)],
         "get_gencode_flags": "",
         "is_tf32_supported": device.capability >= (8, 0),
-        "mem_get_info": (device.total_bytes, device.total_bytes),
         "list_gpu_processes": "GPU:0\nno processes are running",
         "initial_seed": 0,
         "cudart": _Runtime(device),
@@ -175,6 +188,7 @@ def _patch_functions(patches: Patches, device: PretendDevice) -> None:
         answers[name] = 0
     for name, answer in answers.items():
         _replace(patches, name, lambda *_, _answer=answer, **__: _answer)
+    _replace(patches, "mem_get_info", lambda *_, **__: (device.tell_total_bytes(),) * 2)
     _replace(patches, "set_device", _set_device)
     _replace(patches, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))
     _replace(patches, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
@@ -193,8 +207,8 @@ class _Runtime:
     def __init__(self, device: PretendDevice) -> None:
         self._device = device
 
-    def cudaMemGetInfo(self, *_: Any) -> tuple[int, int]:  # noqa: N802
-        return self._device.total_bytes, self._device.total_bytes
+    def cudaMemGetInfo(self, *_: Any) -> tuple[int, ...]:  # noqa: N802
+        return (self._device.tell_total_bytes(),) * 2
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("cuda"):
@@ -303,7 +317,6 @@ def _patch_accelerator(patches: Patches, device: PretendDevice, on_event: _OnEve
         "device_count": 1,
         "current_device_index": 0,
         "current_device_idx": 0,
-        "get_memory_info": (device.total_bytes, device.total_bytes),
         "reset_peak_memory_stats": None,
         "reset_accumulated_memory_stats": None,
         "empty_host_cache": None,
@@ -312,6 +325,7 @@ def _patch_accelerator(patches: Patches, device: PretendDevice, on_event: _OnEve
         answers[name] = 0
     for name, answer in answers.items():
         patches.set(accelerator, name, lambda *_, _answer=answer, **__: _answer)
+    patches.set(accelerator, "get_memory_info", lambda *_, **__: (device.tell_total_bytes(),) * 2)
     patches.set(accelerator, "memory_stats", lambda *_, **__: torch.cuda.memory_stats())
     for name in ("set_device_index", "set_device_idx"):
         patches.set(accelerator, name, _set_device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,18 @@ class PretendDevice:
     sm_count: int
     max_threads_per_sm: int
     cublas_workspace_bytes: int | None = None
+    #: Names of those fields that decide nothing unless the step's own code looks at them, once it did.
+    told: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def tell_name(self) -> str:
+        """The name, to the step's own code."""
+        self.told.add("name")
+        return self.name
+
+    def tell_total_bytes(self) -> int:
+        """The memory of the card, to the step's own code."""
+        self.told.add("total_bytes")
+        return self.total_bytes
 
 
 def pretended(card: Device) -> PretendDevice:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from graphmem.graph.kernel_tables import KernelTable
 from graphmem.graph.model import ELEMENT_BITS, Dimension, Node
+from graphmem.runtimes.onnxruntime.kernels.tables import KernelTable
 
 #: A tensor's shape as the planner sees it: None where even the rank is unknown, ``""`` for a dimension without a name.
 SymbolicShape = tuple[Dimension, ...] | None

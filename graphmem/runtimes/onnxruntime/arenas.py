@@ -1,116 +1,17 @@
-"""ONNX Runtime: the trace of its sessions, and the arenas they take their memory from."""
+"""The arenas that ONNX Runtime's sessions take their memory from, and what they reserve beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from graphmem.allocators.base import BlockView, SegmentView
 from graphmem.allocators.bfc import DRIVER_ALIGNMENT_BYTES, BumpDriver
 from graphmem.allocators.onnxruntime_arena import BFCArena, StreamAwareBFCArena
 from graphmem.errors import DeviceOutOfMemory
-from graphmem.graph.model import Graph
-from graphmem.graph.session_plan import SessionPlan, plan_session
-from graphmem.graph.session_trace import CUBLAS_LABEL, CUDNN_LABEL, LOAD, Runs
-from graphmem.runtimes.onnxruntime_options import Options, parse_options
-from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
-from graphmem.units import format_bytes
-
-#: The levels in the words of ONNX Runtime, whose arena counts them so.
-LEVELS = (
-    ("requested", "what the tensors asked for"),
-    ("allocated", "chunks of the arena in use (MaxInUse)"),
-    ("reserved", "regions the arena holds (TotalAllocated)"),
-    ("device", "what nvidia-smi shows: reserved plus context"),
-)
-
-#: Options that are read and change nothing, and why.
-WITHOUT_EFFECT = {
-    "session.use_device_allocator_for_initializers": "1.31.1 reserves initializers one by one whatever it says "
-    "(measured on the CPU provider)",
-    "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
-}
-
-
-def notes_of(options: Options, planned: Planned) -> list[str]:
-    """What the options assume of a plan, for the reader."""
-    return [*_provider_notes(options, planned), *(f"{key}: {WITHOUT_EFFECT[key]}" for key in options.without_effect)]
-
-
-def _provider_notes(options: Options, planned: Planned) -> list[str]:
-    if options.session.provider == "cpu":
-        return [
-            f"CPU provider of ONNX Runtime 1.31 on x86-64, {options.session.intra_op_num_threads} intra-op thread(s): "
-            "what is shown as the card's memory is its arena in host memory"
-        ]
-    notes = [
-        "CUDA provider: in-place kernels, host copies and the stream-tagged arena are read in ONNX Runtime's source "
-        "and were never compared with a GPU"
-    ]
-    if planned.host_nodes:
-        notes.append(
-            f"{planned.host_nodes} nodes run on the CPU: ONNX Runtime then plans buffers for two streams; they are "
-            "planned here as for one"
-        )
-    labels = {storage.label for storage in planned.trace.storages if storage.category == Category.WORKSPACE}
-    memory = options.kernel_memory()
-    if CUDNN_LABEL in labels:
-        notes.append(
-            f"cuDNN ({options.cudnn_conv_algo_search} search): the workspace of a convolution has no rule; each is "
-            f"assumed to take {format_bytes(memory.convolution_workspace)} while it runs (set cudnn_workspace_bytes)"
-        )
-    if CUBLAS_LABEL in labels:
-        notes.append(
-            f"cuBLAS: the workspace of a session's handle, outside the arena, is assumed to be "
-            f"{format_bytes(memory.cublas_workspace_bytes)} (set cublas_workspace_bytes)"
-        )
-    return notes
-
-
-# --- traces -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
-
-    ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
-    working buffers that are not in the trace.
-    """
-
-    trace: Trace
-    blocks: tuple[tuple[int, ...], ...]
-    plans: tuple[SessionPlan, ...] = ()
-    host_nodes: int = 0
-    unknown: Mapping[str, int] = field(default_factory=dict)
-
-
-def plan(
-    sessions: Sequence[Sequence[Graph]], options: Options | None = None, *, plans: Sequence[SessionPlan] | None = None
-) -> Planned:
-    """The trace of one session for each sequence of graphs, which are the shapes of its runs in order.
-
-    ``plans`` are the sessions' plans where they are known already: they do not depend on shapes. Sessions are loaded
-    one after another and then run in turns, as one process with several models does.
-    """
-    chosen = options or Options()
-    names = ", ".join(dict.fromkeys(graphs[0].name for graphs in sessions))
-    notes = dict(note for graphs in sessions for note in graphs[0].notes)
-    builder = TraceBuilder(source=names, notes=list(notes.items()))
-    runs = []
-    for index, graphs in enumerate(sessions):
-        prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
-        made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
-        runs.append(Runs(made, chosen.kernel_memory(), builder, index, prefix=prefix))
-        runs[-1].load(graphs[0])
-    for iteration in range(max(map(len, sessions))):
-        for session, graphs in zip(runs, sessions, strict=True):
-            if iteration < len(graphs):
-                session.run(graphs[iteration], iteration + 1)
-    unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.nodes)
-    blocks = tuple(tuple(session.blocks) for session in runs)
-    made_plans = tuple(session.plan for session in runs)
-    return Planned(builder.build(), blocks, made_plans, sum(made.host_nodes for made in made_plans), unknown)
+from graphmem.runtimes.onnxruntime.options import Options, parse_options
+from graphmem.runtimes.onnxruntime.plan.runs import CUBLAS_LABEL, LOAD
+from graphmem.trace import Category, EventKind, Place, Trace
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from graphmem.graph.kernel_tables import TABLES
-from graphmem.graph.memory_pattern import MemoryPatternPlanner
 from graphmem.graph.model import Graph, Node
 from graphmem.graph.order import execution_order
 from graphmem.graph.placement import insert_copies, place
-from graphmem.graph.reuse_plan import ReusePlan, Value, reuse_plan
+from graphmem.runtimes.onnxruntime.kernels.tables import TABLES
+from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPatternPlanner
+from graphmem.runtimes.onnxruntime.plan.reuse import ReusePlan, Value, reuse_plan
 from graphmem.trace import Place
 
 #: Initializers up to this size are copied into the CPU arena; larger ones stay in the mapped file (1.31.1, measured).

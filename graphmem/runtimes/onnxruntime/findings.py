@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ExtendStrategy
-from graphmem.graph.memory_pattern import pattern_key
+from graphmem.estimate import Diagnostic, Findings
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
-from graphmem.runtimes.onnxruntime import Planned, default_allocator, plan, reserved_allocations
-from graphmem.runtimes.onnxruntime_options import Options
+from graphmem.runtimes.onnxruntime.arenas import default_allocator, reserved_allocations
+from graphmem.runtimes.onnxruntime.options import Options
+from graphmem.runtimes.onnxruntime.plan.pattern import pattern_key
+from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
 from graphmem.trace import Trace
 from graphmem.units import format_bytes
 
@@ -36,7 +37,7 @@ def reserved_after_runs(trace: Trace, result: Replay) -> dict[int, int]:
     return held
 
 
-def findings(sessions: Sessions, options: Options, planned: Planned) -> tuple[list[str], dict[str, Any]]:
+def findings(sessions: Sessions, options: Options, planned: Planned) -> Findings:
     """Sentences for the reader, and figures in bytes for the details of an estimate."""
     base = replayed(planned.trace, options, len(sessions))
     held = reserved_after_runs(planned.trace, base)
@@ -50,7 +51,8 @@ def findings(sessions: Sessions, options: Options, planned: Planned) -> tuple[li
         if peak < base.peak_reserved_bytes:
             said.append(f"{words} would save {format_bytes(base.peak_reserved_bytes - peak)} of reserved memory")
     runs = {f"run {number}" if number else "load": size for number, size in sorted(held.items())}
-    return said, {"reserved_bytes_by_run": runs, "reserved_bytes_with": others}
+    notes = tuple(Diagnostic("note", sentence) for sentence in said)
+    return Findings(notes, {"reserved_bytes_by_run": runs, "reserved_bytes_with": others})
 
 
 def _growth(held: dict[int, int], planned: Planned) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,11 +16,10 @@ from graphmem.allocators.tensorflow_bfc import MAX_INTERNAL_FRAGMENTATION_BYTES,
 from graphmem.devices import CONTEXT_BYTES_PER_THREAD, Device
 from graphmem.estimate import Diagnostic
 from graphmem.replay import Replay, replay
-from graphmem.runtimes.tensorflow_options import (
+from graphmem.runtimes.tensorflow.options import (
     DEFAULT_CUDNN_WORKSPACE_BYTES,
     TensorFlowOptions,
     memory_limit_bytes,
-    read_options,
 )
 from graphmem.trace import Category, Operator, Storage, Trace
 from graphmem.units import MIB, format_bytes
@@ -35,22 +33,6 @@ EIGEN_SCRATCH_BYTES = 1024 + 4
 _CONVOLUTION = re.compile(r"convolution|Conv(Transpose)?$")
 #: More than any card has; the address space of a region as large as it needs to be.
 _ENDLESS = 1 << 56
-
-#: How the four levels are called by TensorFlow's own tools.
-LEVELS = (
-    ("requested", "what the tensors asked for"),
-    ("allocated", "chunks in use (get_memory_info: peak)"),
-    ("reserved", "regions held from the driver (pool_bytes)"),
-    ("device", "what nvidia-smi shows: reserved plus context"),
-)
-
-CAPTURED_ASSUMED = (
-    "operators, their order, temporaries and library workspaces are PyTorch's, replayed under TensorFlow's allocator"
-)
-XLA_ASSUMED = (
-    "XLA is off and operators run one by one; Keras turns XLA on by default on GPUs (jit_compile='auto'), and then "
-    "activations lie in one temporary buffer that XLA plans, which is not modelled"
-)
 
 
 @dataclass(frozen=True)
@@ -118,11 +100,6 @@ class OneRegion:
 
 
 # --- the card ---------------------------------------------------------------------------------------------------------
-
-
-def options_of(text: str | None) -> TensorFlowOptions:
-    """The options of a run on this machine: ``text`` and the environment. Raises UsageError."""
-    return read_options(text or "", os.environ)
 
 
 def bare_context_bytes(device: Device) -> int:

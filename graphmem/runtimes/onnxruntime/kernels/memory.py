@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphmem.graph.kernel_tables import MICROSOFT
 from graphmem.graph.model import Graph, Node
-from graphmem.graph.working_buffers import (
+from graphmem.runtimes.onnxruntime.kernels.tables import MICROSOFT
+from graphmem.runtimes.onnxruntime.kernels.working_buffers import (
     FLOAT_BYTES,
     ONLY_OUTPUTS,
     OUTPUTS,
@@ -25,7 +25,7 @@ from graphmem.graph.working_buffers import (
 )
 
 if TYPE_CHECKING:
-    from graphmem.graph.session_plan import SessionPlan
+    from graphmem.runtimes.onnxruntime.plan.session import SessionPlan
 
 #: Columns of a packed matrix are padded to this (MLAS_SGEMM_STRIDEN_THREAD_ALIGN, ``MlasGemmPackBSize``).
 PACKED_COLUMNS = 16

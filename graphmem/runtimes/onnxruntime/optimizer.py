@@ -16,11 +16,11 @@ from typing import Any
 import onnx
 
 from graphmem.errors import SourceError
-from graphmem.graph import half_precision
-from graphmem.graph.levels import LEVELS
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
+from graphmem.runtimes.onnxruntime import half_precision
+from graphmem.runtimes.onnxruntime.levels import LEVELS
 
 #: Constant folding computes with the weights it folds, holes or not; beyond this it is left out, to stay within memory.
 MAX_FOLDED_BYTES = 1 << 30

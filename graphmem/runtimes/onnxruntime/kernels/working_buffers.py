@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from itertools import zip_longest
 
-from graphmem.graph.kernel_tables import MICROSOFT
 from graphmem.graph.model import Graph, Node
-from graphmem.graph.reuse_plan import element_size
+from graphmem.runtimes.onnxruntime.kernels.tables import MICROSOFT
+from graphmem.runtimes.onnxruntime.plan.reuse import element_size
 
 #: What a kernel does with memory, in order: ``n > 0`` takes a buffer of n bytes, :data:`OUTPUTS` allocates the outputs,
 #: ``-k`` gives the k-th buffer back. Buffers that are not given back go when the kernel ends, the newest first.

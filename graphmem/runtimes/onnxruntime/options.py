@@ -8,9 +8,9 @@ from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
 from graphmem.errors import UsageError
-from graphmem.graph.kernel_memory import KernelMemory
-from graphmem.graph.levels import level_named
-from graphmem.graph.session_plan import SessionSettings
+from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
+from graphmem.runtimes.onnxruntime.levels import level_named
+from graphmem.runtimes.onnxruntime.plan.session import SessionSettings
 from graphmem.units import parse_bytes
 
 STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.value): s for s in ExtendStrategy}
@@ -51,8 +51,8 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. ``level`` is the optimization level; ``cudnn_workspace_bytes`` None means the assumption of
-    :attr:`KernelMemory.convolution_workspace`."""
+    """What was asked for, and the ``text`` that asked for it. ``level`` is the optimization level;
+    ``cudnn_workspace_bytes`` None means the assumption of :attr:`KernelMemory.convolution_workspace`."""
 
     arena: ArenaConfig = field(default_factory=ArenaConfig)
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -61,6 +61,7 @@ class Options:
     cudnn_workspace_bytes: int | None = None
     cublas_workspace_bytes: int | None = None
     without_effect: tuple[str, ...] = ()
+    text: str = field(default="", compare=False)
 
     @property
     def fusion_level(self) -> str:
@@ -89,7 +90,7 @@ def parse_options(text: str) -> Options:
     Sizes are bytes and take units (``2GiB``); ``-1`` is ONNX Runtime's default, as in ``OrtArenaCfg``. Raises
     :class:`~graphmem.errors.UsageError` listing what is accepted.
     """
-    options = Options()
+    options = Options(text=text)
     seen: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = (part.strip() for part in entry.partition(":"))

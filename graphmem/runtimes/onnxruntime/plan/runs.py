@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from graphmem.graph.kernel_memory import KernelMemory
-from graphmem.graph.memory_pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
 from graphmem.graph.model import Graph, Node
-from graphmem.graph.reuse_plan import AllocKind
-from graphmem.graph.session_plan import SessionPlan
-from graphmem.graph.working_buffers import OUTPUTS
+from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
+from graphmem.runtimes.onnxruntime.kernels.working_buffers import OUTPUTS
+from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
+from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind
+from graphmem.runtimes.onnxruntime.plan.session import SessionPlan
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 #: Name of the phase in which a session is loaded, after the session's own prefix.

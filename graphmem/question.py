@@ -1,0 +1,154 @@
+"""What one analysis is asked, checked and read; and what of it a trace depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from graphmem.cudnn.library import find_library
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
+from graphmem.errors import UsageError
+from graphmem.runtimes import runtime_named
+from graphmem.runtimes.base import Graphs, Runtime, Setting
+from graphmem.sources.base import OnnxModel, Sizes
+from graphmem.torch_versions import version_named
+from graphmem.training import Inference, Training
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """The arguments of :func:`graphmem.analyze` under their own names. Raises :class:`UsageError` for one that no
+    analysis takes."""
+
+    model: Any
+    example_inputs: Any = None
+    batch: int | None = None
+    seq_len: int | None = None
+    training: Training | Inference | bool | None = None
+    runtime: str | None = None
+    device: str | Device | None = None
+    alloc_conf: str | None = None
+    dims: Mapping[str, int] | None = None
+    input_shapes: Mapping[str, Sequence[int]] | None = None
+    shapes: str | None = None
+    iterations: int | None = None
+    top: int = 10
+    torch_version: str | None = None
+    build_on: str = "host"
+    cudnn: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations)
+        check_counts(0, top=self.top)
+        _ = self.step, self.setting, self.asked_runtime
+        if self.cudnn is not None:
+            find_library(self.cudnn)  # before a model is loaded in vain
+
+    @cached_property
+    def step(self) -> Training | Inference:
+        """The step asked for; by default inference for ONNX files and training for everything else."""
+        if isinstance(self.training, bool):
+            return Training() if self.training else Inference()
+        if self.training is None:
+            return Inference() if self.is_onnx else Training()
+        if not isinstance(self.training, (Training, Inference)):
+            raise UsageError(f"training is a graphmem.Training, a graphmem.Inference or a bool, not {self.training!r}")
+        return self.training
+
+    @cached_property
+    def is_onnx(self) -> bool:
+        """Whether the model is an ONNX file, or a list of them."""
+        names = self.model if isinstance(self.model, (list, tuple)) else [self.model]
+        return all(isinstance(name, (str, Path)) and Path(name).suffix.lower() == ".onnx" for name in names)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The card and the version of PyTorch."""
+        card = self.device if isinstance(self.device, Device) else device_named(self.device or DEFAULT_DEVICE)
+        return Setting(card, version_named(self.torch_version))
+
+    @property
+    def sizes(self) -> Sizes:
+        """What a model is built for."""
+        return Sizes(self.batch, self.seq_len, isinstance(self.step, Training), self.iterations)
+
+    @cached_property
+    def asked_runtime(self) -> Runtime[Any] | None:
+        """The runtime the user named; None: the one natural to the model."""
+        return None if self.runtime is None else runtime_named(self.runtime)
+
+    def runtime_by_default(self, natural: str) -> Runtime[Any]:
+        """The runtime the user named, else ``natural``."""
+        return self.asked_runtime or runtime_named(natural)
+
+    @cached_property
+    def planner(self) -> Runtime[Any] | None:
+        """The runtime that plans the graphs of an ONNX file; None where a step is captured, or nothing can be done."""
+        if not self.is_onnx or isinstance(self.step, Training):
+            return None
+        runtime = self.runtime_by_default(OnnxModel.runtime)
+        return runtime if runtime.graphs is Graphs.PLANNED else None
+
+    @cached_property
+    def optimization(self) -> tuple[str | None, str]:
+        """The (level, provider) to optimize an ONNX file for while it is loaded; no level: as it is. Raises
+        :class:`UsageError` for options that the runtime refuses."""
+        if self.planner is None:
+            return None, "cpu"
+        return self.planner.optimization(self.planner.parse(self.alloc_conf, self.setting))
+
+
+@dataclass(frozen=True)
+class CaptureKey:
+    """What a trace depends on, of everything that can be asked about one model: equal keys give equal traces.
+
+    Not in it: the allocator's options, the card's capacity and context, the runtime a captured trace is replayed by. A
+    step's own code may ask the card for its name and its memory; ``graphmem.simulate.Captures`` notices if it does.
+    Compared, not hashed: options of optimizers may be lists.
+    """
+
+    #: What the file or the factory is loaded with: sizes, dimensions, shapes of runs, optimization.
+    loading: tuple[Any, ...]
+    step: Training | Inference
+    iterations: int | None
+    #: The runtime that planned the trace and what it looked at, or None for a captured step.
+    plan: tuple[str, Hashable] | None
+    #: Of a captured step: where the model is built, the version of PyTorch, the card as kernels see it, the cuDNN.
+    capture: tuple[Any, ...] | None
+
+
+def capture_key(question: Question) -> CaptureKey:
+    """The key of a question. Raises :class:`UsageError` for options that the runtime refuses."""
+    loading = (
+        question.batch,
+        question.seq_len,
+        dict(question.dims or {}),
+        {name: tuple(shape) for name, shape in (question.input_shapes or {}).items()},
+        question.shapes,
+        question.optimization,
+    )
+    planner, setting = question.planner, question.setting
+    if planner is not None:
+        options = planner.parse(question.alloc_conf, setting)
+        return CaptureKey(
+            loading, question.step, question.iterations, (planner.name, planner.plan_options(options)), None
+        )
+    cudnn = None if question.cudnn is None else (str(question.cudnn), setting.device)
+    capture = (question.build_on, setting.torch_version, card_facts(setting.device), cudnn)
+    return CaptureKey(loading, question.step, question.iterations, None, capture)
+
+
+def card_facts(card: Device) -> tuple[Any, ...]:
+    """What kernels, and PyTorch where it chooses them, look at: equal facts give equal kernels."""
+    like = card if card.compute_capability is not None else device_named(DEFAULT_DEVICE)
+    return like.compute_capability, like.sm_count, like.max_threads_per_sm, card.cublas_workspace_bytes
+
+
+def check_counts(least: int, **counts: int | None) -> None:
+    """Raises :class:`UsageError` for one that is given and no whole number of at least ``least``."""
+    for name, count in counts.items():
+        if count is not None and (type(count) is not int or count < least):
+            raise UsageError(f"{name} is a whole number of at least {least}, not {count!r}")

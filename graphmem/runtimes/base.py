@@ -1,0 +1,160 @@
+"""What a runtime is: the protocol that each of them meets, built in or from elsewhere, and the values it speaks in.
+
+A runtime takes a trace, of a captured step or of a graph it plans itself, and says what its allocator does with it on a
+card. It is one file or one folder of this package, or an object that an installed package names under the entry-point
+group ``graphmem.runtimes``; nothing outside of it knows its name.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from graphmem.allocators.base import Allocator
+from graphmem.devices import Device
+from graphmem.errors import UsageError
+from graphmem.estimate import Diagnostic, Findings
+from graphmem.graph.model import Graph
+from graphmem.replay import Replay, replay
+from graphmem.trace import Trace
+
+Options = TypeVar("Options")
+
+#: The four levels of an estimate, in order, each with what it means in general words; a runtime has its own.
+LEVELS = (
+    ("requested", "what the tensors asked for"),
+    ("allocated", "blocks handed out for them"),
+    ("reserved", "memory held from the driver"),
+    ("device", "what nvidia-smi shows: reserved plus context"),
+)
+
+#: How many times a planned graph runs where nobody says: the second run finds the arena that the first one left.
+GRAPH_RUNS = 2
+
+
+class Graphs(Enum):
+    """How a runtime runs an ONNX graph."""
+
+    #: By a plan of its own: :meth:`Runtime.plan`.
+    PLANNED = "planned"
+    #: As PyTorch's operators, captured; it can train it, too.
+    CAPTURED = "captured"
+    #: Not at all.
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What options are read in: the card, and the version of PyTorch, (major, minor), that is predicted."""
+
+    device: Device
+    torch_version: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A trace as a runtime takes it, with what that assumes, for the reader.
+
+    ``findings`` finds out what else there is to say of the run under some options; it is called when somebody looks.
+    """
+
+    trace: Trace
+    assumptions: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    findings: Callable[[Any], Findings] | None = None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A trace on a card: ``main`` gives the figures; ``limited``, if there is one, is the same trace on the card's own
+    memory, and says whether that is enough. ``diagnostics`` and ``details`` are for the reader."""
+
+    main: Replay
+    limited: Replay | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Options that may take less memory: in words, and as the whole text of ``--alloc-conf``."""
+
+    words: str
+    alloc_conf: str
+
+
+@runtime_checkable
+class Runtime(Protocol[Options]):
+    """What executes a model. ``Options`` is the type of its options, whatever it likes; equal ones are the same run."""
+
+    #: As on the command line and in reports: lower case, letters and digits only.
+    name: str
+    #: As its makers write it.
+    title: str
+    #: Other names that are accepted, written as ``name`` is.
+    spellings: tuple[str, ...] = ()
+    #: (level, what it means) in the runtime's own words, in the order of :data:`graphmem.estimate.LEVELS`.
+    levels: Sequence[tuple[str, str]] = LEVELS
+    graphs: Graphs = Graphs.REFUSED
+    #: Whether it takes the trace of a captured step.
+    captures: bool = True
+    #: Whether settings of the step, such as its precision or its optimizer, are worth advice.
+    step_advice: bool = False
+
+    @abstractmethod
+    def parse(self, text: str | None, setting: Setting) -> Options:
+        """The options that ``text`` gives by their native names, and, where the runtime reads any, the environment.
+
+        Raises :class:`~graphmem.errors.UsageError` that lists what is accepted.
+        """
+
+    @abstractmethod
+    def describe(self, options: Options, setting: Setting) -> str:
+        """The allocator under these options, in one line."""
+
+    @abstractmethod
+    def run(self, trace: Trace, options: Options, setting: Setting) -> Runs:
+        """What the allocator does with ``trace``, which :meth:`take` or :meth:`plan` gave. Every call starts anew."""
+
+    def take(self, trace: Trace) -> Taken:
+        """A captured trace, with what the runtime would allocate besides."""
+        return Taken(trace)
+
+    def recorded_options(self, notes: Mapping[str, str]) -> str | None:
+        """The options that a recorded trace with these notes ran under, as :meth:`parse` reads them."""
+        return None
+
+    def plan(self, sessions: Sequence[Sequence[Graph]], options: Options, iterations: int | None) -> Taken:
+        """The trace of running graphs, for a runtime that plans them: for each session the shapes of its runs in order.
+
+        ``iterations`` None stands for :data:`GRAPH_RUNS`. Raises :class:`~graphmem.errors.GraphmemError`.
+        """
+        raise UsageError(f"{self.title} plans no graphs; accepted: a captured step")
+
+    def plan_options(self, options: Options) -> Hashable:
+        """The part of the options that :meth:`plan` looks at: equal parts give equal plans. All of them by default."""
+        return repr(options)
+
+    def optimization(self, options: Options) -> tuple[str | None, str]:
+        """(level, provider) that ONNX Runtime optimizes a graph for while it is loaded; no level: left as it is."""
+        return None, "cpu"
+
+    def changes(self, alloc_conf: str | None) -> Iterator[Change]:
+        """Options that are worth a try where memory is short, beside those given."""
+        return iter(())
+
+
+def within_card(trace: Trace, make: Callable[[int | None], Allocator], device: Device) -> Runs:
+    """``trace`` without a limit and, where that exceeds the card, once more within the card.
+
+    ``make`` gives a fresh allocator for a capacity in bytes, None for no limit.
+    """
+    free = replay(trace, make(None))
+    if free.out_of_memory is not None:  # a limit of the allocator's own, such as gpu_mem_limit
+        return Runs(free, free)
+    if free.peak_reserved_bytes + device.context_bytes <= device.capacity_bytes:
+        return Runs(free)
+    return Runs(free, replay(trace, make(max(0, device.capacity_bytes - device.context_bytes))))

@@ -1,0 +1,55 @@
+"""The trace of a process with one or more sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphmem.graph.model import Graph
+from graphmem.runtimes.onnxruntime.options import Options
+from graphmem.runtimes.onnxruntime.plan.runs import Runs
+from graphmem.runtimes.onnxruntime.plan.session import SessionPlan, plan_session
+from graphmem.trace import Trace, TraceBuilder
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
+
+    ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
+    working buffers that are not in the trace.
+    """
+
+    trace: Trace
+    blocks: tuple[tuple[int, ...], ...]
+    plans: tuple[SessionPlan, ...] = ()
+    host_nodes: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+
+def plan(
+    sessions: Sequence[Sequence[Graph]], options: Options | None = None, *, plans: Sequence[SessionPlan] | None = None
+) -> Planned:
+    """The trace of one session for each sequence of graphs, which are the shapes of its runs in order.
+
+    ``plans`` are the sessions' plans where they are known already: they do not depend on shapes. Sessions are loaded
+    one after another and then run in turns, as one process with several models does.
+    """
+    chosen = options or Options()
+    names = ", ".join(dict.fromkeys(graphs[0].name for graphs in sessions))
+    notes = dict(note for graphs in sessions for note in graphs[0].notes)
+    builder = TraceBuilder(source=names, notes=list(notes.items()))
+    runs = []
+    for index, graphs in enumerate(sessions):
+        prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
+        made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
+        runs.append(Runs(made, chosen.kernel_memory(), builder, index, prefix=prefix))
+        runs[-1].load(graphs[0])
+    for iteration in range(max(map(len, sessions))):
+        for session, graphs in zip(runs, sessions, strict=True):
+            if iteration < len(graphs):
+                session.run(graphs[iteration], iteration + 1)
+    unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.nodes)
+    blocks = tuple(tuple(session.blocks) for session in runs)
+    made_plans = tuple(session.plan for session in runs)
+    return Planned(builder.build(), blocks, made_plans, sum(made.host_nodes for made in made_plans), unknown)

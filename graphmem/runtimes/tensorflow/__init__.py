@@ -1,0 +1,3 @@
+"""TensorFlow: an allocator with a limit of its own, under a captured step or a graph run operator by operator."""
+
+from graphmem.runtimes.tensorflow.runtime import RUNTIME as RUNTIME
