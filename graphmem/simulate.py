@@ -110,12 +110,17 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
             raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
         return runtime
     if question.cudnn is not None:
-        raise UsageError(f"{loaded.name}: --cudnn is for PyTorch operators; drop it, or use --runtime pytorch")
+        raise _for_captures_only(loaded, "--cudnn")
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{own} and --amp")
     if step.data_dependent is not None:
-        raise UsageError(f"{loaded.name}: --data-dependent is for PyTorch operators; drop it, or use --runtime pytorch")
+        raise _for_captures_only(loaded, "--data-dependent")
     return runtime
+
+
+def _for_captures_only(loaded: OnnxModel, option: str) -> UsageError:
+    names = _one_of([runtime.name for runtime in all_runtimes() if runtime.graphs is Graphs.CAPTURED])
+    return UsageError(f"{loaded.name}: {option} is for PyTorch operators; drop it, or use --runtime {names}")
 
 
 def _capturing(runtime: Runtime[Any], loaded: TorchModel) -> Runtime[Any]:

@@ -31,6 +31,13 @@ _VARY = (
         help="Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
         "(on,off), zero-grad, alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Repeatable.",
     ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="N",
+        help="Processes, each with captures of its own (needs joblib: graphmem[parallel]). Default 1.",
+    ),
 )
 
 
@@ -71,7 +78,8 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 def sweep_command(**options: Any) -> None:
     """Analyse MODEL under every combination of the settings that --vary names.
 
-    MODEL and the other options are those of 'graphmem analyze'. For example:
+    A step is captured once for all combinations that differ only in what a replay sees: alloc-conf, runtime, and the
+    capacity of the card. MODEL and the other options are those of 'graphmem analyze'. For example:
 
     \b
       graphmem sweep hf:gpt2 --vary batch=1,2,4 --vary amp=off,bf16 \\
@@ -88,7 +96,7 @@ def sweep_command(**options: Any) -> None:
     with working() as progress:
         from graphmem.planning.sweep import sweep
 
-        rows = sweep(options["model"], vary=vary, say=progress, **request_of(options))
+        rows = sweep(options["model"], vary=vary, jobs=options["jobs"], say=progress, **request_of(options))
     emit(_FORMS[options["form"]](names, rows), options["output"])
     if any(row.estimate is None for row in rows):
         click.get_current_context().exit(1)
