@@ -5,15 +5,12 @@ decompositions ask it and choose what they would choose on a card. To C++ its de
 storage that a fake tensor really has), for which autograd needs neither a driver nor a device thread, while its
 dispatch keys are CUDA's, so that autocast and autograd take the CUDA entries of the dispatcher. Host tensors are
 ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is a device tensor.
-
-Everything here is undone when :func:`pretend_cuda` ends, whatever happens inside.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,38 +18,16 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
-from graphmem.capture.device.factories import device_named, patch_factories
-from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
-from graphmem.capture.device.readback import patch_readback
-from graphmem.capture.device.torch_versions import patch_module_conversion
-from graphmem.capture.device.training_tools import patch_training_tools
+from graphmem.capture.device.factories import device_named
+from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.patches import Patches
 
 _META = torch.device("meta")
 _FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
 
 
-@contextlib.contextmanager
-def pretend_cuda(device: PretendDevice, on_event: Callable[[str], None]) -> Iterator[None]:
-    """Make fake tensors on ``cuda`` work for the duration; ``on_event`` hears of synchronizing and emptied caches."""
-    patches = Patches()
-    try:
-        _patch_fake_tensor(patches)
-        patch_factories(patches)
-        patch_readback(patches)
-        patch_cuda_namespace(patches, device, on_event)
-        patch_training_tools(patches)
-        patch_module_conversion(patches)
-        yield
-    finally:
-        patches.undo()
-
-
-# --- fake tensors -----------------------------------------------------------------------------------------------------
-
-
-def _patch_fake_tensor(patches: Patches) -> None:
+def patch_fake_tensors(patches: Patches) -> None:
+    """Make fake tensors on ``cuda`` work until ``patches`` are undone."""
     construct = FakeTensor.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -62,8 +62,8 @@ _DECISIONS = {_ITEM, _aten.equal.default, _aten.allclose.default}
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """A dispatch mode above ``FakeTensorMode`` that fills a :class:`TraceBuilder`.
 
-    ``decompositions`` are the CUDA substitutes of composite operators, needed where inference mode keeps the
-    dispatcher from applying them (:mod:`graphmem.capture.operators.composites`).
+    ``composites`` are CUDA's versions of composite operators, needed where inference mode keeps the dispatcher from
+    applying them (:mod:`graphmem.capture.operators.composites`).
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         builder: TraceBuilder,
         card: Card,
         workspaces: Workspaces,
-        decompositions: dict[Any, Callable[..., Any]] | None = None,
         graph: Any | None = None,
         selection: Selection | None = None,
     ) -> None:
@@ -81,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.card = card
         self._captured_card = replace(card, in_graph_capture=True)
         self.workspaces = workspaces
-        self.decompositions = decompositions or {}
+        self.composites: dict[Any, Callable[..., Any]] = {}
         self.graph = graph
         self.selection = selection or Selection(None)
         self.values_assumed = 0
@@ -160,8 +159,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         operator = self.builder.operators[self.storages.operator]
         return operator.source or operator.module or operator.name
 
-    def cache_event(self, kind: EventKind) -> None:
-        """The step synchronised the device or emptied the cache."""
+    def allocator_event(self, name: str) -> None:
+        """The step synchronised the device (``synchronize``) or emptied the cache (``empty_cache``)."""
+        kind = EventKind.EMPTY_CACHE if name == "empty_cache" else EventKind.SYNCHRONIZE
         if kind is EventKind.SYNCHRONIZE:
             self._refuse_in_graph_capture("the device is synchronized")
         self.builder.event(kind, self.storages.operator)
@@ -276,7 +276,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         """In inference mode composite operators arrive whole; run what they are made of."""
-        substitute = self.decompositions.get(func)
+        substitute = self.composites.get(func)
         if substitute is not None and _on_device(args):
             with self:
                 return substitute(*args, **kwargs)

@@ -8,40 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 
-from graphmem.capture.compile import follow_compiled_code
-from graphmem.capture.device.backward_thread import numbered_as_on_a_card
-from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
-from graphmem.capture.device.fake_tensors import pretend_cuda
-from graphmem.capture.device.initializers import patch_initializers
 from graphmem.capture.device.pretend_device import PretendDevice
-from graphmem.capture.device.streams_api import patch_streams
-from graphmem.capture.distributed.process_groups import one_rank
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
-from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
-from graphmem.capture.operators.autocast import cuda_autocast
-from graphmem.capture.operators.composites import cuda_composites
-from graphmem.capture.operators.convolution_layout import patch_convolution_layout
-from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
-from graphmem.capture.patches import Patches
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.messages import explained
-from graphmem.capture.session.settings import same_settings
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.errors import CaptureError, GraphmemError
-from graphmem.trace import Category, EventKind, Trace, TraceBuilder
+from graphmem.trace import Category, Trace, TraceBuilder
 
 
 @dataclass(frozen=True)
@@ -115,60 +99,37 @@ def capture(
         from graphmem.capture.record.fx_graph import GraphRecorder
 
         graph = GraphRecorder()
-    holder: list[Recorder] = []
-
-    def on_event(name: str) -> None:
-        kind = EventKind.EMPTY_CACHE if name == "empty_cache" else EventKind.SYNCHRONIZE
-        holder[0].cache_event(kind)
-
+    workspaces = Workspaces(device.capability, torch_version, measured_bytes=device.cublas_workspace_bytes)
+    recorder = Recorder(builder, card, workspaces, graph, Selection(data_dependent))
+    context = Context(device, recorder, world_size)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(same_settings())
-        stack.enter_context(pretend_cuda(device, on_event))
-        substitutes = stack.enter_context(cuda_composites(card))
-        stack.enter_context(cuda_autocast())
-        stack.enter_context(numbered_as_on_a_card())
-        stack.enter_context(bitsandbytes_in_captures())
-        patches = Patches()
-        stack.callback(patches.undo)
-        patch_initializers(patches)
-        patches.set(fake_tensor.log, "disabled", True)  # of shapes that do not fit; the error says it
-        patch_rnn_modules(patches)
-        workspaces = Workspaces(device.capability, torch_version, measured_bytes=device.cublas_workspace_bytes)
-        selection = Selection(data_dependent)
-        recorder = Recorder(builder, card, workspaces, substitutes, graph, selection)
-        holder.append(recorder)
-        patch_lbfgs(patches, recorder)
-        patch_streams(patches, recorder.streams, recorder.storages.pools, recorder.storages)
-        patch_cuda_graphs(patches, recorder.streams, recorder.storages.pools, recorder)
-        patch_convolution_layout(patches)
-        stack.enter_context(one_rank(recorder, world_size))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(recorder)
-        recorder.calibrate()
-        watch = stack.enter_context(modules.watch_modules(recorder))
-        compiled = stack.enter_context(follow_compiled_code(recorder, watch, device))
+        for layer in LAYERS:
+            stack.enter_context(layer.install(context))
         with _readable_errors(recorder):
-            run(Session(recorder, watch))
-        assumed = dict(recorder.assumed)
-        if recorder.values_assumed:
-            assumed["values read back from the device by the training loop were assumed to be 1"] = (
-                recorder.values_assumed
-            )
-        if selection.assumed:
-            share = f"nonzero, boolean masks and unique were assumed to select {data_dependent:.0%} of the candidates"
-            assumed[share] = selection.assumed
-        if selection.distinct:
-            assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
-                selection.distinct
-            )
-        for message, count in sorted(recorder.unmodelled.items()):
-            assumed[f"memory inside operators is not modelled: {message}"] = count
-        assumed.update(compiled.assumed)
+            run(Session(recorder, context.watch))
+        assumed = _assumptions(recorder) | context.compiled.assumed
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
-    return Captured(
-        builder.build(), assumed, graph.graph if graph is not None else None, (*compiled.notes(), *recorder.notes)
-    )
+    notes = (*context.compiled.notes(), *recorder.notes)
+    return Captured(builder.build(), assumed, graph.graph if graph is not None else None, notes)
+
+
+def _assumptions(recorder: Recorder) -> dict[str, int]:
+    """What a capture had to assume, in words -> how often."""
+    selection = recorder.selection
+    assumed = dict(recorder.assumed)
+    if recorder.values_assumed:
+        assumed["values read back from the device by the training loop were assumed to be 1"] = recorder.values_assumed
+    if selection.assumed:
+        share = f"nonzero, boolean masks and unique were assumed to select {selection.share:.0%} of the candidates"
+        assumed[share] = selection.assumed
+    if selection.distinct:
+        assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
+            selection.distinct
+        )
+    for message, count in sorted(recorder.unmodelled.items()):
+        assumed[f"memory inside operators is not modelled: {message}"] = count
+    return assumed
 
 
 @contextlib.contextmanager

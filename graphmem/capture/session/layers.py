@@ -1,0 +1,383 @@
+"""The layers of a capture: what lies over PyTorch while a step runs, from the first that is put on to the last.
+
+Each is a context that undoes itself, whatever happens inside. The order is one that works: a later layer finds what
+the earlier ones have replaced. A name that two layers replace is said in the later one's ``again``. The table in
+docs/ARCHITECTURE.md is made from :data:`LAYERS`:
+
+    python -m graphmem.capture.session.layers docs/ARCHITECTURE.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from graphmem.capture.compile import CompiledCode, follow_compiled_code
+from graphmem.capture.device.backward_thread import numbered_as_on_a_card
+from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
+from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
+from graphmem.capture.device.factories import patch_factories
+from graphmem.capture.device.fake_tensors import patch_fake_tensors
+from graphmem.capture.device.initializers import patch_initializers
+from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.capture.device.readback import patch_readback
+from graphmem.capture.device.streams_api import patch_streams
+from graphmem.capture.device.torch_versions import patch_module_conversion
+from graphmem.capture.device.training_tools import patch_training_tools
+from graphmem.capture.distributed.process_groups import one_rank
+from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
+from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
+from graphmem.capture.operators.autocast import cuda_autocast
+from graphmem.capture.operators.composites import cuda_composites
+from graphmem.capture.operators.convolution_layout import patch_convolution_layout
+from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
+from graphmem.capture.patches import Patches
+from graphmem.capture.record.modules import ModuleWatch, watch_modules
+from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.session.settings import same_settings
+
+
+@dataclass
+class Context:
+    """What layers are given, and what they make for those after them and for the session."""
+
+    device: PretendDevice
+    recorder: Recorder
+    world_size: int | None
+    watch: ModuleWatch = field(init=False)
+    compiled: CompiledCode = field(init=False)
+
+
+_Install = Callable[[Context], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer. ``where``: its file below ``capture/``. ``replaces``: patterns (``*``) of the names that it replaces,
+    operators of a dispatch key as ``aten::linear @ AutogradCUDA``. ``again``: those among them that an earlier layer
+    has replaced already, on purpose."""
+
+    name: str
+    where: str
+    why: str
+    replaces: tuple[str, ...]
+    install: _Install
+    again: tuple[str, ...] = ()
+
+
+def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
+    """A layer that is nothing but replaced names."""
+
+    @contextlib.contextmanager
+    def install(context: Context) -> Iterator[None]:
+        patches = Patches()
+        try:
+            patch(patches, context)
+            yield
+        finally:
+            patches.undo()
+
+    return install
+
+
+@contextlib.contextmanager
+def _composites(context: Context) -> Iterator[None]:
+    with cuda_composites(context.recorder.card) as composites:
+        context.recorder.composites = composites
+        yield
+
+
+@contextlib.contextmanager
+def _fake_mode(_: Context) -> Iterator[None]:
+    patches = Patches()
+    try:
+        patches.set(fake_tensor.log, "disabled", True)  # of shapes that do not fit; the error says it
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        patches.undo()
+
+
+@contextlib.contextmanager
+def _recorder(context: Context) -> Iterator[None]:
+    with context.recorder:
+        context.recorder.calibrate()
+        yield
+
+
+@contextlib.contextmanager
+def _modules(context: Context) -> Iterator[None]:
+    with watch_modules(context.recorder) as context.watch:
+        yield
+
+
+@contextlib.contextmanager
+def _compiled_code(context: Context) -> Iterator[None]:
+    with follow_compiled_code(context.recorder, context.watch, context.device) as context.compiled:
+        yield
+
+
+LAYERS: tuple[Layer, ...] = (
+    Layer(
+        "settings",
+        "session/settings",
+        "scripts leave PyTorch's global switches as they set them, and a capture runs in its caller's process",
+        (),
+        lambda _: same_settings(),
+    ),
+    Layer(
+        "fake tensors",
+        "device/fake_tensors",
+        "a device tensor is on `cuda:0` to Python and on `meta` to C++, with CUDA's dispatch keys",
+        (
+            "torch.Tensor.*",
+            "torch.nn.parameter.Parameter.__deepcopy__",
+            "torch._subclasses.fake_tensor.*",
+            "torch.utils.swap_tensors",
+            "torch.save",
+        ),
+        _patching(lambda patches, _: patch_fake_tensors(patches)),
+    ),
+    Layer(
+        "factories",
+        "device/factories",
+        "C++ would ask a driver for the device that a new tensor is made on",
+        (
+            "torch.[a-z]*",
+            "torch.cuda.*Tensor",
+            "torch.Tensor.new_tensor",
+            "torch.Tensor.type",
+            "torch._C._nn._parse_to",
+            "torch.nn.parameter.Uninitialized*.__new__",
+        ),
+        _patching(lambda patches, _: patch_factories(patches)),
+    ),
+    Layer(
+        "read-back",
+        "device/readback",
+        "logs and metrics read values outside the dispatcher, and there are none",
+        ("torch.Tensor.numpy", "torch.Tensor.__format__"),
+        _patching(lambda patches, _: patch_readback(patches)),
+    ),
+    Layer(
+        "torch.cuda",
+        "device/cuda_namespace",
+        "scripts ask what card there is, and a machine without one must answer for the pretended card",
+        (
+            "torch.cuda.*",
+            "torch._C._cuda_*",
+            "torch.accelerator.*",
+            "torch.backends.cuda.*",
+            "torch.backends.cudnn.*",
+            "torch.version.cuda",
+            "torch.Generator",
+        ),
+        _patching(
+            lambda patches, context: patch_cuda_namespace(patches, context.device, context.recorder.allocator_event)
+        ),
+    ),
+    Layer(
+        "training tools",
+        "device/training_tools",
+        "optimizers group tensors by C++'s device, and a gradient scaler decides on data",
+        (
+            "torch._C._group_tensors_by_device_and_dtype",
+            "torch.optim.optimizer._foreach_supported_types",
+            "torch.*._has_foreach_support",
+            "torch.amp.grad_scaler.GradScaler.*",
+            "torch.nn.parallel.data_parallel.DataParallel.*",
+        ),
+        _patching(lambda patches, _: patch_training_tools(patches)),
+    ),
+    Layer(
+        "older spellings",
+        "device/torch_versions",
+        "`Module.to` of 2.4 would write a device tensor into a host parameter",
+        ("torch.__future__.get_swap_module_params_on_conversion",),
+        _patching(lambda patches, _: patch_module_conversion(patches)),
+    ),
+    Layer(
+        "composites",
+        "operators/composites",
+        "composite operators (attention, dropout, batch norm, linear, …) would ask `is_cuda()` in C++; they call what "
+        "CUDA's version calls",
+        ("aten::* @ AutogradCUDA", "aten::* @ CUDA", "aten::* @ Meta", "torch.Tensor.__getitem__"),
+        _composites,
+    ),
+    Layer(
+        "autocast",
+        "operators/autocast",
+        "C++ asks the C++ device whether a tensor may be cast",
+        ("aten::* @ AutocastCUDA", "torch.clear_autocast_cache"),
+        lambda _: cuda_autocast(),
+    ),
+    Layer(
+        "backward thread",
+        "device/backward_thread",
+        "nodes made in a backward pass are numbered as on the engine's device thread, which decides their order",
+        ("torch.autograd.*_engine_run_backward",),
+        lambda _: numbered_as_on_a_card(),
+    ),
+    Layer(
+        "bitsandbytes",
+        "loop/optimizers/bitsandbytes_module",
+        "importing it asks for a driver, and its paged states come from its own C library",
+        ("bitsandbytes.functional.*",),
+        lambda _: bitsandbytes_in_captures(),
+    ),
+    Layer(
+        "initializers",
+        "device/initializers",
+        "nobody reads the values of parameters, and a truncated normal asks them whether it is done",
+        ("torch.nn.init.*",),
+        _patching(lambda patches, _: patch_initializers(patches)),
+    ),
+    Layer(
+        "recurrent modules",
+        "operators/recurrent/cudnn",
+        "on a card with cuDNN their weights move into one flat buffer",
+        ("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
+        _patching(lambda patches, _: patch_rnn_modules(patches)),
+    ),
+    Layer(
+        "convolution layout",
+        "operators/convolution_layout",
+        "C++ chooses the memory format for the device `meta`, which has no cuDNN",
+        ("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
+        _patching(lambda patches, _: patch_convolution_layout(patches)),
+    ),
+    Layer(
+        "L-BFGS",
+        "loop/optimizers/lbfgs",
+        "it decides by values how it goes on; they are those of a descent that goes on",
+        ("torch.optim.lbfgs.LBFGS.step",),
+        _patching(lambda patches, context: patch_lbfgs(patches, context.recorder)),
+    ),
+    Layer(
+        "streams",
+        "device/streams_api",
+        "the caching allocator keeps blocks by stream, and the current one is noted without a driver",
+        (
+            "torch.cuda.*[sS]tream*",
+            "torch.cuda.*Event",
+            "torch.Stream",
+            "torch.Event",
+            "torch.Tensor.record_stream",
+            "torch.accelerator.*_stream",
+            "torch.nn.parallel._functions._streams",
+        ),
+        _patching(
+            lambda patches, context: patch_streams(
+                patches, context.recorder.streams, context.recorder.storages.pools, context.recorder.storages
+            )
+        ),
+    ),
+    Layer(
+        "CUDA graphs",
+        "device/cuda_graphs",
+        "a capture's memory stays in a pool of its own; what was captured cannot be seen",
+        ("torch.cuda.*", "torch._C._cuda_*", "torch._C._host_emptyCache", "torch.Tensor.data_ptr"),
+        _patching(
+            lambda patches, context: patch_cuda_graphs(
+                patches, context.recorder.streams, context.recorder.storages.pools, context.recorder
+            )
+        ),
+        # `torch.cuda` alone, as a file sees it while it is imported, says that nothing is captured.
+        again=("torch.cuda.is_current_stream_capturing", "torch.cuda.graphs.is_current_stream_capturing"),
+    ),
+    Layer(
+        "one rank",
+        "distributed/process_groups",
+        "of several processes one is analysed: its process groups have nobody else in them",
+        (
+            "torch.distributed.*",
+            "torch.nn.parallel.distributed.*",
+            "torch._C._distributed_c10d.*",
+            "torch._C._get_accelerator",
+            "torch.cuda.nccl.version",
+            "torch.storage.UntypedStorage.resize_",
+        ),
+        lambda context: one_rank(context.recorder, context.world_size),
+    ),
+    Layer(
+        "fake mode",
+        "session/layers",
+        "PyTorch's own: operators compute shapes and nothing else",
+        ("torch._subclasses.fake_tensor (logger).disabled",),
+        _fake_mode,
+    ),
+    Layer(
+        "recorder",
+        "record/recorder",
+        "sees every operator before the fake mode does, and writes the trace",
+        (),
+        _recorder,
+    ),
+    Layer(
+        "modules",
+        "record/modules",
+        "hooks say which module runs and when an optimizer steps; a moved module's real tensors are given back",
+        ("torch.nn.modules.module.Module._apply", "torch.autograd._make_grads"),
+        _modules,
+    ),
+    Layer(
+        "compiled code",
+        "compile/regions",
+        "`torch.compile` is PyTorch's own, without the kernels that it writes; opened when it is first used",
+        (
+            "torch.compile",
+            "torch._dynamo.*",
+            "torch._inductor.*",
+            "torch._C._dynamo.guards.*",
+            "torch._subclasses.*",
+            "torch.fx.experimental.*",
+            "torch.utils._triton.*",
+            "torch.cuda._DeviceGuard",
+        ),
+        _compiled_code,
+    ),
+)
+
+
+# --- the table in docs/ARCHITECTURE.md --------------------------------------------------------------------------------
+
+BEGIN, END = "<!-- layers: begin -->", "<!-- layers: end -->"
+
+
+def table() -> str:
+    """The layers as a table in Markdown."""
+    rows = ["| layer | file | replaces | why |", "|---|---|---|---|"]
+    for number, layer in enumerate(LAYERS, start=1):
+        names = ", ".join(f"`{name}`" for name in layer.replaces) or "nothing"
+        if layer.again:
+            names += f"; once more {', '.join(f'`{name}`' for name in layer.again)}"
+        rows.append(f"| {number} {layer.name} | `{layer.where}` | {names} | {layer.why} |")
+    return "\n".join(rows)
+
+
+def with_table(page: str) -> str:
+    """The text of a page, with today's table between the two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def main() -> None:
+    """Write the table into the page that is named, or print it."""
+    for name in sys.argv[1:]:
+        page = Path(name)
+        page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
+    if len(sys.argv) == 1:
+        print(table())
+
+
+if __name__ == "__main__":
+    main()

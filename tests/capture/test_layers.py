@@ -1,0 +1,141 @@
+"""The layers of a capture: what they replace is what they say, no two without a word, and the page shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import torch
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.session import layers, session
+from graphmem.capture.session.layers import LAYERS, Context, Layer
+from tests import places
+from tests.support.captures import record
+
+
+class _Replaced:
+    """Notes which layer replaces which name while it is installed, and later."""
+
+    def __init__(self) -> None:
+        self.by_layer: dict[str, set[str]] = {layer.name: set() for layer in LAYERS}
+        self._of_patches: dict[int, str] = {}
+        self._installing = ""
+
+    def watched(self, layer: Layer) -> Layer:
+        @contextlib.contextmanager
+        def install(context: Context) -> Iterator[Any]:
+            with contextlib.ExitStack() as stack:
+                before, self._installing = self._installing, layer.name
+                try:
+                    value = stack.enter_context(layer.install(context))
+                finally:
+                    self._installing = before
+                yield value
+
+        return Layer(layer.name, layer.where, layer.why, layer.replaces, install, layer.again)
+
+    def note(self, name: str, patches: Patches | None = None) -> None:
+        layer = self._installing
+        if patches is not None:  # one that is used later too belongs to the layer that made it
+            layer = self._of_patches.setdefault(id(patches), layer)
+        if layer:
+            self.by_layer[layer].add(name)
+
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch) -> _Replaced:
+    """What a small step with a process group replaces."""
+    noted = _Replaced()
+    set_name, register = Patches.set, torch.library.Library.impl
+
+    def set_(self: Patches, owner: Any, name: str, value: Any) -> None:
+        noted.note(_name_of(owner, name), self)
+        set_name(self, owner, name, value)
+
+    def impl(self: Any, op: Any, function: Any, key: str = "", **options: Any) -> None:
+        name = op if isinstance(op, str) else f"{op._schema.name}.{op._overloadname}"
+        noted.note(f"aten::{name.removeprefix('aten::').removesuffix('.default')} @ {key}")
+        register(self, op, function, key, **options)
+
+    monkeypatch.setattr(Patches, "set", set_)
+    monkeypatch.setattr(torch.library.Library, "impl", impl)
+    monkeypatch.setattr(session, "LAYERS", tuple(noted.watched(layer) for layer in LAYERS))
+
+    def step() -> None:
+        torch.distributed.init_process_group("nccl", world_size=2, rank=0)
+        model = torch.nn.Linear(4, 4).to("cuda")
+        model(torch.ones(2, 4, device="cuda")).sum().backward()
+
+    record(step)
+    return noted
+
+
+def _name_of(owner: Any, name: str) -> str:
+    if isinstance(owner, logging.Logger):
+        return f"{owner.name} (logger).{name}"
+    if isinstance(owner, type):
+        return f"{owner.__module__}.{owner.__qualname__}.{name}".replace("torch._tensor.Tensor", "torch.Tensor")
+    known = getattr(owner, "__name__", None) or _spelled(owner)
+    return f"{known}.{name}"
+
+
+def _spelled(owner: Any) -> str:
+    """Objects that are no modules, as torch names them."""
+    return "torch.backends.cuda.cuFFTPlanCache" if owner is torch.backends.cuda.cuFFTPlanCache else repr(owner)
+
+
+def test_no_two_layers_replace_the_same_name_without_saying_so(replaced: _Replaced) -> None:
+    first: dict[str, str] = {}
+    twice: dict[str, set[str]] = {layer.name: set() for layer in LAYERS}
+    for layer in LAYERS:
+        for name in replaced.by_layer[layer.name]:
+            if first.setdefault(name, layer.name) != layer.name:
+                twice[layer.name].add(name)
+    assert twice == {layer.name: set(layer.again) for layer in LAYERS}
+
+
+def test_layers_replace_what_they_say_and_nothing_else(replaced: _Replaced) -> None:
+    assert sum(map(len, replaced.by_layer.values())) > 400
+    unsaid = {
+        f"{layer.name}: {name}"
+        for layer in LAYERS
+        for name in replaced.by_layer[layer.name]
+        if not any(fnmatchcase(name, pattern) for pattern in layer.replaces)
+    }
+    assert not unsaid
+
+
+#: Those that replace nothing in this step: bitsandbytes is not imported, this PyTorch spells things the newest way.
+_IDLE = {"settings", "bitsandbytes", "older spellings", "recorder"}
+
+
+def test_every_pattern_stands_for_a_name_that_is_replaced(replaced: _Replaced) -> None:
+    """Patterns of what is only replaced when code is compiled, or for older versions, excepted."""
+    later = {"torch.Tensor.__getitem__", *next(layer for layer in LAYERS if layer.name == "compiled code").replaces}
+    unused = {
+        f"{layer.name}: {pattern}"
+        for layer in LAYERS
+        if layer.name not in _IDLE
+        for pattern in set(layer.replaces) - later
+        if not any(fnmatchcase(name, pattern) for name in replaced.by_layer[layer.name])
+    }
+    assert not unused
+    assert {layer.name for layer in LAYERS if not replaced.by_layer[layer.name]} == _IDLE
+
+
+def test_layers_have_different_names_and_files_that_exist() -> None:
+    assert len({layer.name for layer in LAYERS}) == len(LAYERS)
+    capture = places.ROOT / "graphmem" / "capture"
+    assert [layer.where for layer in LAYERS if not (capture / f"{layer.where}.py").is_file()] == []
+
+
+def test_the_page_shows_the_layers() -> None:
+    page = (places.ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert layers.BEGIN in page
+    assert layers.END in page
+    assert page == layers.with_table(page), "run: python -m graphmem.capture.session.layers docs/ARCHITECTURE.md"
