@@ -1,7 +1,7 @@
 """What changed between versions of PyTorch, and what is said of the version that is predicted.
 
-The recordings in ``golden/pytorch/versions`` were made with older CUDA builds. docs/MODELING.md, Versions, says how to
-record more of them and lists the differences.
+The recordings in ``golden/pytorch/versions`` were made with older CUDA builds. docs/modeling/versions.md lists the
+differences.
 """
 
 from __future__ import annotations

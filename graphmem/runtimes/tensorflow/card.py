@@ -105,7 +105,7 @@ class OneRegion:
 def bare_context_bytes(device: Device) -> int:
     """What the process holds when TensorFlow asks how much is free: a CUDA context without kernels and libraries.
 
-    With it the limits that TensorFlow logs on A100, H100, T4 and RTX 3090 come out within 1 % (docs/MODELING.md).
+    With it the limits that TensorFlow logs on A100, H100, T4 and RTX 3090 come out within 1 % (reports/tensorflow.md).
     """
     if not device.sm_count:
         return device.context_bytes
