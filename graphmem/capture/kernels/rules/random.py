@@ -11,9 +11,9 @@ import math
 import torch
 
 from graphmem.capture.kernels.parts import cub
+from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
-from graphmem.capture.kernels.rules.reductions import extrema_buffers
 
 
 @rule("aten.multinomial.default")
@@ -22,30 +22,42 @@ def multinomial_rule(call: Call) -> Script | None:
     scalars stay. With replacement: the normalized distribution, its running sum, and a copy of the weights."""
     weights: torch.Tensor = call.self
     samples = int(call.num_samples)
-    replacement = call.replacement
-    size = weights.numel() * weights.element_size()
+    size = bytes_of(weights)
     if not size:
         return None
     script = Script().output(0)
-    if replacement and samples > 1:
+    if call.replacement and samples > 1:
         taken = [script.take(size, f"{name}") for name in ("weights", "normalized weights", "running sums")]
         if weights.dim() == 1:
             script.give(script.take(cub.scan_bytes(weights.numel(), weights.element_size()), "scan"))
         script.give(*reversed(taken))
         return script
     scalars = _take_checks(script, weights, call.card)
-    taken = [script.take(size, "weights over exponentials")]
-    if samples > 1:
-        taken.append(script.take(call.outputs[0].numel() * weights.element_size(), "largest values"))
-    script.give(*reversed(taken), *reversed(scalars))
+    races = script.take(size, "weights over exponentials")
+    _pick_largest(script, call, samples)
+    script.give(races, *reversed(scalars))
     return script
+
+
+def _pick_largest(script: Script, call: Call, samples: int) -> None:
+    """``argmax_out`` of one sample, ``topk_out`` of more, into the result."""
+    weights, result = call.self, call.outputs[0]
+    strides = Layout.dense_like(weights).stride()
+    races = torch.empty_strided(weights.shape, strides, dtype=weights.dtype, device="meta")
+    if samples == 1:
+        script.call("aten.argmax", races, -1, True, card=call.card, outputs=[result], births=[None])
+        return
+    values = torch.empty(result.shape, dtype=weights.dtype, device="meta")
+    largest = script.take(bytes_of(values), "largest values")
+    script.call("aten.topk", races, samples, card=call.card, outputs=[values, result], births=[None, None])
+    script.give(largest)
 
 
 def _take_checks(script: Script, weights: torch.Tensor, card: Card) -> list[int]:
     """That no weight is negative or infinite, and that every row has one above zero."""
     element = weights.element_size()
-    bounds = [script.take(element, name) for name in ("smallest weight", "largest weight")]
-    extrema_buffers(weights, card).write(script)
+    scalar = torch.empty((), dtype=weights.dtype, device="meta")
+    bounds = script.call("aten.aminmax", weights, card=card, outputs=[scalar, scalar], births=["smallest", "largest"])
     finite, positive = (script.take(1, name) for name in ("largest is finite", "smallest is not negative"))
     valid = script.take(1, "weights are valid")
     script.give(positive, finite)

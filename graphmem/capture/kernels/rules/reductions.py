@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, has_flat_view
-from graphmem.capture.kernels.parts.reduction import Buffers, Kernel, reduction_buffers, sum_kernel, welford_kernel
+from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel, welford_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 # --- the kernels of each operator -------------------------------------------------------------------------------------
@@ -117,7 +117,9 @@ def _flat_reduction(
     if not needs_copy:
         return _reduction(tensor, outputs, None, False, kernel, card)
     flat = Layout([tensor.numel()])
-    script = Script().output(0)
+    script = Script()
+    for index in range(len(outputs)):
+        script.output(index)
     copy = script.take(tensor.numel() * tensor.element_size(), "contiguous copy of the reduced tensor")
     reduction_buffers(flat, None, False, kernel, card).write(script)
     script.give(copy)
@@ -142,14 +144,12 @@ def _extrema(value: torch.dtype) -> Kernel:
     return Kernel(size, 2 * size, (size, size), accumulates_in_output=False)
 
 
-def extrema_buffers(tensor: torch.Tensor, card: Card) -> Buffers:
-    """Buffers of the smallest and the largest of all values."""
-    return reduction_buffers(tensor, None, False, _extrema(tensor.dtype), card)
-
-
 @rule("aten.aminmax.default")
 def extrema_rule(call: Call) -> Script | None:
+    """The smallest and the largest; of all values, a contiguous copy is reduced (``aminmax_out``, ReduceOps.cpp)."""
     kernel = _extrema(call.self.dtype)
+    if call.dim is None:
+        return _flat_reduction(call.self, call.outputs, not call.self.is_contiguous(), kernel, call.card)
     return _reduction(call.self, call.outputs, call.dim, call.keepdim, kernel, call.card)
 
 

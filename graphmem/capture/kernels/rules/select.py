@@ -10,7 +10,6 @@ import torch
 
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
-from graphmem.capture.kernels.rules.reductions import extrema_buffers
 
 _INDEX = 8
 #: Items that one block of DeviceReduce::Sum takes alone, its threads, and how many blocks are launched for each that
@@ -49,7 +48,7 @@ def unique_rule(call: Call) -> Script | None:
         return None
     script = Script()
     held = [script.take(items * element, "sorted values")]
-    inverse = bool(call.return_inverse)
+    inverse = call.return_inverse
     if inverse:
         held.append(script.take(items * _INDEX, "sorted indices"))
         order = script.take(items * _INDEX, "range of indices")
@@ -60,7 +59,7 @@ def unique_rule(call: Call) -> Script | None:
     if inverse:
         script.give(order)
         _number_runs(script, items, _INDEX)
-    _first_of_runs(script, tensor, bool(call.return_counts))
+    _first_of_runs(script, tensor, call.return_counts)
     script.give(*reversed(held))
     return script
 
@@ -75,7 +74,7 @@ def unique_consecutive_rule(call: Call) -> Script | None:
         script.output(1)
         starts = script.take(int(tensor.numel()) * 4, "where runs start")
         script.give(script.take(cub.run_numbers_bytes(int(tensor.numel())), "scan"), starts)
-    _first_of_runs(script, tensor, bool(call.return_counts))
+    _first_of_runs(script, tensor, call.return_counts)
     return script
 
 
@@ -95,14 +94,20 @@ def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool) -> None:
     script.give(script.take(cub.select_bytes(items, element, half), "unique"), length)
 
 
+def _take_bounds(script: Script, call: Call) -> list[int]:
+    """``aminmax`` of the values."""
+    scalar = torch.empty((), dtype=call.self.dtype, device="meta")
+    outputs = [scalar, scalar]
+    return script.call("aten.aminmax", call.self, card=call.card, outputs=outputs, births=["smallest", "largest"])
+
+
 @rule("aten.bincount.default")
 def bincount_rule(call: Call) -> Script | None:
     """The smallest and the largest value are looked at first, with the buffers of such a reduction."""
     if not call.self.numel():
         return None
     script = Script()
-    bounds = [script.take(call.self.element_size(), name) for name in ("smallest", "largest")]
-    extrema_buffers(call.self, call.card).write(script)
+    bounds = _take_bounds(script, call)
     script.output(0)
     script.give(*bounds)
     return script
@@ -139,15 +144,10 @@ def repeat_rule(call: Call) -> Script | None:
 @rule("aten.histc.default")
 def histc_rule(call: Call) -> Script | None:
     """Without limits, the smallest and the largest value are looked up."""
-    tensor = call.self
-    least = call.min
-    most = call.max
-    if least != most or not tensor.numel():
+    if call.min != call.max or not call.self.numel():
         return None
     script = Script().output(0)
-    bounds = [script.take(tensor.element_size(), name) for name in ("smallest", "largest")]
-    extrema_buffers(tensor, call.card).write(script)
-    script.give(*bounds)
+    script.give(*_take_bounds(script, call))
     return script
 
 
@@ -166,8 +166,7 @@ def index_reduce_rule(call: Call) -> Script | None:
 @rule("aten.scatter_reduce.two")
 def scatter_reduce_rule(call: Call) -> Script | None:
     """A mean divides by counts, which a scattered sum of ones gives (ATen/native/TensorAdvancedIndexing.cpp)."""
-    reduce = call.reduce
-    if reduce != "mean":
+    if call.reduce != "mean":
         return None
     tensor, source = call.self, call.src
     script = Script().output(0)
