@@ -78,8 +78,3 @@ class Product:
     def tiles(self, m: int, n: int) -> int:
         """Tiles of ``m`` by ``n`` that cover it."""
         return -(-self.m // m) * -(-self.n // n) * self.count
-
-
-def round_up(n: int, multiple: int) -> int:
-    """The least multiple that is not below ``n``."""
-    return -(-n // multiple) * multiple

@@ -52,7 +52,7 @@ class Layout:
 
     def __init__(self, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
         self.shape = tuple(shape)
-        self._strides = tuple(strides) if strides is not None else contiguous_strides(self.shape, range(len(shape)))
+        self._strides = tuple(strides) if strides is not None else contiguous_strides(self.shape)
 
     @classmethod
     def dense_like(cls, tensor: Strided) -> Layout:
@@ -76,10 +76,10 @@ class Layout:
         return 0
 
 
-def contiguous_strides(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor whose dimensions, slowest first, are ``order``."""
+def contiguous_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions, slowest first, are ``order``; those of a contiguous one without."""
     strides, expected = [1] * len(shape), 1
-    for dim in reversed(order):
+    for dim in reversed(range(len(shape)) if order is None else order):
         strides[dim] = expected
         expected *= max(shape[dim], 1)
     return tuple(strides)

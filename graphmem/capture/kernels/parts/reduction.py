@@ -18,6 +18,7 @@ from functools import lru_cache
 import torch
 
 from graphmem.capture.kernels.parts.layout import Strided
+from graphmem.capture.kernels.parts.numbers import div_up, last_pow2
 from graphmem.capture.kernels.parts.script import Card, Script
 
 _MAX_INT32 = 2**31 - 1
@@ -192,14 +193,6 @@ def _coalesce(iteration: _Iteration) -> None:
 # --- the launch -------------------------------------------------------------------------------------------------------
 
 
-def _last_pow2(n: int) -> int:
-    return max(1, 1 << (n.bit_length() - 1)) if n > 0 else 1
-
-
-def _div_up(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _launch(iteration: _Iteration, kernel: Kernel, sm_count: int, threads_per_sm: int) -> tuple[int, int] | None:
     """(staging bytes, semaphore bytes) of one launch, or None where every output stays within one thread block."""
     outputs = iteration.output_elements()
@@ -207,17 +200,17 @@ def _launch(iteration: _Iteration, kernel: Kernel, sm_count: int, threads_per_sm
     reduces_fastest, dim0, dim1, output_vector = _block_shape(iteration, kernel, outputs, inputs)
     width, height = _block(dim0, dim1, kernel.max_threads // output_vector)
     step_input, step_output = (width, 1) if reduces_fastest else (1, width)
-    if _div_up(inputs, step_input) < min(height * 16, _MAX_VALUES_PER_THREAD):
+    if div_up(inputs, step_input) < min(height * 16, _MAX_VALUES_PER_THREAD):
         return None  # each warp keeps an output of its own
     step_input *= height
-    values = _div_up(inputs, step_input)
-    grid = _div_up(outputs // output_vector, step_output)
+    values = div_up(inputs, step_input)
+    grid = div_up(outputs // output_vector, step_output)
     target_grid = sm_count * (threads_per_sm // (width * height))
     if values < _MAX_VALUES_PER_THREAD or grid > target_grid:
         return None
     blocks = max(
-        min(_div_up(target_grid, grid), _div_up(values, _MIN_VALUES_PER_THREAD)),
-        _div_up(values, _MAX_VALUES_PER_THREAD),
+        min(div_up(target_grid, grid), div_up(values, _MIN_VALUES_PER_THREAD)),
+        div_up(values, _MAX_VALUES_PER_THREAD),
     )
     if blocks <= 1:
         return None
@@ -251,8 +244,8 @@ def _output_vector(iteration: _Iteration, kernel: Kernel) -> int:
 
 
 def _block(dim0: int, dim1: int, max_threads: int) -> tuple[int, int]:
-    side0 = _last_pow2(dim0) if dim0 < max_threads else max_threads
-    side1 = _last_pow2(dim1) if dim1 < max_threads else max_threads
+    side0 = last_pow2(dim0) if dim0 < max_threads else max_threads
+    side1 = last_pow2(dim1) if dim1 < max_threads else max_threads
     height = min(side1, max_threads // min(side0, _WARP))
     return min(side0, max_threads // height), height
 

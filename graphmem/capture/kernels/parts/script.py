@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.cudnn.library import Cudnn
 
 
@@ -155,6 +156,10 @@ class Script:
         self.steps.append(Step("take", self._tokens, size, label))
         return self._tokens
 
+    def contiguous(self, tensor: torch.Tensor, label: str) -> list[int]:
+        """The copy that ``tensor.contiguous()`` makes if it must, as a list of none or one token."""
+        return [] if tensor.is_contiguous() else [self.take(bytes_of(tensor), label)]
+
     def give(self, *tokens: int) -> None:
         """The buffers go back, in this order."""
         self.steps.extend(Step("give", token) for token in tokens)
@@ -222,9 +227,7 @@ class _Inlined:
             self._script.output(birth, size)
         else:
             tensor = self._outputs[index]
-            self._held[index] = self._script.take(
-                tensor.numel() * tensor.element_size() if size is None else size, birth
-            )
+            self._held[index] = self._script.take(bytes_of(tensor) if size is None else size, birth)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------

@@ -14,16 +14,13 @@ from functools import lru_cache
 import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
+from graphmem.capture.kernels.parts.numbers import last_pow2, round_up
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 _FP32 = 4
 #: Philox seed and offset of flash attention: uint64[2] and a uint64 that is never used.
 _FLASH_SEED, _FLASH_UNUSED = 16, 8
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 def _is_contiguous_bshd(tensor: torch.Tensor) -> bool:
@@ -71,7 +68,7 @@ def _flash_seeds(script: Script, seed: int, offset: int, dropout: float) -> None
 
 
 def _rounded_head(head_dim: int) -> int:
-    return _round_up(head_dim, 32 if head_dim <= 128 else 64)
+    return round_up(head_dim, 32 if head_dim <= 128 else 64)
 
 
 @lru_cache(maxsize=1024)
@@ -103,7 +100,7 @@ def flash_backward_rule(call: Call) -> Script | None:
         if not _is_contiguous_bshd(tensor)
     ]
     script.output(0).output(1).output(2)
-    rows = batch * heads * _round_up(queries, 128)
+    rows = batch * heads * round_up(queries, 128)
     softmax = script.take(rows * _FP32, "softmax gradient sums")
     accumulator = rows * _rounded_head(head_dim) * _FP32
     if torch.are_deterministic_algorithms_enabled():
@@ -134,7 +131,7 @@ def _sum_over_groups(script: Script, key: torch.Tensor, heads: int, card: Card) 
 def efficient_rule(call: Call) -> Script | None:
     query, _, value = call.query, call.key, call.value
     batch, heads, queries = query.shape[:3]
-    rows = _round_up(queries, 32) if call.compute_log_sumexp else 0
+    rows = round_up(queries, 32) if call.compute_log_sumexp else 0
     # Seed and offset are host tensors, unless a CUDA graph is being captured: its replays change them.
     seed_bytes = 8 if call.card.in_graph_capture else 0
     script = Script().output(2, seed_bytes).output(3, seed_bytes)
@@ -186,7 +183,7 @@ def efficient_backward_rule(call: Call) -> Script | None:
     copies = [] if _is_contiguous_bshd(grad) else [script.take(bytes_of(grad), "contiguous gradient")]
     script.output(0).output(1).output(2)
     if mask[3] and len(call.outputs) > 3:
-        script.output(3, bytes_of(bias) // bias.shape[-1] * _round_up(bias.shape[-1], 16))
+        script.output(3, bytes_of(bias) // bias.shape[-1] * round_up(bias.shape[-1], 16))
     half = query.element_size() == 2
     tile = _backward_tile(max(query.shape[3], value.shape[3]), half, dropout > 0, call.card)
     delta = _take_delta(script, grad, half, call.card)
@@ -223,8 +220,8 @@ def _efficient_workspace(query: torch.Tensor, key: torch.Tensor, value: torch.Te
     if query.element_size() == 2 and not tile.gradients_in_registers:
         splits = _key_splits(batch * heads, key.shape[2], tile)
         heads_dims = (head_dim, value.shape[3])
-        elements += sum(splits * tile.keys * _round_up(size, tile.queries) for size in heads_dims)
-    return int(batch * heads * _round_up(elements, 4) * _FP32)
+        elements += sum(splits * tile.keys * round_up(size, tile.queries) for size in heads_dims)
+    return int(batch * heads * round_up(elements, 4) * _FP32)
 
 
 def _key_splits(blocks: int, keys: int, tile: _Tile) -> int:
@@ -262,16 +259,11 @@ def cudnn_forward_workspace(query: torch.Tensor, key: torch.Tensor, card: Card) 
     key_heads, keys = key.shape[1], key.shape[2]
     if keys <= 512:
         return 0
-    splits = min(_power_of_2((keys + 1) // 128), _power_of_2(2 * card.sm_count // (batch * key_heads)), 64)
+    splits = min(last_pow2((keys + 1) // 128), last_pow2(2 * card.sm_count // (batch * key_heads)), 64)
     if splits <= 1:
         return 0
     rows = splits * batch * heads * _FP32
-    return int(_round_up(rows * head_dim, 128) + 2 * _round_up(rows, 128) + 128)
-
-
-def _power_of_2(n: int) -> int:
-    """The largest power of 2 up to ``n``, or 0."""
-    return 1 << (n.bit_length() - 1) if n else 0
+    return int(round_up(rows * head_dim, 128) + 2 * round_up(rows, 128) + 128)
 
 
 @rule("aten._scaled_dot_product_cudnn_attention_backward.default")
@@ -305,5 +297,5 @@ def cudnn_backward_workspace(query: torch.Tensor, key: torch.Tensor, value: torc
         return int(blocks * queries * (head_dim + 1) * _FP32 + 256 + grouped)
     if major == 10 and min(queries, keys) > 128:
         return int(blocks * queries * (head_dim + 1) * _FP32 + (128 + grouped if grouped else 0))
-    rows = queries + _round_up(queries, 8)
+    rows = queries + round_up(queries, 8)
     return int(blocks * (rows * head_dim + queries) * _FP32 + 128 + grouped)

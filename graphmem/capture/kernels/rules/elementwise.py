@@ -12,7 +12,7 @@ def complex_to_real_rule(call: Call) -> Script | None:
     if not call.self.is_complex():
         return None
     script = Script().output(0)
-    script.give(script.take(call.self.numel() * call.self.element_size(), "complex result"))
+    script.give(script.take(bytes_of(call.self), "complex result"))
     return script
 
 
@@ -46,7 +46,7 @@ def unfold_backward_rule(call: Call) -> Script | None:
 @rule("aten.soft_margin_loss_backward.default")
 def soft_margin_backward_rule(call: Call) -> Script | None:
     """exp(-target * input) from two full-size tensors, then its sum with one (ATen/native/Loss.cpp)."""
-    size = call.self.numel() * call.self.element_size()
+    size = bytes_of(call.self)
     script = Script().output(0)
     product = script.take(size, "target times input")
     exponential = script.take(size, "exponential")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from graphmem.capture.kernels.parts import cub
-from graphmem.capture.kernels.parts.layout import has_flat_view
+from graphmem.capture.kernels.parts.layout import bytes_of, has_flat_view
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 #: Up to here one kernel walks all the indices (Embedding.cu).
@@ -40,7 +40,7 @@ def embedding_rule(call: Call) -> Script | None:
     if has_flat_view(indices):
         return None
     script = Script()
-    copied = script.take(indices.numel() * indices.element_size(), "contiguous indices")
+    copied = script.take(bytes_of(indices), "contiguous indices")
     script.output(0).give(copied)
     return script
 
@@ -50,7 +50,7 @@ def embedding_backward_rule(call: Call) -> Script | None:
     grad, indices, by_frequency = call.grad_output, call.indices, call.scale_grad_by_freq
     script = Script()
     copies = [
-        script.take(tensor.numel() * tensor.element_size(), f"contiguous {name}")
+        script.take(bytes_of(tensor), f"contiguous {name}")
         for tensor, name in ((indices, "indices"), (grad, "gradient"))
         if not tensor.is_contiguous()
     ]

@@ -7,15 +7,10 @@ The copy that a transform to real numbers makes of its input was recorded on the
 
 from __future__ import annotations
 
-import torch
-
+from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 _WORK_AREA = "cuFFT work area (estimate)"
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 @rule("aten._fft_r2c.default", "aten._fft_c2c.default")
@@ -40,6 +35,6 @@ def to_real_rule(call: Call) -> Script | None:
     if not tensor.numel():
         return None
     script = Script().output(0)
-    copied = script.take(_bytes(tensor), "copy of the input, which cuFFT overwrites")
-    script.give(script.take(_bytes(tensor), _WORK_AREA), copied)
+    copied = script.take(bytes_of(tensor), "copy of the input, which cuFFT overwrites")
+    script.give(script.take(bytes_of(tensor), _WORK_AREA), copied)
     return script

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 #: ``kChunkSize``: elements that one block reduces (``ATen/native/cuda/MultiTensorApply.cuh``).
@@ -57,6 +58,6 @@ def is_infinite(call: Call) -> Script | None:
     if not value.is_floating_point():
         return None
     script = Script()
-    magnitude = script.take(value.numel() * value.element_size(), "absolute values")
+    magnitude = script.take(bytes_of(value), "absolute values")
     script.output(0).give(magnitude)
     return script

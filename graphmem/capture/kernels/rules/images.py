@@ -29,7 +29,7 @@ def _is_dense_as(tensor: torch.Tensor, like: torch.Tensor) -> bool:
 
 def _copies(script: Script, *tensors: torch.Tensor) -> None:
     """Contiguous copies of the tensors that are not, held together until the operator ends."""
-    tokens = [script.take(bytes_of(tensor), "contiguous copy") for tensor in tensors if not tensor.is_contiguous()]
+    tokens = [token for tensor in tensors for token in script.contiguous(tensor, "contiguous copy")]
     script.give(*reversed(tokens))
 
 
@@ -199,7 +199,7 @@ def roll_rule(call: Call) -> Script | None:
     if not dims or call.self.numel() == 0:
         return None
     script = Script()
-    copy = [] if call.self.is_contiguous() else [script.take(bytes_of(call.self), "contiguous input")]
+    copy = script.contiguous(call.self, "contiguous input")
     tokens = []
     for _ in dims[1:]:
         tokens.append(script.take(bytes_of(call.self), "rolled along one dimension"))
@@ -216,7 +216,7 @@ def roll_rule(call: Call) -> Script | None:
 def _resized_like_input(tensor: torch.Tensor, output: torch.Tensor) -> Script:
     """The output starts as ``empty_like(input)`` and is resized: a smaller one keeps the input's bytes."""
     script = Script()
-    copies = [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), "contiguous input")]
+    copies = script.contiguous(tensor, "contiguous input")
     if bytes_of(output) <= bytes_of(tensor):
         script.output(0, bytes_of(tensor))
     else:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
 
@@ -47,14 +48,14 @@ def _take_copies(script: Script, indices: Sequence[Any]) -> list[int]:
     for position, index in enumerate(used):
         if _on_host(index):
             copy(position, index.element_size(), "index copied to the device")
-            strides[position] = _contiguous_strides(shape)
+            strides[position] = contiguous_strides(shape)
     for position, index in enumerate(used):
         if index.dtype == torch.int32:
             copy(position, 8, "64-bit index")
-            strides[position] = _contiguous_strides(shape)
+            strides[position] = contiguous_strides(shape)
     if any(stride != strides[0] for stride in strides):
         for position, stride in enumerate(strides):
-            if stride != _contiguous_strides(shape):
+            if stride != contiguous_strides(shape):
                 copy(position, 8, "contiguous index")
     return [held[position] for position in sorted(held)]
 
@@ -64,15 +65,8 @@ def _expanded_strides(index: torch.Tensor, shape: Sequence[int]) -> tuple[int, .
     added = len(shape) - index.dim()
     own = (0,) * added + tuple(index.stride())
     sizes = (1,) * added + tuple(index.shape)
-    usual = _contiguous_strides(shape)
+    usual = contiguous_strides(shape)
     return tuple(usual[dim] if shape[dim] == 1 else 0 if sizes[dim] == 1 else own[dim] for dim in range(len(shape)))
-
-
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = [1] * len(shape)
-    for dim in reversed(range(len(shape) - 1)):
-        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
-    return tuple(strides)
 
 
 def _on_host(tensor: torch.Tensor) -> bool:
@@ -112,7 +106,7 @@ def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:
         return None
     held = []
     if not tensor.is_contiguous():
-        held.append(script.take(tensor.numel() * tensor.element_size(), "contiguous tensor"))
+        held.append(script.take(bytes_of(tensor), "contiguous tensor"))
     if checks_range:
         for index in used:
             if not _on_host(index):

@@ -19,10 +19,6 @@ from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 _NONE = 0
 
 
-def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
-    return [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), label)]
-
-
 # --- softmax ----------------------------------------------------------------------------------------------------------
 
 
@@ -31,7 +27,7 @@ def softmax_rule(call: Call) -> Script | None:
     if call.self.is_contiguous():
         return None
     script = Script().output(0)
-    script.give(*_contiguous(script, call.self, "contiguous input"))
+    script.give(*script.contiguous(call.self, "contiguous input"))
     return script
 
 
@@ -44,7 +40,7 @@ def softmax_backward_rule(call: Call) -> Script | None:
     expanded = any(stride == 0 and size > 1 for size, stride in zip(grad.shape, grad.stride(), strict=True))
     if not (output if expanded else grad).is_contiguous():
         taken.append(script.take(bytes_of(grad), "contiguous product"))
-    taken += _contiguous(script, output, "contiguous output")
+    taken += script.contiguous(output, "contiguous output")
     script.give(*reversed(taken))
     return script
 
@@ -53,7 +49,7 @@ def softmax_backward_rule(call: Call) -> Script | None:
 def log_softmax_backward_rule(call: Call) -> Script | None:
     grad, output = call.grad_output, call.output
     script = Script().output(0)
-    taken = _contiguous(script, grad, "contiguous gradient") + _contiguous(script, output, "contiguous output")
+    taken = script.contiguous(grad, "contiguous gradient") + script.contiguous(output, "contiguous output")
     script.give(*reversed(taken))
     return script
 
@@ -64,7 +60,7 @@ def log_softmax_backward_rule(call: Call) -> Script | None:
 @rule("aten.nll_loss_forward.default")
 def nll_loss_rule(call: Call) -> Script | None:
     script = Script().output(0).output(1)
-    script.give(*_contiguous(script, call.self, "contiguous input"))
+    script.give(*script.contiguous(call.self, "contiguous input"))
     return script
 
 
@@ -73,7 +69,7 @@ def nll_loss_2d_rule(call: Call) -> Script | None:
     if call.reduction == _NONE:
         return Script().output(1).output(0)
     script = Script().output(0).output(1)
-    script.give(*_contiguous(script, call.self, "contiguous input"))
+    script.give(*script.contiguous(call.self, "contiguous input"))
     return script
 
 

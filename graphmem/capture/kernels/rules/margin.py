@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
@@ -16,7 +17,7 @@ _NONE = 0
 
 def _row_losses(script: Script, tensor: torch.Tensor, label: str) -> tuple[int, torch.Tensor]:
     rows = torch.empty(tensor.shape[:-1], dtype=tensor.dtype, device="meta")
-    return script.take(rows.numel() * rows.element_size(), label), rows
+    return script.take(bytes_of(rows), label), rows
 
 
 @rule("aten.multi_margin_loss.default")
@@ -62,7 +63,7 @@ def ctc_backward_rule(call: Call) -> Script | None:
     alpha = call.log_alpha
     script = Script()
     held = _lengths(script, alpha.shape[0])
-    beta = script.take(alpha.numel() * alpha.element_size(), "log beta")
+    beta = script.take(bytes_of(alpha), "log beta")
     script.output(0)
     script.give(beta, *reversed(held))
     return script

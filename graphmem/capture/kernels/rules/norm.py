@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from graphmem.capture.kernels.parts.layout import Layout, Strided, bytes_of
+from graphmem.capture.kernels.parts.numbers import last_pow2
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
@@ -40,18 +41,13 @@ class _Gradients:
                 script.output(self._position[index])
 
 
-def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
-    """The copy that ``contiguous()`` makes if it must, as a list of none or one token."""
-    return [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), label)]
-
-
 # --- layer norm and RMS norm (aten/src/ATen/native/cuda/layer_norm_kernel.cu) -----------------------------------------
 
 
 @rule("aten.native_layer_norm.default")
 def layer_norm_rule(call: Call) -> Script | None:
     script, tensor = Script(), call.input
-    copies = _contiguous(script, tensor, "contiguous input")
+    copies = script.contiguous(tensor, "contiguous input")
     rows = call.outputs[1].numel() * _accumulate_bytes(tensor)
     script.output(0).output(1, rows).output(2, rows)
     script.give(*copies)
@@ -61,7 +57,7 @@ def layer_norm_rule(call: Call) -> Script | None:
 @rule("aten._fused_rms_norm.default")
 def rms_norm_rule(call: Call) -> Script | None:
     script, tensor = Script(), call.input
-    copies = _contiguous(script, tensor, "contiguous input")
+    copies = script.contiguous(tensor, "contiguous input")
     script.output(0).output(1, call.outputs[1].numel() * _accumulate_bytes(tensor))
     script.give(*copies)
     return script
@@ -71,9 +67,9 @@ def rms_norm_rule(call: Call) -> Script | None:
 def layer_norm_backward_rule(call: Call) -> Script | None:
     tensor, weight, gradients = call.input, call.weight, _Gradients(call.output_mask)
     script = Script()
-    copies = _contiguous(script, tensor, "contiguous input")
+    copies = script.contiguous(tensor, "contiguous input")
     gradients.emit(script, 0, 1, 2)
-    copies += _contiguous(script, call.grad_out, "contiguous gradient")
+    copies += script.contiguous(call.grad_out, "contiguous gradient")
     wanted = [index for index in (1, 2) if index in gradients]
     if weight is not None and wanted:
         _tall_parameter_gradients(script, tensor.numel() // weight.numel(), weight, wanted, call.card)
@@ -157,16 +153,12 @@ def _channels_last_grid(tensor: torch.Tensor) -> tuple[int, int]:
     """flexible_launch_configs with the cooperative flag: blocks along the channels and along the reduction."""
     channels = int(tensor.shape[1])
     rows = int(tensor.numel()) // channels
-    width = min(_pow2(channels), _TILE)
-    height = min(_pow2(-(-rows // _PER_THREAD)), _BLOCK // width)
+    width = min(last_pow2(channels), _TILE)
+    height = min(last_pow2(-(-rows // _PER_THREAD)), _BLOCK // width)
     if width * height != _BLOCK:
-        width = min(_pow2(channels), _BLOCK // height)
+        width = min(last_pow2(channels), _BLOCK // height)
     blocks = min(-(-rows // (height * _PER_THREAD)), _MAX_BLOCKS)
     return -(-channels // width), 1 if blocks < 8 else blocks
-
-
-def _pow2(n: int) -> int:
-    return 1 << max(n.bit_length() - 1, 0)
 
 
 def _channels_last_staging(script: Script, tensor: torch.Tensor, values: int) -> None:

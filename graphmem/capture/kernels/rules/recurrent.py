@@ -108,10 +108,6 @@ def _steps_first(tensor: torch.Tensor, call: Call) -> torch.Tensor:
     return tensor.transpose(0, 1) if call.batch_first and not call.batch_sizes else tensor
 
 
-def _contiguous(script: Script, tensor: torch.Tensor, label: str) -> list[int]:
-    return [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), label)]
-
-
 def _take_workspace(script: Script, network: Network, card: Card) -> list[int]:
     if not card.cudnn_workspaces:
         return []
@@ -122,7 +118,7 @@ def _take_workspace(script: Script, network: Network, card: Card) -> list[int]:
 def cudnn_rnn_rule(call: Call) -> Script | None:
     network = _network(call)
     script = Script()
-    copies = _contiguous(script, _steps_first(call.input, call), "contiguous input")
+    copies = script.contiguous(_steps_first(call.input, call), "contiguous input")
     # The last output is the weight buffer, which is new only if the weights were not flat.
     script.output(0).output(1).output(2).output(4)
     workspace = _take_workspace(script, network, call.card)
@@ -142,9 +138,9 @@ def cudnn_rnn_backward_rule(call: Call) -> Script | None:
     if cx is not None and grad_cy is None:
         zeros.append(script.take(bytes_of(cx), "zero gradient of the cell state"))
     steps = _steps_first(call.input, call)
-    copies = _contiguous(script, steps, "contiguous input")
+    copies = script.contiguous(steps, "contiguous input")
     if grad_output is not None:
-        copies += _contiguous(script, _steps_first(grad_output, call), "contiguous gradient")
+        copies += script.contiguous(_steps_first(grad_output, call), "contiguous gradient")
     elif steps is not tensor and min(steps.shape[:2]) > 1:
         copies.append(script.take(bytes_of(call.output), "contiguous gradient"))  # of the zeros, which are batch first
     script.output(0).output(1)
@@ -159,7 +155,7 @@ def cudnn_rnn_backward_rule(call: Call) -> Script | None:
 
 def _weight_gradients(script: Script, call: Call, network: Network) -> None:
     weights, outputs, card = call.weight, call.outputs, call.card
-    copies = _contiguous(script, _steps_first(call.input, call), "contiguous input")
+    copies = script.contiguous(_steps_first(call.input, call), "contiguous input")
     first = len(outputs) - len(weights)
     if call.weight_stride0 - bool(network.projected) == 4:
         script.output(first)

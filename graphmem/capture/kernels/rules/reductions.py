@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.parts.layout import Layout, has_flat_view
+from graphmem.capture.kernels.parts.layout import Layout, bytes_of, has_flat_view
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel, welford_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
@@ -120,7 +120,7 @@ def _flat_reduction(
     script = Script()
     for index in range(len(outputs)):
         script.output(index)
-    copy = script.take(tensor.numel() * tensor.element_size(), "contiguous copy of the reduced tensor")
+    copy = script.take(bytes_of(tensor), "contiguous copy of the reduced tensor")
     reduction_buffers(flat, None, False, kernel, card).write(script)
     script.give(copy)
     return script

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from graphmem.capture.kernels.parts import cub
+from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 _INDEX = 8
@@ -31,7 +32,7 @@ def nonzero_rule(call: Call) -> Script | None:
     if items == 0:
         return None
     script = Script()
-    copies = [] if tensor.is_contiguous() else [script.take(items * tensor.element_size(), "contiguous mask")]
+    copies = script.contiguous(tensor, "contiguous mask")
     count = script.take(4, "number of nonzeros")
     script.give(script.take(_counts_bytes(items, call.card), "count"))
     script.output(0)
@@ -157,8 +158,8 @@ def index_reduce_rule(call: Call) -> Script | None:
         return None
     tensor, source = call.self, call.source
     script = Script().output(0)
-    counts = script.take(tensor.numel() * tensor.element_size(), "counts")
-    script.give(script.take(source.numel() * source.element_size(), "ones"))
+    counts = script.take(bytes_of(tensor), "counts")
+    script.give(script.take(bytes_of(source), "ones"))
     script.give(script.take(tensor.numel(), "counts below one"), counts)
     return script
 
@@ -170,7 +171,7 @@ def scatter_reduce_rule(call: Call) -> Script | None:
         return None
     tensor, source = call.self, call.src
     script = Script().output(0)
-    ones = script.take(source.numel() * source.element_size(), "ones")
-    counts = script.take(tensor.numel() * tensor.element_size(), "counts")
+    ones = script.take(bytes_of(source), "ones")
+    counts = script.take(bytes_of(tensor), "counts")
     script.give(script.take(tensor.numel(), "counts below one"), counts, ones)
     return script

@@ -11,8 +11,7 @@ def safe_softmax(call: Call) -> Script:
     with (``_safe_softmax`` in ATen/native/transformers/attention.cpp; order seen in the recorded runs of 2.13)."""
     scores, dim = call.self, call.dim
     script = Script().output(0)
-    if not scores.is_contiguous():
-        script.give(script.take(scores.numel() * scores.element_size(), "contiguous scores"))
+    script.give(*script.contiguous(scores, "contiguous scores"))
     masked = script.take(scores.numel(), "-inf positions")
     rows = script.take(scores.numel() // max(1, scores.shape[dim]), "rows of -inf")
     zero = script.take(call.outputs[0].element_size(), "zero")

@@ -106,7 +106,7 @@ def topk_rule(call: Call) -> Script | None:
         return None
     dim %= tensor.dim()
     script = Script().output(0).output(1)
-    copies = [] if tensor.is_contiguous() else [script.take(bytes_of(tensor), "contiguous input")]
+    copies = script.contiguous(tensor, "contiguous input")
     length = int(tensor.shape[dim])
     slices = int(tensor.numel()) // length
     if _uses_many_blocks(slices, length):
@@ -170,7 +170,7 @@ def cumulative_rule(call: Call) -> Script | None:
     if tensor.dtype != output.dtype:
         copies.append(script.take(tensor.numel() * output.element_size(), "cast input"))
     elif not tensor.is_contiguous():
-        copies.append(script.take(bytes_of(tensor), "contiguous input"))
+        copies += script.contiguous(tensor, "contiguous input")
     if tensor.numel() == tensor.shape[dim]:
         script.give(script.take(cub.scan_bytes(int(tensor.numel()), output.element_size()), "scan"))
     script.give(*reversed(copies))
