@@ -14,8 +14,8 @@ from graphmem.errors import UsageError
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
-from graphmem.torch_versions import version_named
 from graphmem.training import Inference, Training
+from graphmem.versions import version_named
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,9 @@ from graphmem.runtimes.base import Graphs, Runtime, Taken
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.sources.base import Built
 from graphmem.summarize import Target, summarize
-from graphmem.torch_versions import installed_version, version_notes
 from graphmem.trace import Place, Trace
 from graphmem.training import DTYPES, Inference, Training
+from graphmem.versions import installed_version, version_notes
 
 if TYPE_CHECKING:
     from graphmem.capture.session.run import CapturedModel

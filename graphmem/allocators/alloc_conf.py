@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from graphmem import versions
 from graphmem.errors import UsageError
 from graphmem.units import MIB
 
@@ -26,35 +27,11 @@ ROUNDUP_SLOTS = 16
 #: ``pinned_max_register_threads``; ``c10/cuda/CUDAAllocatorConfig.h``.
 MAX_REGISTER_THREADS = 128
 
-#: Every key with the first torch version that takes it, as far as releases and their notes show (2.12 was not run:
-#: it is taken to accept what is in its release notes).
-KEYS: dict[str, tuple[int, int]] = {
-    "backend": (2, 0),
-    "expandable_segments": (2, 1),
-    "garbage_collection_threshold": (1, 11),
-    "graph_capture_record_stream_reuse": (2, 10),
-    "large_segment_size_mb": (2, 11),
-    "max_non_split_rounding_mb": (2, 6),
-    "max_split_size_mb": (1, 10),
-    "per_process_memory_fraction": (2, 10),
-    "pinned_free_catch_all": (2, 12),
-    "pinned_max_cached_size_mb": (2, 13),
-    "pinned_max_round_threshold_mb": (2, 13),
-    "pinned_num_register_threads": (2, 2),
-    "pinned_reserve_segment_size_mb": (2, 10),
-    "pinned_use_background_threads": (2, 6),
-    "pinned_use_cuda_host_register": (2, 2),
-    "release_lock_on_cudamalloc": (2, 2),
-    "roundup_power2_divisions": (1, 12),
-    "throw_on_cudamalloc_oom": (2, 12),
-}
 #: Names for the same keys on ROCm, which a CUDA build takes too.
 ALIASES = {
     "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
     "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
 }
-#: The version from which the lenient reader is used.
-LENIENT_SINCE = (2, 9)
 
 
 @dataclass(frozen=True)
@@ -79,7 +56,7 @@ class AllocConf:
     text: str = field(default="", compare=False)
 
 
-def parse_alloc_conf(text: str, torch_version: tuple[int, int] = (2, 13)) -> AllocConf:
+def parse_alloc_conf(text: str, torch_version: tuple[int, int] = versions.NEWEST) -> AllocConf:
     """The settings that ``text`` gives in that version of torch.
 
     Raises :class:`graphmem.errors.UsageError` with PyTorch's reason, the key and what is accepted.
@@ -93,7 +70,7 @@ class _Reader:
     def __init__(self, text: str, torch_version: tuple[int, int]) -> None:
         self.text = text
         self.version = torch_version
-        self.lenient = torch_version >= LENIENT_SINCE
+        self.lenient = versions.LENIENT_OPTIONS.holds(torch_version)
         self.tokens = _tokenize(text)
         self.position = 0
         self.key = ""
@@ -158,7 +135,7 @@ class _Reader:
             self.position += 1
 
     def accepts(self, key: str) -> bool:
-        return key in KEYS and KEYS[key] <= self.version
+        return key in versions.ALLOCATOR_OPTIONS and versions.ALLOCATOR_OPTIONS[key] <= self.version
 
     # --- one method a key ---
 
@@ -317,9 +294,10 @@ class _Reader:
         return UsageError(f"allocator settings {self.text!r}, key {self.key!r}: {reason.rstrip()}{accepted}")
 
     def unknown(self, name: str) -> UsageError:
-        known = ", ".join(key for key in KEYS if self.accepts(key))
+        known = ", ".join(key for key in versions.ALLOCATOR_OPTIONS if self.accepts(key))
         version = ".".join(map(str, self.version))
-        since = f" (it came with torch {'.'.join(map(str, KEYS[name]))})" if name in KEYS else ""
+        first = versions.ALLOCATOR_OPTIONS.get(name)
+        since = f" (it came with torch {versions.words(first)})" if first else ""
         return UsageError(
             f"allocator settings {self.text!r}: Unrecognized key {name!r} in CUDA allocator config"
             f" of torch {version}{since}; accepted: {known}"

@@ -17,8 +17,8 @@ from graphmem.allocators.base import SegmentView
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
-from graphmem.torch_versions import version_named
 from graphmem.trace import EventKind, Operator, Place, Trace
+from graphmem.versions import version_named
 
 _STATES = {"allocated": "active_allocated", "pending": "active_awaiting_free", "free": "inactive"}
 

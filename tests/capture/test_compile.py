@@ -11,10 +11,10 @@ import torch
 from click.testing import CliRunner
 
 import graphmem
-from graphmem.capture.compile.regions import COMPILER_SINCE
 from graphmem.cli.main import cli
 from graphmem.trace import EventKind, Place
 from graphmem.trace import to_json as trace_to_json
+from graphmem.versions import COMPILER_FOLLOWED_SINCE
 from tests import places
 from tests.steps import runs
 from tests.support.captures import births, record
@@ -22,7 +22,7 @@ from tests.support.captures import births, record
 FOLDER = places.PYTORCH / "compiled"
 _INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
-pytestmark = pytest.mark.skipif(_INSTALLED < COMPILER_SINCE, reason="torch.compile is followed from 2.13 on")
+pytestmark = pytest.mark.skipif(_INSTALLED < COMPILER_FOLLOWED_SINCE, reason="torch.compile is followed from 2.13 on")
 
 FAST = ("mlp_64_adam_fp32", "mlp_256_none_fp32")
 FACTORY = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from graphmem import torch_versions
+from graphmem import versions
 from graphmem.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,6 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402, N812
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from graphmem.capture.kernels.parts.sdp_choice import wheel_cudnn_version  # noqa: E402
 from graphmem.capture.record.cublas_workspaces import LT_WORKSPACE  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.trace import Category  # noqa: E402
@@ -126,7 +125,7 @@ def test_the_math_attention_computes_half_types_in_fp32_since_2_5() -> None:
 
 
 def test_cudnn_of_the_wheels() -> None:
-    assert [wheel_cudnn_version((2, minor)) for minor in (4, 6, 7, 9, 11, 13, 20)] == [
+    assert [versions.wheel_cudnn((2, minor)) for minor in (4, 6, 7, 9, 11, 13, 20)] == [
         90100, 90100, 90501, 91002, 91900, 92000, 92000,
     ]  # fmt: skip
 
@@ -136,30 +135,30 @@ def test_cudnn_of_the_wheels() -> None:
 
 @pytest.mark.parametrize("text", ["2.6", "2.6.0", " 2.6.1 ", "2.6.0+cu124", "2.6.0a0+git1234", "2.6.0rc3"])
 def test_spellings_of_a_version(text: str) -> None:
-    assert torch_versions.version_named(text) == (2, 6)
+    assert versions.version_named(text) == (2, 6)
 
 
 @pytest.mark.parametrize("text", ["", "2", "2.x", "2.6garbage", "torch 2.6", "-2.6"])
 def test_text_that_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a version; write it like 2\.6"):
-        torch_versions.version_named(text)
+        versions.version_named(text)
 
 
 @pytest.mark.parametrize("text", ["1.13", "2.3.1", "3.0"])
 def test_a_version_out_of_range_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"accepted: 2\.4 to 2\.13"):
-        torch_versions.version_named(text)
+        versions.version_named(text)
 
 
 def test_notes_name_both_versions_and_what_is_followed() -> None:
-    assert torch_versions.version_notes(torch_versions.NEWEST, torch_versions.NEWEST) == []
-    other, cudnn = torch_versions.version_notes((2, 6), (2, 13))
+    assert versions.version_notes(versions.NEWEST, versions.NEWEST) == []
+    other, cudnn = versions.version_notes((2, 6), (2, 13))
     assert "PyTorch 2.6 is predicted with PyTorch 2.13 installed" in other
     assert "cuDNN" in cudnn
-    assert "2.14 is newer than 2.13" in torch_versions.version_notes((2, 14), (2, 13))[0]
+    assert "2.14 is newer than 2.13" in versions.version_notes((2, 14), (2, 13))[0]
 
 
 def test_an_installed_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_versions.importlib.metadata, "version", lambda _: "2.3.1")
+    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _: "2.3.1")
     with pytest.raises(UsageError, match=r"torch 2\.3\.1 is installed"):
-        torch_versions.installed_version()
+        versions.installed_version()

@@ -31,9 +31,9 @@ from graphmem.capture.session.session import capture
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, device_named
 from graphmem.replay import Replay, replay
-from graphmem.torch_versions import version_named
 from graphmem.trace import Trace
 from graphmem.units import GIB
+from graphmem.versions import version_named
 from models_zoo import libraries, reference
 from models_zoo.recipe import Recipe
 from tests import places

@@ -11,8 +11,8 @@ from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
-from graphmem.torch_versions import version_named
 from graphmem.training import Inference, Training
+from graphmem.versions import version_named
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import floor
 
+from graphmem import versions
 from graphmem.allocators.alloc_conf import AllocConf
 from graphmem.allocators.base import SegmentView
 from graphmem.allocators.cuda_driver import CudaDriver
@@ -47,12 +48,6 @@ from graphmem.allocators.pytorch_caching.stats import COUNTERS, DeviceStats
 from graphmem.allocators.pytorch_caching.views import out_of_memory, rejection, segment_views
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
-#: From this version equal free blocks are taken from the oldest segment first (pytorch#183591), before from the lowest
-#: address. The change is in 2.13 and not in 2.11; 2.12 was not looked at and is assumed to do as 2.11.
-SEGMENT_ORDER_SINCE = (2, 13)
-#: From this version the memory cap is rounded to the nearest byte, before it was cut (pytorch#179444).
-ROUNDED_FRACTION_SINCE = (2, 13)
-
 
 class PyTorchCachingAllocator(PoolInterface):
     """The allocator of one device.
@@ -70,7 +65,7 @@ class PyTorchCachingAllocator(PoolInterface):
         self,
         capacity_bytes: int | None = None,
         conf: AllocConf | None = None,
-        torch_version: tuple[int, int] = (2, 13),
+        torch_version: tuple[int, int] = versions.NEWEST,
         *,
         driver: CudaDriver | None = None,
         track_stats: bool = False,
@@ -106,7 +101,7 @@ class PyTorchCachingAllocator(PoolInterface):
         self._max_split = conf.max_split_size_bytes
         self._limits_reuse = self._expandable or self._max_split <= ONE_EXBIBYTE
         self._divisions = conf.roundup_power2_divisions if any(conf.roundup_power2_divisions) else None
-        self._keeps_segment_order = torch_version >= SEGMENT_ORDER_SINCE
+        self._keeps_segment_order = versions.OLDEST_SEGMENT_FIRST.holds(torch_version)
         self._next_serial = 0
         self._heads: dict[int, Block] = {}  # first block of every cudaMalloc'ed segment
         self._expandable_segments: list[ExpandableSegment] = []
@@ -200,7 +195,8 @@ class PyTorchCachingAllocator(PoolInterface):
                 raise UsageError("a memory fraction needs the card's capacity_bytes")
             exact = fraction * float(total)
             # std::llround on positive numbers; a plain cast before.
-            self._allowed = floor(exact + 0.5) if self.torch_version >= ROUNDED_FRACTION_SINCE else int(exact)
+            rounded = versions.ROUNDED_FRACTION.holds(self.torch_version)
+            self._allowed = floor(exact + 0.5) if rounded else int(exact)
         # pytorch#179473 (2.12): refused at once, without the attempts that follow otherwise. Only what the fraction
         # lets through gets that far (recorded with 2.13), so a fraction below 1 turns it off.
         total = self.driver.capacity_bytes

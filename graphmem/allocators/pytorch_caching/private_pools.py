@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from graphmem import versions
 from graphmem.allocators.pytorch_caching.blocks import Block, Pool
 from graphmem.errors import UsageError
-
-#: From this version the allocator queries no events and flushes no cache only while the current stream is captured
-#: (``is_capture_context``; ``markCaptureBegin`` in c10/cuda/CUDACachingAllocator.h); before, while there was any route
-#: to a pool. The change is in 2.13 (recorded) and not in 2.11; 2.12 was not looked at and is assumed to do as 2.11.
-CAPTURES_APART_SINCE = (2, 13)
 
 
 class PrivatePool:
@@ -40,7 +36,7 @@ class PrivatePools:
     """All private pools of a device, the routes to them, and what waits for the end of a capture."""
 
     def __init__(self, torch_version: tuple[int, int]) -> None:
-        self._captures_apart = torch_version >= CAPTURES_APART_SINCE
+        self._captures_apart = versions.CAPTURES_APART.holds(torch_version)
         self.by_number: dict[int, PrivatePool] = {}
         self.freeable: dict[int, PrivatePool] = {}
         self.routes: list[int] = []  # captures_underway upstream

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
+from graphmem import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
 from graphmem.capture.device.pretend_device import PretendDevice
@@ -24,9 +25,6 @@ from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values.callers import place_of
 from graphmem.errors import CaptureError, GraphmemError
-
-#: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.
-COMPILER_SINCE = (2, 13)
 
 _HOOK_TABLES = (
     nn_module._global_forward_pre_hooks,
@@ -249,13 +247,12 @@ def _is_ours(hook: Any) -> bool:
 
 
 def _followed() -> bool:
-    major, minor = torch.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= COMPILER_SINCE
+    return versions.version_of(torch.__version__) >= versions.COMPILER_FOLLOWED_SINCE
 
 
 def _check_version() -> None:
     if not _followed():
-        wanted = ".".join(map(str, COMPILER_SINCE))
+        wanted = versions.words(versions.COMPILER_FOLLOWED_SINCE)
         raise CaptureError(
             f"torch.compile is followed with PyTorch {wanted} or later, and {torch.__version__} is installed; leave it "
             "out for the step as it runs without it"

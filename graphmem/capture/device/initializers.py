@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem import versions
 from graphmem.capture.patches import Patches
 
 _FILLERS = (
@@ -50,7 +51,7 @@ def _one_round(original: Callable[..., Any]) -> Callable[..., Any]:
         if not tensor.is_cuda:
             return tensor
         with torch.no_grad():
-            if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13):
+            if not versions.TRUNCATED_NORMAL_BY_REJECTION.holds(versions.version_of(torch.__version__)):
                 return _by_inverse(tensor, a, b, mean, std)
             result = tensor.normal_(mean, std)
             mask = (result < a) | (result > b)
@@ -61,6 +62,6 @@ def _one_round(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_inverse(tensor: Any, a: float, b: float, mean: float, std: float) -> Any:
-    """The method of 2.12 and before: in place throughout (``torch/nn/init.py``)."""
+    """The older method: in place throughout (``torch/nn/init.py``)."""
     tensor.uniform_(2 * a - 1, 2 * b - 1).erfinv_()
     return tensor.mul_(std * math.sqrt(2.0)).add_(mean).clamp_(min=a, max=b)

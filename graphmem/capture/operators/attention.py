@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
-from graphmem.capture.operators.older_versions import MATH_ATTENTION_IN_FP32_SINCE, mask_by_filling
+from graphmem.capture.operators.older_versions import mask_by_filling
 from graphmem.capture.values.tensors import HALF_TYPES
 
 _aten = torch.ops.aten
@@ -100,7 +101,7 @@ def _math_attention(
     """``_scaled_dot_product_attention_math``. Spelled out because C++ adds the mask out of place to anything that looks
     like a tensor subclass, and in place on a card."""
     dtype = query.dtype
-    is_newer = card.torch_version >= MATH_ATTENTION_IN_FP32_SINCE and hasattr(_aten, "_safe_softmax")
+    is_newer = versions.MATH_ATTENTION_IN_FP32.holds(card.torch_version) and hasattr(_aten, "_safe_softmax")
     if is_newer and dtype in HALF_TYPES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
     mask = _float_mask(mask, query, card)
@@ -140,7 +141,7 @@ def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None
     """``convert_boolean_attn_mask``: a boolean mask becomes 0 and -inf in the query's dtype."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    if card.torch_version < MATH_ATTENTION_IN_FP32_SINCE:
+    if not versions.MATH_ATTENTION_IN_FP32.holds(card.torch_version):
         return mask_by_filling(mask, query.dtype)
     options = {"dtype": query.dtype, "device": query.device}
     return torch.where(mask, torch.scalar_tensor(0.0, **options), torch.scalar_tensor(-math.inf, **options))

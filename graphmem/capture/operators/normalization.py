@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.operators.older_versions import FUSED_RMS_NORM_SINCE, composed_rms_norm
+from graphmem.capture.operators.older_versions import composed_rms_norm
 
 _aten = torch.ops.aten
 
@@ -20,7 +21,7 @@ def normalization_composites(card: Card) -> dict[Any, Callable[..., Any]]:
 
 
 def _rms_norm_of(card: Card) -> Callable[..., Tensor]:
-    if card.torch_version < FUSED_RMS_NORM_SINCE or not hasattr(_aten, "_fused_rms_norm"):
+    if not versions.FUSED_RMS_NORM.holds(card.torch_version) or not hasattr(_aten, "_fused_rms_norm"):
         return composed_rms_norm(card.torch_version)
     return _rms_norm
 

@@ -1,9 +1,8 @@
 """Operators that an earlier PyTorch than the installed one runs, chosen by the version that is predicted.
 
 A model's own code and PyTorch's Python are those of the installed version. What C++ decides between a call and its
-kernels is replayed here where it changed since 2.4; kernels have their versions in ``capture/kernels``. Every version
-below was read from recordings of the CUDA builds 2.4.1, 2.6.0, 2.9.1, 2.11.0 and 2.13.0, or from the headers of the
-releases between them.
+kernels is replayed here where it changed since 2.4; kernels have their versions in ``capture/kernels``. The
+versions and their sources are in :mod:`graphmem.versions`.
 """
 
 from __future__ import annotations
@@ -14,28 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem import versions
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.tensors import HALF_TYPES
 
 _aten = torch.ops.aten
 _END = 2**63 - 1
-#: Half types are normalized in fp32 from here on (ATen/native/layer_norm.cpp; 2.4.1 and 2.6.0 were recorded).
-RMS_NORM_UPCASTS_SINCE = (2, 5)
-#: The weight is multiplied in fp32 too (pull request 147203 of March 2025; 2.6.0 and 2.8.0 were recorded).
-RMS_NORM_WEIGHS_IN_FP32_SINCE = (2, 7)
-#: One kernel for rms_norm on CUDA (pull request 153666).
-FUSED_RMS_NORM_SINCE = (2, 9)
-#: A slice ``:`` among other indices is left out (``applySlice`` of ATen/TensorIndexing.h: its end is compared with
-#: ``length <= stop`` instead of ``length == stop``, and ``:`` has the largest integer for an end).
-WHOLE_SLICES_SKIPPED_SINCE = (2, 9)
-#: The math attention computes half types in fp32 and masks rows safely (ATen/native/transformers/attention.cpp).
-MATH_ATTENTION_IN_FP32_SINCE = (2, 5)
 
 
 def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
     """``at::rms_norm`` before it was one kernel."""
-    upcasts = torch_version >= RMS_NORM_UPCASTS_SINCE
-    weighs_in_fp32 = torch_version >= RMS_NORM_WEIGHS_IN_FP32_SINCE
+    upcasts = versions.RMS_NORM_UPCASTS.holds(torch_version)
+    weighs_in_fp32 = versions.RMS_NORM_WEIGHS_IN_FP32.holds(torch_version)
 
     def rms_norm(
         input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
@@ -67,8 +56,8 @@ def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
 
     A slice costs nothing forward. Backward it takes a gradient of the size of what was sliced.
     """
-    installed = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if torch_version >= WHOLE_SLICES_SKIPPED_SINCE or installed < WHOLE_SLICES_SKIPPED_SINCE:
+    skipped = versions.WHOLE_SLICES_SKIPPED
+    if skipped.holds(torch_version) or not skipped.holds(versions.version_of(torch.__version__)):
         return
     plain = torch.Tensor.__getitem__
 

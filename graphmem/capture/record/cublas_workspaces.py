@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
 from graphmem.errors import UsageError
 from graphmem.units import KIB
@@ -39,7 +40,7 @@ LT_WORKSPACE = 1024 * KIB
 def default_workspace_bytes(capability: tuple[int, int], torch_version: tuple[int, int]) -> int:
     """Bytes of one cuBLAS workspace when ``CUBLAS_WORKSPACE_CONFIG`` is not set."""
     major = capability[0]
-    if major == 9 or (major in (10, 12) and torch_version >= (2, 12)):
+    if major == 9 or (major in (10, 12) and versions.LARGE_WORKSPACE_ON_BLACKWELL.holds(torch_version)):
         return LARGE_WORKSPACE
     return SMALL_WORKSPACE
 
@@ -67,8 +68,8 @@ NOTHING = WorkspaceUse()
 class Workspaces:
     """Which workspaces a run holds already.
 
-    cublasLt, which ``addmm`` with a bias uses: up to 2.8 a buffer of its own around every call; in 2.9 to 2.11 one kept
-    per thread beside cuBLAS's; since 2.12 it shares cuBLAS's (pull requests 156495, 173002, 175879).
+    cublasLt, which ``addmm`` with a bias uses, first had a buffer of its own around every call, then one kept per
+    thread beside cuBLAS's, and now shares cuBLAS's (:mod:`graphmem.versions`).
     """
 
     def __init__(
@@ -91,10 +92,11 @@ class Workspaces:
         if func not in GEMMS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
             return NOTHING
         kept = list(self.use_cublas(in_backward, stream).kept)
-        separate_lt = self._version < (2, 12) and _uses_cublaslt(func, args)
-        if separate_lt and self._version >= (2, 9) and self._is_first("cublasLt", in_backward, stream):
+        kept_lt = versions.CUBLASLT_BUFFER_KEPT.holds(self._version)
+        separate_lt = not versions.CUBLASLT_SHARES_WORKSPACE.holds(self._version) and _uses_cublaslt(func, args)
+        if separate_lt and kept_lt and self._is_first("cublasLt", in_backward, stream):
             kept.append((f"cublasLt workspace ({_where(in_backward, stream)})", LT_WORKSPACE))
-        temporary = LT_WORKSPACE if separate_lt and self._version < (2, 9) else 0
+        temporary = LT_WORKSPACE if separate_lt and not kept_lt else 0
         return WorkspaceUse(tuple(kept), temporary) if kept or temporary else NOTHING
 
     def use_cublas(self, in_backward: bool, stream: int = 0) -> WorkspaceUse:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
@@ -103,5 +104,4 @@ def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:
 
 
 def _installed() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
+    return versions.version_of(torch.__version__)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.cudnn.library import Cudnn
 
@@ -32,7 +33,7 @@ class Card:
     compute_capability: tuple[int, int]
     sm_count: int
     max_threads_per_sm: int
-    torch_version: tuple[int, int] = (2, 13)
+    torch_version: tuple[int, int] = versions.NEWEST
     cudnn_workspaces: bool = True
     in_graph_capture: bool = False
     #: The cuDNN to ask for the plans of convolutions; None where they are predicted.
@@ -261,18 +262,18 @@ def rule(*operators: str, torch_before: tuple[int, int] | None = None, library: 
 
 
 _Register = Callable[[Rule], Rule]
-#: The PyTorch that every rule is written against.
-_NEWEST = (2, 13)
-_RUNNING = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_RUNNING = versions.version_of(torch.__version__)
 
 
 def _refuse_unknown(operator: str, torch_before: tuple[int, int] | None, library: str | None) -> None:
     if operator.count(".") != 2:
         raise ValueError(f"{operator}: a rule wants namespace.operator.overload, for example aten.topk.default")
-    if torch_before is not None and torch_before > _NEWEST:
-        raise ValueError(f"{operator}: torch_before={torch_before} says nothing, the newest version is {_NEWEST}")
+    if torch_before is not None and torch_before > versions.NEWEST:
+        raise ValueError(
+            f"{operator}: torch_before={torch_before} says nothing, the newest version is {versions.NEWEST}"
+        )
     sayable = torch_before is not None or library is not None
-    if _RUNNING == _NEWEST and not sayable and signature_of(operator) is None:
+    if _RUNNING == versions.NEWEST and not sayable and signature_of(operator) is None:
         raise ValueError(f"{operator}: PyTorch {torch.__version__} knows no such operator")
 
 

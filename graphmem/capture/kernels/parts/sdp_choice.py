@@ -13,22 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
 
 BACKENDS = frozenset({"flash", "efficient", "math", "cudnn"})
-
-#: cuDNN of the default CUDA wheel on PyPI, by (major, minor) of torch: the requirements of the wheels of 2.4.1, 2.6.0,
-#: 2.8.0, 2.9.1, 2.11.0 and 2.13.0; those of 2.5, 2.7, 2.10 and 2.12 are assumed.
-_WHEEL_CUDNN = {
-    (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
-    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000,
-}  # fmt: skip
-
-
-def wheel_cudnn_version(torch_version: tuple[int, int]) -> int:
-    """cuDNN version as an integer (9.20.0 is 92000) of the default wheel of a torch release or of the one before."""
-    known = [version for version in _WHEEL_CUDNN if version <= torch_version]
-    return _WHEEL_CUDNN[max(known, default=min(_WHEEL_CUDNN))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,7 @@ def choose_sdp_backend(
         tuple(value_shape),
         dtype,
         card,
-        wheel_cudnn_version(card.torch_version) if cudnn_version is None else cudnn_version,
+        versions.wheel_cudnn(card.torch_version) if cudnn_version is None else cudnn_version,
         None if mask_shape is None else tuple(mask_shape),
         mask_requires_grad,
         dropout_p,
@@ -185,8 +173,9 @@ def _can_use_cudnn(call: _Call) -> bool:
 
 
 def _cudnn_dropout(call: _Call) -> bool:
-    # cuDNN resolves the probability to 1/16 only; torch refuses others since 2.13.
-    return call.card.torch_version < (2, 13) or (call.dropout_p * 16).is_integer()
+    # cuDNN resolves the probability to 1/16 only.
+    in_sixteenths = versions.CUDNN_DROPOUT_IN_SIXTEENTHS.holds(call.card.torch_version)
+    return not in_sixteenths or (call.dropout_p * 16).is_integer()
 
 
 def _cudnn_mask(call: _Call) -> bool:
@@ -202,7 +191,7 @@ def _cudnn_mask(call: _Call) -> bool:
 def _cudnn_shapes(call: _Call) -> bool:
     batch, heads, query_length, d_qk = call.query
     key_length, d_v = call.key[2], call.value[3]
-    if call.card.torch_version >= (2, 13) and max(batch, heads) > 65535:
+    if versions.CUDNN_ATTENTION_LIMITS_BATCH.holds(call.card.torch_version) and max(batch, heads) > 65535:
         return False
     return (
         max(d_qk, d_v) <= _cudnn_head_dim_limit(call, d_qk, d_v)

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.numbers import last_pow2, round_up
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
@@ -48,7 +49,7 @@ def flash_rule(call: Call) -> Script | None:
         partial.append(script.take(rows * _FP32, "split log-sum-exp"))
         partial.append(script.take(rows * _rounded_head(head_dim) * _FP32, "split output"))
     seed, offset, mask = range(len(call.outputs) - 3, len(call.outputs))
-    if call.card.torch_version >= (2, 7):
+    if versions.FLASH_SEEDS_ON_DEVICE.holds(call.card.torch_version):
         _flash_seeds(script, seed, offset, dropout)
     else:
         script.output(seed, 0).output(offset, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, has_flat_view
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
@@ -68,8 +69,7 @@ def write_sorted_gradient(
 ) -> None:
     """The buffers of summing the gradient's rows by sorted index; the gradient itself is output 0."""
     count, size, width = indices.numel(), indices.element_size(), grad.shape[-1]
-    # Before 2.12 (recorded: 2.6, 2.9, 2.11) every bit of the indices is sorted, since then those that count rows.
-    bits = int(rows).bit_length() if card.torch_version >= (2, 12) else 8 * size
+    bits = int(rows).bit_length() if versions.INDEX_BITS_COUNT_ROWS.holds(card.torch_version) else 8 * size
     ordered, origins = take_sorted_indices(script, count, size, bits, card)
     counts = []
     if by_frequency:
@@ -99,8 +99,8 @@ def write_sorted_gradient(
 
 
 def _adds_atomically(segments: int, partials: int, width: int, card: Card) -> bool:
-    """Few rows of many indices, since 2.12: partial sums go straight to the gradient."""
-    if card.torch_version < (2, 12) or torch.are_deterministic_algorithms_enabled():
+    """Few rows of many indices: partial sums go straight to the gradient."""
+    if not versions.EMBEDDING_ADDS_ATOMICALLY.holds(card.torch_version) or torch.are_deterministic_algorithms_enabled():
         return False
     threads = -(-width // _WARP) * _WARP
     blocks = -(-segments * threads // min(threads, _BLOCK_THREADS))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.layout import bytes_of, is_dense
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
@@ -38,16 +39,11 @@ def _product(matrices: Sequence[torch.Tensor]) -> Script | None:
     return script
 
 
-#: Since this version ``bmm`` of columns by rows is a Triton kernel wherever Triton is installed, as it is beside the
-#: CUDA wheels (torch/_native/ops/bmm_outer_product; pull request 179082, taken back in 2.12).
-OUTER_PRODUCTS_SINCE = (2, 13)
-
-
 def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int, int]) -> bool:
     """Whether ``bmm`` of these does not call cuBLAS, but a kernel that reads any layout and takes no workspace."""
     first, second = matrices
     return (
-        torch_version >= OUTER_PRODUCTS_SINCE
+        versions.OUTER_PRODUCTS_BY_TRITON.holds(torch_version)
         and first.shape[2] == 1
         and second.shape[1] == 1
         and first.numel() > 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.layout import Layout, Strided, bytes_of
 from graphmem.capture.kernels.parts.numbers import last_pow2
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
@@ -105,8 +106,7 @@ def group_norm_rule(call: Call) -> Script | None:
     stats = batch * groups * tensor.element_size()
     script.output(0).output(1, stats).output(2, stats)
     taken = []
-    if _is_half(tensor) and call.card.torch_version >= (2, 13):
-        # Since 2.13 half types keep their statistics in fp32 for the time of the call.
+    if _is_half(tensor) and versions.GROUP_NORM_IN_FP32.holds(call.card.torch_version):
         taken += [script.take(batch * groups * 4, f"fp32 {name}") for name in ("mean", "rstd")]
     if call.HxW > 1 and not (call.weight is None and call.bias is None):
         size = batch * channels * _accumulate_bytes(tensor)

@@ -1,0 +1,314 @@
+"""What changed between versions of PyTorch: every change that a rule here follows, in one register.
+
+A rule asks ``versions.FUSED_RMS_NORM.holds(torch_version)`` where it needs to know. A change names its source and the
+releases whose CUDA builds were recorded on the stub driver; what was not looked at is said.
+``python -m graphmem.versions docs/modeling/versions.md`` writes the register there as a table.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphmem.errors import UsageError
+
+Version = tuple[int, int]
+
+#: The versions of PyTorch that can be predicted: the rules were checked against recordings of the newest.
+OLDEST: Version = (2, 4)
+NEWEST: Version = (2, 13)
+
+
+def version_of(text: str) -> Version:
+    """(major, minor) of a release such as ``2.6.0+cu124``. Raises ValueError for text that does not begin like one."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no version")
+    return int(match[1]), int(match[2])
+
+
+def words(version: Version) -> str:
+    """``2.13`` for (2, 13)."""
+    return ".".join(map(str, version))
+
+
+# --- which version ----------------------------------------------------------------------------------------------------
+
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)*(?:(?:a|b|rc|\.dev|\.post)\d*)?(?:\+[\w.]+)?")
+
+
+def version_named(text: str | None) -> tuple[int, int]:
+    """(major, minor) of ``2.6``, ``2.6.0`` or ``2.6.0+cu124``; None means the installed version, or the newest known.
+
+    Versions after the newest known are taken, and :func:`version_notes` says so. Raises :class:`UsageError` for text
+    that is no version, for versions before 2.4 and from 3.0 on.
+    """
+    if text is None:
+        return installed_version() or NEWEST
+    match = _VERSION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"torch version {text!r} is not a version; write it like 2.6 or 2.6.0")
+    version = int(match[1]), int(match[2])
+    if not OLDEST <= version < (3, 0):
+        raise UsageError(f"unknown torch version {text!r}; accepted: {words(OLDEST)} to {words(NEWEST)}")
+    return version
+
+
+def installed_version() -> tuple[int, int] | None:
+    """(major, minor) of the installed torch, None where there is none.
+
+    Raises :class:`UsageError` if it is too old to run a step on fake tensors as graphmem does.
+    """
+    try:
+        text = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    match = re.match(r"(\d+)\.(\d+)", text)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    if version < OLDEST:
+        raise UsageError(f"torch {text} is installed, and graphmem needs {words(OLDEST)} or later; upgrade torch")
+    return version
+
+
+def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
+    """What of the version asked for is followed when another one is installed, and what is known of it at all."""
+    notes, newest = [], words(NEWEST)
+    if asked > NEWEST:
+        notes.append(
+            f"PyTorch {words(asked)} is newer than {newest}, the newest known: the rules of {newest} are applied"
+        )
+    if asked != installed:
+        notes.append(
+            f"PyTorch {words(asked)} is predicted with PyTorch {words(installed)} installed: its allocator and the "
+            "allocator's options, cuBLAS's workspaces, the choice of attention kernels, and the kernels and composites "
+            f"known to differ; but {words(installed)}'s Python code (optimizers, modules), gradient formulas and "
+            "model library"
+        )
+    if asked != NEWEST:
+        notes.append(
+            f"cuDNN's convolution workspaces are those of PyTorch {newest}'s wheel, whatever version is predicted"
+        )
+    return notes
+
+
+# --- the register -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """One change: ``what`` it concerns, the first ``version`` that has it, and how it was ``before`` and is ``now``.
+
+    ``source``: the file of PyTorch, or the pull request. ``recorded``: releases whose builds were recorded or whose
+    wheels were read. ``assumed``: what nobody looked at, in words.
+    """
+
+    what: str
+    version: Version
+    before: str
+    now: str
+    source: str
+    recorded: tuple[str, ...] = ()
+    assumed: str = ""
+
+    def holds(self, torch_version: Version) -> bool:
+        """Whether this version of PyTorch has the change."""
+        return torch_version >= self.version
+
+
+# --- the allocator ----------------------------------------------------------------------------------------------------
+
+LENIENT_OPTIONS = Since(
+    "allocator: options",
+    (2, 9),
+    "read strictly",
+    "read leniently",
+    "c10/core/AllocatorConfig.cpp",
+    (),
+    "as far as releases and their notes show",
+)
+OLDEST_SEGMENT_FIRST = Since(
+    "allocator: equal free blocks", (2, 13), "the lowest address first", "the oldest segment first",
+    "pull request 183591", ("2.11.0", "2.13.0"), "2.12 was not looked at and is taken to do as 2.11",
+)  # fmt: skip
+ROUNDED_FRACTION = Since(
+    "allocator: the cap of a memory fraction", (2, 13), "cut to whole bytes", "rounded to the nearest byte",
+    "pull request 179444", ("2.11.0", "2.13.0"), "2.12 was not looked at and is taken to do as 2.11",
+)  # fmt: skip
+CAPTURES_APART = Since(
+    "allocator: no events queried, no cache flushed", (2, 13), "while anything is routed to a private pool",
+    "while the current stream is captured", "`is_capture_context`, c10/cuda/CUDACachingAllocator.h",
+    ("2.11.0", "2.13.0"), "2.12 was not looked at and is taken to do as 2.11",
+)  # fmt: skip
+
+#: Every key of the allocator's options with the first version that takes it, as far as releases and their notes show.
+#: 2.12 was not run: it is taken to accept what is in its release notes.
+ALLOCATOR_OPTIONS: dict[str, Version] = {
+    "backend": (2, 0),
+    "expandable_segments": (2, 1),
+    "garbage_collection_threshold": (1, 11),
+    "graph_capture_record_stream_reuse": (2, 10),
+    "large_segment_size_mb": (2, 11),
+    "max_non_split_rounding_mb": (2, 6),
+    "max_split_size_mb": (1, 10),
+    "per_process_memory_fraction": (2, 10),
+    "pinned_free_catch_all": (2, 12),
+    "pinned_max_cached_size_mb": (2, 13),
+    "pinned_max_round_threshold_mb": (2, 13),
+    "pinned_num_register_threads": (2, 2),
+    "pinned_reserve_segment_size_mb": (2, 10),
+    "pinned_use_background_threads": (2, 6),
+    "pinned_use_cuda_host_register": (2, 2),
+    "release_lock_on_cudamalloc": (2, 2),
+    "roundup_power2_divisions": (1, 12),
+    "throw_on_cudamalloc_oom": (2, 12),
+}
+
+# --- libraries --------------------------------------------------------------------------------------------------------
+
+CUBLASLT_BUFFER_KEPT = Since(
+    "cublasLt's buffer of 1 MiB (`addmm` with a bias, also of one row)", (2, 9), "around every call",
+    "kept per thread, beside cuBLAS's workspace", "pull request 156495", ("2.4.1", "2.6.0", "2.8.0", "2.9.1", "2.11.0"),
+)  # fmt: skip
+CUBLASLT_SHARES_WORKSPACE = Since(
+    "cublasLt's buffer", (2, 12), "its own", "cuBLAS's workspace", "pull requests 173002, 175879", ("2.11.0", "2.13.0"),
+    "that 2.12 has it is read from the pull requests",
+)  # fmt: skip
+LARGE_WORKSPACE_ON_BLACKWELL = Since(
+    "cuBLAS's workspace on Blackwell", (2, 12), "8.1 MiB", "32 MiB", "pull request 175344", ("2.13.0",),
+    "that 2.12 has it is read from the pull request",
+)  # fmt: skip
+
+#: cuDNN of the default CUDA wheel on PyPI as an integer (9.20.0 is 92000): the requirements of the wheels of 2.4.1,
+#: 2.6.0, 2.8.0, 2.9.1, 2.11.0 and 2.13.0; those of 2.5, 2.7, 2.10 and 2.12 are assumed.
+WHEEL_CUDNN: dict[Version, int] = {
+    (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
+    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000,
+}  # fmt: skip
+
+
+def wheel_cudnn(torch_version: Version) -> int:
+    """cuDNN version as an integer (9.20.0 is 92000) of the default wheel of a torch release or of the one before."""
+    known = [version for version in WHEEL_CUDNN if version <= torch_version]
+    return WHEEL_CUDNN[max(known, default=min(WHEEL_CUDNN))]
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+MATH_ATTENTION_IN_FP32 = Since(
+    "math attention", (2, 5), "half types stay half, plain softmax, boolean masks filled into zeros",
+    "fp32 inside, a softmax that is safe for masked rows", "ATen/native/transformers/attention.cpp",
+    ("2.4.1", "2.6.0"), "that 2.5 has it",
+)  # fmt: skip
+FLASH_SEEDS_ON_DEVICE = Since(
+    "seeds of flash attention", (2, 7), "on the host", "on the device", "ATen/native/transformers/cuda/flash_attn",
+    ("2.6.0", "2.9.1"), "that 2.7 and 2.8 have it",
+)  # fmt: skip
+CUDNN_DROPOUT_IN_SIXTEENTHS = Since(
+    "dropout in cuDNN attention", (2, 13), "of any probability", "of multiples of 1/16, other calls are refused",
+    "sdp_utils.cpp", ("2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
+)  # fmt: skip
+CUDNN_ATTENTION_LIMITS_BATCH = Since(
+    "batch and heads in cuDNN attention", (2, 13), "of any size", "up to 65,535", "`check_cudnn_tensor_shapes`, "
+    "sdp_utils.cpp", ("2.13.0",), "2.12 is taken to do as 2.11",
+)  # fmt: skip
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+RMS_NORM_UPCASTS = Since(
+    "`rms_norm` of half types", (2, 5), "in half", "in fp32", "ATen/native/layer_norm.cpp", ("2.4.1", "2.6.0"),
+    "that 2.5 has it",
+)  # fmt: skip
+RMS_NORM_WEIGHS_IN_FP32 = Since(
+    "`rms_norm`: the weight", (2, 7), "multiplied in half", "multiplied in fp32", "pull request 147203",
+    ("2.6.0", "2.8.0"), "that 2.7 has it",
+)  # fmt: skip
+FUSED_RMS_NORM = Since("`rms_norm`", (2, 9), "six operators", "one kernel", "pull request 153666", ("2.8.0", "2.9.1"))
+WHOLE_SLICES_SKIPPED = Since(
+    "`x[:, 0]`: a slice for every `:` among other indices", (2, 9),
+    "recorded, so the backward pass takes a gradient of the size of what was sliced", "left out",
+    "`applySlice`, ATen/TensorIndexing.h of the wheels", ("2.4.1", "2.6.0", "2.8.0", "2.9.1"),
+)  # fmt: skip
+INDEX_BITS_COUNT_ROWS = Since(
+    "sort of indices in the gradient of an embedding", (2, 12), "of every bit, 12 KiB more",
+    "of the bits that count rows",
+    "ATen/native/cuda/Embedding.cu", ("2.6.0", "2.9.1", "2.11.0", "2.13.0"), "that 2.12 has it",
+)  # fmt: skip
+EMBEDDING_ADDS_ATOMICALLY = Since(
+    "gradient of an embedding with few rows of many indices", (2, 12), "partial sums are kept", "added atomically",
+    "ATen/native/cuda/EmbeddingBackwardKernel.cu", ("2.13.0",), "that 2.12 has it",
+)  # fmt: skip
+GROUP_NORM_IN_FP32 = Since(
+    "half group norm", (2, 13), "statistics in half", "statistics in fp32 for the time of the call",
+    "ATen/native/cuda/group_norm_kernel.cu", ("2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
+)  # fmt: skip
+OUTER_PRODUCTS_BY_TRITON = Since(
+    "`bmm` of columns by rows, where Triton is installed as it is beside the CUDA wheels", (2, 13), "cuBLAS",
+    "a Triton kernel without copies or a workspace", "torch/_native/ops/bmm_outer_product; pull request 179082, taken "
+    "back in 2.12", ("2.13.0",),
+)  # fmt: skip
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+TRUNCATED_NORMAL_BY_REJECTION = Since(
+    "`trunc_normal_`", (2, 13), "by the inverse, in place", "by drawing again", "torch/nn/init.py", ("2.13.0",),
+    "2.12 is taken to do as 2.11",
+)  # fmt: skip
+
+#: Every change above, in the order it is told.
+CHANGES: tuple[Since, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Since))
+
+#: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.
+COMPILER_FOLLOWED_SINCE: Version = (2, 13)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def table() -> str:
+    """The register as a table in Markdown, by version."""
+    lines = [
+        "| since | what | before | now | source | recorded with | assumed |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for change in sorted(CHANGES, key=lambda change: change.version):
+        cells = (change.before, change.now, change.source, ", ".join(change.recorded), change.assumed)
+        lines.append(f"| {words(change.version)} | {change.what} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Keys of the allocator's options, by the first version that takes them:",
+        "",
+        "| since | keys |",
+        "| --- | --- |",
+    ]
+    for version in sorted(set(ALLOCATOR_OPTIONS.values())):
+        keys = ", ".join(f"`{key}`" for key, first in ALLOCATOR_OPTIONS.items() if first == version)
+        lines.append(f"| {words(version)} | {keys} |")
+    cudnn = ", ".join(f"{words(version)}: {_cudnn_words(number)}" for version, number in WHEEL_CUDNN.items())
+    lines += ["", f"cuDNN of the default CUDA wheel, which chooses between attention kernels: {cudnn}."]
+    return "\n".join(lines) + "\n"
+
+
+def _cudnn_words(number: int) -> str:
+    """``9.20.0`` for 92000."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+_BEGIN, _END = "<!-- register: begin -->\n", "<!-- register: end -->\n"
+
+
+def with_table(page: str) -> str:
+    """The page with the table between its two marks. Raises ValueError for a page without them."""
+    head, begin, rest = page.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {_BEGIN.strip()} and {_END.strip()}")
+    return head + begin + table() + end + tail
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        page = Path(name)
+        page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")

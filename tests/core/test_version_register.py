@@ -1,0 +1,74 @@
+"""The register of what changed between versions of PyTorch."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from graphmem import versions
+from tests import places
+
+PAGE = places.ROOT / "docs" / "modeling" / "versions.md"
+SOURCES = sorted((places.ROOT / "graphmem").rglob("*.py"))
+
+
+def test_a_change_holds_from_its_version_on() -> None:
+    assert [versions.FUSED_RMS_NORM.holds((2, minor)) for minor in (8, 9, 10, 13)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("change", versions.CHANGES, ids=lambda change: change.what)
+def test_every_change_lies_in_the_supported_range_and_names_its_source(change: versions.Since) -> None:
+    assert versions.OLDEST < change.version <= versions.NEWEST
+    assert change.source
+    assert change.recorded or change.assumed
+
+
+def test_every_change_is_asked_by_a_rule() -> None:
+    asked = {
+        node.attr
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "versions"
+    }
+    names = {name for name, value in vars(versions).items() if isinstance(value, versions.Since)}
+    assert names <= asked
+
+
+def test_the_page_is_made_of_the_register() -> None:
+    page = PAGE.read_text()
+    assert versions.with_table(page) == page, "run python -m graphmem.versions docs/modeling/versions.md"
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="no <!-- register: begin -->"):
+        versions.with_table("# Versions\n")
+
+
+def test_the_oldest_and_the_newest_have_a_cudnn() -> None:
+    assert min(versions.WHEEL_CUDNN) == versions.OLDEST
+    assert max(versions.WHEEL_CUDNN) == versions.NEWEST
+    assert versions.wheel_cudnn((2, 20)) == versions.wheel_cudnn(versions.NEWEST)
+
+
+def _is_a_version(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Tuple) or len(node.elts) != 2:
+        return False
+    major, minor = node.elts
+    is_number = isinstance(major, ast.Constant) and isinstance(minor, ast.Constant)
+    return is_number and major.value in (1, 2) and isinstance(minor.value, int)  # type: ignore[union-attr]
+
+
+def test_no_other_file_compares_versions_with_numbers() -> None:
+    """Comparisons of order with a pair such as (2, 13): what changed when is said in the register alone."""
+    order = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+    found = [
+        f"{path.relative_to(places.ROOT)}:{node.lineno}"
+        for path in SOURCES
+        if path.name != "versions.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        and any(isinstance(op, order) for op in node.ops)
+        and any(_is_a_version(side) for side in (node.left, *node.comparators))
+    ]
+    assert found == []
