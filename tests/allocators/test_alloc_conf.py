@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem.allocators.alloc_conf import KEYS, UNLIMITED, AllocConf, parse_alloc_conf
+from graphmem.allocators.alloc_conf import UNLIMITED, AllocConf, parse_alloc_conf
 from graphmem.errors import UsageError
 from graphmem.units import MIB
+from graphmem.versions import ALLOCATOR_OPTIONS
 
 OFF = (0,) * 16
 
@@ -175,7 +176,7 @@ def test_surprising_readings_are_remarked() -> None:
     ],
 )
 def test_keys_begin_with_a_version(key: str, value: str, since: tuple[int, int]) -> None:
-    assert KEYS[key] == since
+    assert ALLOCATOR_OPTIONS[key] == since
     parse_alloc_conf(f"{key}:{value}", since)
     before = (since[0], since[1] - 1)
     with pytest.raises(UsageError, match=rf"Unrecognized key '{key}'.*it came with torch {since[0]}\.{since[1]}"):
@@ -191,7 +192,27 @@ def test_up_to_2_8_separators_are_checked_and_a_split_size_of_20_is_refused() ->
 
 
 PIECES = st.sampled_from(
-    [*KEYS, ":", ",", "[", "]", ">", "True", "False", "1", "0", "8", "20", "64", "0.5", "-1", " ", "x", "native", "1e9"]
+    [
+        *ALLOCATOR_OPTIONS,
+        ":",
+        ",",
+        "[",
+        "]",
+        ">",
+        "True",
+        "False",
+        "1",
+        "0",
+        "8",
+        "20",
+        "64",
+        "0.5",
+        "-1",
+        " ",
+        "x",
+        "native",
+        "1e9",
+    ]
 )
 
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphmem import versions
 from graphmem.errors import UsageError
 
 alloc_conf = pytest.importorskip("graphmem.allocators.alloc_conf")
 
-KEYS = st.sampled_from([*alloc_conf.KEYS, "nonsense", ""])
+KEYS = st.sampled_from([*versions.ALLOCATOR_OPTIONS, "nonsense", ""])
 VALUES = st.one_of(
     st.text(max_size=12),
     st.integers().map(str),
