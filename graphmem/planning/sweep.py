@@ -5,12 +5,15 @@ Combinations that one capture serves are asked together: the step is captured on
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from pickle import PicklingError
 from typing import Any
 
-from graphmem.errors import GraphmemError, UsageError
+from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
 from graphmem.question import CaptureKey, capture_key, check_counts
@@ -58,75 +61,94 @@ def sweep(
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     groups = _groups(request, chosen)
     answers: dict[int, _Answer] = {}
-    work = _answered(request, chosen, report) if jobs == 1 else _side_by_side(request, chosen, jobs, report)
-    for numbers, found in work(groups):
+    if jobs == 1:
+        work = _one_by_one(request, chosen, groups, report)
+    else:
+        work = _side_by_side(request, chosen, groups, jobs, report)
+    for numbers, found in work:
         answers.update(zip(numbers, found, strict=True))
     return _rows(chosen, [answers[number] for number in range(len(chosen))])
 
 
 #: What became of one combination.
 _Answer = Estimate | GraphmemError
-_Work = Callable[[list[list[int]]], Iterator[tuple[list[int], list[_Answer]]]]
+#: What became of a group: the numbers of its combinations, and an answer for each.
+_Answers = tuple[list[int], list[_Answer]]
 
 
 def _groups(request: Request, chosen: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The combinations by their numbers, those of one capture together; one that is refused is alone."""
+    """The combinations by their numbers, those of one capture together, card by card: a step may ask which it is on.
+    One that is refused is alone."""
     keys: list[CaptureKey | None] = []
     groups: list[list[int]] = []
+    cards: list[tuple[str, int]] = []
     for number, settings in enumerate(chosen):
-        try:
-            key = capture_key(request.changed(**settings).question)
-        except GraphmemError:
-            key = None  # its own analysis will say why
+        key, card = None, ("", 0)
+        with contextlib.suppress(GraphmemError):  # its own analysis will say why
+            question = request.changed(**settings).question
+            card = question.setting.device.name, question.setting.device.capacity_bytes
+            key = capture_key(question)
+        cards.append(card)
         if key is not None and key in keys:
             groups[keys.index(key)].append(number)
         else:
             keys.append(key)
             groups.append([number])
-    return groups
+    return [sorted(group, key=lambda number: cards[number]) for group in groups]
 
 
 def _answer_group(
-    request: Request, chosen: Sequence[Mapping[str, Any]], report: Callable[[str], None] = lambda _: None
+    request: Request,
+    chosen: Sequence[Mapping[str, Any]],
+    report: Callable[[str], None] = lambda _: None,
+    captures: Captures | None = None,
 ) -> list[_Answer]:
     """One capture, and a replay for each combination."""
-    captures = Captures()
+    shared = captures or Captures()
     answers: list[_Answer] = []
     for settings in chosen:
         report(_words(settings))
         try:
-            answers.append(request.changed(**settings).run(captures))
+            answers.append(request.changed(**settings).run(shared))
         except GraphmemError as error:
             answers.append(error)
     return answers
 
 
-def _answered(request: Request, chosen: Sequence[Mapping[str, Any]], report: Callable[[str], None]) -> _Work:
-    def work(groups: list[list[int]]) -> Iterator[tuple[list[int], list[_Answer]]]:
-        for numbers in groups:
-            yield numbers, _answer_group(request, [chosen[number] for number in numbers], report)
-
-    return work
+def _one_by_one(
+    request: Request, chosen: Sequence[Mapping[str, Any]], groups: Sequence[list[int]], report: Callable[[str], None]
+) -> Iterator[_Answers]:
+    captures = Captures()  # of one group at a time; an ONNX file is read for all of them
+    for numbers in groups:
+        yield numbers, _answer_group(request, [chosen[number] for number in numbers], report, captures)
 
 
 def _side_by_side(
-    request: Request, chosen: Sequence[Mapping[str, Any]], jobs: int, report: Callable[[str], None]
-) -> _Work:
-    """Every group in one of ``jobs`` processes. Raises :class:`UsageError` where joblib is missing."""
+    request: Request,
+    chosen: Sequence[Mapping[str, Any]],
+    groups: Sequence[list[int]],
+    jobs: int,
+    report: Callable[[str], None],
+) -> Iterator[_Answers]:
+    """Every group in one of ``jobs`` processes. Raises :class:`GraphmemError` where joblib is missing, the model cannot
+    be sent, or a process dies."""
     try:
         from joblib import Parallel, delayed
     except ImportError:
         raise UsageError("more than one job needs joblib; install it with: pip install 'graphmem[parallel]'") from None
     silent = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
-
-    def work(groups: list[list[int]]) -> Iterator[tuple[list[int], list[_Answer]]]:
-        tasks = [delayed(_answer_group)(silent, [chosen[number] for number in numbers]) for numbers in groups]
+    tasks = [delayed(_answer_group)(silent, [chosen[number] for number in numbers]) for numbers in groups]
+    try:
         found = Parallel(n_jobs=min(jobs, len(groups)), return_as="generator")(tasks)
         for numbers, answers in zip(groups, found, strict=True):
-            report(", ".join(_words(chosen[number]) for number in numbers[-1:]))
+            report(_words(chosen[numbers[-1]]))
             yield numbers, answers
-
-    return work
+    except PicklingError:
+        raise UsageError(
+            "the model cannot be sent to another process; name it (module.py:factory), or use one job"
+        ) from None
+    except BrokenProcessPool:
+        raise SourceError("a process of the sweep was killed, perhaps for lack of memory; use fewer jobs") from None
 
 
 def _words(settings: Mapping[str, Any]) -> str:

@@ -1,0 +1,314 @@
+"""One capture for every setting that only a replay sees: the same bytes as an analysis of each."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import graphmem
+from graphmem import simulate
+from graphmem.devices import DEFAULT_DEVICE, custom_device, device_named
+from graphmem.errors import UsageError
+from graphmem.question import Question, capture_key, card_facts
+from graphmem.runtimes.onnxruntime import runtime as onnxruntime
+from graphmem.trace import to_json
+from graphmem.training import Inference, Training
+from graphmem.units import GIB, MIB
+from tests.support import onnx_samples
+
+torch = pytest.importorskip("torch")
+
+from graphmem.capture.device.pretend_device import PretendDevice, pretended  # noqa: E402
+
+nn = torch.nn
+CONFIGURATIONS = ["", "expandable_segments:True", "max_split_size_mb:64", "nonsense:1"]
+CARDS = [
+    custom_device(700 * MIB),
+    custom_device(24 * GIB),
+    device_named("T4"),
+    device_named("A10G"),
+    device_named("M2-Ultra"),
+]
+
+
+def step(batch: int = 4) -> Any:
+    """A model of several kinds of kernels, with its inputs."""
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(16), nn.Softmax(-1))
+    return nn.Sequential(*layers), torch.zeros(batch, 3, 16, 16)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """The questions for which something was captured or planned."""
+    asked: list[Question] = []
+    record = simulate.record
+
+    def noted(question: Question, loaded: Any) -> simulate.Recorded:
+        asked.append(question)
+        return record(question, loaded)
+
+    monkeypatch.setattr(simulate, "record", noted)
+    return asked
+
+
+def separately(vary: dict[str, list[Any]], **options: Any) -> list[Any]:
+    """The rows of a sweep over two settings, each by an analysis of its own."""
+    (first, firsts), (second, seconds) = vary.items()
+    answers: list[Any] = []
+    for a in firsts:
+        for b in seconds:
+            try:
+                answers.append(graphmem.analyze(**{**options, first: a, second: b}).to_json())
+            except graphmem.GraphmemError as error:
+                answers.append(str(error))
+    return answers
+
+
+def together(vary: dict[str, list[Any]], **options: Any) -> list[Any]:
+    rows = graphmem.sweep(vary=vary, **options)
+    return [row.error if row.estimate is None else row.estimate.to_json() for row in rows]
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+#: Another value of each argument, and whether a captured trace depends on it.
+OTHERS: dict[str, tuple[Any, bool]] = {
+    "batch": (8, True),
+    "seq_len": (128, True),
+    "training": (Inference(), True),
+    "runtime": ("mxnet", False),
+    "device": ("T4", True),
+    "alloc_conf": ("expandable_segments:True", False),
+    "dims": ({"n": 2}, True),
+    "input_shapes": ({"x": (1, 2)}, True),
+    "shapes": ("batch=1;batch=2", True),
+    "iterations": (5, True),
+    "top": (3, False),
+    "torch_version": ("2.6", True),
+    "build_on": ("device", True),
+}
+
+
+def test_the_key_tells_apart_what_a_capture_depends_on_and_nothing_else() -> None:
+    assert set(OTHERS) == {field.name for field in fields(Question)} - {"model", "example_inputs", "cudnn"}
+    usual = capture_key(Question(step))
+    assert usual == capture_key(Question(step))
+    for name, (value, matters) in OTHERS.items():
+        assert (capture_key(Question(step, **{name: value})) != usual) is matters, name
+    for one in fields(Training):
+        other = {"optimizer": "sgd", "dtype": "bf16", "amp": "bf16", "grad_accum": 2}.get(one.name)
+        if other is not None:
+            assert capture_key(Question(step, training=Training(**{one.name: other}))) != usual
+
+
+def test_every_field_of_the_pretended_card_is_in_the_key_or_noted_when_it_is_told() -> None:
+    """A field that kernels may look at and the key does not hold would let one card's trace stand for another's."""
+    known = {"capability", "sm_count", "max_threads_per_sm", "cublas_workspace_bytes"}
+    told = {"name", "total_bytes"}
+    assert {field.name for field in fields(PretendDevice)} == known | told | {"told"}
+    for card in CARDS:
+        device = pretended(card)
+        facts = (device.capability, device.sm_count, device.max_threads_per_sm, device.cublas_workspace_bytes)
+        assert card_facts(card) == facts
+        assert (device.tell_name(), device.tell_total_bytes()) == (card.name, card.capacity_bytes)
+        assert device.told == told
+
+
+def test_a_plan_depends_on_what_the_planner_looks_at(tmp_path: Path) -> None:
+    model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
+
+    def key(**options: Any) -> Any:
+        return capture_key(Question(model, **options))
+
+    usual = key(batch=2, device="T4")
+    assert usual == key(batch=2, device="A10G", alloc_conf="arena_extend_strategy:kSameAsRequested,gpu_mem_limit:1GiB")
+    assert usual != key(batch=2, device="H100")  # cuBLAS takes another workspace there
+    for other in ("enable_mem_pattern:0", "provider:cpu", "graph_optimization_level:basic"):
+        assert usual != key(batch=2, device="T4", alloc_conf=other), other
+    assert usual != key(batch=2, device="T4", runtime="tensorflow")
+    assert key(batch=2, runtime="tensorflow") == key(batch=2, runtime="tf", alloc_conf="allow_growth:true")
+    with pytest.raises(UsageError, match="no memory option 'nonsense'"):
+        key(batch=2, alloc_conf="nonsense:1")
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_equal_keys_give_equal_traces(data: st.DataObject) -> None:
+    def question() -> Question:
+        return Question(
+            step,
+            batch=data.draw(st.sampled_from([2, 4])),
+            training=data.draw(st.sampled_from([Training(), Training("sgd"), Inference()])),
+            device=data.draw(st.sampled_from(CARDS)),
+            alloc_conf=data.draw(st.sampled_from(CONFIGURATIONS[:3])),
+        )
+
+    first, second = question(), question()
+    traces = [to_json(simulate.record(one, simulate.load(one)).made.trace) for one in (first, second)]
+    if capture_key(first) == capture_key(second):
+        assert traces[0] == traces[1]
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+_TWO = st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cards=st.lists(st.sampled_from(CARDS), min_size=1, max_size=3, unique_by=lambda card: card.name),
+    other=st.sampled_from(["alloc_conf", "batch", "runtime", "iterations"]),
+    chosen=_TWO,
+)
+def test_a_sweep_gives_what_separate_analyses_give(cards: list[Any], other: str, chosen: list[int]) -> None:
+    values: dict[str, list[Any]] = {
+        "alloc_conf": CONFIGURATIONS,
+        "batch": [1, 2, 3, 4],
+        "runtime": ["pytorch", "tensorflow", "mxnet", "onnxruntime"],
+        "iterations": [1, 2, 3, 4],
+    }
+    vary = {"device": cards, other: [values[other][number] for number in chosen]}
+    expected = separately(vary, model=step)
+    if all(not answer.startswith("{") for answer in expected):
+        with pytest.raises(graphmem.GraphmemError):
+            graphmem.sweep(step, vary=vary)
+    else:
+        assert together(vary, model=step) == expected
+
+
+def test_settings_that_only_a_replay_sees_share_one_capture(recorded: list[Question]) -> None:
+    vary = {"alloc_conf": CONFIGURATIONS, "device": [custom_device(size * GIB) for size in (2, 8, 24)]}
+    rows = graphmem.sweep(step, vary=vary)
+    assert len(recorded) == 1
+    assert [row.estimate is None for row in rows] == [conf == "nonsense:1" for conf in CONFIGURATIONS for _ in range(3)]
+    assert all("nonsense" in row.error for row in rows if row.error)
+
+
+def test_a_step_that_cannot_be_captured_is_tried_once(recorded: list[Question]) -> None:
+    def broken() -> Any:
+        raise RuntimeError("no such layer")
+
+    with pytest.raises(graphmem.GraphmemError, match="no such layer"):
+        graphmem.sweep(broken, vary={"alloc_conf": CONFIGURATIONS[:3]})
+    assert len(recorded) == 1
+
+
+def _by_free_memory() -> Any:
+    return nn.Linear(64, 64), torch.zeros(torch.cuda.mem_get_info()[0] // GIB * 128, 64)
+
+
+def _by_total_memory() -> Any:
+    return nn.Linear(64, 64), torch.zeros(torch.cuda.get_device_properties(0).total_memory // GIB * 128, 64)
+
+
+def _by_name() -> Any:
+    return nn.Linear(64, 64), torch.zeros(len(torch.cuda.get_device_name()) * 128, 64)
+
+
+def _by_runtime_call() -> Any:
+    return nn.Linear(64, 64), torch.zeros(torch.cuda.cudart().cudaMemGetInfo(0)[1] // GIB * 128, 64)
+
+
+def _by_printed_properties() -> Any:
+    return nn.Linear(64, 64), torch.zeros(len(str(torch.cuda.get_device_properties("cuda"))) * 128, 64)
+
+
+@pytest.mark.parametrize(
+    "factory", [_by_free_memory, _by_total_memory, _by_name, _by_runtime_call, _by_printed_properties]
+)
+def test_a_step_that_asks_the_card_is_captured_for_each_that_says_otherwise(
+    factory: Callable[[], Any], recorded: list[Question]
+) -> None:
+    small, large = custom_device(9 * GIB), custom_device(24 * GIB)
+    vary: dict[str, list[Any]] = {"alloc_conf": CONFIGURATIONS[:2], "device": [small, large, large]}
+    answers = together(vary, model=factory, training=False)
+    assert len(recorded) == 2
+    assert answers == separately(vary, model=factory, training=False)
+    assert answers[0] != answers[1] == answers[2]
+
+
+def test_a_factory_that_keeps_a_state_is_made_anew_for_every_capture(tmp_path: Path) -> None:
+    file = tmp_path / "stateful.py"
+    file.write_text(
+        "import torch\ncalls = [0]\n\ndef build(batch=1):\n    calls[0] += 1\n"
+        "    return torch.nn.Linear(64, 64), torch.zeros(batch * calls[0], 64)\n"
+    )
+    vary = {"batch": [1, 2], "alloc_conf": ["", "max_split_size_mb:64"]}
+    assert together(vary, model=f"{file}:build") == separately(vary, model=f"{file}:build")
+
+
+def test_an_onnx_file_is_read_once_for_all_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from graphmem.sources import onnx_file
+
+    model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
+    vary = {"batch": [1, 2, 8], "alloc_conf": ["", "enable_mem_pattern:0", "gpu_mem_limit:1MiB"]}
+    expected = separately(vary, model=model, device="T4")
+    read: list[Any] = []
+    once = onnx_file.read_onnx
+    monkeypatch.setattr(onnx_file, "read_onnx", lambda *given: read.append(given) or once(*given))
+    assert together(vary, model=model, device="T4", jobs=1) == expected
+    assert len(read) == 1
+    read.clear()
+    graphmem.fit(model, device="T4", at_most=512)
+    assert len(read) == 1
+
+
+def test_neither_fit_nor_a_table_pays_for_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
+    looked: list[Any] = []
+    find = onnxruntime.findings
+    monkeypatch.setattr(onnxruntime, "findings", lambda *given, **named: looked.append(given) or find(*given, **named))
+    graphmem.fit(model, device="T4", at_most=512)
+    graphmem.advise(model, batch=8, device="T4")
+    rows = graphmem.sweep(model, vary={"batch": [1, 2]}, device="T4")
+    assert looked == []
+    assert rows[1].estimate is not None
+    assert "reserved_bytes_with" in rows[1].estimate.details
+    assert rows[1].estimate.diagnostics == tuple(rows[1].estimate.diagnostics)
+    assert len(looked) == 1
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+def test_jobs_give_what_one_process_gives(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+    file = tmp_path / "model.py"
+    file.write_text("import torch\n\ndef build(batch=1):\n    return torch.nn.Linear(64, 64), torch.zeros(batch, 64)\n")
+    vary = {"batch": [1, 512], "alloc_conf": ["", "nonsense:1", "max_split_size_mb:64"]}
+    said: list[str] = []
+    answers = together(vary, model=f"{file}:build", jobs=2, say=said.append)
+    assert answers == together(vary, model=f"{file}:build")
+    assert sum("nonsense" in answer for answer in answers) == 2
+    assert said
+    onnx = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
+    both = {"batch": [1, 2], "alloc_conf": ["", "enable_mem_pattern:0"]}
+    assert together(both, model=onnx, jobs=2) == together(both, model=onnx)
+
+
+def test_a_model_that_cannot_be_sent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("joblib")
+    module = nn.Linear(4, 4)
+    module.lock = threading.Lock()
+    with pytest.raises(UsageError, match="cannot be sent to another process"):
+        graphmem.sweep(module, torch.zeros(2, 4), vary={"iterations": [1, 2]}, jobs=2)
+
+
+def test_jobs_without_joblib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    with pytest.raises(UsageError, match=r"pip install 'graphmem\[parallel\]'"):
+        graphmem.sweep(step, vary={"batch": [1, 2]}, jobs=2)
+    with pytest.raises(UsageError, match="jobs is a whole number of at least 1"):
+        graphmem.sweep(step, vary={"batch": [1, 2]}, jobs=0)
+
+
+def test_the_card_assumed_for_kernels_is_the_default_one() -> None:
+    assert card_facts(device_named("M2-Ultra"))[:3] == card_facts(device_named(DEFAULT_DEVICE))[:3]
