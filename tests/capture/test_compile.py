@@ -16,7 +16,7 @@ from graphmem.trace import EventKind, Place
 from graphmem.trace import to_json as trace_to_json
 from graphmem.versions import COMPILER_FOLLOWED_SINCE
 from tests import places
-from tests.steps import runs
+from tests.recorded.steps import runs
 from tests.support.captures import births, record
 
 FOLDER = places.PYTORCH / "compiled"

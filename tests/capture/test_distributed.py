@@ -22,7 +22,7 @@ from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
 from graphmem.trace import Category  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402
-from tests.parallel.recordings import CASES, load, predict  # noqa: E402
+from tests.recorded.parallel import CASES, load, predict  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION, births, of, record, sizes  # noqa: E402
 
 RECORDED = load()
@@ -40,7 +40,7 @@ MIB = 1024 * 1024
 def test_a_recorded_loop_is_predicted_with_its_buckets(name: str) -> None:
     ours, recorded = predict(CASES[name]), RECORDED[name]
     ordered = sorted if name in ORDER_DIFFERS else list
-    assert ordered(ours.events) == ordered(recorded.events), f"python -m tests.parallel.differ {name}"
+    assert ordered(ours.events) == ordered(recorded.events), f"python -m tests.recorded parallel differ {name}"
     assert ours.reserved_bytes == recorded.reserved_bytes
     if name not in LATE_DIFFERS:
         assert ours.late_bytes == recorded.late_bytes
@@ -63,7 +63,7 @@ def test_a_recorded_loop_with_shards_is_predicted_in_its_peak(name: str) -> None
     assert ours.reserved_bytes == recorded.reserved_bytes
     numbers = {pair: number for number, pair in enumerate(dict.fromkeys(ours.events + recorded.events))}
     match = align([numbers[pair] for pair in ours.events], [numbers[pair] for pair in recorded.events])
-    assert match.share >= SHARDED[name], f"python -m tests.parallel.differ {name}"
+    assert match.share >= SHARDED[name], f"python -m tests.recorded parallel differ {name}"
     missing = [recorded.events[index] for _, _, start, end in match.differences() for index in range(start, end)]
     assert all(abs(change) < 1024 for change, _ in missing)
 

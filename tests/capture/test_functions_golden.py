@@ -2,7 +2,7 @@
 
 ``tests/golden/pytorch/functions_ratchet.json`` says of every case whether the whole sequence of allocations and frees
 is the recorded one, and how far the peak of requested bytes is off. A case may get closer, never further away;
-``pytest --update-goldens`` writes it anew. ``python -m tests.functions.differ NAME`` shows a difference.
+``pytest --update-goldens`` writes it anew. ``python -m tests.recorded functions differ NAME`` shows a difference.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from graphmem.errors import CaptureError  # noqa: E402
-from tests.functions.cases import CASES  # noqa: E402
-from tests.functions.predict import predict  # noqa: E402
-from tests.functions.record import FOLDER, recordings  # noqa: E402
+from tests.recorded.cases.functions import CASES  # noqa: E402
 from tests.recorded.device import peak_bytes  # noqa: E402
+from tests.recorded.functions import FOLDER, predict, recordings  # noqa: E402
 
 RATCHET = FOLDER.parent / "functions_ratchet.json"
 RECORDINGS = recordings()
@@ -53,7 +52,7 @@ def test_functions_are_predicted_no_worse_than_before(group: str, request: pytes
     ratchet = _ratchet()
     for name, now in reached.items():
         before = ratchet[name]
-        hint = f"see python -m tests.functions.differ {name}"
+        hint = f"see python -m tests.recorded functions differ {name}"
         assert now["equal"] or not before["equal"], f"{name}: the sequence was the recorded one; {hint}"
         assert abs(now["peak_error_bytes"]) <= abs(before["peak_error_bytes"]), f"{name}: the peak is worse; {hint}"
 

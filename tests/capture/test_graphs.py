@@ -17,7 +17,7 @@ from graphmem.replay import replay  # noqa: E402
 from graphmem.reports.text import render  # noqa: E402
 from graphmem.trace import Category, EventKind, from_json, to_json  # noqa: E402
 from graphmem.units import MIB  # noqa: E402
-from tests.parallel.recordings import CASES, load, predict  # noqa: E402
+from tests.recorded.parallel import CASES, load, predict  # noqa: E402
 from tests.support.captures import births, record  # noqa: E402
 
 RECORDED = load()
@@ -27,7 +27,7 @@ GRAPHS = [name for name, case in CASES.items() if case.group == "graphs"]
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_recorded_loop_is_predicted_with_its_pools(name: str) -> None:
     ours, recorded = predict(CASES[name]), RECORDED[name]
-    assert ours.events == recorded.events, f"python -m tests.parallel.differ {name}"
+    assert ours.events == recorded.events, f"python -m tests.recorded parallel differ {name}"
     assert (ours.reserved_bytes, ours.late_bytes) == (recorded.reserved_bytes, recorded.late_bytes)
 
 

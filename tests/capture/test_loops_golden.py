@@ -18,10 +18,9 @@ torch = pytest.importorskip("torch")
 
 from graphmem.accuracy.align import align  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
-from tests.loops.cases import CASES, Case  # noqa: E402
-from tests.loops.predict import predict  # noqa: E402
-from tests.loops.record import FOLDER, recordings  # noqa: E402
+from tests.recorded.cases.loops import CASES, Case  # noqa: E402
 from tests.recorded.device import peak_bytes  # noqa: E402
+from tests.recorded.loops import FOLDER, predict, recordings  # noqa: E402
 
 RATCHET = FOLDER.parent / "loops_ratchet.json"
 QUICK = {
@@ -65,9 +64,9 @@ def test_a_recorded_loop_is_predicted_no_worse_than_before(case: Case, request: 
         return
     before = ratchet.get(case.name, _EQUAL)
     assert abs(reached["peak_error_bytes"]) <= abs(before["peak_error_bytes"]), (
-        f"python -m tests.loops.differ {case.name}"
+        f"python -m tests.recorded loops differ {case.name}"
     )
-    assert reached["matched"] >= before["matched"], f"see python -m tests.loops.differ {case.name}"
+    assert reached["matched"] >= before["matched"], f"see python -m tests.recorded loops differ {case.name}"
 
 
 def test_every_loop_is_recorded_and_every_exception_is_a_loop() -> None:

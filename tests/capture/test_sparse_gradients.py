@@ -1,4 +1,4 @@
-"""Sparse gradients of embeddings: held until the step, added up, coalesced. Recorded loops are in ``tests/loops``."""
+"""Sparse gradients of embeddings: held until the step, added up, coalesced. Loops: :mod:`tests.recorded.loops`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ torch = pytest.importorskip("torch")
 
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
-from tests.loops.cases import CASES  # noqa: E402
-from tests.loops.predict import predict  # noqa: E402
-from tests.loops.record import recordings  # noqa: E402
+from tests.recorded.cases.loops import CASES  # noqa: E402
+from tests.recorded.loops import predict, recordings  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION, births, record  # noqa: E402
 
 RECORDED = recordings()

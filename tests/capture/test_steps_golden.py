@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from graphmem.accuracy.align import align  # noqa: E402
-from tests.steps import runs  # noqa: E402
+from tests.recorded.steps import runs  # noqa: E402
 
 RATCHET = runs.FOLDER.parent / "steps_ratchet.json"
 
@@ -81,8 +81,12 @@ def test_a_recorded_run_is_predicted_no_worse_than_before(name: str, update: boo
     before = _ratchet().get(name)
     assert before is not None, f"{name} has no entry in {RATCHET.name}; run pytest --update-goldens and review it"
     for level in ("allocated_error_bytes", "reserved_error_bytes"):
-        assert abs(reached[level]) <= abs(before[level]), f"{level} grew; see python -m tests.differ {name}"
-    assert reached["matched"] >= before["matched"], f"fewer allocations match; see python -m tests.differ {name}"
+        assert abs(reached[level]) <= abs(before[level]), (
+            f"{level} grew; see python -m tests.recorded steps differ {name}"
+        )
+    assert reached["matched"] >= before["matched"], (
+        f"fewer allocations match; see python -m tests.recorded steps differ {name}"
+    )
 
 
 def test_the_ratchet_has_an_entry_for_every_recording_and_no_other() -> None:

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from graphmem.capture.record.cublas_workspaces import LARGE_WORKSPACE  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
-from tests.parallel.recordings import CASES, load, predict  # noqa: E402
+from tests.recorded.parallel import CASES, load, predict  # noqa: E402
 from tests.support.captures import births, of, record  # noqa: E402
 
 RECORDED = load()
@@ -20,7 +20,7 @@ STREAMS = [name for name, case in CASES.items() if case.group == "streams"]
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_recorded_loop_is_predicted_with_its_streams(name: str) -> None:
     ours, recorded = predict(CASES[name]), RECORDED[name]
-    assert ours.events == recorded.events, f"python -m tests.parallel.differ {name}"
+    assert ours.events == recorded.events, f"python -m tests.recorded parallel differ {name}"
     assert ours.reserved_bytes == recorded.reserved_bytes
     assert ours.late_bytes - recorded.late_bytes == LATE_ERRORS.get(name, 0)
 

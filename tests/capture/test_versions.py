@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from graphmem.capture.record.cublas_workspaces import LT_WORKSPACE  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.trace import Category  # noqa: E402
-from tests.steps import runs  # noqa: E402
+from tests.recorded.steps import runs  # noqa: E402
 from tests.support.captures import H100, Born, births  # noqa: E402
 
 FOLDER = runs.FOLDER.parent / "versions"

@@ -2,8 +2,8 @@
 
     python gen_stubs.py INCLUDE FOLDER ... > stubs.c
 
-INCLUDE holds ``cuda.h``; a FOLDER holds shared libraries (``torch/lib``, vLLM's). The strong definitions of ``src/*.cpp``
-win over the stubs. The first call of each is written to the file that FAKE_CUDA_LOG_STUBS names.
+INCLUDE holds ``cuda.h``; a FOLDER holds shared libraries (``torch/lib``, vLLM's). The strong definitions of
+``src/*.cpp`` win over the stubs. The first call of each is written to the file that FAKE_CUDA_LOG_STUBS names.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 IMPORTED = re.compile(r"_*cuda[A-Z]|cublas[A-Z]|cublasLt|cudnn[A-Z]|cu(?!File)[A-Z]")
 #: What cuDNN's run-time compiled engines, cuBLAS and Triton look up by name instead of importing it.
-LOOKED_UP = """
-cuCtxPopCurrent cuCtxPushCurrent cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset cuEventDestroy cuEventQuery
-cuEventRecord cuFuncSetAttribute cuFuncSetCacheConfig cuGraphAddKernelNode cuKernelSetAttribute
-cuLaunchCooperativeKernel cuLibraryUnload cuLinkAddData cuLinkAddFile_v2 cuLinkDestroy cuMemcpyDtoH_v2
-cuMemsetD32Async cuModuleLoadFatBinary cuModuleUnload cuStreamDestroy cuStreamSynchronize cuStreamWaitEvent
-cuStreamWriteValue32 cuTensorMapEncodeTiled
-""".split()
+LOOKED_UP = [
+    "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset", "cuEventDestroy",
+    "cuEventQuery", "cuEventRecord", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuGraphAddKernelNode",
+    "cuKernelSetAttribute", "cuLaunchCooperativeKernel", "cuLibraryUnload", "cuLinkAddData", "cuLinkAddFile_v2",
+    "cuLinkDestroy", "cuMemcpyDtoH_v2", "cuMemsetD32Async", "cuModuleLoadFatBinary", "cuModuleUnload",
+    "cuStreamDestroy", "cuStreamSynchronize", "cuStreamWaitEvent", "cuStreamWriteValue32", "cuTensorMapEncodeTiled",
+]  # fmt: skip
 #: These may write on the device: what was sent there before is no longer known (FAKE_CUDA_SENT).
 WRITES = re.compile(
     r"cublas(?!.*(Set|Get|Create|Destroy))|cudnn(?!.*(Set|Get|Create|Destroy))|cuLaunch|cu(da)?Mem(set|cpy)|cudaGraphLaunch"

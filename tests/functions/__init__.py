@@ -1,1 +1,0 @@
-"""Single functions compared with the CUDA build, one by one."""

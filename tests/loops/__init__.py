@@ -1,1 +1,0 @@
-"""Training loops compared with the CUDA build: optimizers and what people do around them."""

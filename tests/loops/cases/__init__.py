@@ -1,6 +1,0 @@
-"""The loops, group by group; importing this registers all of them."""
-
-from tests.loops.cases import checkpointing, gradients, loops, models, optimizers, packed, quantized
-from tests.loops.registry import CASES, Case
-
-__all__ = ["CASES", "Case", "checkpointing", "gradients", "loops", "models", "optimizers", "packed", "quantized"]

@@ -1,0 +1,36 @@
+"""Scans and orders."""
+
+from __future__ import annotations
+
+from tests.recorded.cases.functions.common import X
+from tests.recorded.cases.functions.registry import BOOL, add, group, index, t
+
+group("orders")
+add("cumsum", lambda x: x.cumsum(-1), X)
+add("cumsum_first", lambda x: x.cumsum(0), X)
+add("cumsum_1d", lambda x: x.cumsum(0), t(100000))
+add("cumsum_int", lambda x: x.cumsum(-1), index(64, 4096))
+add("cumsum_mask", lambda x: x.cumsum(-1), index(64, 4096, dtype=BOOL))
+add("cumprod", lambda x: x.cumprod(-1), X, grad=False)
+add("logcumsumexp", lambda x: x.logcumsumexp(-1), X)
+add("cummax", lambda x: x.cummax(-1)[0], X)
+add("sort", lambda x: x.sort(-1)[0], X)
+add("sort_first", lambda x: x.sort(0)[0], X)
+add("sort_long", lambda x: x.sort(-1)[0], t(16, 32000))
+add("sort_1d", lambda x: x.sort()[0], t(100000))
+add("sort_stable", lambda x: x.sort(stable=True, dim=-1)[0], X)
+add("argsort", lambda x: x.argsort(-1), X)
+add("argsort_int", lambda x: x.argsort(), index(100000))
+add("topk", lambda x: x.topk(10)[0], X)
+add("topk_long", lambda x: x.topk(50, -1)[0], t(16, 32000))
+add("topk_large", lambda x: x.topk(2000, -1)[0], t(16, 32000))
+add("topk_first", lambda x: x.topk(5, 0)[0], X)
+add("topk_unsorted", lambda x: x.topk(10, sorted=False)[0], X)
+add("topk_1d", lambda x: x.topk(1000)[0], t(1000000))
+add("kthvalue", lambda x: x.kthvalue(5)[0], X)
+add("median", lambda x: x.median(), X)
+add("median_dim", lambda x: x.median(-1)[0], X)
+add("mode", lambda x: x.mode(-1)[0], t(64, 512))
+add("quantile", lambda x: x.quantile(0.5, -1), X)
+add("unique", lambda x: x.unique(), index(1000), refused="needs the values")
+add("msort", lambda x: x.msort(), X)

@@ -1,0 +1,94 @@
+"""Record what cases allocate on a CUDA build of PyTorch, and keep it: one file a group, one case a line.
+
+A line has the case's name, the version of torch, and ``changes``: the bytes asked for and given back (negative), in
+order; ``error`` instead where the build cannot run it.
+"""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.recorded.case import Case, Documents, Runner, named
+from tests.recorded.device import warm_up
+
+_MOST_EVENTS = 1_000_000
+#: Cases after which everything is written, in case the build crashes.
+_WRITE_EVERY = 10
+
+
+def record(case: Case, run: Runner) -> dict[str, Any]:
+    """The recording of one case; ``run`` calls its second argument before and after what is recorded."""
+    changes: list[int] = []
+    started = False
+
+    def mark() -> None:
+        nonlocal started
+        if started:
+            for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+                if event["action"] in ("alloc", "free_requested"):
+                    changes.append(event["size"] if event["action"] == "alloc" else -event["size"])
+            torch.cuda.memory._record_memory_history(enabled=None)
+        else:
+            torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
+        started = True
+
+    document = {"case": case.name, "torch": torch.__version__}
+    try:
+        run(case, mark)
+    except Exception as error:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return document | {"error": (str(error).strip().splitlines() or [type(error).__name__])[0][:200]}
+    return document | {"changes": changes}
+
+
+def load(folder: Path) -> Documents:
+    """Every recording by name of its case."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+            if line:
+                document = json.loads(line)
+                found[document["case"]] = document
+    return found
+
+
+def record_all(folder: Path, cases: Mapping[str, Any], run: Runner, parts: list[str]) -> None:
+    """Record every case anew, or, given ``parts`` of names, those that contain one."""
+    _launch_no_triton()
+    warm_up()
+    warm_up()
+    documents = load(folder) if parts else {}
+    for count, case in enumerate(cases.values()):
+        if named(case, parts):
+            documents[case.name] = record(case, run)
+            print(case.name, len(documents[case.name].get("changes", ())), flush=True)
+            if "error" in documents[case.name]:
+                print(case.name, documents[case.name]["error"], flush=True)
+            if count % _WRITE_EVERY == 0:
+                _write(folder, cases, documents)
+    _write(folder, cases, documents)
+
+
+def _launch_no_triton() -> None:
+    """Outer products run on a Triton kernel, which takes no memory, and which a pretended driver could not compile."""
+    name = "torch._native.ops.bmm_outer_product.triton_kernels"
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("torch._native") is None:
+        return
+    importlib.import_module(name)._bmm_outer_product_kernel = collections.defaultdict(lambda: lambda *_, **__: None)
+
+
+def _write(folder: Path, cases: Mapping[str, Case], documents: Documents) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for group in dict.fromkeys(case.group for case in cases.values()):
+        chosen = [documents[c.name] for c in cases.values() if c.group == group and c.name in documents]
+        data = "\n".join(json.dumps(document, separators=(",", ":")) for document in chosen).encode() + b"\n"
+        (folder / f"{group}.jsonl.gz").write_bytes(gzip.compress(data, 9, mtime=0))

@@ -1,0 +1,31 @@
+"""Whole runs as kinds of recordings: without cuDNN's workspaces, compiled, and with other versions of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import places
+from tests.recorded.steps import differ, record, runs, table
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one folder."""
+
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def record(self, arguments: list[str]) -> int:
+        return record.record(arguments, self.folder, self.environment)
+
+    def table(self, arguments: list[str]) -> int:
+        return table.main(["--folder", str(self.folder), *arguments])
+
+    def differ(self, arguments: list[str]) -> int:
+        return differ.main(["--folder", str(self.folder), *arguments])
+
+
+STEPS = Runs(runs.FOLDER)
+COMPILED = Runs(places.PYTORCH / "compiled")
