@@ -2,7 +2,8 @@
 
 PyTorch's own ``torch.cuda.graph``, ``make_graphed_callables`` and ``use_mem_pool`` run above the two.
 
-What a graph does to memory (seen with the CUDA build of 2.13.0 on the stub driver; ``tests/recorded/cases/parallel/graphs.py``):
+What a graph does to memory (seen with the CUDA build of 2.13.0 on the stub driver;
+``tests/recorded/cases/parallel/graphs.py``):
 
 - its capture first takes the seed and the offset of the random generator, two int64 on the default stream, and routes
   the captured streams' allocations to its pool (``CUDAGraph::capture_begin``, ATen/cuda/CUDAGraph.cpp);
