@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphmem import simulate
+from graphmem import captures, simulate
 from graphmem.devices import Device
 from graphmem.estimate import Estimate
 from graphmem.question import Question
@@ -129,4 +129,4 @@ def operator_graph(
         device=device,
         iterations=iterations,
     )
-    return simulate.operator_graph(question)
+    return captures.operator_graph(question)

@@ -18,6 +18,7 @@ from graphmem.accuracy.published.section import PublishedSection, other_errors, 
 from graphmem.accuracy.record import GPU, OK, ONNXRUNTIME_CPU, OUT_OF_MEMORY, STUB_DRIVER, TENSORFLOW_CPU
 from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
 from graphmem.errors import UsageError
+from graphmem.runtimes import runtime_named
 from graphmem.runtimes.onnxruntime.options import parse_options
 from graphmem.training import Training
 from graphmem.units import format_bytes
@@ -216,8 +217,7 @@ def _card(comparison: Comparison) -> str:
     assert machine is not None
     runtime = comparison.record.case.runtime
     package = {"pytorch": "torch"}.get(runtime, runtime)
-    named = {"pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", "tensorflow": "TensorFlow"}.get(runtime, runtime)
-    return f"{machine.gpu}, {named} {machine.versions.get(package, '?')}"
+    return f"{machine.gpu}, {runtime_named(runtime).title} {machine.versions.get(package, '?')}"
 
 
 _Keys = Mapping[str, Callable[[Comparison], str]]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphmem.captures import Captures
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
 from graphmem.runtimes import runtime_named
-from graphmem.simulate import Captures
 from graphmem.training import Inference, Training
 
 

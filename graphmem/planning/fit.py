@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from graphmem.captures import Captures
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
-from graphmem.simulate import Captures
 
 #: Larger sizes are not tried unless asked for.
 AT_MOST = 1 << 20

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from graphmem import simulate
+from graphmem.captures import Captures
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.question import Question
@@ -56,7 +57,7 @@ class Request:
             options["training"] = replace(step, **of_step)
         return Request(self.model, self.example_inputs, options)
 
-    def run(self, captures: simulate.Captures | None = None) -> Estimate:
+    def run(self, captures: Captures | None = None) -> Estimate:
         """Analyse it, with what was captured for another request about the same model where that serves.
 
         The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`.

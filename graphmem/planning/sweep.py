@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pickle import PicklingError
 from typing import Any
 
+from graphmem.captures import Captures
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
 from graphmem.question import CaptureKey, capture_key, check_counts
-from graphmem.simulate import Captures
 
 
 @dataclass(frozen=True)

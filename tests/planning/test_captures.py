@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem import simulate
+from graphmem import captures
 from graphmem.devices import DEFAULT_DEVICE, custom_device, device_named
 from graphmem.errors import UsageError
 from graphmem.question import Question, capture_key, card_facts
@@ -49,13 +49,13 @@ def step(batch: int = 4) -> Any:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     """The questions for which something was captured or planned."""
     asked: list[Question] = []
-    record = simulate.record
+    record = captures.record
 
-    def noted(question: Question, loaded: Any) -> simulate.Recorded:
+    def noted(question: Question, loaded: Any) -> captures.Recorded:
         asked.append(question)
         return record(question, loaded)
 
-    monkeypatch.setattr(simulate, "record", noted)
+    monkeypatch.setattr(captures, "record", noted)
     return asked
 
 
@@ -152,7 +152,7 @@ def test_equal_keys_give_equal_traces(data: st.DataObject) -> None:
         )
 
     first, second = question(), question()
-    traces = [to_json(simulate.record(one, simulate.load(one)).made.trace) for one in (first, second)]
+    traces = [to_json(captures.record(one, captures.load(one)).made.trace) for one in (first, second)]
     if capture_key(first) == capture_key(second):
         assert traces[0] == traces[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from graphmem.estimate import LEVELS, Estimate
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
+from tests import places
 from tests.runtimes import toy
 from tests.support import onnx_samples
 
@@ -79,6 +81,12 @@ def test_an_unknown_runtime_is_refused_wherever_one_is_named(tmp_path: Path) -> 
         with pytest.raises(UsageError) as caught:
             ask()
         assert str(caught.value) == accepted
+
+
+@pytest.mark.parametrize("stage", ["question", "captures", "simulate", "summarize", "replay", "reports/text"])
+def test_the_stages_know_no_runtime_by_name(stage: str) -> None:
+    source = (places.ROOT / "graphmem" / f"{stage}.py").read_text(encoding="utf-8")
+    assert not set(re.findall(r"\w+", source)) & set(NAMES)
 
 
 def test_the_levels_are_those_of_an_estimate_in_words(runtime: Runtime[Any]) -> None:
