@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from graphmem.errors import UsageError
 
@@ -95,12 +95,18 @@ def _plugin(entry: EntryPoint) -> Runtime[Any]:
         raise UsageError(
             f"the runtime {entry.name!r} of {_origin(entry)} cannot be loaded: {type(error).__name__}: {reason}"
         ) from error
-    if not isinstance(runtime, Runtime) or isinstance(runtime, type) or runtime.name != entry.name:
+    named = f"{entry.value} of {_origin(entry)}"
+    if isinstance(runtime, type):
+        raise UsageError(f"{named} is a class; a runtime is an object: name an instance of it")
+    wanted = (name for name in (*vars(Runtime)["__annotations__"], *vars(Runtime)) if not name.startswith("_"))
+    lacking = [name for name in dict.fromkeys(wanted) if not hasattr(runtime, name)]
+    if lacking:
         raise UsageError(
-            f"{entry.value} of {_origin(entry)} is no runtime named {entry.name!r}; it has to be an object as "
-            "graphmem.runtimes.base.Runtime says"
+            f"{named} is no runtime, as graphmem.runtimes.base.Runtime says what one is; it lacks {', '.join(lacking)}"
         )
-    return runtime
+    if runtime.name != entry.name:
+        raise UsageError(f"{named} is entered as {entry.name!r} and calls itself {runtime.name!r}; give it one name")
+    return cast("Runtime[Any]", runtime)
 
 
 def _origin(entry: EntryPoint) -> str:

@@ -283,9 +283,12 @@ def test_a_plug_in_cannot_take_a_name_of_graphmem(installed: list[EntryPoint]) -
     [
         ("tests.runtimes.toy:ABSENT", "cannot be loaded: AttributeError"),
         ("tests.runtimes.nowhere:RUNTIME", "cannot be loaded: ModuleNotFoundError"),
-        ("tests.runtimes.toy:Toy", "is no runtime named 'broken'"),
-        ("tests.runtimes.toy:RUNTIME", "is no runtime named 'broken'"),
-        ("json:dumps", "is no runtime named 'broken'"),
+        ("tests.runtimes.toy:Toy", "is a class; a runtime is an object"),
+        ("tests.runtimes.toy:RUNTIME", "is entered as 'broken' and calls itself 'toy'"),
+        (
+            "json:dumps",
+            "is no runtime, .* it lacks name, title, spellings, levels, graphs, captures, .*parse, describe",
+        ),
     ],
 )
 def test_a_plug_in_that_is_no_runtime_is_refused(installed: list[EntryPoint], value: str, said: str) -> None:
