@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.patches import Patches
+from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.recorder import Recorder
 from graphmem.units import MIB
 
@@ -53,7 +54,7 @@ def follow_padding(patches: Patches, device: PretendDevice, recorder: Recorder, 
 
     @contextlib.contextmanager
     def recorded() -> Iterator[None]:
-        with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(recorder):
             yield
 
     def outcome(*args: Any) -> Any:

@@ -24,12 +24,9 @@ _INDEX_BYTES = 8
 _SORTED, _DISTINCT = "sort of sparse indices", "distinct sparse indices"
 
 
-def body_of(func: Any, args: Any) -> Callable[..., Any] | None:
-    """What runs in place of an operator's fake kernel because one of its arguments is sparse."""
-    body = BODIES.get(func)
-    if body is None or not any(tensor.layout is torch.sparse_coo for tensor in tensors_in(args)):
-        return None
-    return body
+def has_sparse(args: Any) -> bool:
+    """Whether one of the arguments is sparse."""
+    return any(tensor.layout is torch.sparse_coo for tensor in tensors_in(args))
 
 
 def _made(like: Tensor, indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:

@@ -17,17 +17,11 @@ import torch
 
 from graphmem import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
+from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS
 from graphmem.errors import UsageError
 from graphmem.units import KIB
 
 _aten = torch.ops.aten
-
-#: Operators that end in a cuBLAS call on CUDA.
-GEMMS = {
-    _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addbmm.default,
-    _aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten.vdot.default, _aten._int_mm.default,
-    _aten.addmm_.default, _aten.baddbmm_.default, _aten.mm.out, _aten.addmm.out, _aten.bmm.out, _aten.baddbmm.out,
-}  # fmt: skip
 
 #: 2 x 4096 KiB + 8 x 16 KiB, the default below Hopper (``parseChosenWorkspaceSize``).
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * KIB
@@ -89,7 +83,7 @@ class Workspaces:
 
     def use(self, func: Any, args: Sequence[Any], in_backward: bool, stream: int = 0) -> WorkspaceUse:
         """What this operator takes on ``stream``; notes what it keeps."""
-        if func not in GEMMS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
+        if func not in CALLS_CUBLAS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
             return NOTHING
         kept = list(self.use_cublas(in_backward, stream).kept)
         kept_lt = versions.CUBLASLT_BUFFER_KEPT.holds(self._version)

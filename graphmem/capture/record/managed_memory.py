@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.trace import Place
 
 
@@ -19,6 +19,6 @@ def managed_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor in managed memory, noted as such in the running capture."""
     tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu")
     for mode in _get_current_dispatch_mode_stack():
-        if isinstance(mode, Recorder):
-            mode.storages.place(tensor, Place.MANAGED)
+        if isinstance(mode, RecordingMode):
+            mode.recorder.storages.place(tensor, Place.MANAGED)
     return tensor

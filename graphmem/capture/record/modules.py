@@ -69,8 +69,7 @@ class ModuleWatch:
             name = f"{self._stack[-1] if self._stack else ''}.{type(module).__name__}"
             self._remember(module, name)
         self._stack.append(name)
-        recorder.module_depth += 1
-        recorder.set_module(name)
+        recorder.enter_module(name)
 
     @property
     def is_inside(self) -> bool:
@@ -78,13 +77,13 @@ class ModuleWatch:
         return bool(self._stack)
 
     def leave(self) -> None:
-        if self._stack:
+        was_entered = bool(self._stack)
+        if was_entered:
             self._stack.pop()
-            self._recorder.module_depth -= 1
             if self._has_lazy and not self._stack:  # its first forward gave them their shapes
                 for model in filter(None, [known() for known in self._adopted]):
                     self.adopt(model)
-        self._recorder.set_module(self._stack[-1] if self._stack else "")
+        self._recorder.leave_module(self._stack[-1] if self._stack else "", was_entered=was_entered)
 
     def _begin_forward(self, inputs: Any) -> None:
         """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""

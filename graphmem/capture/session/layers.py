@@ -40,6 +40,7 @@ from graphmem.capture.operators.composites import cuda_composites
 from graphmem.capture.operators.convolution_layout import patch_convolution_layout
 from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.patches import Patches
+from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch, watch_modules
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.session.settings import same_settings
@@ -108,7 +109,7 @@ def _fake_mode(_: Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _recorder(context: Context) -> Iterator[None]:
-    with context.recorder:
+    with RecordingMode(context.recorder):
         context.recorder.calibrate()
         yield
 
@@ -316,7 +317,7 @@ LAYERS: tuple[Layer, ...] = (
     ),
     Layer(
         "recorder",
-        "record/recorder",
+        "record/dispatch",
         "sees every operator before the fake mode does, and writes the trace",
         (),
         _recorder,

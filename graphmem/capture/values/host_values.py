@@ -35,9 +35,13 @@ def computable(func: Any, args: Any, kwargs: Any) -> bool:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         return False
-    tensors = list(tensors_in(args))
-    if tensors:
-        return all(not isinstance(t, FakeTensor) and t.device.type == "cpu" and t.numel() <= LIMIT for t in tensors)
+    has_tensor = False
+    for tensor in tensors_in(args):
+        if isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" or tensor.numel() > LIMIT:
+            return False
+        has_tensor = True
+    if has_tensor:
+        return True
     if func in _SHAPED:
         return len(args[0]) == 0
     if _is_of_numbers(func, args):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 #: The floating-point types of 16 bits.
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -21,3 +22,8 @@ def tensors_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
+
+
+def on_device(value: Any) -> bool:
+    """Whether one of the tensors in ``value`` is on the pretended device."""
+    return any(isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda" for tensor in tensors_in(value))

@@ -1,0 +1,93 @@
+"""What is known of an operator, in one record: ``python -m graphmem.explain aten.index_put_`` prints it.
+
+The tables it is built from stand in the files of this room and of ``kernels``, each by the reason for its entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from graphmem.capture.kernels import rule_of
+from graphmem.capture.kernels.parts.script import BoundRule
+from graphmem.capture.kernels.parts.unknown import unmodelled
+from graphmem.capture.operators import made_of_operators, sparse
+from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SUBSCRIPTS
+from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
+from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators
+from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
+from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD
+from graphmem.capture.operators.output_layouts import RELAID
+from graphmem.capture.operators.selecting import SELECTING
+from graphmem.capture.values.device_values import TRACKED
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorFacts:
+    """One overload.
+
+    ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
+    ``body``, ``sparse_body``: what runs in place of its fake kernel, and where an argument is sparse. ``in_place``:
+    what a formula of gradients calls instead on a card, and the autograd nodes that do so. ``selects``: the size of its
+    outputs is data. ``is_step``: a fused step of an optimizer, which allocates nothing and is not called.
+    """
+
+    func: Any
+    name: str
+    rule: BoundRule | None
+    unmodelled: str | None
+    body: Callable[..., Any] | None
+    sparse_body: Callable[..., Any] | None
+    in_place: tuple[Any, frozenset[str]] | None
+    selects: bool
+    is_step: bool
+    is_relaid: bool
+    is_collective: bool
+    is_decision: bool
+    is_subscript: bool
+    calls_cublas: bool
+    resizes: bool
+    makes_host_values: bool
+    tracks_value: bool
+    is_fused_on_cuda: bool
+    is_composite: bool
+
+    @cached_property
+    def decomposes(self) -> bool:
+        """Whether inference mode hands it over whole though a card runs what it is made of."""
+        return not self.is_fused_on_cuda and hasattr(self.func, "_can_decompose") and bool(self.func._can_decompose())
+
+    @cached_property
+    def takes_pinned(self) -> bool:
+        """Whether it can be asked to make a tensor in pinned host memory."""
+        return any(argument.name == "pin_memory" for argument in self.func._schema.arguments)
+
+
+@cache
+def facts_of(func: Any) -> OperatorFacts:
+    """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
+    name = str(func)
+    rule = rule_of(name)
+    return OperatorFacts(
+        func=func,
+        name=name,
+        rule=rule,
+        unmodelled=unmodelled(name, rule is not None),
+        body=made_of_operators.BODIES.get(func),
+        sparse_body=sparse.BODIES.get(func),
+        in_place=IN_PLACE_IN_BACKWARD.get(func),
+        selects=func in SELECTING,
+        is_step=func in FUSED_STEPS,
+        is_relaid=func in RELAID,
+        is_collective=func in COLLECTIVES,
+        is_decision=func in DECISIONS,
+        is_subscript=func in SUBSCRIPTS,
+        calls_cublas=func in CALLS_CUBLAS,
+        resizes=func in RESIZES,
+        makes_host_values=func in MAKES_HOST_VALUES,
+        tracks_value=func in TRACKED,
+        is_fused_on_cuda=func in FUSED_ON_CUDA,
+        is_composite=func in composite_operators(),
+    )

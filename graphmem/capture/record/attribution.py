@@ -1,0 +1,83 @@
+"""Whose work an operator is: the module that runs, the user's line, and the node of the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.storages import StorageRef, Storages
+from graphmem.capture.values.callers import called_by_engine, user_line
+from graphmem.capture.values.tensors import tensors_in
+
+_ADD = torch.ops.aten.add.Tensor
+
+
+class Attribution:
+    """Writes the operators of a trace.
+
+    In the backward pass an operator belongs to the module and line of the forward operator that made its node, found
+    by autograd's sequence number. ``module`` is the path of the module whose ``forward`` runs now, ``module_depth`` how
+    many are on the stack.
+    """
+
+    def __init__(self, storages: Storages) -> None:
+        self.module = ""
+        self.module_depth = 0
+        self._storages = storages
+        self._streams = storages.streams
+        self._by_sequence: dict[int, tuple[str, str]] = {}
+        self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
+        self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
+
+    def note(self, call: OperatorCall, phase: int) -> None:
+        """The operator is called now: what is born from here on is its work."""
+        builder, in_backward = self._storages.builder, call.in_backward
+        if in_backward:
+            module, source = self.module, ""
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                sequence = node._sequence_nr()
+                module, source = self._by_sequence.get(sequence, (module, ""))
+                if sequence != self._node_start[0]:
+                    self._node_start = (sequence, len(builder.storage_bytes))
+        if not in_backward or self.module_depth:  # a module that runs in the backward pass is being recomputed
+            module = self.module
+            source = user_line()
+            if torch.is_grad_enabled():
+                # The first operator after a node was made is the one it belongs to; later ones may make no node.
+                last = torch.autograd._get_sequence_nr() - 1
+                self._by_sequence.setdefault(last, (module, source))
+                self._streams.note_forward(last, call.args)
+        self._storages.operator = builder.operator(call.facts.name, module, phase, source)
+        if self._streams.used:
+            self._gradients_change_stream(call)
+
+    def is_of_node(self, ref: StorageRef) -> bool:
+        """Whether the storage was made by the node of the backward pass that runs now."""
+        return ref.index >= self._node_start[1]
+
+    def _gradients_change_stream(self, call: OperatorCall) -> None:
+        """The engine calls ``record_stream`` on a gradient that a node on another stream will use
+        (torch/csrc/autograd/input_buffer.cpp)."""
+        builder = self._storages.builder
+        storages = builder.storage_bytes
+        if not call.in_backward:
+            self._first_gradient = None
+            return
+        if self._first_gradient is None:
+            self._first_gradient = len(storages) - 1  # the one of the loss, made just before
+        end = self._node_start[1]
+        if call.func is _ADD and called_by_engine():
+            self._streams.add_gradients(call.args[0])
+            end = len(storages)
+        for tensor in tensors_in(call.args):
+            ref = self._ref_of(tensor)
+            if ref is None or not self._first_gradient <= ref.index < end:
+                continue
+            if builder.streams[ref.index] != self._streams.current:
+                self._storages.record_stream(tensor, self._streams.current)
+
+    def _ref_of(self, tensor: Any) -> StorageRef | None:
+        return self._storages.of(tensor) if tensor.layout is torch.strided else None

@@ -1,0 +1,106 @@
+"""What an operator allocates: its outputs, the buffers its kernel takes and gives back, and libraries' workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels.parts.script import Card, Script
+from graphmem.capture.record.cublas_workspaces import NOTHING, Workspaces, WorkspaceUse
+from graphmem.capture.record.fx_graph import GraphRecorder
+from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.storages import Storages
+from graphmem.capture.values.tensors import on_device, tensors_in
+from graphmem.trace import Category, EventKind
+
+
+class Births:
+    """Writes one operator's allocations, in the order of a CUDA build. ``graph`` gets the operator too, if given."""
+
+    def __init__(self, storages: Storages, card: Card, workspaces: Workspaces, graph: GraphRecorder | None) -> None:
+        self.card = card
+        self.graph = graph
+        self._storages = storages
+        self._captured_card = replace(card, in_graph_capture=True)
+        self._workspaces = workspaces
+        self._kept_workspaces: dict[int, list[int]] = {}  # stream -> storages of cuBLAS workspaces
+
+    def record(self, call: OperatorCall, out: Any) -> None:
+        """The operator has returned ``out``."""
+        if self.graph is not None:
+            self._draw(self.graph, call, out)
+        storages, facts = self._storages, call.facts
+        outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
+        script = None
+        if call.rule is not None and (on_device(outputs) or on_device(call.args)):
+            card = self._captured_card if storages.pools.in_capture else self.card
+            script = call.rule(call.args, call.kwargs, outputs, card)
+        workspaces = NOTHING
+        if facts.calls_cublas and on_device(outputs):
+            workspaces = self._workspaces.use(call.func, call.args, call.in_backward, storages.streams.current)
+        if script is None:
+            for tensor in outputs:
+                storages.see(tensor)
+        else:
+            self._follow(script, outputs, workspaces, call.in_backward)
+            workspaces = NOTHING
+        if facts.resizes:
+            storages.resized(call.args[0].untyped_storage())
+        if workspaces is not NOTHING:
+            self._take(workspaces)
+
+    def clear_workspaces(self, stream: int | None = None) -> None:
+        """The cuBLAS workspaces of a stream, or all, are given back."""
+        for kept in list(self._kept_workspaces) if stream is None else [stream]:
+            for index in self._kept_workspaces.pop(kept, ()):
+                self._storages.builder.free(index, self._storages.operator)
+        self._workspaces.forget(stream)
+
+    def _draw(self, graph: GraphRecorder, call: OperatorCall, out: Any) -> None:
+        storages = self._storages
+        operator = storages.builder.operators[storages.operator]
+        meta = {
+            "operator": storages.operator,
+            "module": operator.module,
+            "source": operator.source,
+            "phase": str(storages.builder.phases[operator.phase]),
+        }
+        graph.record(call.func, call.args, call.kwargs, out, meta)
+
+    def _follow(self, script: Script, outputs: Sequence[Any], workspaces: WorkspaceUse, in_backward: bool) -> None:
+        """Libraries take their ``workspaces`` when they are called, before the operator gives anything back."""
+        storages = self._storages
+        taken: dict[int, int] = {}
+        mentioned = set()
+        for step in script.steps:
+            if step.kind == "output":
+                mentioned.add(step.index)
+                storages.see(outputs[step.index], step.bytes)
+            elif step.kind == "take":
+                taken[step.index] = storages.alloc(step.bytes or 0, Category.TEMPORARY, step.label)
+            elif step.kind == "product":
+                self._take(self._workspaces.use_cublas(in_backward, storages.streams.current))
+            elif step.kind == "empty_cache":
+                storages.builder.event(EventKind.EMPTY_CACHE, storages.operator)
+            else:
+                self._take(workspaces)
+                workspaces = NOTHING
+                storages.builder.free(taken[step.index], storages.operator)
+        for index, tensor in enumerate(outputs):
+            if index not in mentioned:
+                storages.see(tensor)
+        self._take(workspaces)
+
+    def _take(self, use: WorkspaceUse) -> None:
+        storages = self._storages
+        around = None
+        if use.temporary:
+            around = storages.alloc(use.temporary, Category.WORKSPACE, "cublasLt workspace")
+        for label, size in use.kept:
+            index = storages.alloc(size, Category.WORKSPACE, label)
+            self._kept_workspaces.setdefault(storages.streams.current, []).append(index)
+        if around is not None:
+            storages.builder.free(around, storages.operator)

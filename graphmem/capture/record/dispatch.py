@@ -1,0 +1,350 @@
+"""How an operator gets into the trace: a dispatch mode above ``FakeTensorMode``, and the interceptors it asks.
+
+An interceptor knows calls that a card, or Python, answers otherwise than the fake run. Which of them can apply to an
+operator is decided once for each operator, from its :class:`OperatorFacts`; of those that can, every call tries one
+after the other, in the order of :data:`INTERCEPTORS`. A call that none of them handles runs on fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphmem.capture.operators import collectives, sparse
+from graphmem.capture.operators.facts import OperatorFacts, facts_of
+from graphmem.capture.operators.output_layouts import as_on_card
+from graphmem.capture.operators.selecting import outputs_of
+from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.values import device_values, host_values
+from graphmem.capture.values.callers import called_by_engine, node_name
+from graphmem.capture.values.tensors import on_device
+from graphmem.trace import Category, Place
+
+_aten = torch.ops.aten
+_PRIM_DEVICE = torch.ops.prim.device.default
+_ADD = _aten.add.Tensor
+_ITEM = _aten._local_scalar_dense.default
+#: What ``AccumulateGrad`` makes a parameter's gradient with.
+_ACCUMULATING = (_aten.detach.default, _aten.clone.default)
+
+#: The answer of an interceptor that leaves a call to the next.
+NOT_HANDLED: Final = object()
+
+
+class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
+    """Shows every operator below autograd to a :class:`Recorder`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self._routes: dict[Any, Route] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around ``__torch_dispatch__``: nothing is compiled here, and the wrapper costs time."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        recorder = self.recorder
+        if func is _PRIM_DEVICE or recorder.is_paused:
+            return func(*args, **(kwargs or {}))
+        if recorder.wrappers and not recorder.wrappers.isdisjoint(types):
+            return NotImplemented  # it unwraps its tensors, and the operators on them come here
+        route = self._routes.get(func)
+        if route is None:
+            route = self._routes[func] = Route(facts_of(func))
+        call = OperatorCall(route.facts, args, kwargs or {}, torch._C._current_graph_task_id() != -1)
+        for attempt in route.before_noted:
+            result = attempt(self, call)
+            if result is not NOT_HANDLED:
+                return result
+        recorder.count_unmodelled(call)
+        recorder.note(call)
+        return self.go_on(route, call)
+
+    def go_on(self, route: Route, call: OperatorCall) -> Any:
+        """Answer a call that is in the trace."""
+        for attempt in route.noted:
+            result = attempt(self, call)
+            if result is not NOT_HANDLED:
+                return result
+        out = call.run()
+        if call.facts.is_relaid:
+            out = as_on_card(call.func, call.args, out)
+        return self.finish(call, out)
+
+    def go_on_as(self, func: Any, call: OperatorCall) -> Any:
+        """Answer a call that is in the trace as one of another operator, with the memory of the one that is there."""
+        route = self._routes.get(func)
+        if route is None:
+            route = self._routes[func] = Route(facts_of(func))
+        other = OperatorCall(route.facts, call.args, call.kwargs, call.in_backward)
+        other.rule = call.rule
+        return self.go_on(route, other)
+
+    def finish(self, call: OperatorCall, out: Any) -> Any:
+        """Record what the operator has returned."""
+        self.recorder.births.record(call, out)
+        if call.facts.tracks_value:
+            remark = device_values.follow(call.func, call.args, out)
+            if remark:
+                self.recorder.assumed[remark] += 1
+        return out
+
+
+Attempt = Callable[[RecordingMode, OperatorCall], Any]
+
+
+@dataclass(frozen=True)
+class Interceptor:
+    """One kind of call. ``applies`` says of which operators; ``attempt`` answers a call, or :data:`NOT_HANDLED`.
+    ``is_noted``: the call is an operator of the trace before the attempt is made."""
+
+    name: str
+    why: str
+    applies: Callable[[OperatorFacts], bool]
+    attempt: Attempt
+    is_noted: bool = True
+
+
+class Route:
+    """The interceptors that can apply to one operator."""
+
+    def __init__(self, facts: OperatorFacts) -> None:
+        self.facts = facts
+        chosen = [interceptor for interceptor in INTERCEPTORS if interceptor.applies(facts)]
+        self.before_noted = tuple(i.attempt for i in chosen if not i.is_noted)
+        self.noted = tuple(i.attempt for i in chosen if i.is_noted)
+
+
+# --- calls that are no operators of the trace, or note themselves -----------------------------------------------------
+
+
+def _pinned(mode: RecordingMode, call: OperatorCall) -> Any:
+    if not call.kwargs.get("pin_memory"):
+        return NOT_HANDLED
+    mode.recorder.note(call)
+    out = call.func(*call.args, **{**call.kwargs, "pin_memory": False})
+    mode.recorder.storages.see(out, place=Place.PINNED)
+    out._graphmem_pinned = True
+    return out
+
+
+def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
+    mode.recorder.note(call)
+    flat = collectives.flat_copy_bytes(call.func, call.args)
+    mode.recorder.storages.take_and_give(flat, Category.COMMUNICATION, "flat copy of a collective's list")
+    return collectives.collective(call.func, call.args)
+
+
+def _bookkeeping(_: RecordingMode, call: OperatorCall) -> Any:
+    if not collectives.is_bookkeeping(call.kwargs):
+        return NOT_HANDLED
+    return host_values.compute(call.func, call.args, call.kwargs)
+
+
+def _host_values(_: RecordingMode, call: OperatorCall) -> Any:
+    if not host_values.computable(call.func, call.args, call.kwargs):
+        return NOT_HANDLED
+    return host_values.compute(call.func, call.args, call.kwargs)
+
+
+def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
+    if not torch.is_inference_mode_enabled():
+        return NOT_HANDLED
+    composite = mode.recorder.composites.get(call.func)
+    if composite is not None and on_device(call.args):
+        with mode:
+            return composite(*call.args, **call.kwargs)
+    if not call.facts.decomposes:
+        return NOT_HANDLED
+    with mode:
+        out = call.func.decompose(*call.args, **call.kwargs)
+    return NOT_HANDLED if out is NotImplemented else out
+
+
+# --- operators of the trace -------------------------------------------------------------------------------------------
+
+
+def _sparse(mode: RecordingMode, call: OperatorCall) -> Any:
+    body = call.facts.sparse_body
+    if body is None or not sparse.has_sparse(call.args):
+        return NOT_HANDLED
+    return _in_place_of_kernel(mode, call, body)
+
+
+def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
+    if call.in_backward and mode.recorder.fan_in.adds_in_place(call.args, call.kwargs):
+        return call.args[0]
+    return NOT_HANDLED
+
+
+def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> Any:
+    if not call.in_backward:
+        return NOT_HANDLED
+    out = call.run()
+    mode.recorder.births.record(call, out)
+    if node_name() == "AccumulateGrad":
+        mode.recorder.storages.label(out, Category.GRADIENT)
+    return out
+
+
+def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> Any:
+    assert call.facts.in_place is not None
+    in_place, nodes = call.facts.in_place
+    if not call.in_backward or node_name() not in nodes or torch.is_grad_enabled():
+        return NOT_HANDLED
+    ref = mode.recorder.storages.of(call.args[0])
+    made_here = ref is not None and mode.recorder.attribution.is_of_node(ref)
+    return mode.go_on_as(in_place, call) if made_here and called_by_engine() else NOT_HANDLED
+
+
+def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
+    if call.in_backward:
+        return NOT_HANDLED
+    value = _read_back(mode.recorder, call.func is _ITEM, call.args[0])
+    return NOT_HANDLED if value is None else value
+
+
+def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
+    """What reading a tensor's data gives; None where the step must not go on without them."""
+    recorder.refuse_in_graph_capture("a tensor's value is read back", tensor)
+    value = device_values.known(tensor) if is_item else None
+    if value is None and device_values.is_validation(tensor):
+        recorder.assumed[device_values.VALID] += 1
+        return True
+    in_module = recorder.attribution.module_depth > 0
+    if value is not None or (in_module and recorder.selection.share is None):
+        return value
+    device_values.refuse_decisions()
+    if in_module:
+        recorder.assumed[device_values.ASSUMED_IN_MODEL] += 1
+    else:
+        recorder.values_assumed += 1
+    return device_values.assumed(tensor) if is_item else False
+
+
+def _lists_in_subscript(mode: RecordingMode, call: OperatorCall) -> Any:
+    mode.recorder.storages.see_lists(call.args[1])
+    return NOT_HANDLED
+
+
+def _body(mode: RecordingMode, call: OperatorCall) -> Any:
+    body = call.facts.body
+    return NOT_HANDLED if body is None else _in_place_of_kernel(mode, call, body)
+
+
+def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]) -> Any:
+    selection = mode.recorder.selection
+    if not on_device(call.args) and selection.share is None:
+        return NOT_HANDLED
+    with mode:
+        out = body(selection, *call.args, **call.kwargs)
+    return NOT_HANDLED if out is NotImplemented else out
+
+
+def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
+    out = outputs_of(call.func, mode.recorder.selection, call.args, call.kwargs)
+    return NOT_HANDLED if out is None else mode.finish(call, out)
+
+
+def _fused_step(mode: RecordingMode, call: OperatorCall) -> Any:
+    return mode.finish(call, None)
+
+
+INTERCEPTORS: tuple[Interceptor, ...] = (
+    Interceptor(
+        "pinned memory",
+        "a build without a device could not make it",
+        lambda facts: facts.takes_pinned,
+        _pinned,
+        is_noted=False,
+    ),
+    Interceptor(
+        "collectives",
+        "the other processes are not there; the tensors that they would fill are",
+        lambda facts: facts.is_collective,
+        _collective,
+        is_noted=False,
+    ),
+    Interceptor(
+        "reducer's bookkeeping",
+        "DistributedDataParallel's C++ reads and writes its host tensors of indices and flags",
+        lambda facts: facts.makes_host_values,
+        _bookkeeping,
+        is_noted=False,
+    ),
+    Interceptor(
+        "host values",
+        "small host tensors are configuration, and are computed",
+        lambda facts: True,
+        _host_values,
+        is_noted=False,
+    ),
+    Interceptor(
+        "inference decomposition",
+        "in inference mode composites arrive whole",
+        lambda facts: facts.is_composite or facts.decomposes,
+        _inference_decomposition,
+        is_noted=False,
+    ),
+    Interceptor(
+        "sparse tensors",
+        "few operators work on fake ones; CUDA's are spelled out on indices and values",
+        lambda facts: facts.sparse_body is not None,
+        _sparse,
+    ),
+    Interceptor(
+        "fan-in",
+        "the engine adds gradients in place, but not under a dispatch mode",
+        lambda facts: facts.func is _ADD,
+        _fan_in,
+    ),
+    Interceptor(
+        "accumulated gradients",
+        "what AccumulateGrad makes is a parameter's gradient",
+        lambda facts: facts.func in _ACCUMULATING,
+        _accumulated_gradient,
+    ),
+    Interceptor(
+        "in-place gradients",
+        "formulas write in place, but not on what is like a subclass",
+        lambda facts: facts.in_place is not None,
+        _in_place_gradients,
+    ),
+    Interceptor(
+        "decisions",
+        "a value is read back, and there is none: a known one, an assumed one, or a refusal",
+        lambda facts: facts.is_decision,
+        _decision,
+    ),
+    Interceptor(
+        "lists in subscripts",
+        "they become tensors below the dispatcher",
+        lambda facts: facts.is_subscript,
+        _lists_in_subscript,
+    ),
+    Interceptor(
+        "bodies",
+        "kernels that are made of other operators are spelled out",
+        lambda facts: facts.body is not None,
+        _body,
+    ),
+    Interceptor(
+        "selecting",
+        "the size of the outputs is data; the user says how much is selected",
+        lambda facts: facts.selects,
+        _selecting,
+    ),
+    Interceptor(
+        "fused optimizer steps",
+        "one kernel in place, without a meta kernel",
+        lambda facts: facts.is_step,
+        _fused_step,
+    ),
+)
