@@ -51,6 +51,21 @@ _PROMOTE = (
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
+#: What ``autocast`` does to the operators of each list.
+_IN_WORDS = {
+    _LOWER_PRECISION: "arguments are cast to the lower precision",
+    _FP32: "arguments are cast to float32",
+    _FP32_DTYPE_ARGUMENT: "computes in float32, by its argument dtype",
+    _PROMOTE: "arguments are cast to the widest type among them",
+}
+
+
+def autocast_of(func: Any) -> str | None:
+    """What autocast does to an overload's arguments, in words; None where it leaves them."""
+    name = str(func).removeprefix("aten.").removesuffix(".default")
+    return next((words for names, words in _IN_WORDS.items() if name in names), None)
+
+
 class _WeightCache:
     """Casts of float32 leaves, kept until the outermost autocast context ends (``cached_cast``, autocast_mode.cpp)."""
 

@@ -51,7 +51,7 @@ def cuda_composites(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
                 library.impl(op, function, "AutogradCUDA")
             for op in FUSED_ON_CUDA:
                 library.impl(op, _never_called, "CUDA")
-            fakes.replace({**missing_fakes(), **recurrent_fakes()})
+            fakes.replace(shapes())
         with views_of_cpp():
             yield table
     finally:
@@ -64,6 +64,11 @@ def _never_called(*_: Any, **__: Any) -> Any:
     """A CUDA kernel's place: its presence makes the dispatcher take the operator's own gradient formula. Fake tensors
     are intercepted before they would arrive here."""
     raise AssertionError("a kernel ran on a fake tensor")
+
+
+def shapes() -> dict[str, Callable[..., Any]]:
+    """By operator name (``aten::...``): fake implementations in place of those that PyTorch lacks."""
+    return {**missing_fakes(), **recurrent_fakes()}
 
 
 @cache

@@ -14,9 +14,10 @@ from graphmem.capture.kernels import rule_of
 from graphmem.capture.kernels.parts.script import BoundRule
 from graphmem.capture.kernels.parts.unknown import unmodelled
 from graphmem.capture.operators import made_of_operators, sparse
+from graphmem.capture.operators.autocast import autocast_of
 from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SUBSCRIPTS
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
-from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators
+from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators, shapes
 from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
 from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD
 from graphmem.capture.operators.output_layouts import RELAID
@@ -58,6 +59,17 @@ class OperatorFacts:
     def decomposes(self) -> bool:
         """Whether inference mode hands it over whole though a card runs what it is made of."""
         return not self.is_fused_on_cuda and hasattr(self.func, "_can_decompose") and bool(self.func._can_decompose())
+
+    @cached_property
+    def autocast(self) -> str | None:
+        """What autocast does to its arguments, in words."""
+        return autocast_of(self.func)
+
+    @cached_property
+    def shape(self) -> Callable[..., Any] | None:
+        """What gives its outputs' shapes in place of PyTorch's own."""
+        namespace, name, overload = self.name.split(".")
+        return shapes().get(f"{namespace}::{name}") if overload == "default" else None
 
     @cached_property
     def takes_pinned(self) -> bool:

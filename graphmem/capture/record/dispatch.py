@@ -102,12 +102,12 @@ Attempt = Callable[[RecordingMode, OperatorCall], Any]
 
 @dataclass(frozen=True)
 class Interceptor:
-    """One kind of call. ``applies`` says of which operators; ``attempt`` answers a call, or :data:`NOT_HANDLED`.
-    ``is_noted``: the call is an operator of the trace before the attempt is made."""
+    """One kind of call. ``applies`` says of which operators (None: all); ``attempt`` answers a call, or
+    :data:`NOT_HANDLED`. ``is_noted``: the call is an operator of the trace before the attempt is made."""
 
     name: str
     why: str
-    applies: Callable[[OperatorFacts], bool]
+    applies: Callable[[OperatorFacts], bool] | None
     attempt: Attempt
     is_noted: bool = True
 
@@ -117,7 +117,7 @@ class Route:
 
     def __init__(self, facts: OperatorFacts) -> None:
         self.facts = facts
-        chosen = [interceptor for interceptor in INTERCEPTORS if interceptor.applies(facts)]
+        chosen = [i for i in INTERCEPTORS if i.applies is None or i.applies(facts)]
         self.before_noted = tuple(i.attempt for i in chosen if not i.is_noted)
         self.noted = tuple(i.attempt for i in chosen if i.is_noted)
 
@@ -282,7 +282,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     Interceptor(
         "host values",
         "small host tensors are configuration, and are computed",
-        lambda facts: True,
+        None,
         _host_values,
         is_noted=False,
     ),

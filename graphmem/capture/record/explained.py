@@ -1,0 +1,121 @@
+"""What is known of an operator, in words: for :mod:`graphmem.explain`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphmem.capture.kernels import RULES
+from graphmem.capture.operators.facts import OperatorFacts, facts_of
+from graphmem.capture.operators.made_of_operators import BODIES
+from graphmem.capture.record.dispatch import INTERCEPTORS
+from graphmem.errors import UsageError
+
+_PACKAGE = Path(__file__).parents[2]
+
+
+def explain(name: str) -> str:
+    """What is known of the operator ``name``, as text of several lines.
+
+    Raises :class:`UsageError` for a name that the installed PyTorch does not know, with those that are like it.
+    """
+    overloads = [facts_of(func) for func in overloads_named(name)]
+    return "\n\n".join("\n".join(_lines(facts)) for facts in overloads)
+
+
+def overloads_named(name: str) -> list[Any]:
+    """The overloads that are meant by ``aten.add`` (all of them) or by ``aten.add.Tensor`` (one).
+
+    Raises :class:`UsageError` for a name that nothing bears.
+    """
+    parts = name.strip().replace("::", ".").removeprefix("torch.ops.").split(".")
+    registered = _registered()
+    for namespace, operator, *rest in (spelled for spelled in (parts, ["aten", *parts]) if len(spelled) > 1):
+        known = registered.get((namespace, operator))
+        if known is None or len(rest) > 1:
+            continue
+        if rest and rest[0] not in known:
+            spelled = ", ".join(f"{namespace}.{operator}.{overload}" for overload in known)
+            raise UsageError(f"{namespace}.{operator} has no overload {rest[0]!r}; it has {spelled}")
+        packet = getattr(getattr(torch.ops, namespace), operator)
+        return [getattr(packet, overload) for overload in (rest or known)]
+    wanted = "::".join(parts[:2] if len(parts) > 1 else ["aten", *parts])
+    near = difflib.get_close_matches(wanted, ["::".join(key) for key in registered], n=3)
+    like = f"; near it: {', '.join(found.replace('::', '.') for found in near)}" if near else ""
+    raise UsageError(f"PyTorch {torch.__version__} knows no operator {name!r}{like}")
+
+
+def _registered() -> dict[tuple[str, str], list[str]]:
+    """(namespace, operator) -> overloads, of all that the dispatcher knows."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        operator, _, overload = name.partition(".")
+        namespace, _, operator = operator.partition("::")
+        found.setdefault((namespace, operator), []).append(overload or "default")
+    return found
+
+
+# --- one overload -----------------------------------------------------------------------------------------------------
+
+
+def _lines(facts: OperatorFacts) -> Iterator[str]:
+    yield facts.name
+    yield f"  {facts.func._schema}"
+    for subject, text in _known(facts):
+        yield f"  {subject + ':':<18} {text}"
+
+
+def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
+    """(subject, what is known), for people."""
+    if facts.rule is not None:
+        yield "kernel rule", _where(RULES[facts.name])
+    elif not _is_answered(facts):
+        yield "kernel rule", "none; it is taken to allocate its outputs and nothing else"
+    if facts.unmodelled is not None:
+        yield "not modelled", facts.unmodelled
+    if facts.body is not None:
+        yield "made of operators", _where(BODIES[facts.func])
+    if facts.sparse_body is not None:
+        yield "sparse", _where(facts.sparse_body)
+    if facts.in_place is not None:
+        in_place, nodes = facts.in_place
+        yield "in backward", f"{in_place} in place, where {', '.join(sorted(nodes))} calls it"
+    if facts.is_composite:
+        yield "composite", "calls what CUDA's version calls (capture/operators/composites.py)"
+    elif facts.is_fused_on_cuda:
+        yield "composite", "one kernel in a CUDA build, and only there (capture/operators/composites.py)"
+    elif facts.decomposes:
+        yield "composite", "made of other operators; they are recorded in its place"
+    if facts.shape is not None:
+        yield "shapes", _where(facts.shape)
+    if facts.autocast is not None:
+        yield "autocast", facts.autocast
+    if facts.is_relaid:
+        yield "layout", "outputs are laid out as CUDA's kernel does (capture/operators/output_layouts.py)"
+    if facts.calls_cublas:
+        yield "cuBLAS", "is called, and takes its workspace at a thread's first call"
+    if facts.tracks_value:
+        yield "values", "known ones are followed through it (capture/values/device_values.py)"
+    for interceptor in INTERCEPTORS:
+        if interceptor.applies is not None and interceptor.applies(facts):
+            yield "intercepted", f"{interceptor.name}: {interceptor.why}"
+
+
+def _is_answered(facts: OperatorFacts) -> bool:
+    """Whether no kernel of it is ever recorded: other operators are, or it is answered."""
+    is_made = facts.body is not None or facts.is_composite or facts.decomposes
+    return is_made or facts.selects or facts.is_step or facts.is_collective or facts.is_decision
+
+
+def _where(function: Callable[..., Any]) -> str:
+    """Name, file, line and first sentence of a function."""
+    function = inspect.unwrap(function)
+    code = function.__code__
+    text = f"{function.__name__.strip('_')} ({Path(code.co_filename).relative_to(_PACKAGE)}:{code.co_firstlineno})"
+    written = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+    return f"{text}: {written}" if written else text

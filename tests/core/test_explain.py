@@ -1,0 +1,81 @@
+"""``python -m graphmem.explain``: what is known of an operator, and one clear line for a name that nothing bears."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+from graphmem.errors import UsageError
+from graphmem.explain import explain
+from tests import places
+
+
+def test_an_operator_is_explained_with_the_places_of_its_rule_and_body() -> None:
+    text = explain("aten.index_put_")
+    assert text.startswith("aten.index_put_.default\n  aten::index_put_(Tensor(a!) self")
+    assert "capture/kernels/rules/indexing.py:" in text
+    assert "made of operators: index_put (capture/operators/made_of_operators.py:" in text
+    assert "intercepted:       lists in subscripts" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("aten.mm.default", "cuBLAS:            is called, and takes its workspace at a thread's first call"),
+        (
+            "aten.index_put.default",
+            "in backward:       aten.index_put_.default in place, where IndexBackward0 calls it",
+        ),
+        ("aten.linear.default", "autocast:          arguments are cast to the lower precision"),
+        ("aten.relu.default", "kernel rule:       none; it is taken to allocate its outputs and nothing else"),
+        ("aten.linalg_lu", "not modelled:      the factorization's workspace (cuSOLVER)"),
+        ("aten._ctc_loss.default", "shapes:            ctc_loss (capture/operators/missing_fakes.py:"),
+    ],
+)
+def test_each_fact_has_a_line(name: str, line: str) -> None:
+    assert line in explain(name)
+
+
+def test_composites_and_answered_operators_have_no_kernel() -> None:
+    for name in ("aten.linear.default", "c10d.allreduce_.default", "aten.equal.default"):
+        assert "kernel rule: " not in explain(name)
+
+
+@pytest.mark.parametrize("name", ["topk", "aten::topk", "torch.ops.aten.topk", " aten.topk "])
+def test_names_may_be_written_in_several_ways(name: str) -> None:
+    assert explain(name) == explain("aten.topk")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("aten.indx_put_", "knows no operator 'aten.indx_put_'; near it: aten.index_put_, "),
+        ("aten.mm.Foo", "aten.mm has no overload 'Foo'; it has aten.mm.default, "),
+        ("no.such.thing.at.all", "knows no operator 'no.such.thing.at.all'"),
+        ("", "knows no operator ''"),
+        (".", "knows no operator '.'"),
+    ],
+)
+def test_unknown_names_are_one_clear_error(name: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        explain(name)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_prints_or_fails_with_one_line() -> None:
+    def run(*names: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "graphmem.explain", *names]
+        return subprocess.run(command, capture_output=True, text=True, cwd=places.ROOT, check=False)
+
+    known = run("aten.index_put_", "mm")
+    assert known.returncode == 0, known.stderr
+    assert known.stdout.count("\n\n") == 4
+    unknown = run("aten.indx_put_")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert unknown.stderr.startswith("graphmem: PyTorch ")
+    assert len(unknown.stderr.splitlines()) == 1
