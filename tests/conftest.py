@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,6 +24,30 @@ GOLDEN = places.GOLDEN
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write the golden files instead of comparing")
+    parser.addoption("--traces", metavar="FOLDER", help="published memory snapshots of real GPUs, to check against")
+    parser.addoption("--part", metavar="N/M", help="run every Mth of the chosen tests, from the Nth on")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := config.getoption("--traces"):
+        if not Path(folder).is_dir():
+            raise pytest.UsageError(f"--traces: {folder} is no folder")
+        os.environ["GRAPHMEM_TRACES"] = os.path.abspath(folder)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one part: every Mth test, so that no part gets all that take long. ``-m`` has chosen before."""
+    part = config.getoption("--part")
+    if not part:
+        return
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise pytest.UsageError(f"--part wants N/M with 1 <= N <= M, not {part!r}")
+    kept = items[int(number) - 1 :: int(parts)]
+    chosen = set(map(id, kept))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = kept
 
 
 @pytest.fixture

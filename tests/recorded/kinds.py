@@ -30,6 +30,7 @@ class Listed:
 
 
 _LARGE = stub.REAL_CUDNN | {"FAKE_CUDA_TOTAL_MIB": "1000000"}
+_FAMILIES = ("reduce", "linear", "sdpa", "embed", "norm", "conv", "conv_layouts", "conv_unusual", "rnn")
 KINDS = {
     "functions": Listed(
         "single functions and modules, forward and backward",
@@ -55,7 +56,72 @@ KINDS = {
         ("pytorch/compiled/*.json.gz",),
         on_stub=False,
     ),
+    "operators": Listed(
+        "single operators over thousands of sizes",
+        "tests.recorded.operators:KIND",
+        tuple(f"pytorch/ops/{name}.jsonl.gz" for name in _FAMILIES),
+        on_stub=False,
+    ),
+    "allocator": Listed(
+        "the caching allocator, event by event: options, streams, out of memory, address policies",
+        "tests.recorded.allocator.kind:SEQUENCES",
+        ("pytorch/allocator/*.json.gz",),
+        on_stub=False,
+    ),
+    "pools": Listed(
+        "the same with private pools: CUDA graphs, MemPool",
+        "tests.recorded.allocator.kind:POOLS",
+        ("pytorch/allocator_pools/*.json.gz",),
+        on_stub=False,
+    ),
+    "pool_snapshot": Listed(
+        "a memory snapshot with private pools",
+        "tests.recorded.allocator.kind:SNAPSHOT",
+        ("pytorch/pool_snapshot.pickle.gz",),
+        on_stub=False,
+    ),
+    "versions": Listed(
+        "runs and allocator sequences that other versions of PyTorch do differently",
+        "tests.recorded.versions:KIND",
+        ("pytorch/versions/*/*.json.gz", "pytorch/torch-2.11/allocator/*.json.gz"),
+        on_stub=False,
+    ),
+    "onnxruntime": Listed(
+        "kernels and sessions of ONNX Runtime's CPU build",
+        "tests.recorded.programs:ONNXRUNTIME",
+        ("onnxruntime/operators.json.gz", "onnxruntime/exports.json.gz", "onnxruntime/executed/*"),
+        on_stub=False,
+    ),
+    "tensorflow": Listed(
+        "TensorFlow's allocator, executor and Keras steps on the CPU",
+        "tests.recorded.programs:TENSORFLOW",
+        (
+            "tensorflow/tf_bfc_configurations.json.gz",
+            "tensorflow/tf_forwarding.json",
+            "tensorflow/tf_executor.json",
+            "tensorflow/tf_train.json.gz",
+        ),
+        on_stub=False,
+    ),
 }
+#: Goldens whose recorder was not kept, with what is known of it. Nothing may be added.
+WITHOUT_RECORDER = {
+    "onnxruntime/models/*": "exported by ``tests/oracles/onnxruntime/export_models.py``, weights replaced by a pattern",
+    "onnxruntime/ort_planner.json.gz": "executed nodes and events of these models, ONNX Runtime 1.31.1",
+    "onnxruntime/ort_sessions.json.gz": "arena and events of sessions of these models, ONNX Runtime 1.31.1",
+    "onnxruntime/ort_arena_traces.json.gz": "random requests to ONNX Runtime's arena, 1.31.1",
+    "tensorflow/tf_bfc_traces.json.gz": "random requests to TensorFlow's allocator; see tf_bfc_configurations",
+    "pytorch/ops/conv_plans.jsonl.gz": "workspaces of cuDNN 9.20's plans for eight described cards",
+    "pytorch/ops/conv_largest.jsonl.gz": "the largest workspace of all plans that cuDNN 9.20 offers",
+    "pytorch/ops/rnn_spaces.jsonl.gz": "``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20, asked without a card",
+}
+#: What tests write themselves, under ``--update-goldens``: reached figures, texts.
+WRITTEN_BY_TESTS = (
+    "pytorch/*_ratchet.json",
+    "pytorch/ops/equal_cases.json",
+    "reports/*.txt",
+    "public_api.txt",
+)
 
 
 def load(name: str) -> Kind:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from tests import places
+from tests.recorded import stub
 
 MODULES = {
     "linear": "nn.Linear(64, 64), torch.zeros(4, 8, 64)",
@@ -45,21 +46,42 @@ for name, text in json.loads(sys.argv[1]).items():
 def peaks(python: str, version: str) -> dict[str, int | str]:
     """Peak allocated bytes by module and step, or the error, as the interpreter ``python`` predicts them."""
     command = [python, "-c", _CHILD, json.dumps(MODULES), version]
-    root = places.ROOT
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900, cwd=root).stdout
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900, cwd=places.ROOT).stdout
     return dict(json.loads(line) for line in out.splitlines())
 
 
-def main(arguments: list[str]) -> int:
-    python = arguments[0]
+class _Versions:
+    """Recordings of older versions: record with ``--python`` of the environment that has the version."""
+
+    def record(self, arguments: list[str]) -> int:
+        """Record the runs and sequences that are there of the version that the interpreter has."""
+        from tests.recorded.allocator.kind import sequences
+        from tests.recorded.steps.kind import Runs
+
+        version = _version_of(str(stub.python()))
+        runs = Runs(places.PYTORCH / "versions" / f"torch-{version}").record(arguments)
+        return sequences(places.PYTORCH / f"torch-{version}" / "allocator").record(arguments) or runs
+
+    def table(self, arguments: list[str]) -> int:
+        print("held by tests: python -m pytest tests/capture/test_versions.py tests/allocators")
+        return 0
+
+    def differ(self, arguments: list[str]) -> int:
+        """``PYTHON [VERSION]``: the package there and here; exits 1 if one of the modules cannot be analysed."""
+        if not arguments:
+            raise SystemExit("versions differ PYTHON [VERSION]: the interpreter of another environment with graphmem")
+        python = arguments[0]
+        version = arguments[1] if len(arguments) > 1 else _version_of(python)
+        theirs, ours = peaks(python, version), peaks(sys.executable, version)
+        print(f"{'torch ' + version:24s} {'there':>14s} {'here':>14s}")
+        for name, peak in theirs.items():
+            print(f"{name:24s} {peak!s:>14s} {ours[name]!s:>14s}")
+        return int(any(isinstance(peak, str) for peak in theirs.values()))
+
+
+def _version_of(python: str) -> str:
     command = [python, "-c", "import torch; print('.'.join(torch.__version__.split('.')[:2]))"]
-    version = arguments[1] if len(arguments) > 1 else subprocess.check_output(command, text=True).strip()
-    theirs, ours = peaks(python, version), peaks(sys.executable, version)
-    print(f"{'torch ' + version:24s} {'there':>14s} {'here':>14s}")
-    for name, peak in theirs.items():
-        print(f"{name:24s} {peak!s:>14s} {ours[name]!s:>14s}")
-    return int(any(isinstance(peak, str) for peak in theirs.values()))
+    return subprocess.check_output(command, text=True).strip()
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+KIND = _Versions()

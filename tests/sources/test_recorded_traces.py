@@ -1,7 +1,7 @@
 """Real GPUs: the allocator must put every block where the recorded driver and allocator put it.
 
-The traces are public memory snapshots by others, reduced to JSON; they are not in this repository. Set GRAPHMEM_TRACES
-to the folder that holds them.
+The traces are public memory snapshots by others, reduced to JSON; they are not in this repository.
+``pytest --traces FOLDER`` (or GRAPHMEM_TRACES) names the folder that holds them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from graphmem.replay import replay
 from graphmem.sources.snapshot import recording_of, trace_of
 from tests.support.recordings import TRACES, compare_with_recording, load_trace, snapshot_of, start_heap
 
-FOUND = sorted(TRACES.glob("*.json.gz")) if TRACES.is_dir() else []
+FOUND = sorted(TRACES.glob("*.json.gz")) if TRACES else []
 #: Recorded from the start of the process, torch 2.6.
 COMPLETE = [path for path in FOUND if path.name.startswith("NiuHuangxiaozi")]
 #: Recorded from the middle of a run, torch 2.11.
 WARM = [path for path in FOUND if path.name.startswith("Wedsonlin")]
 
-pytestmark = pytest.mark.skipif(not FOUND, reason=f"no recorded traces in {TRACES} (set GRAPHMEM_TRACES)")
+pytestmark = pytest.mark.skipif(TRACES is None, reason="needs the published traces: pytest --traces FOLDER")
+
+
+def test_the_folder_that_was_named_has_traces() -> None:
+    assert COMPLETE
+    assert WARM
 
 
 def _name(path: Path) -> str:

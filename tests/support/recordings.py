@@ -17,10 +17,10 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.pytorch_caching.restore import restore
 from graphmem.sources.snapshot import Recording
 from graphmem.units import MIB
-from tests import places
 
-#: Public memory snapshots of real GPUs, reduced to JSON. They are others' work and not part of this repository.
-TRACES = Path(os.environ.get("GRAPHMEM_TRACES", places.ROOT.parent / "shared" / "traces"))
+#: Public memory snapshots of real GPUs, reduced to JSON: others' work, not part of this repository, and only there
+#: where ``pytest --traces FOLDER`` (or GRAPHMEM_TRACES) says so.
+TRACES = Path(os.environ["GRAPHMEM_TRACES"]) if os.environ.get("GRAPHMEM_TRACES") else None
 ACTIONS = {
     "A": "alloc",
     "f": "free_requested",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +21,10 @@ from graphmem.capture.kernels.rules.recurrent import Network, reserve_bytes, wor
 from graphmem.capture.session.session import Session, capture  # noqa: E402
 from graphmem.trace import EventKind, Place  # noqa: E402
 from tests import places  # noqa: E402
+from tests.recorded.recurrent import DTYPES, network  # noqa: E402
 
 OPS = places.PYTORCH / "ops"
 DEVICE = PretendDevice("NVIDIA H200", (9, 0), 140 << 30, 132, 2048)
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
 MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}
 #: Sizes to the block, for the answers were asked of a library without a device.
 BLOCK = 512
@@ -37,24 +36,6 @@ def _lines(name: str) -> Iterator[dict[str, Any]]:
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
-
-
-def _network(line: dict[str, Any]) -> Any:
-    options: dict[str, Any] = {
-        "num_layers": line["L"],
-        "batch_first": bool(line["bf"]),
-        "bidirectional": bool(line["bi"]),
-        "bias": bool(line["bias"]),
-        "dropout": line["drop"],
-    }
-    if line["proj"]:
-        options["proj_size"] = line["proj"]
-    if line["kind"] in ("RNN", "RELU"):
-        options["nonlinearity"] = "tanh" if line["kind"] == "RNN" else "relu"
-    kind = getattr(torch.nn, "RNN" if line["kind"] == "RELU" else line["kind"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # dropout without a second layer
-        return kind(line["I"], line["H"], **options).to(DTYPES[line["dt"]]).train(bool(line["train"]))
 
 
 def _warm_up() -> None:
@@ -71,8 +52,8 @@ def _captured(line: dict[str, Any]) -> dict[str, list[int]]:
     def run(session: Session) -> None:
         rows = session.recorder.builder.rows
         _warm_up()
-        network, start = _network(line), len(rows)
-        network = network.cuda()
+        module, start = network(line), len(rows)
+        module = module.cuda()
         spans["to"] = start, len(rows)
         order = (line["B"], line["T"]) if line["bf"] else (line["T"], line["B"])
         steps = torch.empty(
@@ -80,7 +61,7 @@ def _captured(line: dict[str, Any]) -> dict[str, list[int]]:
         )
         start = len(rows)
         with torch.set_grad_enabled(bool(line["train"])):
-            output, hidden = network(steps)
+            output, hidden = module(steps)
         spans["fwd"], spans["bwd"] = (start, len(rows)), (0, 0)
         if line["train"]:
             state = hidden[0] if isinstance(hidden, tuple) else hidden
@@ -136,15 +117,15 @@ def _spaces() -> Iterator[tuple[Network, dict[str, Any]]]:
 
 
 def test_reserve_space_is_cudnns() -> None:
-    for network, line in _spaces():
+    for asked, line in _spaces():
         if line["train"]:
-            assert -(-reserve_bytes(network) // BLOCK) == -(-line["reserve"] // BLOCK), line
+            assert -(-reserve_bytes(asked) // BLOCK) == -(-line["reserve"] // BLOCK), line
 
 
 def test_work_space_is_near_cudnns() -> None:
-    near = [abs(workspace_bytes(network) - line["workspace"]) <= line["workspace"] / 10 for network, line in _spaces()]
+    near = [abs(workspace_bytes(asked) - line["workspace"]) <= line["workspace"] / 10 for asked, line in _spaces()]
     assert sum(near) >= 151
-    total = sum(workspace_bytes(network) for network, _ in _spaces())
+    total = sum(workspace_bytes(asked) for asked, _ in _spaces())
     real = sum(line["workspace"] for _, line in _spaces())
     assert abs(total / real - 1) < 0.01
 
@@ -154,9 +135,9 @@ def test_moving_to_the_device_flattens_the_weights(cudnn_switch: None) -> None:
     storages: list[int] = []
 
     def run(session: Session) -> None:
-        network = torch.nn.LSTM(8, 16, 2).cuda()
-        storages.extend({p.untyped_storage()._cdata for p in network.parameters()})
-        assert sum(p.numel() for p in network.parameters()) * 4 == network.weight_ih_l0.untyped_storage().nbytes()
+        module = torch.nn.LSTM(8, 16, 2).cuda()
+        storages.extend({p.untyped_storage()._cdata for p in module.parameters()})
+        assert sum(p.numel() for p in module.parameters()) * 4 == module.weight_ih_l0.untyped_storage().nbytes()
 
     torch.backends.cudnn.enabled = True
     capture(run, source="rnn", device=DEVICE, torch_version=(2, 13))

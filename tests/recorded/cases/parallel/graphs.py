@@ -1,6 +1,6 @@
 """CUDA graphs and memory pools, recorded on the CUDA build one by one. See ``tests/recorded/cases/loops``.
 
-The stub driver must know stream capture (``tests/oracles/pytorch/README.md``).
+The stub driver must know stream capture (``tests/oracles/stub_cuda``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Record private pools of PyTorch's own CUDA caching allocator, on the stub driver (see README.md).
+"""Record private pools of PyTorch's own CUDA caching allocator, on the stub driver.
 
-    LD_PRELOAD=... python pool_traces.py record NAME OUT_FOLDER       (one trace, in the stub's environment)
-    python pool_traces.py list                                        (names, with the environment each one wants)
+    python -m tests.recorded pools record [NAME ...]
 
 Events (a pool is a number from 1 on; a graph is a number; streams as in the other recordings):
 
@@ -357,8 +356,4 @@ def record(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "record":
-        record(sys.argv[2], Path(sys.argv[3]))
-    else:
-        for _name, (*_, _environment) in TRACES.items():
-            print(_name, *(f"{key}={value}" for key, value in _environment.items()))
+    record(sys.argv[1], Path(sys.argv[2]))
