@@ -26,8 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.session.session import capture
+from graphmem.devices import described_device
 from graphmem.replay import replay
 from graphmem.trace import Trace
 from graphmem.units import GIB
@@ -35,7 +35,7 @@ from models_zoo import libraries, reference
 from models_zoo.recipe import Recipe
 
 ROUNDS = 5
-DEVICE = PretendDevice("H100", (9, 0), 80 * GIB, 132, 2048)
+DEVICE = described_device("H100", (9, 0), 80 * GIB, 132, 2048)
 
 
 @dataclass(frozen=True)

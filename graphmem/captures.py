@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphmem import sources
 from graphmem.cudnn.library import Cudnn
-from graphmem.devices import Device
+from graphmem.devices import Device, as_cuda
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.question import Question, capture_key
 from graphmem.runtimes.base import Taken
@@ -153,11 +153,10 @@ def _capture(
 ) -> tuple[CapturedModel, dict[str, Any]]:
     """The captured step, and what its code was told of the card."""
     installed_version()  # one that is too old is refused before it is imported
-    from graphmem.capture.device.pretend_device import pretended
     from graphmem.capture.session.run import capture_model
 
     card = question.setting.device
-    device = pretended(card)
+    told: set[str] = set()
     with contextlib.ExitStack() as stack:
         cudnn = stack.enter_context(Cudnn(str(question.cudnn), card)) if question.cudnn is not None else None
         captured = capture_model(
@@ -165,14 +164,15 @@ def _capture(
             question.sizes,
             question.step,
             name=loaded.name,
-            device=device,
+            device=as_cuda(card),
+            told=told,
             torch_version=question.setting.torch_version,
             iterations=question.iterations,
             build_on=question.build_on,
             record_graph=record_graph,
             cudnn=cudnn,
         )
-    return captured, {fact: _card_says(card, fact) for fact in sorted(device.told)}
+    return captured, {fact: _card_says(card, fact) for fact in sorted(told)}
 
 
 def _card_says(card: Device, fact: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.cudnn.library import find_library
-from graphmem.devices import DEFAULT_DEVICE, Device, device_named
+from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.errors import UsageError
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
@@ -143,8 +143,8 @@ def capture_key(question: Question) -> CaptureKey:
 
 def card_facts(card: Device) -> tuple[Any, ...]:
     """What kernels, and PyTorch where it chooses them, look at: equal facts give equal kernels."""
-    like = card if card.compute_capability is not None else device_named(DEFAULT_DEVICE)
-    return like.compute_capability, like.sm_count, like.max_threads_per_sm, card.cublas_workspace_bytes
+    like = as_cuda(card)
+    return like.compute_capability, like.sm_count, like.max_threads_per_sm, like.cublas_workspace_bytes
 
 
 def check_counts(least: int, **counts: int | None) -> None:

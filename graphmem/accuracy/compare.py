@@ -12,7 +12,7 @@ from graphmem.accuracy.record import OK, Machine, Record
 from graphmem.accuracy.tensorflow_replay import replayed_peaks
 from graphmem.accuracy.workers import side_by_side
 from graphmem.analyze import analyze
-from graphmem.devices import Device, device_named, estimated_context_bytes
+from graphmem.devices import Device, described_device, device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Peak
 from graphmem.trace import Trace
@@ -135,19 +135,10 @@ def device_of(machine: Machine) -> Device:
     try:
         known = device_named(machine.gpu)
     except UsageError:
-        context = estimated_context_bytes(machine.sm_count, machine.threads_per_sm)
-        return Device(
-            name=machine.gpu,
-            aliases=(),
-            vendor="nvidia",
-            capacity_bytes=machine.total_bytes,
-            capacity_source="measured",
-            compute_capability=machine.capability,
-            sm_count=machine.sm_count,
-            max_threads_per_sm=machine.threads_per_sm,
-            context_bytes=context,
-            context_source="assumed: from its multiprocessors",
+        described = described_device(
+            machine.gpu, machine.capability, machine.total_bytes, machine.sm_count, machine.threads_per_sm
         )
+        return replace(described, capacity_source="measured")
     return known
 
 

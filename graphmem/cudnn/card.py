@@ -10,29 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from graphmem.devices import Device
+from graphmem.devices.capabilities import CAPABILITIES
 from graphmem.errors import UsageError
 
-#: Per compute capability: resident blocks of a multiprocessor, and bytes of shared memory that a block may opt in to
-#: (CUDA C++ Programming Guide 13.0, technical specifications per compute capability; the block's share is 1 KiB less
-#: than the multiprocessor's from 8.0 on).
-_LIMITS = {
-    (6, 0): (32, 48 << 10),
-    (6, 1): (32, 48 << 10),
-    (7, 0): (32, 96 << 10),
-    (7, 5): (16, 64 << 10),
-    (8, 0): (32, 163 << 10),
-    (8, 6): (16, 99 << 10),
-    (8, 7): (16, 163 << 10),
-    (8, 9): (24, 99 << 10),
-    (9, 0): (32, 227 << 10),
-    (10, 0): (32, 227 << 10),
-    (10, 3): (32, 227 << 10),
-    (11, 0): (24, 227 << 10),
-    (12, 0): (24, 99 << 10),
-    (12, 1): (24, 99 << 10),
-}
-#: cuDNN for CUDA 13 runs from Turing on (support matrix of cuDNN 9.20).
-_OLDEST_OF_CUDA_13 = (7, 5)
 #: Clocks in kHz where the table of cards has none: those of an H200 (1,980 and 3,201 MHz). Only Hopper's plans ask.
 _ASSUMED_CLOCKS = (1_980_000, 3_201_000)
 #: L2 cache in bytes: an H200's. No plan depends on it.
@@ -44,20 +24,20 @@ def description(card: Device) -> dict[str, Any]:
     capability = card.compute_capability
     if capability is None:
         raise UsageError(f"cuDNN makes no plans for {card.name}, which is no CUDA card; leave --cudnn out")
-    if capability not in _LIMITS:
+    if capability not in CAPABILITIES:
         version = ".".join(map(str, capability))
         raise UsageError(f"the limits of compute capability {version} ({card.name}) are not known; leave --cudnn out")
-    blocks, shared = _LIMITS[capability]
+    limits = card.limits
     sm_clock, memory_clock = card.clocks_khz or _ASSUMED_CLOCKS
     return {
         "deviceVer": capability[0] * 100 + capability[1] * 10,
         "deviceName": card.name,
         "multiProcessorCount": card.sm_count,
         "maxThreadsPerSM": card.max_threads_per_sm,
-        "maxCtasPerSM": blocks,
-        "maxSharedMemoryPerBlockOptin": shared,
+        "maxCtasPerSM": limits.resident_blocks,
+        "maxSharedMemoryPerBlockOptin": limits.block_shared_bytes,
         "maxSharedMemoryPerBlock": 48 << 10,
-        "reservedSharedMemoryPerBlock": 1024 if capability >= (8, 0) else 0,
+        "reservedSharedMemoryPerBlock": limits.reserved_shared_bytes,
         "maxRegistersPerSM": 65536,
         "regsPerBlock": 65536,
         "maxThreadsPerBlock": 1024,
@@ -78,10 +58,10 @@ def description(card: Device) -> dict[str, Any]:
 
 def check_supported(card: Device, cudart: int) -> None:
     """Raises :class:`UsageError` where a cuDNN built for this CUDA runtime (13000 for 13.0) has no kernels."""
-    if cudart >= 13000 and card.compute_capability is not None and card.compute_capability < _OLDEST_OF_CUDA_13:
+    if cudart >= 13000 and card.compute_capability is not None and not card.limits.cuda_13:
         raise UsageError(f"cuDNN for CUDA 13 does not run on {card.name}; name one for CUDA 12, or leave --cudnn out")
 
 
 def clocks_are_assumed(card: Device) -> bool:
     """Whether plans depend on clocks of this card that nobody has written down."""
-    return card.compute_capability is not None and card.compute_capability[0] == 9 and card.clocks_khz is None
+    return card.compute_capability is not None and card.limits.cudnn_asks_clocks and card.clocks_khz is None

@@ -14,6 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from graphmem.devices.capabilities import Capability, limits_of
 from graphmem.devices.user_table import read_user_table
 from graphmem.errors import UsageError
 from graphmem.units import MIB, format_bytes
@@ -22,7 +23,9 @@ __all__ = [
     "DEFAULT_DEVICE",
     "Device",
     "all_devices",
+    "as_cuda",
     "custom_device",
+    "described_device",
     "device_named",
     "estimated_context_bytes",
 ]
@@ -69,6 +72,18 @@ class Device:
     cublas_workspace_bytes: int | None = None
     #: Highest clocks of (multiprocessors, memory) in kHz as CUDA reports them, where a rule asks for them.
     clocks_khz: tuple[int, int] | None = None
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability of a CUDA card. Raises :class:`UsageError` for another."""
+        if self.compute_capability is None:
+            raise UsageError(f"{self.name} is no CUDA card")
+        return self.compute_capability
+
+    @property
+    def limits(self) -> Capability:
+        """What the compute capability of a CUDA card tells. Raises :class:`UsageError` for another."""
+        return limits_of(self.capability)
 
     @property
     def capacity_assumed(self) -> bool:
@@ -123,6 +138,37 @@ def custom_device(capacity_bytes: int, like: str | Device | None = None) -> Devi
         aliases=(),
         capacity_bytes=capacity_bytes,
         capacity_source="given by the user",
+    )
+
+
+def described_device(
+    name: str, compute_capability: tuple[int, int], capacity_bytes: int, sm_count: int, max_threads_per_sm: int
+) -> Device:
+    """A CUDA card that is known by these numbers alone; its context is estimated from them."""
+    return Device(
+        name=name,
+        aliases=(),
+        vendor="NVIDIA",
+        capacity_bytes=capacity_bytes,
+        capacity_source="given by the user",
+        compute_capability=compute_capability,
+        sm_count=sm_count,
+        max_threads_per_sm=max_threads_per_sm,
+        context_bytes=estimated_context_bytes(sm_count, max_threads_per_sm),
+        context_source=_estimate_source(sm_count, max_threads_per_sm),
+    )
+
+
+def as_cuda(device: Device) -> Device:
+    """The card as a CUDA program sees it: one that is no CUDA card has the multiprocessors of the default one."""
+    if device.compute_capability is not None:
+        return device
+    like = device_named(DEFAULT_DEVICE)
+    return replace(
+        device,
+        compute_capability=like.compute_capability,
+        sm_count=like.sm_count,
+        max_threads_per_sm=like.max_threads_per_sm,
     )
 
 

@@ -72,10 +72,9 @@ def _beside_a_card() -> contextlib.AbstractContextManager[None]:
     analysed is not known yet, so it says to be the default one."""
     try:
         from graphmem.capture.device.cuda_namespace import card_at_import
-        from graphmem.capture.device.pretend_device import pretended
     except ImportError:  # a Keras model beside another backend
         return contextlib.nullcontext()
-    return card_at_import(pretended(device_named(DEFAULT_DEVICE)))
+    return card_at_import(device_named(DEFAULT_DEVICE))
 
 
 def _import_name(name: str) -> ModuleType:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,21 +15,23 @@ from hypothesis import strategies as st
 
 import graphmem
 from graphmem import captures
-from graphmem.devices import DEFAULT_DEVICE, custom_device, device_named
+from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, custom_device, device_named
 from graphmem.errors import UsageError
 from graphmem.question import Question, capture_key, card_facts
 from graphmem.runtimes.onnxruntime import runtime as onnxruntime
 from graphmem.trace import to_json
 from graphmem.training import Inference, Training
 from graphmem.units import GIB, MIB
+from graphmem.versions import NEWEST
 from tests.support import onnx_samples
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.device.pretend_device import PretendDevice, pretended  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 
 nn = torch.nn
 CONFIGURATIONS = ["", "expandable_segments:True", "max_split_size_mb:64", "nonsense:1"]
+CARD_FACTS = ("sm_count", "max_threads_per_sm", "cublas_workspace_bytes")
 CARDS = [
     custom_device(700 * MIB),
     custom_device(24 * GIB),
@@ -109,17 +111,39 @@ def test_the_key_tells_apart_what_a_capture_depends_on_and_nothing_else() -> Non
             assert capture_key(Question(step, training=Training(**{one.name: other}))) != usual
 
 
-def test_every_field_of_the_pretended_card_is_in_the_key_or_noted_when_it_is_told() -> None:
-    """A field that kernels may look at and the key does not hold would let one card's trace stand for another's."""
-    known = {"capability", "sm_count", "max_threads_per_sm", "cublas_workspace_bytes"}
-    told = {"name", "total_bytes"}
-    assert {field.name for field in fields(PretendDevice)} == known | told | {"told"}
-    for card in CARDS:
-        device = pretended(card)
-        facts = (device.capability, device.sm_count, device.max_threads_per_sm, device.cublas_workspace_bytes)
-        assert card_facts(card) == facts
-        assert (device.tell_name(), device.tell_total_bytes()) == (card.name, card.capacity_bytes)
-        assert device.told == told
+class _Watched(Device):
+    """A card that notes which of its facts were looked at."""
+
+    seen: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        _Watched.seen.add(name)
+        return super().__getattribute__(name)
+
+
+def test_every_fact_of_the_card_that_a_capture_looks_at_is_in_the_key_or_noted_when_it_is_told() -> None:
+    """A fact that kernels may look at and the key does not hold would let one card's trace stand for another's."""
+    card = as_cuda(device_named("A10G"))
+    watched = _Watched(**{field.name: getattr(card, field.name) for field in fields(Device)})
+    known = {"compute_capability", "sm_count", "max_threads_per_sm", "cublas_workspace_bytes"}
+    told: set[str] = set()
+
+    def run(session: Any) -> None:
+        model, inputs = step()
+        model.cuda()(inputs.cuda()).sum().backward()
+
+    _Watched.seen.clear()
+    capture(run, source="", device=watched, torch_version=NEWEST, told=told)
+    assert told == set()
+    assert _Watched.seen - {"capability", "limits", "__class__"} == known
+    assert card_facts(card) == tuple(getattr(card, name) for name in ("compute_capability", *CARD_FACTS))
+
+    def asks(session: Any) -> None:
+        properties = torch.cuda.get_device_properties(0)
+        assert (properties.name, properties.total_memory) == (card.name, card.capacity_bytes)
+
+    capture(asks, source="", device=card, torch_version=NEWEST, told=told)
+    assert told == {"name", "total_bytes"}
 
 
 def test_a_plan_depends_on_what_the_planner_looks_at(tmp_path: Path) -> None:

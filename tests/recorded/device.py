@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.devices import described_device
 from graphmem.units import GIB
 
-CARD = PretendDevice("H200", (9, 0), 80 * GIB, 132, 2048)
+CARD = described_device("H200", (9, 0), 80 * GIB, 132, 2048)
 TORCH_VERSION = (2, 13)
 
 

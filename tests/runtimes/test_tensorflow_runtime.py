@@ -11,6 +11,7 @@ from graphmem import replay_trace
 from graphmem.allocators.tensorflow_bfc import BFCOptions, TensorFlowBFC
 from graphmem.allocators.validator import CheckedAllocator
 from graphmem.devices import Device, device_named
+from graphmem.devices.capabilities import limits_of
 from graphmem.errors import DeviceOutOfMemory, UsageError
 from graphmem.replay import replay
 from graphmem.reports.text import render
@@ -90,7 +91,7 @@ def test_what_is_refused(text: str, message: str) -> None:
      (8 * GIB, 9, 1800), (8 * GIB, 12, 1800)],
 )  # fmt: skip
 def test_memory_left_to_the_system(available: int, major: int, reserved: int) -> None:
-    assert min_system_memory(available, major) == reserved * MIB
+    assert min_system_memory(available, limits_of((major, 0)).tensorflow_system_bytes) == reserved * MIB
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,9 @@ def test_memory_left_to_the_system(available: int, major: int, reserved: int) ->
     ],
 )
 def test_the_limit_on_a_card_of_12000_mib_of_which_11000_are_free(text: str, limit: int) -> None:
-    found = memory_limit_bytes(read(text), total_bytes=12000 * MIB, available_bytes=11000 * MIB, capability_major=8)
+    found = memory_limit_bytes(
+        read(text), total_bytes=12000 * MIB, available_bytes=11000 * MIB, system_bytes=1536 * MIB
+    )
     assert found == limit * MIB
 
 

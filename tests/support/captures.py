@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.session.session import Session, capture
+from graphmem.devices import Device, described_device
 from graphmem.trace import Category, EventKind, Phase, Place, Trace
 from graphmem.units import GIB
 
-H100 = PretendDevice("H100", (9, 0), 80 * GIB, 132, 2048)
+H100 = described_device("H100", (9, 0), 80 * GIB, 132, 2048)
 TORCH_VERSION = (2, 13)
 
 
@@ -32,7 +32,7 @@ class Born:
     freed: int | None
 
 
-def record(step: Callable[[], Any] | Callable[[Session], Any], device: PretendDevice = H100) -> Trace:
+def record(step: Callable[[], Any] | Callable[[Session], Any], device: Device = H100) -> Trace:
     """The trace of a step function, which may take the :class:`Session`."""
 
     def run(session: Session) -> None:

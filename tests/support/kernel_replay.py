@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_flatten
 
 from graphmem.capture.kernels import run_rule
 from graphmem.capture.kernels.parts.script import Card, Script
+from tests.support.cards import HOPPER
 
 _aten = torch.ops.aten
-HOPPER = Card(compute_capability=(9, 0), sm_count=132, max_threads_per_sm=2048)
 
 
 class KernelReplay(TorchDispatchMode):

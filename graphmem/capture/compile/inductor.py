@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.padding import follow_padding
-from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
+from graphmem.devices import Device
 
 _MODULES = (
     "torch._dynamo",
@@ -38,7 +38,7 @@ _MODULES = (
 
 
 @contextlib.contextmanager
-def pretend_inductor(device: PretendDevice, recorder: Recorder, assumed: Counter[str]) -> Iterator[None]:
+def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) -> Iterator[None]:
     """Let Inductor compile for the pretended ``device``; ``assumed`` counts what would be decided by timing."""
     import_compiler()
     patches = Patches()
@@ -92,7 +92,7 @@ def _device_caches() -> Callable[[], None]:
 # --- the device -------------------------------------------------------------------------------------------------------
 
 
-def _patch_device(patches: Patches, device: PretendDevice) -> None:
+def _patch_device(patches: Patches, device: Device) -> None:
     from torch._dynamo import device_interface
 
     device_interface.get_interface_for_device("cpu")  # fills the table
@@ -103,7 +103,7 @@ def _patch_device(patches: Patches, device: PretendDevice) -> None:
     patches.set(torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext())
 
 
-def _interface(base: Any, device: PretendDevice) -> Any:
+def _interface(base: Any, device: Device) -> Any:
     def constant(value: Any) -> Any:
         return staticmethod(lambda *_, **__: value)
 
@@ -121,7 +121,7 @@ def _interface(base: Any, device: PretendDevice) -> Any:
         "is_bf16_supported": True,
         "is_available": True,
         "get_compute_capability": device.capability[0] * 10 + device.capability[1],
-        "is_triton_capable": device.capability[0] >= 7,
+        "is_triton_capable": device.limits.triton,
         "raise_if_triton_unavailable": None,
     }
     worker = type("Worker", (base.Worker,), {"get_device_properties": constant(properties)})

@@ -18,18 +18,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.recorder import Recorder
-from graphmem.units import MIB
+from graphmem.devices import Device
 
 _ASSUMED = (
     "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; assumed "
     "not to be"
 )
-#: Second-level cache by compute capability, where all cards agree (tuning guides of CUDA for Ampere and Hopper).
-_L2_BYTES = {(8, 0): 40 * MIB, (9, 0): 50 * MIB}
 
 
 class _Results:
@@ -45,7 +42,7 @@ class _Results:
         self._values[keys] = value
 
 
-def follow_padding(patches: Patches, device: PretendDevice, recorder: Recorder, assumed: Counter[str]) -> None:
+def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed: Counter[str]) -> None:
     """Record the trials of padded matrix products; ``assumed`` counts their outcomes."""
     from torch._inductor.fx_passes import pad_mm
 
@@ -65,7 +62,7 @@ def follow_padding(patches: Patches, device: PretendDevice, recorder: Recorder, 
     patches.set(pad_mm, "get_pad_cache", lambda: results)
     patches.set(pad_mm, "no_dispatch", recorded)
     patches.set(pad_mm, "is_padded_faster", outcome)
-    patches.set(pad_mm, "get_do_bench", lambda: _trial(_L2_BYTES.get(device.capability, 0)))
+    patches.set(pad_mm, "get_do_bench", lambda: _trial(device.limits.l2_bytes))
 
 
 def _trial(l2_bytes: int) -> Callable[[Callable[[], None]], float]:

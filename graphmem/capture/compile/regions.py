@@ -19,11 +19,11 @@ from torch.nn.modules import module as nn_module
 from graphmem import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
-from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values.callers import place_of
+from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError
 
 _HOOK_TABLES = (
@@ -40,7 +40,7 @@ class CompiledCode:
     """
 
     def __init__(
-        self, recorder: Recorder, watch: ModuleWatch, device: PretendDevice, evaluation: FrameEvaluation | None
+        self, recorder: Recorder, watch: ModuleWatch, device: Device, evaluation: FrameEvaluation | None
     ) -> None:
         self.regions = 0
         self.assumed: Counter[str] = Counter()
@@ -174,7 +174,7 @@ class CompiledCode:
 
 
 @contextlib.contextmanager
-def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: PretendDevice) -> Iterator[CompiledCode]:
+def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: Device) -> Iterator[CompiledCode]:
     """Let ``torch.compile`` work inside a capture, whenever and however the step uses it."""
     evaluation = frame_evaluation()
     code = CompiledCode(recorder, watch, device, evaluation)

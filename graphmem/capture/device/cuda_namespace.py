@@ -15,17 +15,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
+from graphmem.capture.device.pretend_device import DEVICE, Teller
 from graphmem.capture.patches import Patches
+from graphmem.devices import Device
 from graphmem.errors import CaptureError
 
 _OnEvent = Callable[[str], None]
 
 
-def patch_cuda_namespace(patches: Patches, device: PretendDevice, on_event: _OnEvent) -> None:
-    """Make ``torch.cuda`` answer for ``device``; ``on_event`` hears ``synchronize`` and ``empty_cache``."""
+def patch_cuda_namespace(patches: Patches, teller: Teller, on_event: _OnEvent) -> None:
+    """Make ``torch.cuda`` answer for a card; ``on_event`` hears ``synchronize`` and ``empty_cache``."""
     _patch_c_functions(patches, on_event)
-    _patch_functions(patches, device)
+    _patch_functions(patches, teller)
     _patch_generators(patches)
     _patch_profiling(patches)
     _patch_backends(patches)
@@ -34,15 +35,15 @@ def patch_cuda_namespace(patches: Patches, device: PretendDevice, on_event: _OnE
             if hasattr(torch.cuda, name):
                 _replace(patches, name, _refusal(f"torch.cuda.{name}", reason))
     if hasattr(torch, "accelerator"):
-        _patch_accelerator(patches, device, on_event)
+        _patch_accelerator(patches, teller, on_event)
 
 
 @contextlib.contextmanager
-def card_at_import(device: PretendDevice) -> Iterator[None]:
+def card_at_import(device: Device) -> Iterator[None]:
     """Let a user's file that chooses its device while it is imported choose the card, as it would beside one."""
     patches = Patches()
     try:
-        _patch_functions(patches, device)
+        _patch_functions(patches, Teller(device))
         yield
     finally:
         patches.undo()
@@ -109,38 +110,32 @@ def _patch_c_functions(patches: Patches, on_event: _OnEvent) -> None:
 
 # --- torch.cuda -------------------------------------------------------------------------------------------------------
 
-#: Shared memory of a multiprocessor in KiB, and what one block may not use of it (CUDA C++ programming guide, technical
-#: specifications per compute capability).
-_SHARED_KIB = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 7): 164, (8, 9): 100, (9, 0): 228}
-_SHARED_KIB_SINCE = {10: 228, 12: 100}
-_RESERVED_KIB = 1
-
 
 class _Properties(SimpleNamespace):
     """What PyTorch knows of the card; its name and its memory are told when they are asked for."""
 
-    _told: ClassVar[dict[str, str]] = {"name": "tell_name", "total_memory": "tell_total_bytes"}
+    _told: ClassVar[dict[str, str]] = {"name": "name", "total_memory": "total_bytes"}
 
-    def __init__(self, device: PretendDevice, **known: Any) -> None:
+    def __init__(self, teller: Teller, **known: Any) -> None:
         super().__init__(**known)
-        super().__setattr__("_device", device)
+        super().__setattr__("_teller", teller)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._told:
-            return getattr(vars(self)["_device"], self._told[name])()
+            return getattr(vars(self)["_teller"], self._told[name])()
         raise AttributeError(f"the property {name} of this card is not known to graphmem")
 
     def __repr__(self) -> str:
-        known = {name: value for name, value in vars(self).items() if name != "_device"}
+        known = {name: value for name, value in vars(self).items() if name != "_teller"}
         told = {name: getattr(self, name) for name in self._told}
         return f"_CudaDeviceProperties({', '.join(f'{name}={value!r}' for name, value in {**told, **known}.items())})"
 
 
-def _properties(device: PretendDevice) -> _Properties:
+def _properties(teller: Teller) -> _Properties:
+    device, limits = teller.card, teller.card.limits
     major, minor = device.capability
-    shared = _SHARED_KIB.get(device.capability, _SHARED_KIB_SINCE.get(major, 100))
     return _Properties(
-        device,
+        teller,
         major=major,
         minor=minor,
         multi_processor_count=device.sm_count,
@@ -148,8 +143,8 @@ def _properties(device: PretendDevice) -> _Properties:
         max_threads_per_block=1024,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=48 * 1024,
-        shared_memory_per_block_optin=(shared - (_RESERVED_KIB if major >= 8 else 0)) * 1024,
-        shared_memory_per_multiprocessor=shared * 1024,
+        shared_memory_per_block_optin=limits.block_shared_bytes,
+        shared_memory_per_multiprocessor=limits.shared_bytes,
         warp_size=32,
         is_integrated=False,
         is_multi_gpu_board=False,
@@ -161,7 +156,7 @@ def _properties(device: PretendDevice) -> _Properties:
     )
 
 
-def _patch_functions(patches: Patches, device: PretendDevice) -> None:
+def _patch_functions(patches: Patches, teller: Teller) -> None:
     answers: dict[str, Any] = {
         "is_available": True,
         "is_initialized": True,
@@ -169,16 +164,16 @@ def _patch_functions(patches: Patches, device: PretendDevice) -> None:
         "init": None,
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
-        "_get_device_properties": _properties(device),
+        "_get_device_properties": _properties(teller),
         "device_count": 1,
         "current_device": 0,
-        "get_device_properties": _properties(device),
-        "get_arch_list": ["sm_{}{}".format(*device.capability)],
+        "get_device_properties": _properties(teller),
+        "get_arch_list": ["sm_{}{}".format(*teller.card.capability)],
         "get_gencode_flags": "",
-        "is_tf32_supported": device.capability >= (8, 0),
+        "is_tf32_supported": teller.card.limits.bfloat16,
         "list_gpu_processes": "GPU:0\nno processes are running",
         "initial_seed": 0,
-        "cudart": _Runtime(device),
+        "cudart": _Runtime(teller),
         "check_error": None,
         "is_current_stream_capturing": False,
     }
@@ -188,7 +183,7 @@ def _patch_functions(patches: Patches, device: PretendDevice) -> None:
         answers[name] = 0
     for name, answer in answers.items():
         _replace(patches, name, lambda *_, _answer=answer, **__: _answer)
-    _replace(patches, "mem_get_info", lambda *_, **__: (device.tell_total_bytes(),) * 2)
+    _replace(patches, "mem_get_info", lambda *_, **__: (teller.total_bytes(),) * 2)
     _replace(patches, "set_device", _set_device)
     _replace(patches, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))
     _replace(patches, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
@@ -204,11 +199,11 @@ def _replace(patches: Patches, name: str, value: Any) -> None:
 class _Runtime:
     """``torch.cuda.cudart()``: calls succeed (0), as those that start and stop a profiler."""
 
-    def __init__(self, device: PretendDevice) -> None:
-        self._device = device
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
 
     def cudaMemGetInfo(self, *_: Any) -> tuple[int, ...]:  # noqa: N802
-        return (self._device.tell_total_bytes(),) * 2
+        return (self._teller.total_bytes(),) * 2
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("cuda"):
@@ -309,7 +304,7 @@ def _refusal(name: str, reason: str) -> Any:
 # --- torch.accelerator ------------------------------------------------------------------------------------------------
 
 
-def _patch_accelerator(patches: Patches, device: PretendDevice, on_event: _OnEvent) -> None:
+def _patch_accelerator(patches: Patches, teller: Teller, on_event: _OnEvent) -> None:
     accelerator = torch.accelerator
     answers: dict[str, Any] = {
         "is_available": True,
@@ -325,7 +320,7 @@ def _patch_accelerator(patches: Patches, device: PretendDevice, on_event: _OnEve
         answers[name] = 0
     for name, answer in answers.items():
         patches.set(accelerator, name, lambda *_, _answer=answer, **__: _answer)
-    patches.set(accelerator, "get_memory_info", lambda *_, **__: (device.tell_total_bytes(),) * 2)
+    patches.set(accelerator, "get_memory_info", lambda *_, **__: (teller.total_bytes(),) * 2)
     patches.set(accelerator, "memory_stats", lambda *_, **__: torch.cuda.memory_stats())
     for name in ("set_device_index", "set_device_idx"):
         patches.set(accelerator, name, _set_device)

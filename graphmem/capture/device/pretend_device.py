@@ -7,47 +7,28 @@ from typing import Any
 
 import torch
 
-from graphmem.devices import DEFAULT_DEVICE, Device, device_named
+from graphmem.devices import Device
 
 DEVICE = torch.device("cuda", 0)
 
 
-@dataclass(frozen=True)
-class PretendDevice:
-    """What user code can ask the device about itself."""
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """What the card says of itself to the step's own code, where nothing else is decided by it; ``told`` is filled with
+    what it asked: ``name``, ``total_bytes``."""
 
-    name: str
-    capability: tuple[int, int]
-    total_bytes: int
-    sm_count: int
-    max_threads_per_sm: int
-    cublas_workspace_bytes: int | None = None
-    #: Names of those fields that decide nothing unless the step's own code looks at them, once it did.
-    told: set[str] = field(default_factory=set, compare=False, repr=False)
+    card: Device
+    told: set[str] = field(default_factory=set)
 
-    def tell_name(self) -> str:
-        """The name, to the step's own code."""
+    def name(self) -> str:
+        """The name of the card."""
         self.told.add("name")
-        return self.name
+        return self.card.name
 
-    def tell_total_bytes(self) -> int:
-        """The memory of the card, to the step's own code."""
+    def total_bytes(self) -> int:
+        """The memory of the card."""
         self.told.add("total_bytes")
-        return self.total_bytes
-
-
-def pretended(card: Device) -> PretendDevice:
-    """The card as user code sees it; one that is no CUDA card has the multiprocessors of the default one."""
-    like = card if card.compute_capability is not None else device_named(DEFAULT_DEVICE)
-    assert like.compute_capability is not None
-    return PretendDevice(
-        card.name,
-        like.compute_capability,
-        card.capacity_bytes,
-        like.sm_count,
-        like.max_threads_per_sm,
-        card.cublas_workspace_bytes,
-    )
+        return self.card.capacity_bytes
 
 
 def move(value: Any, dtype: torch.dtype | None = None) -> Any:

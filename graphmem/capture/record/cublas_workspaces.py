@@ -18,6 +18,7 @@ import torch
 from graphmem import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
 from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS
+from graphmem.devices.capabilities import Capability
 from graphmem.errors import UsageError
 from graphmem.units import KIB
 
@@ -31,12 +32,10 @@ LARGE_WORKSPACE = 32 * 1024 * KIB
 LT_WORKSPACE = 1024 * KIB
 
 
-def default_workspace_bytes(capability: tuple[int, int], torch_version: tuple[int, int]) -> int:
+def default_workspace_bytes(limits: Capability, torch_version: tuple[int, int]) -> int:
     """Bytes of one cuBLAS workspace when ``CUBLAS_WORKSPACE_CONFIG`` is not set."""
-    major = capability[0]
-    if major == 9 or (major in (10, 12) and versions.LARGE_WORKSPACE_ON_BLACKWELL.holds(torch_version)):
-        return LARGE_WORKSPACE
-    return SMALL_WORKSPACE
+    since = limits.large_workspace_since
+    return LARGE_WORKSPACE if since is not None and torch_version >= since else SMALL_WORKSPACE
 
 
 def configured_workspace_bytes(text: str) -> int:
@@ -68,14 +67,14 @@ class Workspaces:
 
     def __init__(
         self,
-        capability: tuple[int, int],
+        limits: Capability,
         torch_version: tuple[int, int],
         config: str | None = None,
         measured_bytes: int | None = None,
     ) -> None:
         if config is None:
             config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        by_rule = default_workspace_bytes(capability, torch_version)
+        by_rule = default_workspace_bytes(limits, torch_version)
         default = by_rule if measured_bytes is None else measured_bytes
         self.size = configured_workspace_bytes(config) if config else default
         self._version = torch_version

@@ -27,7 +27,7 @@ from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
 from graphmem.capture.device.factories import patch_factories
 from graphmem.capture.device.fake_tensors import patch_fake_tensors
 from graphmem.capture.device.initializers import patch_initializers
-from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.device.readback import patch_readback
 from graphmem.capture.device.streams_api import patch_streams
 from graphmem.capture.device.torch_versions import patch_module_conversion
@@ -50,7 +50,7 @@ from graphmem.capture.session.settings import same_settings
 class Context:
     """What layers are given, and what they make for those after them and for the session."""
 
-    device: PretendDevice
+    teller: Teller
     recorder: Recorder
     world_size: int | None
     watch: ModuleWatch = field(init=False)
@@ -122,7 +122,7 @@ def _modules(context: Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compiled_code(context: Context) -> Iterator[None]:
-    with follow_compiled_code(context.recorder, context.watch, context.device) as context.compiled:
+    with follow_compiled_code(context.recorder, context.watch, context.teller.card) as context.compiled:
         yield
 
 
@@ -182,7 +182,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.Generator",
         ),
         _patching(
-            lambda patches, context: patch_cuda_namespace(patches, context.device, context.recorder.allocator_event)
+            lambda patches, context: patch_cuda_namespace(patches, context.teller, context.recorder.allocator_event)
         ),
     ),
     Layer(

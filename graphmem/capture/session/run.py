@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from graphmem import versions
-from graphmem.capture.device.pretend_device import DEVICE, PretendDevice
+from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.session.session import Session, capture
 from graphmem.cudnn.library import Cudnn
+from graphmem.devices import Device
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 
@@ -41,16 +42,18 @@ def capture_model(
     step: Training | Inference,
     *,
     name: str,
-    device: PretendDevice,
+    device: Device,
     torch_version: tuple[int, int],
     iterations: int | None,
     build_on: str = "host",
     record_graph: bool = False,
     cudnn: Cudnn | None = None,
+    told: set[str] | None = None,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
     ``build`` returning None has run it all. ``cudnn`` is asked for the plans of convolutions.
+    ``told`` is filled with what the step's own code asked of the card.
 
     Raises :class:`graphmem.errors.CaptureError`.
     """
@@ -76,6 +79,7 @@ def capture_model(
         run,
         source=name,
         device=device,
+        told=told,
         torch_version=torch_version,
         record_graph=record_graph,
         data_dependent=step.data_dependent,

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from graphmem.capture.device.pretend_device import PretendDevice
+from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
@@ -24,6 +24,7 @@ from graphmem.capture.session.messages import explained
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
+from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError
 from graphmem.trace import Category, Trace, TraceBuilder
 
@@ -68,27 +69,27 @@ def capture(
     run: Callable[[Session], None],
     *,
     source: str,
-    device: PretendDevice,
+    device: Device,
     torch_version: tuple[int, int],
     record_graph: bool = False,
     cudnn_workspaces: bool = True,
     cudnn: Cudnn | None = None,
     world_size: int | None = None,
     data_dependent: float | None = None,
+    told: set[str] | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select; None refuses
     them. ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
-    one to ask for the plans of convolutions, which are predicted without one.
+    one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
+    own code asked of the card.
 
     Raises :class:`CaptureError` when the step needs data that fake tensors do not have; errors of the user's own code
     come through as :class:`CaptureError` too, with the line that raised.
     """
     card = Card(
-        device.capability,
-        device.sm_count,
-        device.max_threads_per_sm,
+        device,
         torch_version,
         cudnn_workspaces=cudnn_workspaces,
         cudnn=cudnn,
@@ -99,9 +100,9 @@ def capture(
         from graphmem.capture.record.fx_graph import GraphRecorder
 
         graph = GraphRecorder()
-    workspaces = Workspaces(device.capability, torch_version, measured_bytes=device.cublas_workspace_bytes)
+    workspaces = Workspaces(device.limits, torch_version, measured_bytes=device.cublas_workspace_bytes)
     recorder = Recorder(builder, card, workspaces, graph, Selection(data_dependent))
-    context = Context(device, recorder, world_size)
+    context = Context(Teller(device, set() if told is None else told), recorder, world_size)
     with contextlib.ExitStack() as stack:
         for layer in LAYERS:
             stack.enter_context(layer.install(context))

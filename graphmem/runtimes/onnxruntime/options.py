@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
+from graphmem.devices import Device, as_cuda
 from graphmem.errors import UsageError
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
 from graphmem.runtimes.onnxruntime.levels import level_named
@@ -30,10 +31,6 @@ ARENA_OPTIONS = {
     "initial_growth_chunk_size_bytes": "initial_growth_chunk_size_bytes",
     "max_power_of_two_extend_bytes": "max_power_of_two_extend_bytes",
 }
-HOPPER = 9
-#: What NVIDIA recommends to give ``cublasSetWorkspace`` (cuBLAS documentation, by architecture), taken for what a
-#: handle allocates by itself; ONNX Runtime never sets one.
-CUBLAS_BYTES, CUBLAS_BYTES_HOPPER = 4 << 20, 32 << 20
 #: Session and run options that are on or off, each with the field of :class:`SessionSettings` it sets.
 SWITCHES = {
     "enable_mem_pattern": "enable_mem_pattern",
@@ -76,12 +73,11 @@ class Options:
             self.session.provider, threads, self.cudnn_workspace_bytes, self.cublas_workspace_bytes or 0
         )
 
-    def on(self, compute_capability: tuple[int, int] | None) -> Options:
-        """These options with cuBLAS's workspace as assumed for a card, unless it was given."""
+    def on(self, device: Device) -> Options:
+        """These options with cuBLAS's workspace as assumed for a card, unless it was given: ONNX Runtime sets none."""
         if self.cublas_workspace_bytes is not None or self.session.provider != "cuda":
             return self
-        is_hopper = compute_capability is not None and compute_capability[0] >= HOPPER
-        return replace(self, cublas_workspace_bytes=CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES)
+        return replace(self, cublas_workspace_bytes=as_cuda(device).limits.cublas_bytes)
 
 
 def parse_options(text: str) -> Options:

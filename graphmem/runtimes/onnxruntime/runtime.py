@@ -83,7 +83,7 @@ class OnnxRuntime(Runtime[Options]):
 
     def parse(self, text: str | None, setting: Setting) -> Options:
         """The options as :func:`parse_options` reads them, with what is assumed of libraries on the card."""
-        return parse_options(text or "").on(setting.device.compute_capability)
+        return parse_options(text or "").on(setting.device)
 
     def describe(self, options: Options, setting: Setting) -> str:
         """The arena and the options as given."""

@@ -13,7 +13,7 @@ from graphmem.allocators.base import SegmentView
 from graphmem.allocators.bfc import BumpDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.tensorflow_bfc import MAX_INTERNAL_FRAGMENTATION_BYTES, BFCOptions, TensorFlowBFC
-from graphmem.devices import CONTEXT_BYTES_PER_THREAD, Device
+from graphmem.devices import CONTEXT_BYTES_PER_THREAD, Device, as_cuda
 from graphmem.estimate import Diagnostic
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.tensorflow.options import (
@@ -114,10 +114,12 @@ def bare_context_bytes(device: Device) -> int:
 
 def limit_on(options: TensorFlowOptions, device: Device) -> int:
     """Bytes that TensorFlow's allocator may hold on an otherwise idle card."""
-    major = device.compute_capability[0] if device.compute_capability else 9
     available = max(0, device.capacity_bytes - bare_context_bytes(device))
     return memory_limit_bytes(
-        options, total_bytes=device.capacity_bytes, available_bytes=available, capability_major=major
+        options,
+        total_bytes=device.capacity_bytes,
+        available_bytes=available,
+        system_bytes=as_cuda(device).limits.tensorflow_system_bytes,
     )
 
 

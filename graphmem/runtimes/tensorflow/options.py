@@ -17,10 +17,9 @@ from graphmem.units import GIB, MIB
 
 #: GetDnnWorkspaceLimitOrDefault, xla/tsl/util or tensorflow/core/util/autotune: 8 GiB in 2.21, 4 GiB in older versions.
 DEFAULT_CUDNN_WORKSPACE_BYTES = 8 * GIB
-#: ``MinSystemMemory`` of gpu_device.cc: what is left to others of a card with less than 2 GiB available, and of larger
-#: ones by the major number of the compute capability (the last entry holds for newer ones too).
+#: ``MinSystemMemory`` of gpu_device.cc: what is left to others of a card with less than 2 GiB available. Of larger ones
+#: it depends on the compute capability (``graphmem.devices.capabilities``).
 SMALL_CARD_BYTES, SMALL_CARD_SYSTEM_BYTES = 2 * GIB, 225 * MIB
-SYSTEM_BYTES = {6: 500 * MIB, 7: 1050 * MIB, 8: 1536 * MIB, 9: 1800 * MIB}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +209,15 @@ def _with_option(options: TensorFlowOptions, name: str, value: str) -> TensorFlo
 # --- the limit --------------------------------------------------------------------------------------------------------
 
 
-def min_system_memory(available_bytes: int, capability_major: int) -> int:
-    """``MinSystemMemory`` of gpu_device.cc, for optimised builds: bytes left to libraries and other processes."""
-    if available_bytes < SMALL_CARD_BYTES:
-        return SMALL_CARD_SYSTEM_BYTES
-    return SYSTEM_BYTES[min(max(capability_major, min(SYSTEM_BYTES)), max(SYSTEM_BYTES))]
+def min_system_memory(available_bytes: int, system_bytes: int) -> int:
+    """``MinSystemMemory`` of gpu_device.cc, for optimised builds: bytes left to libraries and other processes.
+
+    ``system_bytes`` is what the compute capability tells of cards with 2 GiB or more available.
+    """
+    return SMALL_CARD_SYSTEM_BYTES if available_bytes < SMALL_CARD_BYTES else system_bytes
 
 
-def memory_limit_bytes(
-    options: TensorFlowOptions, *, total_bytes: int, available_bytes: int, capability_major: int
-) -> int:
+def memory_limit_bytes(options: TensorFlowOptions, *, total_bytes: int, available_bytes: int, system_bytes: int) -> int:
     """The limit of the allocator: ``SingleVirtualDeviceMemoryLimit`` and ``CreateDevices`` of gpu_device.cc.
 
     ``total_bytes`` and ``available_bytes`` are what ``cuMemGetInfo`` says when the device is created.
@@ -229,7 +227,7 @@ def memory_limit_bytes(
     if options.per_process_gpu_memory_fraction > 0:
         limit = int(total_bytes * options.per_process_gpu_memory_fraction)
     else:
-        system = min_system_memory(available_bytes, capability_major)
+        system = min_system_memory(available_bytes, system_bytes)
         limit = available_bytes - system if system < available_bytes else available_bytes
     for megabytes in (options.gpu_system_memory_size_in_mb or None, options.min_sys_memory_in_mb):
         if megabytes is not None and megabytes * MIB <= available_bytes:

@@ -35,20 +35,22 @@ from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     select_backend,
 )
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
+from graphmem.devices.capabilities import limits_of  # noqa: E402
+from tests.support.cards import card_with  # noqa: E402
 from tests.support.recorded_convolutions import DTYPES, OPS, Case, events  # noqa: E402
 from tests.support.recorded_convolutions import lines as _lines  # noqa: E402
 
 RATCHET = OPS / "conv_ratchet.json"
 DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.BACKWARD_DATA, "bwd_weight": Direction.BACKWARD_WEIGHT}
 CARDS = {
-    "h200": Card((9, 0), 132, 2048),
-    "h100pcie": Card((9, 0), 114, 2048),
-    "a100": Card((8, 0), 108, 2048),
-    "rtx4090": Card((8, 9), 128, 1536),
-    "rtx3090": Card((8, 6), 82, 1536),
-    "t4": Card((7, 5), 40, 1024),
-    "b200": Card((10, 0), 148, 2048),
-    "rtx5090": Card((12, 0), 170, 1536),
+    "h200": card_with((9, 0), 132, 2048),
+    "h100pcie": card_with((9, 0), 114, 2048),
+    "a100": card_with((8, 0), 108, 2048),
+    "rtx4090": card_with((8, 9), 128, 1536),
+    "rtx3090": card_with((8, 6), 82, 1536),
+    "t4": card_with((7, 5), 40, 1024),
+    "b200": card_with((10, 0), 148, 2048),
+    "rtx5090": card_with((12, 0), 170, 1536),
 }
 
 
@@ -63,7 +65,7 @@ def cudnn_switch() -> Iterator[None]:
 
 
 def test_buffers_are_those_of_the_cuda_build(cudnn_switch: None) -> None:
-    card = Card((9, 0), 132, 2048, cudnn_workspaces=False)
+    card = card_with((9, 0), 132, 2048, cudnn_workspaces=False)
     wrong: dict[str, list[str]] = defaultdict(list)
     for line in _lines("conv_layouts.jsonl.gz"):
         case = Case(line)
@@ -116,9 +118,9 @@ def test_an_output_padding_as_large_as_the_stride_is_not_for_cudnn() -> None:
 
 
 def test_bfloat16_needs_ampere_in_cudnn() -> None:
-    assert not cudnn_takes(torch.bfloat16, (7, 5))
-    assert cudnn_takes(torch.bfloat16, (8, 0))
-    assert cudnn_takes(torch.float16, (7, 0))
+    assert not cudnn_takes(torch.bfloat16, limits_of((7, 5)))
+    assert cudnn_takes(torch.bfloat16, limits_of((8, 0)))
+    assert cudnn_takes(torch.float16, limits_of((7, 0)))
 
 
 # --- workspaces -------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def test_the_last_wave_is_shared_by_whole_clusters() -> None:
     assert cudnn_workspaces.workspace_bytes("stream 64x64 1x5", problem, Direction.BACKWARD_WEIGHT) == 0
 
 
-FAMILIES = sorted({cudnn_convolution.family(card.compute_capability) for card in CARDS.values()})
+FAMILIES = sorted({card.limits.cudnn_trees for card in CARDS.values()})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -277,7 +279,7 @@ def test_benchmark_times_every_plan_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     tensor, kernel = torch.empty(8, 64, 56, 56, device="meta"), torch.empty(64, 64, 3, 3, device="meta")
     arguments = (tensor, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    card = Card((9, 0), 132, 2048)
+    card = card_with((9, 0), 132, 2048)
     first, second = (
         run_rule("aten.convolution.default", arguments, {}, [torch.empty_like(tensor)], card) for _ in range(2)
     )

@@ -69,8 +69,7 @@ def test_every_recorded_plan_is_met(card: str) -> None:
 
 
 def _card(device: Device, cudnn: Cudnn) -> Card:
-    assert device.compute_capability is not None
-    return Card(device.compute_capability, device.sm_count, device.max_threads_per_sm, cudnn=cudnn)
+    return Card(device, cudnn=cudnn)
 
 
 def test_every_recorded_allocation_is_met() -> None:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from graphmem.capture.kernels import run_rule  # noqa: E402
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
 from graphmem.cudnn.plans import Convolution  # noqa: E402
+from tests.support.cards import card_with  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("cudnn_switches")
 
@@ -31,7 +32,7 @@ class _Listener:
 
 
 def _card(listener: _Listener) -> Card:
-    return Card((9, 0), 132, 2048, cudnn=listener)  # type: ignore[arg-type]
+    return card_with((9, 0), 132, 2048, cudnn=listener)  # type: ignore[arg-type]
 
 
 def _forward(tensor: Any, weight: Any, out: Any, listener: _Listener, transposed: bool = False) -> Any:

@@ -21,7 +21,8 @@ if not torch.__version__.startswith("2.13"):
 
 from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend  # noqa: E402
 from tests import places  # noqa: E402
-from tests.support.kernel_replay import HOPPER, KernelReplay, attention, batch_norm, forward_and_backward, rms_norm  # noqa: E402
+from tests.support.cards import HOPPER  # noqa: E402
+from tests.support.kernel_replay import KernelReplay, attention, batch_norm, forward_and_backward, rms_norm  # noqa: E402
 
 GOLDEN = places.PYTORCH / "ops"
 RATCHET = GOLDEN / "equal_cases.json"

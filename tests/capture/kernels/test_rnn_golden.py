@@ -16,15 +16,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.device.pretend_device import PretendDevice  # noqa: E402
 from graphmem.capture.kernels.rules.recurrent import Network, reserve_bytes, workspace_bytes  # noqa: E402
 from graphmem.capture.session.session import Session, capture  # noqa: E402
+from graphmem.devices import described_device  # noqa: E402
 from graphmem.trace import EventKind, Place  # noqa: E402
 from tests import places  # noqa: E402
 from tests.recorded.recurrent import DTYPES, network  # noqa: E402
 
 OPS = places.PYTORCH / "ops"
-DEVICE = PretendDevice("NVIDIA H200", (9, 0), 140 << 30, 132, 2048)
+DEVICE = described_device("NVIDIA H200", (9, 0), 140 << 30, 132, 2048)
 MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}
 #: Sizes to the block, for the answers were asked of a library without a device.
 BLOCK = 512

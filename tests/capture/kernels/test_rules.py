@@ -12,9 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from graphmem.capture.kernels import RULES, rule_of, run_rule  # noqa: E402
-from graphmem.capture.kernels.parts.script import Call, Card, Script, rule, signature_of  # noqa: E402
-
-HOPPER = Card(compute_capability=(9, 0), sm_count=132, max_threads_per_sm=2048)
+from graphmem.capture.kernels.parts.script import Call, Script, rule, signature_of  # noqa: E402
+from tests.support.cards import HOPPER  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

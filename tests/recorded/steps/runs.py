@@ -26,10 +26,9 @@ from graphmem.accuracy.align import Match, align
 from graphmem.accuracy.divergence import changes_of
 from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.device.pretend_device import PretendDevice
 from graphmem.capture.session.session import capture
 from graphmem.cudnn.library import Cudnn
-from graphmem.devices import Device, device_named
+from graphmem.devices import Device, described_device, device_named
 from graphmem.replay import Replay, replay
 from graphmem.trace import Trace
 from graphmem.units import GIB
@@ -163,7 +162,9 @@ def predict(run: RecordedRun, cudnn_workspaces: bool = False, library: str | Non
     """
     start = time.perf_counter()
     major, minor = divmod(run.capability, 10)
-    device = PretendDevice("recorded", (major, minor), 80 * GIB, _MULTIPROCESSORS, _THREADS.get(run.capability, 2048))
+    device = described_device(
+        "recorded", (major, minor), 80 * GIB, _MULTIPROCESSORS, _THREADS.get(run.capability, 2048)
+    )
     step = step_of(run)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_flags(run.options))
@@ -182,7 +183,7 @@ def predict(run: RecordedRun, cudnn_workspaces: bool = False, library: str | Non
     return PredictedRun(captured.trace, replayed, changes.sizes, changes.events, seconds)
 
 
-def _card(device: PretendDevice) -> Device:
+def _card(device: Device) -> Device:
     """The H200 that the recordings with cuDNN's workspaces describe to it, with the pretended kernels' limits."""
     known = device_named("H200-141GB")
     return replace(

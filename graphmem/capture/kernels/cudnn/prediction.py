@@ -17,19 +17,6 @@ from graphmem.capture.kernels.parts.script import Card
 
 #: A form that fits at least this percentage of what cuDNN was seen to choose for such shapes is no estimate.
 _CERTAIN_PERCENT = 90
-#: Files of trees by compute capability, or by its major number. cuDNN chooses alike for all cards of a capability.
-#: Cards before Turing were not asked about (no cuDNN for CUDA 13 serves them); its trees are the nearest.
-_FAMILIES: dict[int | tuple[int, int], str] = {
-    (8, 0): "ampere",
-    (8, 6): "ampere_geforce",
-    (8, 7): "ampere_geforce",
-    (8, 9): "ada",
-    9: "hopper",
-    10: "blackwell",
-    11: "blackwell",
-    12: "blackwell_geforce",
-}
-_OLDEST, _NEWEST = "turing", "blackwell_geforce"
 #: A plan of a kind that has no tree, which is of fp64 on some cards: most ask for nothing, none for more than 170 KiB.
 _UNKNOWN = Leaf("none", 0)
 #: Without answers of such a card nearly always one of the plans copies all three tensors.
@@ -54,16 +41,9 @@ def largest_workspace(problem: Problem, direction: Direction, card: Card) -> Wor
 
 
 def _leaf(problem: Problem, direction: Direction, card: Card, largest: bool) -> Leaf | None:
-    if card.compute_capability[0] < 8:
-        problem = replace(problem, tf32=False)  # TF32 came with Ampere
-    return choose(family(card.compute_capability), problem, direction, largest)
-
-
-def family(compute_capability: tuple[int, int]) -> str:
-    """Name of the trees for cards of a compute capability."""
-    if compute_capability < (8, 0):
-        return _OLDEST
-    return _FAMILIES.get(compute_capability) or _FAMILIES.get(compute_capability[0], _NEWEST)
+    if not card.limits.bfloat16:
+        problem = replace(problem, tf32=False)  # TF32 came with Ampere, as bfloat16 did
+    return choose(card.limits.cudnn_trees, problem, direction, largest)
 
 
 def _workspace(leaf: Leaf, problem: Problem, direction: Direction) -> Workspace:

@@ -13,6 +13,8 @@ from enum import Enum
 
 import torch
 
+from graphmem.devices.capabilities import Capability
+
 _MAX_INT32 = 2**31 - 1
 
 
@@ -119,9 +121,9 @@ def runs_channels_last(input: View, weight: View) -> bool:
     return input.suggests_channels_last() or weight.suggests_channels_last()
 
 
-def cudnn_takes(dtype: torch.dtype, compute_capability: tuple[int, int]) -> bool:
+def cudnn_takes(dtype: torch.dtype, limits: Capability) -> bool:
     """cuDNN convolves bfloat16 from capability 8.0 on (supportsBFloat16ConvolutionWithCuDNNv8)."""
-    return dtype != torch.bfloat16 or compute_capability >= (8, 0)
+    return dtype != torch.bfloat16 or limits.bfloat16
 
 
 def select_backend(input: View, weight: View, params: ConvParams, cudnn_enabled: bool) -> Backend:

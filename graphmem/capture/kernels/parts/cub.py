@@ -31,12 +31,12 @@ def _tile(threads: int, items_of_4_bytes: int, item_bytes: int) -> int:
     return min(threads, -(-(_SHARED_MEMORY // (item_bytes * items)) // 32) * 32) * items
 
 
-def _onesweep_tile(key: int, value: int, capability: tuple[int, int]) -> int:
+def _onesweep_tile(key: int, value: int, policy: int) -> int:
     """Items per block of the one-sweep kernel; ``value`` is 0 when only keys are sorted."""
     widest = max(key, value)
-    if capability < (8, 0):
+    if policy < 800:
         return _tile(256, 46 if key == value == 4 else 23, widest)
-    if capability < (9, 0):
+    if policy < 900:
         return _tile(384, 17 if key == 4 and value else 21, widest)
     if key >= 8:
         return _tile(384, 24 if value >= 8 else 30, widest)
@@ -48,23 +48,22 @@ def _onesweep_tile(key: int, value: int, capability: tuple[int, int]) -> int:
     return _tile(threads, items, widest)
 
 
-def radix_sort_bytes(
-    items: int, key: int, value: int, bits: int, capability: tuple[int, int], floating: bool = False
-) -> int:
+def radix_sort_bytes(items: int, key: int, value: int, bits: int, card: Card, floating: bool = False) -> int:
     """DeviceRadixSort::SortPairs, or SortKeys if ``value`` is 0 (sizes in bytes) on the lowest ``bits`` of the keys.
     ``floating``: the keys are floating-point numbers.
 
-    Keys of 1 or 2 bytes take another kernel before compute capability 9.0, whose histograms depend on the occupancy;
+    Keys of 1 or 2 bytes take another kernel before the policy of 9.0, whose histograms depend on the occupancy;
     they are left out there.
     """
     if items <= _tile(256, 19, max(key, value)):
         return 1
     passes = -(-bits // 8)
     extra = (items * key, items * value) if passes > 1 else (0, 0)
-    if key < 4 and capability < (9, 0):
+    policy = card.limits.cub_sort
+    if key < 4 and policy < 900:
         return storage(items * key, items * value)
-    tile = _onesweep_tile(key, value, capability)
-    if floating and key == 4 and not value and capability >= (9, 0):
+    tile = _onesweep_tile(key, value, policy)
+    if floating and key == 4 and not value and policy >= 900:
         tile = _tile(384, 18, 4)  # observed on 9.0
     portion = (2**28 - 1) // tile * tile
     portions = -(-items // portion)
@@ -115,10 +114,10 @@ def scan_by_key_bytes(items: int) -> int:
 
 def unique_by_key_bytes(items: int, key: int, card: Card) -> int:
     """DeviceSelect::UniqueByKey with values of the keys' size."""
-    major, minor = card.compute_capability
-    if major >= 9:
+    policy = card.limits.cub_unique
+    if policy >= 900:
         tile = 448 * 11 if key == 8 else 512 * 14
-    elif (major, minor) == (8, 0):
+    elif policy >= 800:
         tile = 192 * 7 if key == 8 else 256 * 11
     else:
         tile = 64 * (5 if key == 8 else 11)

@@ -20,19 +20,19 @@ import torch
 from graphmem import versions
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.cudnn.library import Cudnn
+from graphmem.devices import Device
+from graphmem.devices.capabilities import Capability
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What kernels ask of a device before they choose a launch. ``torch_version`` is (major, minor).
+    """The card as kernels see it, and how it is used. ``torch_version`` is (major, minor).
 
     ``cudnn_workspaces``: whether cuDNN's plans claim workspaces. False gives the runs of a cuDNN that needs none.
     ``in_graph_capture``: whether the current stream is being captured into a CUDA graph.
     """
 
-    compute_capability: tuple[int, int]
-    sm_count: int
-    max_threads_per_sm: int
+    device: Device
     torch_version: tuple[int, int] = versions.NEWEST
     cudnn_workspaces: bool = True
     in_graph_capture: bool = False
@@ -40,6 +40,21 @@ class Card:
     cudnn: Cudnn | None = field(default=None, compare=False)
     #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
     timed: set[object] = field(default_factory=set, compare=False)
+
+    @property
+    def limits(self) -> Capability:
+        """What the compute capability tells."""
+        return self.device.limits
+
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors of the card."""
+        return self.device.sm_count
+
+    @property
+    def max_threads_per_sm(self) -> int:
+        """Threads that can be resident on a multiprocessor."""
+        return self.device.max_threads_per_sm
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

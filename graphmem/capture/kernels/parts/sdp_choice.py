@@ -15,6 +15,7 @@ import torch
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
+from graphmem.devices.capabilities import Capability
 
 BACKENDS = frozenset({"flash", "efficient", "math", "cudnn"})
 
@@ -40,8 +41,8 @@ class _Call:
     deterministic: bool
 
     @property
-    def capability(self) -> tuple[int, int]:
-        return self.card.compute_capability
+    def limits(self) -> Capability:
+        return self.card.limits
 
     @property
     def is_half(self) -> bool:
@@ -97,9 +98,7 @@ def choose_sdp_backend(
 
 
 def _priority_order(call: _Call) -> tuple[str, ...]:
-    major, minor = call.capability
-    prefers_cudnn = call.cudnn_version > 91500 and major in (9, 10) and minor in (0, 3)
-    if prefers_cudnn:
+    if call.cudnn_version > 91500 and call.limits.cudnn_attention_first:
         return ("cudnn", "flash", "efficient", "math")
     return ("flash", "efficient", "math", "cudnn")
 
@@ -110,7 +109,7 @@ def _can_use_flash(call: _Call) -> bool:
         _is_4d(call)
         and call.mask is None
         and head_dim == call.key[-1] == call.value[-1] <= 256
-        and (8, 0) <= call.capability <= (12, 1)
+        and call.limits.flash_attention
         and _flash_can_train(call)
         and not (call.is_causal and call.query[-2] != call.key[-2])
         and call.is_half
@@ -122,8 +121,7 @@ def _can_use_flash(call: _Call) -> bool:
 
 def _flash_can_train(call: _Call) -> bool:
     """The backward kernel of large heads asks more shared memory than the consumer cards have."""
-    small_shared_memory = (8, 6) <= call.capability <= (8, 9) or (12, 0) <= call.capability <= (12, 1)
-    if not (call.requires_grad and small_shared_memory):
+    if not call.requires_grad or call.limits.flash_trains_wide_heads:
         return True
     head_dim = call.query[-1]
     return head_dim <= 192 or (call.dropout_p == 0.0 and head_dim > 224)
@@ -132,10 +130,9 @@ def _flash_can_train(call: _Call) -> bool:
 def _can_use_efficient(call: _Call) -> bool:
     alignment = _minimum_gemm_alignment(call)
     d_qk, d_v = call.query[-1], call.value[-1]
-    dtypes = {torch.float16, torch.float32} | ({torch.bfloat16} if call.capability >= (8, 0) else set())
+    dtypes = {torch.float16, torch.float32} | ({torch.bfloat16} if call.limits.bfloat16 else set())
     return (
-        (5, 0) <= call.capability <= (12, 1)
-        and _is_4d(call)
+        _is_4d(call)
         and d_qk == call.key[-1]
         and d_qk > 0
         and d_qk % alignment == 0
@@ -149,9 +146,9 @@ def _can_use_efficient(call: _Call) -> bool:
 
 
 def _minimum_gemm_alignment(call: _Call) -> int:
-    major = call.capability[0]
-    uses_tensor_cores = major >= 8 or (major == 7 and call.is_half)
-    alignment = 4 if major >= 8 else 1
+    kernels = call.limits.efficient_attention
+    uses_tensor_cores = kernels >= 80 or (kernels >= 70 and call.is_half)
+    alignment = 4 if kernels >= 80 else 1
     return max(alignment, 128 // (16 if call.is_half else 32)) if uses_tensor_cores else alignment
 
 
@@ -163,7 +160,7 @@ def _can_use_cudnn(call: _Call) -> bool:
         and not call.deterministic
         and call.is_half
         and _cudnn_mask(call)
-        and (8, 0) <= call.capability <= (12, 1)
+        and call.limits.flash_attention
         and _cudnn_dropout(call)
         and _has_sequences(call)
         and (_last_strides(call) or call.query[-1] == 1)
@@ -203,11 +200,9 @@ def _cudnn_shapes(call: _Call) -> bool:
 
 
 def _cudnn_head_dim_limit(call: _Call, d_qk: int, d_v: int) -> int:
-    if call.cudnn_version >= 91000 and call.capability == (9, 0):
-        return 256
-    if call.cudnn_version >= 91100 and call.capability[0] == 10 and (d_qk, d_v) == (192, 128):
+    if call.cudnn_version >= 91100 and call.limits.cudnn_attention_192_128 and (d_qk, d_v) == (192, 128):
         return 192
-    return 128
+    return call.limits.cudnn_attention_head if call.cudnn_version >= 91000 else 128
 
 
 def _is_4d(call: _Call) -> bool:

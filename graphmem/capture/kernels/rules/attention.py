@@ -157,23 +157,19 @@ def _backward_tile(head_dim: int, half: bool, dropout: bool, card: Card) -> _Til
     """The first kernel of kernels/cutlassB.h that takes the head and fits in shared memory."""
     if head_dim <= 64:
         return _Tile(64, 64, half)
-    small_shared_memory = _has_small_shared_memory(card.compute_capability)
+    limits = card.limits
+    small_shared_memory = limits.small_shared_memory
     if not half:
         return _Tile(64 if small_shared_memory else 128, 64, False)
     if head_dim > 128:
         return _Tile(128, 64, False)
-    if card.compute_capability < (8, 0):
+    if limits.efficient_attention < 80:
         return _Tile(128, 64, True)
     if not small_shared_memory:
         return _Tile(128, 128, True)
-    if card.compute_capability in ((8, 6), (8, 9)) and head_dim <= 96 and not dropout:
+    if limits.efficient_86_89 and head_dim <= 96 and not dropout:
         return _Tile(128, 64, True)
     return _Tile(64, 64, False)
-
-
-def _has_small_shared_memory(capability: tuple[int, int]) -> bool:
-    """At most 99 KiB a block (CUDA C++ programming guide, technical specifications per compute capability)."""
-    return capability < (8, 0) or capability in ((8, 6), (8, 9)) or capability[0] == 12
 
 
 @rule("aten._scaled_dot_product_efficient_attention_backward.default")
@@ -256,7 +252,7 @@ def cudnn_forward_workspace(query: torch.Tensor, key: torch.Tensor, card: Card) 
     if not card.cudnn_workspaces:
         return 0
     if queries > 1:
-        return 256 if card.compute_capability[0] == 9 else 0
+        return 256 if card.limits.cudnn_attention == "hopper" else 0
     key_heads, keys = key.shape[1], key.shape[2]
     if keys <= 512:
         return 0
@@ -288,15 +284,15 @@ def cudnn_backward_workspace(query: torch.Tensor, key: torch.Tensor, value: torc
     """
     batch, heads, queries, head_dim = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
-    blocks, major = batch * heads, card.compute_capability[0]
+    blocks, kernels = batch * heads, card.limits.cudnn_attention
     if not card.cudnn_workspaces:
         return int(blocks * queries * (head_dim + 1) * _FP32)
     grouped = 0
     if key_heads != heads:
         grouped = blocks * keys * (head_dim + value.shape[3]) * query.element_size()
-    if major == 9:
+    if kernels == "hopper":
         return int(blocks * queries * (head_dim + 1) * _FP32 + 256 + grouped)
-    if major == 10 and min(queries, keys) > 128:
+    if kernels == "blackwell" and min(queries, keys) > 128:
         return int(blocks * queries * (head_dim + 1) * _FP32 + (128 + grouped if grouped else 0))
     rows = queries + round_up(queries, 8)
     return int(blocks * (rows * head_dim + queries) * _FP32 + 128 + grouped)

@@ -96,7 +96,7 @@ def _convolution(call: Call, output: torch.Tensor) -> _Convolution:
     input_view, weight_view = View.of(tensor), View.of(weight)
     if tensor.dim() == 3 and not tensor.is_contiguous():
         input_view = _dense(input_view, False)
-    cudnn = torch.backends.cudnn.enabled and cudnn_takes(tensor.dtype, card.compute_capability)
+    cudnn = torch.backends.cudnn.enabled and cudnn_takes(tensor.dtype, card.limits)
     backend = select_backend(input_view, weight_view, params, cudnn)
     channels_last = backend in (Backend.CUDNN, Backend.CUDNN_TRANSPOSE) and runs_channels_last(input_view, weight_view)
     return _Convolution(input_view, weight_view, View.of(output), params, backend, channels_last)

@@ -28,7 +28,7 @@ def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int,
     ordered = script.take(size, "sorted indices")
     origins = script.take(size, "origins of sorted indices")
     order = script.take(size, "range of indices")
-    storage = cub.radix_sort_bytes(count, index_bytes, index_bytes, bits, card.compute_capability)
+    storage = cub.radix_sort_bytes(count, index_bytes, index_bytes, bits, card)
     script.give(script.take(storage, "radix sort"), order)
     return ordered, origins
 

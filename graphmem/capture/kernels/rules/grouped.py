@@ -13,9 +13,6 @@ from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 #: Three pointers, three strides and three 32-bit sizes of every group (GroupMM.cu).
 _GROUP_ARGUMENTS = 3 * 8 + 3 * 8 + 3 * 4
-#: Bytes of CUTLASS's workspace a multiprocessor by major capability: on 9.x four tensor maps of 128 bytes; on 10.x as
-#: observed, for tiles of one multiprocessor and of two.
-_WORKSPACE = {9: (512, 512), 10: (5376, 5888)}
 #: Groups of at most this many rows or columns have tiles of one multiprocessor.
 _SMALL_GROUP = 128
 
@@ -25,14 +22,14 @@ def grouped_mm_rule(call: Call) -> Script | None:
     """bfloat16 runs as one kernel on 9.x and 10.x; anything else is a product of cuBLAS per group."""
     first, second = call.self, call.mat2
     script = Script().output(0)
-    major = call.card.compute_capability[0]
-    if major not in _WORKSPACE or any(tensor.dtype != torch.bfloat16 for tensor in (first, second, call.outputs[0])):
+    workspaces = call.card.limits.grouped_product_bytes
+    if workspaces is None or any(tensor.dtype != torch.bfloat16 for tensor in (first, second, call.outputs[0])):
         script.product()
         return script
     offsets = call.offs
     groups = int(first.shape[0] if offsets is None else offsets.shape[0])
     arguments = script.take(groups * _GROUP_ARGUMENTS, "arguments of every group")
-    one, two = _WORKSPACE[major]
+    one, two = workspaces
     per_multiprocessor = one if _has_small_groups(first, second, groups) else two
     workspace = script.take(per_multiprocessor * call.card.sm_count, "workspace of CUTLASS")
     script.give(workspace, arguments)

@@ -88,7 +88,7 @@ def randperm_rule(call: Call) -> Script | None:
         script.take(items * value, "range"),
         script.take(items * key, "random keys"),
         script.take(items * key, "sorted keys"),
-        script.take(cub.radix_sort_bytes(items, key, value, bits, call.card.compute_capability), "radix sort"),
+        script.take(cub.radix_sort_bytes(items, key, value, bits, call.card), "radix sort"),
     ]
     script.give(*reversed(taken))
     return script

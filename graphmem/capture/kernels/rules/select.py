@@ -55,7 +55,7 @@ def unique_rule(call: Call) -> Script | None:
         order = script.take(items * _INDEX, "range of indices")
     value = _INDEX if inverse else 0
     floating = tensor.is_floating_point()
-    size = cub.radix_sort_bytes(items, element, value, 8 * element, call.card.compute_capability, floating)
+    size = cub.radix_sort_bytes(items, element, value, 8 * element, call.card, floating)
     script.give(script.take(size, "radix sort"))
     if inverse:
         script.give(order)

@@ -72,7 +72,7 @@ def _segmented_sort(script: Script, numel: int, length: int, key: int, card: Car
 
 def _sort_each(script: Script, segments: int, length: int, key: int, card: Card) -> None:
     order = script.take(length * _INDEX, "range of indices")
-    size = cub.radix_sort_bytes(length, key, _INDEX, 8 * key, card.compute_capability)
+    size = cub.radix_sort_bytes(length, key, _INDEX, 8 * key, card)
     for _ in range(segments):
         script.give(script.take(size, "radix sort"))
     script.give(order)
@@ -82,10 +82,9 @@ def _sort_all_then_by_segment(script: Script, segments: int, items: int, key: in
     """One sort of everything by value, and a stable one by segment."""
     pairs = [script.take(items * 8, "index and segment") for _ in range(2)]
     keys = script.take(items * key, "sorted keys")
-    capability = card.compute_capability
-    script.give(script.take(cub.radix_sort_bytes(items, key, 8, 8 * key, capability), "radix sort"), keys)
+    script.give(script.take(cub.radix_sort_bytes(items, key, 8, 8 * key, card), "radix sort"), keys)
     bits = max(1, math.ceil(math.log2(segments)))
-    script.give(script.take(cub.radix_sort_bytes(items, 8, 0, bits, capability), "radix sort"))
+    script.give(script.take(cub.radix_sort_bytes(items, 8, 0, bits, card), "radix sort"))
     script.give(*reversed(pairs))
 
 

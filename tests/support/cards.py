@@ -1,0 +1,17 @@
+"""Cards as kernels see them, by their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphmem.capture.kernels.parts.script import Card
+from graphmem.devices import described_device
+from graphmem.units import GIB
+
+
+def card_with(capability: tuple[int, int], sm_count: int, max_threads_per_sm: int, **used: Any) -> Card:
+    """A card of 80 GiB; ``used`` are the other fields of :class:`Card`."""
+    return Card(described_device("a card", capability, 80 * GIB, sm_count, max_threads_per_sm), **used)
+
+
+HOPPER = card_with((9, 0), 132, 2048)
