@@ -15,7 +15,7 @@ from graphmem.question import Question
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runtime, Taken
 from graphmem.sources import OnnxModel, TorchModel
-from graphmem.summarize import Target, summarize
+from graphmem.summarize import summarize
 from graphmem.trace import Trace
 from graphmem.training import Training
 from graphmem.versions import version_notes
@@ -142,7 +142,7 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
 
 def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Question) -> Estimate:
     """The trace in the runtime's allocator on the card of the question."""
-    device, taken = question.setting.device, traced.taken
+    taken = traced.taken
     runs = runtime.run(taken.trace, options, question.setting)
     diagnostics: Any = (*taken.diagnostics, *runs.diagnostics)
     details: Mapping[str, Any] = {**traced.details, **runs.details}
@@ -151,7 +151,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     return summarize(
         taken.trace,
         runs.main,
-        Target(device.name, device.capacity_bytes, device.context_bytes),
+        question.setting.device,
         model=traced.model,
         runtime=runtime.name,
         allocator=runtime.describe(options, question.setting),

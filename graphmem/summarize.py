@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from graphmem.devices import Device
 from graphmem.estimate import (
     Breakdown,
     Diagnostic,
@@ -26,19 +26,10 @@ from graphmem.replay import Replay
 from graphmem.trace import Category, EventKind, Place, Trace
 
 
-@dataclass(frozen=True)
-class Target:
-    """The card a run is for: its name, capacity, and the bytes a process holds outside its allocator."""
-
-    gpu: str
-    capacity_bytes: int
-    context_bytes: int
-
-
 def summarize(
     trace: Trace,
     replay: Replay,
-    target: Target,
+    card: Device,
     *,
     model: str,
     runtime: str,
@@ -50,8 +41,8 @@ def summarize(
     diagnostics: Sequence[Diagnostic] = (),
     details: Mapping[str, Any] | None = None,
 ) -> Estimate:
-    """The Estimate of a run. ``replay`` had no limit; ``limited`` is the same trace on the card's own memory, needed
-    only where the unlimited one exceeds it.
+    """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
+    needed only where the unlimited one exceeds it.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
     of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
@@ -66,20 +57,20 @@ def summarize(
         runtime=runtime,
         allocator=allocator,
         step=step,
-        gpu=target.gpu,
+        gpu=card.name,
         peak=Peak(
             replay.peak_requested_bytes,
             replay.peak_allocated_bytes,
             replay.peak_reserved_bytes,
-            replay.peak_reserved_bytes + target.context_bytes,
+            replay.peak_reserved_bytes + card.context_bytes,
         ),
         ideal_bytes=replay.peak_requested_bytes,
-        phases=tuple(_phases(trace, replay, target.context_bytes)),
+        phases=tuple(_phases(trace, replay, card.context_bytes)),
         moment=moment,
         last_growth=_moment(trace, grew),
-        breakdown=_breakdown(trace, replay, position, target.context_bytes),
+        breakdown=_breakdown(trace, replay, position, card.context_bytes),
         top=tuple(_largest(trace, position, top)),
-        fit=_fit(trace, replay, limited, target),
+        fit=_fit(trace, replay, limited, card),
         host_bytes=replay.host_peak_bytes,
         pinned_bytes=replay.pinned_peak_bytes,
         managed_bytes=replay.managed_peak_bytes,
@@ -182,13 +173,13 @@ def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
     return found
 
 
-def _fit(trace: Trace, replay: Replay, limited: Replay | None, target: Target) -> Fit:
-    device_bytes = replay.peak_reserved_bytes + target.context_bytes
-    margin = target.capacity_bytes - device_bytes
+def _fit(trace: Trace, replay: Replay, limited: Replay | None, card: Device) -> Fit:
+    device_bytes = replay.peak_reserved_bytes + card.context_bytes
+    margin = card.capacity_bytes - device_bytes
     ran_out = limited.out_of_memory if limited is not None else None
     if margin >= 0 and ran_out is None:
-        return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, True)
+        return Fit(card.name, card.capacity_bytes, device_bytes, margin, True)
     if limited is not None and ran_out is None:
-        return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, True, needs_cache_flush=True)
+        return Fit(card.name, card.capacity_bytes, device_bytes, margin, True, needs_cache_flush=True)
     failed_at = _moment(trace, ran_out.event if ran_out is not None else -1)
-    return Fit(target.gpu, target.capacity_bytes, device_bytes, margin, False, failed_at=failed_at)
+    return Fit(card.name, card.capacity_bytes, device_bytes, margin, False, failed_at=failed_at)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from graphmem.devices import described_device
 from graphmem.replay import replay
 from graphmem.runtimes.pytorch import default_allocator
-from graphmem.summarize import Target, summarize
+from graphmem.summarize import summarize
 from graphmem.trace import Category, TraceBuilder
 from graphmem.units import GIB, MIB
 
@@ -23,7 +24,7 @@ def test_the_peak_is_told_where_reserved_memory_is_fullest_not_where_it_grew_las
     estimate = summarize(
         trace,
         replay(trace, default_allocator("", None, (2, 13))),
-        Target("a card", GIB, 0),
+        described_device("a card", (9, 0), GIB, 132, 2048),
         model="",
         runtime="pytorch",
         allocator="",
