@@ -27,6 +27,7 @@ from graphmem.capture.operators.older_versions import patch_indexing
 from graphmem.capture.operators.recurrent.operators import recurrent_composites, recurrent_fakes
 from graphmem.capture.operators.views import views_of_cpp
 from graphmem.capture.patches import Patches, quiet_registration
+from graphmem.devices import DEFAULT_DEVICE, device_named
 
 _aten = torch.ops.aten
 
@@ -74,7 +75,7 @@ def shapes() -> dict[str, Callable[..., Any]]:
 @cache
 def composite_operators() -> frozenset[Any]:
     """The operators that have a version of CUDA's here, on whatever card."""
-    return frozenset(composites_on(Card((8, 0), 108, 2048)))
+    return frozenset(composites_on(Card(device_named(DEFAULT_DEVICE))))
 
 
 def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
