@@ -65,6 +65,14 @@ def test_a_sweep_is_a_table_json_or_csv(model: str) -> None:
     assert run(*options).stdout.count("fits") == 4
 
 
+def test_jobs_change_nothing_but_the_time(model: str) -> None:
+    pytest.importorskip("joblib")
+    options = ("sweep", model, "--vary", "batch=1,64", "--vary", "alloc-conf=enable_mem_pattern:0;io_binding:1")
+    alone, side_by_side = run(*options, "--format", "json"), run(*options, "--format", "json", "--jobs", "2")
+    assert side_by_side.exit_code == 0, side_by_side.stderr
+    assert side_by_side.stdout == alone.stdout
+
+
 def test_a_card_that_was_assumed_is_told(model: str) -> None:
     for options in (("sweep", model, "--vary", "batch=1,2"), ("advise", model, "-b", "2")):
         assert "no GPU was named: H100-80GB" in run(*options).stdout
