@@ -21,7 +21,6 @@ from graphmem.estimate import LEVELS, Estimate
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
-from tests import places
 from tests.runtimes import toy
 from tests.support import onnx_samples
 
@@ -85,7 +84,7 @@ def test_an_unknown_runtime_is_refused_wherever_one_is_named(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("stage", ["question", "captures", "simulate", "summarize", "replay", "reports/text"])
 def test_the_stages_know_no_runtime_by_name(stage: str) -> None:
-    source = (places.ROOT / "graphmem" / f"{stage}.py").read_text(encoding="utf-8")
+    source = (Path(graphmem.__file__).parent / f"{stage}.py").read_text(encoding="utf-8")
     assert not set(re.findall(r"\w+", source)) & set(NAMES)
 
 
