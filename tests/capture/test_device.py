@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from graphmem import Inference, analyze  # noqa: E402
-from graphmem.capture.session.messages import explained  # noqa: E402
+from graphmem.capture.session.error_messages import explained  # noqa: E402
 from graphmem.errors import CaptureError, GraphmemError, SourceError  # noqa: E402
 from tests.support.captures import H100, births, record  # noqa: E402
 

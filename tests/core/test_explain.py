@@ -33,7 +33,7 @@ def test_an_operator_is_explained_with_the_places_of_its_rule_and_body() -> None
         ("aten.linear.default", "autocast:          arguments are cast to the lower precision"),
         ("aten.relu.default", "kernel rule:       none; it is taken to allocate its outputs and nothing else"),
         ("aten.linalg_lu", "not modelled:      the factorization's workspace (cuSOLVER)"),
-        ("aten._ctc_loss.default", "shapes:            ctc_loss (capture/operators/missing_fakes.py:"),
+        ("aten._ctc_loss.default", "shapes:            ctc_loss (capture/operators/missing_shapes.py:"),
     ],
 )
 def test_each_fact_has_a_line(name: str, line: str) -> None:

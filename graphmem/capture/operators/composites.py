@@ -21,7 +21,7 @@ from graphmem.capture.operators.attention import attention_composites, attention
 from graphmem.capture.operators.basic import basic_composites, linear
 from graphmem.capture.operators.fused_inference import fused_inference
 from graphmem.capture.operators.gradients import gradient_composites
-from graphmem.capture.operators.missing_fakes import missing_fakes
+from graphmem.capture.operators.missing_shapes import missing_shapes
 from graphmem.capture.operators.normalization import normalization_composites
 from graphmem.capture.operators.older_versions import patch_indexing
 from graphmem.capture.operators.recurrent.operators import recurrent_composites, recurrent_fakes
@@ -69,7 +69,7 @@ def _never_called(*_: Any, **__: Any) -> Any:
 
 def shapes() -> dict[str, Callable[..., Any]]:
     """By operator name (``aten::...``): fake implementations in place of those that PyTorch lacks."""
-    return {**missing_fakes(), **recurrent_fakes()}
+    return {**missing_shapes(), **recurrent_fakes()}
 
 
 @cache

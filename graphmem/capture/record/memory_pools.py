@@ -9,16 +9,25 @@ c10/cuda/CUDACachingAllocator.cpp).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from graphmem.capture.ports import PoolId
+from graphmem.capture.record.streams import Streams
 from graphmem.errors import CaptureError
-from graphmem.trace import Category, EventKind
+from graphmem.trace import Category, EventKind, TraceBuilder
 
-if TYPE_CHECKING:
-    from graphmem.capture.record.storages import Storages
+
+class TraceBook(Protocol):
+    """Where pools write: the trace, the operator that its events belong to now, and the streams."""
+
+    streams: Streams
+    operator: int
+    builder: TraceBuilder
+
+    def alloc(self, size: int, category: Category, label: str = "", *, stream: int | None = None) -> int:
+        """A new storage; its number."""
 
 
 @dataclass(eq=False)
@@ -44,8 +53,8 @@ def _on_engine_thread() -> bool:
 class MemoryPools:
     """The pools of one capture, and the routes to them."""
 
-    def __init__(self, storages: Storages) -> None:
-        self._storages = storages
+    def __init__(self, book: TraceBook) -> None:
+        self._book = book
         self._routes: list[Route] = []
         self._numbers: dict[PoolId, int] = {}
         self._holders: dict[PoolId, int] = {}
@@ -122,28 +131,28 @@ class MemoryPools:
 
     def stream_changed(self) -> None:
         """Tell the allocator whether the current stream is captured, when that changes."""
-        streams = self._storages.streams
+        streams = self._book.streams
         streams.on_change = self.stream_changed if self._routes else None
         in_capture = self.captured(streams.current) is not None
         if in_capture != self.in_capture:
             kind = EventKind.ENTER_CAPTURE if in_capture else EventKind.LEAVE_CAPTURE
-            self._storages.builder.event(kind, self._storages.operator)
+            self._book.builder.event(kind, self._book.operator)
             self.in_capture = in_capture
 
     # --- one storage by its number ----------------------------------------------------------------------------------
 
     def take(self, size: int, label: str) -> int:
         """A buffer that PyTorch keeps for itself; its storage index."""
-        return self._storages.alloc(size, Category.WORKSPACE, label, stream=0)
+        return self._book.alloc(size, Category.WORKSPACE, label, stream=0)
 
     def give(self, index: int) -> None:
         """Such a buffer is given back."""
-        self._storages.builder.free(index, self._storages.operator)
+        self._book.builder.free(index, self._book.operator)
 
     def _hold(self, pool: PoolId, label: str, *, use_on_oom: bool = False, no_split: bool = False) -> None:
         if pool not in self._numbers:
-            self._numbers[pool] = self._storages.builder.pool(label, use_on_oom=use_on_oom, no_split=no_split)
+            self._numbers[pool] = self._book.builder.pool(label, use_on_oom=use_on_oom, no_split=no_split)
         self._holders[pool] = self._holders.get(pool, 0) + 1
 
     def _event(self, kind: EventKind, pool: PoolId) -> None:
-        self._storages.builder.event(kind, self._storages.operator, self._numbers[pool])
+        self._book.builder.event(kind, self._book.operator, self._numbers[pool])

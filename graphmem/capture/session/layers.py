@@ -28,7 +28,7 @@ from graphmem.capture.device.factories import patch_factories
 from graphmem.capture.device.fake_tensors import patch_fake_tensors
 from graphmem.capture.device.initializers import patch_initializers
 from graphmem.capture.device.pretend_device import Teller
-from graphmem.capture.device.readback import patch_readback
+from graphmem.capture.device.reading_values import patch_reading
 from graphmem.capture.device.streams_api import patch_streams
 from graphmem.capture.device.torch_versions import patch_module_conversion
 from graphmem.capture.device.training_tools import patch_training_tools
@@ -163,10 +163,10 @@ LAYERS: tuple[Layer, ...] = (
     ),
     Layer(
         "read-back",
-        "device/readback",
+        "device/reading_values",
         "logs and metrics read values outside the dispatcher, and there are none",
         ("torch.Tensor.numpy", "torch.Tensor.__format__"),
-        _patching(lambda patches, _: patch_readback(patches)),
+        _patching(lambda patches, _: patch_reading(patches)),
     ),
     Layer(
         "torch.cuda",

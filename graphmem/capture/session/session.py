@@ -19,8 +19,8 @@ from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.session.error_messages import explained
 from graphmem.capture.session.layers import LAYERS, Context
-from graphmem.capture.session.messages import explained
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn

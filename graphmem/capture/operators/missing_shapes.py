@@ -11,7 +11,7 @@ from torch import Tensor
 _NONE = 0
 
 
-def missing_fakes() -> dict[str, Callable[..., Any]]:
+def missing_shapes() -> dict[str, Callable[..., Any]]:
     """By operator name: a function of fake tensors that returns fake outputs."""
     since_2_8 = {"aten::_grouped_mm": _grouped_mm} if hasattr(torch.ops.aten, "_grouped_mm") else {}
     return {

@@ -11,7 +11,7 @@ from graphmem.capture.patches import Patches
 from graphmem.capture.values.host_values import LIMIT
 
 
-def patch_readback(patches: Patches) -> None:
+def patch_reading(patches: Patches) -> None:
     """Let logs and metrics of a training loop read tensors: what ``.item()`` would assume stands for each element."""
     patches.set(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy))
     patches.set(torch.Tensor, "__format__", _format(torch.Tensor.__format__))

@@ -1,0 +1,98 @@
+"""The interceptors between an operator and the trace: each knows some operators, and is asked of those alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from graphmem.capture.operators.facts import OperatorFacts, facts_of
+from graphmem.capture.record import dispatch
+from graphmem.capture.record.dispatch import INTERCEPTORS, NOT_HANDLED
+from tests.support.captures import record
+
+
+def _every_overload() -> list[Any]:
+    """Of the libraries whose operators a capture meets."""
+    found = []
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        operator, _, overload = name.partition(".")
+        namespace, _, operator = operator.partition("::")
+        if namespace in ("aten", "c10d"):
+            packet = getattr(getattr(torch.ops, namespace), operator)
+            found.append(getattr(packet, overload or "default"))
+    return found
+
+
+def test_every_interceptor_knows_an_operator_and_has_a_name_of_its_own() -> None:
+    every = [facts_of(func) for func in _every_overload()]
+    assert len(every) > 2000
+    known = {i.name: sum(i.applies is None or i.applies(facts) for facts in every) for i in INTERCEPTORS}
+    assert all(known.values()), known
+    assert [name for name, count in known.items() if count == len(every)] == ["host values"]
+    assert len(known) == len(INTERCEPTORS)
+
+
+def _watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    """How often each interceptor is asked whether it knows an operator, and how often each handles a call."""
+    asked: Counter[tuple[str, str]] = Counter()
+    handled: Counter[str] = Counter()
+
+    def watched(interceptor: dispatch.Interceptor) -> dispatch.Interceptor:
+        def applies(facts: OperatorFacts) -> bool:
+            asked[interceptor.name, facts.name] += 1
+            return interceptor.applies is None or interceptor.applies(facts)
+
+        def attempt(mode: Any, call: Any) -> Any:
+            result = interceptor.attempt(mode, call)
+            handled[interceptor.name] += result is not NOT_HANDLED
+            return result
+
+        return replace(interceptor, applies=applies, attempt=attempt)
+
+    monkeypatch.setattr(dispatch, "INTERCEPTORS", tuple(map(watched, INTERCEPTORS)))
+    return asked, handled
+
+
+def test_what_can_apply_to_an_operator_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, _ = _watched(monkeypatch)
+
+    def step() -> None:
+        x = torch.ones(4, 4, device="cuda", requires_grad=True)
+        for _ in range(3):
+            (x * 2.0 + x.exp()).sum().backward()
+
+    record(step)
+    assert asked["fan-in", "aten.mul.Tensor"] == 1
+    assert set(asked.values()) == {1}
+
+
+def test_a_step_that_meets_them_is_handled_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, handled = _watched(monkeypatch)
+
+    def step() -> None:
+        x = torch.ones(4, 4, device="cuda", requires_grad=True)
+        x.exp().sum().backward()
+        torch.ones(4, pin_memory=True)
+        torch.linspace(0, 1, 4).tolist()
+        x.detach().sum().item()
+        with torch.inference_mode():
+            torch.nn.functional.linear(x, x)
+        torch.nn.functional.bilinear(x, x, torch.ones(2, 4, 4, device="cuda"))
+        x.grad = None
+        torch.optim.SGD([x], lr=0.1, fused=True).step()
+
+    record(step)
+    expected = {
+        "pinned memory",
+        "host values",
+        "inference decomposition",
+        "accumulated gradients",
+        "decisions",
+        "bodies",
+    }
+    # Fan-in and formulas in place look at the stack, and would find this test's frame in the engine's stead.
+    assert expected | {"bodies"} <= {name for name, count in handled.items() if count}
