@@ -94,7 +94,7 @@ def capture_model(
 
 
 def world_size_of(step: Training | Inference) -> int | None:
-    """The number of processes that the step is one of; None where nobody said."""
+    """How many processes take part in the step; None if that was not given."""
     if not isinstance(step, Training):
         return None
     return step.ddp.world_size if step.ddp is not None else step.world_size

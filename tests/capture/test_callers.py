@@ -1,0 +1,71 @@
+"""Who calls: the files and functions that are looked for on the stack are those of the installed libraries."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from graphmem.capture.values import callers
+from graphmem.trace import Trace
+from tests.support.captures import births, record
+
+
+def _called(module: str, function: str, question: Any) -> Any:
+    """The answer to a question that a function of a library's module asks: code of that name, from that file."""
+    file = inspect.getsourcefile(importlib.import_module(module))
+    assert file is not None
+    scope: dict[str, Any] = {"question": question}
+    exec(compile(f"def {function}():\n    return ask()\ndef ask():\n    return question()", file, "exec"), scope)
+    return scope[function]()
+
+
+def test_the_functions_that_are_looked_for_exist() -> None:
+    distribution = torch.distributions.Distribution
+    assert {"__init__", "_validate_sample"} <= set(vars(distribution))
+    utils = pytest.importorskip("transformers.generation.utils").GenerationMixin
+    # The other loops that are named are those of earlier versions of transformers.
+    assert {"_sample", "_beam_search", "_assisted_decoding"} <= set(dir(utils))
+    importlib.import_module("transformers.generation.stopping_criteria")
+
+
+def test_questions_of_libraries_are_known_by_file_and_function() -> None:
+    in_loop, validating = callers.called_in_generation_loop, callers.called_to_validate_distribution
+    assert _called("torch.distributions.distribution", "_validate_sample", validating)
+    assert not _called("torch.distributions.distribution", "expand", validating)
+    pytest.importorskip("transformers")
+    assert _called("transformers.generation.utils", "_sample", in_loop)
+    assert not _called("transformers.generation.utils", "generate", in_loop)
+    assert _called("transformers.generation.stopping_criteria", "any_name", callers.called_to_stop_generation)
+    assert not (in_loop() or validating() or callers.called_to_stop_generation())
+
+
+def test_the_engine_is_told_from_a_hook_of_the_users() -> None:
+    """A hook that adds, during the backward pass, allocates; the engine's own addition of gradients is in place."""
+
+    def step(*, hooked: bool) -> None:
+        x = torch.ones(1024, device="cuda", requires_grad=True)
+        shared = x * 2.0
+        if hooked:
+            shared.register_hook(lambda gradient: gradient + gradient)
+        (shared * 3.0 + shared * 5.0).sum().backward()
+
+    def added(trace: Trace) -> int:
+        return [born.operator for born in births(trace)].count("aten.add.Tensor")
+
+    assert added(record(lambda: step(hooked=False))) == 1  # in the forward pass
+    assert added(record(lambda: step(hooked=True))) == 2
+
+
+def test_an_error_is_placed_at_the_deepest_line_outside_the_libraries() -> None:
+    def fails() -> None:
+        torch.ones(2).view(3)
+
+    with pytest.raises(RuntimeError) as raised:
+        fails()
+    line = inspect.getsourcelines(fails)[1] + 1
+    assert callers.raised_at(raised.value).endswith(f"test_callers.py:{line}")
+    assert callers.function_in_torch_cuda(raised.value.__traceback__) == "torch.cuda"
