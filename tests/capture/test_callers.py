@@ -40,7 +40,7 @@ def test_questions_of_libraries_are_known_by_file_and_function() -> None:
     assert _called("transformers.generation.utils", "_sample", in_loop)
     assert not _called("transformers.generation.utils", "generate", in_loop)
     assert _called("transformers.generation.stopping_criteria", "any_name", callers.called_to_stop_generation)
-    assert not (in_loop() or validating() or callers.called_to_stop_generation())
+    assert [in_loop(), validating(), callers.called_to_stop_generation()] == [False] * 3
 
 
 def test_the_engine_is_told_from_a_hook_of_the_users() -> None:

@@ -342,8 +342,10 @@ LAYERS: tuple[Layer, ...] = (
             "torch.fx.experimental.*",
             "torch.utils._triton.*",
             "torch.cuda._DeviceGuard",
+            "torch.cuda.is_available",
         ),
         _compiled_code,
+        again=("torch.cuda.is_available",),  # while Dynamo forgets what it compiled, it must not look for CUDA graphs
     ),
 )
 
