@@ -233,10 +233,10 @@ FAMILIES: dict[str, dict[str, Callable[[Line], Line]]] = {
 }
 ANSWERS = {
     *("fwd", "bwd", "bwd_data", "bwd_weight", "dim0", "dim1", "all", "dim0_f32", "amax1", "norm"),
-    *("o_strides", "strides", "backend", "to", "error"),
+    *("o_strides", "strides", "to", "error"),
 }
 #: Where the real cuDNN chooses plans; elsewhere plans take nothing.
-_REAL_CUDNN = {"reduce", "linear", "sdpa", "embed", "norm", "conv", "conv_unusual"}
+_REAL_CUDNN = {"reduce", "linear", "sdpa", "embed", "norm", "conv", "conv_unusual", "rnn"}
 
 
 def lines(family: str) -> Iterator[Line]:
@@ -246,16 +246,20 @@ def lines(family: str) -> Iterator[Line]:
 
 
 def question(family: str, line: Line) -> Line:
-    """The line without its answers. ``bias`` is an answer of the sums alone."""
-    answers = ANSWERS | ({"bias"} if line.get("op") == "sum_nhw" else set())
+    """The line without its answers; two names are answers of one family alone."""
+    answers = ANSWERS | {"sum_nhw": {"bias"}}.get(line.get("op", ""), set())
+    if family == "conv_layouts":
+        answers = answers | {"backend"}
     return {name: value for name, value in line.items() if name not in answers}
 
 
 def answered(family: str, line: Line) -> Line:
     """The question asked again, with its answers."""
     asked = question(family, line)
+    ways = FAMILIES[family]
+    ask = ways[asked["op"] if asked.get("op") in ways else ""]
     try:
-        answers = FAMILIES[family][asked.get("op", "")](asked)
+        answers = ask(asked)
     except Exception as error:  # what the build refuses is an answer too
         return asked | {"error": str(error).split("\n")[0][:_LONGEST_ERROR]}
     return asked | answers

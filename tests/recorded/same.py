@@ -1,0 +1,77 @@
+"""Whether recordings made again are the same: ``python -m tests.recorded.same GOLDENS AGAIN``.
+
+Compares every file of the two folders that differs, line by line or as one document. Frees that follow each other may
+change places: some programs free what a dictionary ordered by address holds. Of whole runs the seconds and what newer
+recordings leave out are not compared. Exits 1 if anything else differs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+#: Of a document of one run: what time and other recorders leave.
+_PASSING = {"seconds", "params"}
+
+
+def main(goldens: str, again: str) -> int:
+    equal = ordered = different = 0
+    for path in sorted(Path(again).rglob("*.gz")):
+        before = Path(goldens) / path.relative_to(again)
+        if not before.exists():
+            print(f"new: {path.relative_to(again)}")
+        elif path.suffixes[-2:] == [".pickle", ".gz"]:
+            continue  # addresses and stack frames
+        else:
+            for name, one, other in _pairs(before, path):
+                if one == other:
+                    equal += 1
+                elif _settled(one) == _settled(other):
+                    ordered += 1
+                else:
+                    different += 1
+                    print(f"different: {path.relative_to(again)} {name}", flush=True)
+    print(f"{equal} recordings equal, {ordered} but for the order of frees, {different} different")
+    return int(different > 0)
+
+
+def _pairs(before: Path, after: Path) -> list[tuple[str, Any, Any]]:
+    """Name, recording before and after: the whole file, or its lines by case or place."""
+    texts = [gzip.decompress(path.read_bytes()).decode() for path in (before, after)]
+    if not before.name.endswith(".jsonl.gz"):
+        documents = [_lasting(json.loads(text)) for text in texts]
+        return [("", *documents)]
+    one, other = ({_name(i, line): line for i, line in enumerate(map(json.loads, text.splitlines()))} for text in texts)
+    return [(name, one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])]
+
+
+def _name(index: int, line: dict[str, Any]) -> str:
+    return str(line.get("case", index))
+
+
+def _lasting(document: Any) -> Any:
+    if isinstance(document, dict):
+        return {key: value for key, value in document.items() if key not in _PASSING}
+    return document
+
+
+def _settled(recording: Any) -> Any:
+    """The recording with every row of frees in order."""
+    if not isinstance(recording, dict) or "changes" not in recording:
+        return recording
+    settled: list[int] = []
+    frees: list[int] = []
+    for change in [*recording["changes"], 0]:
+        if change < 0:
+            frees.append(change)
+        else:
+            settled += [*sorted(frees), change]
+            frees = []
+    return recording | {"changes": settled}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
