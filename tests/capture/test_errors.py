@@ -205,7 +205,7 @@ def test_an_unknown_optimizer_is_refused_before_anything_runs() -> None:
 
 
 def test_an_option_that_the_optimizer_refuses(user_file: Path) -> None:
-    step = Training(optimizer="adam", optimizer_args={"lr": -1.0})
+    step = Training(optimizer="adam", optimizer_args=(("lr", -1.0),))
     text = failure(user_file, "takes_no_batch", training=step)
     assert "torch.optim.Adam refused its arguments" in text
     assert "-1.0" in text

@@ -155,7 +155,7 @@ class TwoMomenta(torch.optim.Optimizer):
 
 
 class NeedsClosure(torch.optim.SGD):
-    def step(self, closure: Any) -> Any:  # type: ignore[override]
+    def step(self, closure: Any) -> Any:
         return closure()
 
 

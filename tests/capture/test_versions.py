@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,8 @@ def test_the_recordings_span_the_versions() -> None:
 
 def born_under(version: tuple[int, int], step: Callable[[], object]) -> list[Born]:
     """The device storages of a step under a version, in order of birth."""
-    return births(capture(lambda _: step(), source="test", device=H100, torch_version=version).trace)
+    run: Callable[[Any], Any] = lambda _: step()  # noqa: E731
+    return births(capture(run, source="test", device=H100, torch_version=version).trace)
 
 
 def _leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -58,18 +60,22 @@ def _leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize(("version", "slices"), [((2, 8), True), ((2, 9), False)])
 def test_a_whole_slice_has_a_gradient_of_its_own_up_to_2_8(index: str, version: tuple[int, int], slices: bool) -> None:
     rows = torch.zeros(3, dtype=torch.long)
-    chosen = {
+    chosen: dict[str, tuple[Any, ...]] = {
         "first token": (slice(None), 0),
         "last token": (slice(None), -1, slice(None)),
         "rows": (slice(None), rows),
     }
-    taken = {"first token": [(4, 8, 64)], "last token": [(4, 64), (4, 8, 64)], "rows": [(4, 8, 64)]}
+    taken: dict[str, list[tuple[int, ...]]] = {
+        "first token": [(4, 8, 64)],
+        "last token": [(4, 64), (4, 8, 64)],
+        "rows": [(4, 8, 64)],
+    }
 
     def step() -> None:
         x = _leaf(4, 8, 64)
         parts = tuple(part.to("cuda") if isinstance(part, torch.Tensor) else part for part in chosen[index])
         out = x[parts]
-        assert out.shape == {"rows": (4, 3, 64)}.get(index, (4, 64))
+        assert out.shape == ((4, 3, 64) if index == "rows" else (4, 64))
         out.sum().backward()
 
     born = [storage.bytes for storage in born_under(version, step) if storage.operator == "aten.slice_backward.default"]

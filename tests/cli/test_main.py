@@ -50,7 +50,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setitem(sys.modules, "graphmem.analyze", recorder)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "graphmem.analyze", recorder)
     return recorder
 
 

@@ -35,7 +35,7 @@ def test_the_examples_of_analyses_run() -> None:
         _programs()[0].replace("graphmem.fit(module, example_inputs", "graphmem.fit(module, example_inputs, at_most=4"),
         names,
     )
-    assert len(names["rows"]) == 4  # type: ignore[arg-type]
+    assert len(names["rows"]) == 4
 
 
 def test_commands_and_options_are_there() -> None:

@@ -22,7 +22,8 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not seen_keyword:
             lines.append("    *")
             seen_keyword = True
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        many: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        stars = many.get(parameter.kind, "")
         written = "" if parameter.annotation is parameter.empty else f": {_written(parameter.annotation)}"
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         lines.append(f"    {stars}{parameter.name}{written}{default}")

@@ -6,6 +6,7 @@ import gzip
 import json
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,8 @@ def test_levels_are_ordered_and_ideal_is_requested(steps: list[tuple[int, int, b
         else:
             live.append(builder.alloc(size, operator))
     trace = builder.build()
-    ideal, real = replay(trace, IdealAllocator()), replay(trace, CheckedAllocator(PyTorchCachingAllocator()))
+    checked: Any = CheckedAllocator(PyTorchCachingAllocator())  # offers what a replay of this trace asks for
+    ideal, real = replay(trace, IdealAllocator()), replay(trace, checked)
     assert np.array_equal(ideal.allocated_bytes, ideal.requested_bytes)
     assert np.array_equal(ideal.requested_bytes, real.requested_bytes)
     assert (real.requested_bytes <= real.allocated_bytes).all()

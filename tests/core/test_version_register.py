@@ -55,8 +55,9 @@ def _is_a_version(node: ast.expr) -> bool:
     if not isinstance(node, ast.Tuple) or len(node.elts) != 2:
         return False
     major, minor = node.elts
-    is_number = isinstance(major, ast.Constant) and isinstance(minor, ast.Constant)
-    return is_number and major.value in (1, 2) and isinstance(minor.value, int)  # type: ignore[union-attr]
+    if not (isinstance(major, ast.Constant) and isinstance(minor, ast.Constant)):
+        return False
+    return major.value in (1, 2) and isinstance(minor.value, int)
 
 
 def test_no_other_file_compares_versions_with_numbers() -> None:

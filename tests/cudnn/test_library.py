@@ -160,10 +160,12 @@ def test_an_analysis_says_whom_it_asked(tmp_path: Path, monkeypatch: pytest.Monk
     assert any("asked from cuDNN 9.20.0" in line for line in asked.assumptions)
     found = json.loads(asked.to_json())["details"]["cudnn"]
     assert (found["version"], found["plans_asked"], found["plans_made"]) == ("9.20.0", 1, 1)
+    assert asked.trace is not None
     labels = {storage.label: storage.bytes for storage in asked.trace.storages}
     assert labels["cuDNN workspace"] == 7 << 20
     predicted = analyze(model, example, training=False, device="H200")
     assert "cudnn" not in predicted.details
+    assert predicted.trace is not None
     assert all(storage.bytes != 7 << 20 for storage in predicted.trace.storages)
 
 
@@ -257,7 +259,7 @@ def test_the_first_plan_that_builds_is_taken() -> None:
 
 
 def test_engines_pytorch_leaves_out_are_left_out() -> None:
-    offered = [([1], [], 10), ([4], [], 20), ([0], [], 30), ([], [], 40)]
+    offered: list[tuple[list[int], list[int], int | None]] = [([1], [], 10), ([4], [], 20), ([0], [], 30), ([], [], 40)]
     assert _sizes(_Offered(instant=offered)) == [20]
     assert _sizes(_Offered(instant=offered), replace(CONVOLUTION, deterministic=True)) == [30]
     assert _sizes(_Offered(instant=offered), replace(CONVOLUTION, deterministic=True, tf32=False)) == [40]

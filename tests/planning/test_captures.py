@@ -106,7 +106,8 @@ def test_the_key_tells_apart_what_a_capture_depends_on_and_nothing_else() -> Non
     for name, (value, matters) in OTHERS.items():
         assert (capture_key(Question(step, **{name: value})) != usual) is matters, name
     for one in fields(Training):
-        other = {"optimizer": "sgd", "dtype": "bf16", "amp": "bf16", "grad_accum": 2}.get(one.name)
+        others: dict[str, Any] = {"optimizer": "sgd", "dtype": "bf16", "amp": "bf16", "grad_accum": 2}
+        other = others.get(one.name)
         if other is not None:
             assert capture_key(Question(step, training=Training(**{one.name: other}))) != usual
 
@@ -167,10 +168,11 @@ def test_a_plan_depends_on_what_the_planner_looks_at(tmp_path: Path) -> None:
 @given(data=st.data())
 def test_equal_keys_give_equal_traces(data: st.DataObject) -> None:
     def question() -> Question:
+        steps: list[Any] = [Training(), Training("sgd"), Inference()]
         return Question(
             step,
             batch=data.draw(st.sampled_from([2, 4])),
-            training=data.draw(st.sampled_from([Training(), Training("sgd"), Inference()])),
+            training=data.draw(st.sampled_from(steps)),
             device=data.draw(st.sampled_from(CARDS)),
             alloc_conf=data.draw(st.sampled_from(CONFIGURATIONS[:3])),
         )
@@ -199,7 +201,7 @@ def test_a_sweep_gives_what_separate_analyses_give(cards: list[Any], other: str,
         "runtime": ["pytorch", "tensorflow", "mxnet", "onnxruntime"],
         "iterations": [1, 2, 3, 4],
     }
-    vary = {"device": cards, other: [values[other][number] for number in chosen]}
+    vary: dict[str, list[Any]] = {"device": cards, other: [values[other][number] for number in chosen]}
     expected = separately(vary, model=step)
     if all(not answer.startswith("{") for answer in expected):
         with pytest.raises(graphmem.GraphmemError):
@@ -209,7 +211,10 @@ def test_a_sweep_gives_what_separate_analyses_give(cards: list[Any], other: str,
 
 
 def test_settings_that_only_a_replay_sees_share_one_capture(recorded: list[Question]) -> None:
-    vary = {"alloc_conf": CONFIGURATIONS, "device": [custom_device(size * GIB) for size in (2, 8, 24)]}
+    vary: dict[str, list[Any]] = {
+        "alloc_conf": CONFIGURATIONS,
+        "device": [custom_device(size * GIB) for size in (2, 8, 24)],
+    }
     rows = graphmem.sweep(step, vary=vary)
     assert len(recorded) == 1
     assert [row.estimate is None for row in rows] == [conf == "nonsense:1" for conf in CONFIGURATIONS for _ in range(3)]
@@ -265,19 +270,29 @@ def test_a_factory_that_keeps_a_state_is_made_anew_for_every_capture(tmp_path: P
         "import torch\ncalls = [0]\n\ndef build(batch=1):\n    calls[0] += 1\n"
         "    return torch.nn.Linear(64, 64), torch.zeros(batch * calls[0], 64)\n"
     )
-    vary = {"batch": [1, 2], "alloc_conf": ["", "max_split_size_mb:64"]}
+    vary: dict[str, list[Any]] = {"batch": [1, 2], "alloc_conf": ["", "max_split_size_mb:64"]}
     assert together(vary, model=f"{file}:build") == separately(vary, model=f"{file}:build")
+
+
+def counting(calls: list[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, noting each call."""
+
+    def noting(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        return function(*given, **named)
+
+    return noting
 
 
 def test_an_onnx_file_is_read_once_for_all_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from graphmem.sources import onnx_file
 
     model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
-    vary = {"batch": [1, 2, 8], "alloc_conf": ["", "enable_mem_pattern:0", "gpu_mem_limit:1MiB"]}
+    vary: dict[str, list[Any]] = {"batch": [1, 2, 8], "alloc_conf": ["", "enable_mem_pattern:0", "gpu_mem_limit:1MiB"]}
     expected = separately(vary, model=model, device="T4")
     read: list[Any] = []
     once = onnx_file.read_onnx
-    monkeypatch.setattr(onnx_file, "read_onnx", lambda *given: read.append(given) or once(*given))
+    monkeypatch.setattr(onnx_file, "read_onnx", counting(read, once))
     assert together(vary, model=model, device="T4", jobs=1) == expected
     assert len(read) == 1
     read.clear()
@@ -289,7 +304,7 @@ def test_neither_fit_nor_a_table_pays_for_findings(tmp_path: Path, monkeypatch: 
     model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
     looked: list[Any] = []
     find = onnxruntime.findings
-    monkeypatch.setattr(onnxruntime, "findings", lambda *given, **named: looked.append(given) or find(*given, **named))
+    monkeypatch.setattr(onnxruntime, "findings", counting(looked, find))
     graphmem.fit(model, device="T4", at_most=512)
     graphmem.advise(model, batch=8, device="T4")
     rows = graphmem.sweep(model, vary={"batch": [1, 2]}, device="T4")
@@ -307,14 +322,14 @@ def test_jobs_give_what_one_process_gives(tmp_path: Path) -> None:
     pytest.importorskip("joblib")
     file = tmp_path / "model.py"
     file.write_text("import torch\n\ndef build(batch=1):\n    return torch.nn.Linear(64, 64), torch.zeros(batch, 64)\n")
-    vary = {"batch": [1, 512], "alloc_conf": ["", "nonsense:1", "max_split_size_mb:64"]}
+    vary: dict[str, list[Any]] = {"batch": [1, 512], "alloc_conf": ["", "nonsense:1", "max_split_size_mb:64"]}
     said: list[str] = []
     answers = together(vary, model=f"{file}:build", jobs=2, say=said.append)
     assert answers == together(vary, model=f"{file}:build")
     assert sum("nonsense" in answer for answer in answers) == 2
     assert said
     onnx = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
-    both = {"batch": [1, 2], "alloc_conf": ["", "enable_mem_pattern:0"]}
+    both: dict[str, list[Any]] = {"batch": [1, 2], "alloc_conf": ["", "enable_mem_pattern:0"]}
     assert together(both, model=onnx, jobs=2) == together(both, model=onnx)
 
 

@@ -157,7 +157,7 @@ def example() -> Any:
 
 
 def test_the_figures_of_a_sweep_are_those_of_analyses(model: Any, example: Any) -> None:
-    vary = {"batch": [2, 64], "optimizer": ["sgd", "adamw", "nope"]}
+    vary: dict[str, list[Any]] = {"batch": [2, 64], "optimizer": ["sgd", "adamw", "nope"]}
     rows = graphmem.sweep(model, example, vary=vary, device="T4")
     assert [tuple(row.settings.values()) for row in rows] == [(b, o) for b in (2, 64) for o in vary["optimizer"]]
     one = graphmem.analyze(model, example, batch=64, training=Training("sgd"), device="T4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ def run(case: Case, mark: Callable[[], None]) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     gc.collect()
     gc.disable()
-    loop = case.run()
+    loop: Any = case.run()
     try:
         mark()
         held = next(loop)

@@ -90,7 +90,8 @@ def _attention(line: Line) -> Line:
     query, key, value = (
         _empty(batch, steps, heads, size, line=line).transpose(1, 2).requires_grad_() for _ in range(3)
     )
-    options: dict[str, Any] = {"causal": {"is_causal": True}, "drop": {"dropout_p": 0.1}}.get(line["opt"], {})
+    known: dict[str, dict[str, Any]] = {"causal": {"is_causal": True}, "drop": {"dropout_p": 0.1}}
+    options = known.get(line["opt"], {})
     if line["opt"] == "mask":
         options = {"attn_mask": _empty(batch, 1, steps, steps, line=line)}
     with sdpa_kernel(getattr(SDPBackend, line["backend"])):

@@ -83,7 +83,8 @@ def _launch_no_triton() -> None:
     name = "torch._native.ops.bmm_outer_product.triton_kernels"
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("torch._native") is None:
         return
-    importlib.import_module(name)._bmm_outer_product_kernel = collections.defaultdict(lambda: lambda *_, **__: None)
+    kernels: Any = importlib.import_module(name)
+    kernels._bmm_outer_product_kernel = collections.defaultdict(lambda: lambda *_, **__: None)
 
 
 def _write(folder: Path, cases: Mapping[str, Case], documents: Documents) -> None:

@@ -43,7 +43,7 @@ def with_known_settings(case: Any) -> onnx.ModelProto:
     """The case's model with those inputs that its operator takes as settings as initializers."""
     proto = onnx.ModelProto()
     proto.CopyFrom(case.model)
-    settings = set()
+    settings: set[Any] = set()
     for node in proto.graph.node:
         chosen = OPERATORS.get(node.op_type)
         settings.update(name for i, name in enumerate(node.input) if chosen and i in chosen.known)
@@ -98,7 +98,8 @@ def is_readable(case: Any) -> bool:
 
 def test_operators_compute_what_onnx_says(tmp_path: Path) -> None:
     wrong: dict[str, Any] = {}
-    checked, covered = 0, set()
+    checked = 0
+    covered: set[str] = set()
     for case in cases():
         if NO_KERNEL.search(case.name) or not is_readable(case):
             continue

@@ -36,10 +36,11 @@ def record(step: Callable[[], Any] | Callable[[Session], Any], device: Device = 
     """The trace of a step function, which may take the :class:`Session`."""
 
     def run(session: Session) -> None:
+        either: Callable[..., Any] = step
         if step.__code__.co_argcount:
-            step(session)
+            either(session)
         else:
-            step()
+            either()
 
     return capture(run, source="test", device=device, torch_version=TORCH_VERSION).trace
 

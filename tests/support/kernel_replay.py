@@ -103,8 +103,8 @@ def batch_norm(module: torch.nn.BatchNorm2d, x: Tensor) -> Tensor:
     arguments = (x, module.weight, module.bias, module.running_mean, module.running_var, True, 0.1, 1e-5)
     half_weights = module.weight.dtype != torch.float32
     if torch.bfloat16 in (x.dtype, module.weight.dtype) or half_weights:
-        return _aten.native_batch_norm.default(*arguments)[0]  # type: ignore[no-any-return]
-    return _aten.cudnn_batch_norm.default(*arguments)[0]  # type: ignore[no-any-return]
+        return _aten.native_batch_norm.default(*arguments)[0]
+    return _aten.cudnn_batch_norm.default(*arguments)[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> tuple[list[int], list[int]]:
@@ -127,11 +127,11 @@ def attention(backend: str, query: Tensor, key: Tensor, value: Tensor, mask: Ten
     if backend == "math":
         return _math_attention(query, key, value, mask, dropout, causal)
     if backend == "flash":
-        return _aten._scaled_dot_product_flash_attention.default(query, key, value, dropout, causal)[0]  # type: ignore[no-any-return]
+        return _aten._scaled_dot_product_flash_attention.default(query, key, value, dropout, causal)[0]
     if backend == "cudnn":
-        return _aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, True, dropout, causal)[0]  # type: ignore[no-any-return]
+        return _aten._scaled_dot_product_cudnn_attention.default(query, key, value, mask, True, dropout, causal)[0]
     bias = None if mask is None else _aligned(mask).expand(*query.shape[:3], key.shape[2])
-    return _aten._scaled_dot_product_efficient_attention.default(query, key, value, bias, True, dropout, causal)[0]  # type: ignore[no-any-return]
+    return _aten._scaled_dot_product_efficient_attention.default(query, key, value, bias, True, dropout, causal)[0]
 
 
 def _aligned(mask: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class _Listener:
 
 
 def _card(listener: _Listener) -> Card:
-    return card_with((9, 0), 132, 2048, cudnn=listener)  # type: ignore[arg-type]
+    return card_with((9, 0), 132, 2048, cudnn=listener)
 
 
 def _forward(tensor: Any, weight: Any, out: Any, listener: _Listener, transposed: bool = False) -> Any:

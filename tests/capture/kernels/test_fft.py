@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,7 +21,9 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("shape", "transform", "sizes"), RECORDED)
-def test_results_and_copies_are_those_of_the_cuda_build(shape: tuple[int, ...], transform: object, sizes: list) -> None:
+def test_results_and_copies_are_those_of_the_cuda_build(
+    shape: tuple[int, ...], transform: Any, sizes: list[int]
+) -> None:
     born = births(record(lambda: transform(torch.zeros(shape, dtype=torch.complex64, device="cuda"))))[1:]
     assert [birth.bytes for birth in born[: len(sizes)]] == sizes
     assert [birth.label for birth in born[len(sizes) :]] == ["cuFFT work area (estimate)"]

@@ -111,7 +111,8 @@ def replay_sdpa(case: Case) -> Case:
     batch, heads, length, head_dim, dtype = (case[key] for key in ("B", "H", "T", "D", "dtype"))
     q, k, v = (tensor(batch, length, heads, head_dim, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3))
     mask = tensor(batch, 1, length, length, dtype=dtype) if case["opt"] == "mask" else None
-    options = {"causal": {"is_causal": True}, "drop": {"dropout_p": 0.1}}.get(case["opt"], {})
+    known: dict[str, dict[str, Any]] = {"causal": {"is_causal": True}, "drop": {"dropout_p": 0.1}}
+    options = known.get(case["opt"], {})
     backend = BACKENDS[case["backend"]]
     forward, backward, out = forward_and_backward(lambda: attention(backend, q, k, v, mask, **options))
     return {"fwd": forward, "bwd": backward, "o_strides": list(out.stride())}

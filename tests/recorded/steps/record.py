@@ -22,8 +22,10 @@ from tests.recorded.steps import runs
 
 _ITERATIONS = 3
 _MOST_EVENTS = 2_000_000
-_MARKS = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current")
-_MARKS += ("active_bytes.all.current", "requested_bytes.all.current", "allocation.all.allocated")
+_MARKS = (
+    *("allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current"),
+    *("active_bytes.all.current", "requested_bytes.all.current", "allocation.all.allocated"),
+)
 _FIGURES = {
     "allocated_peak": "allocated_bytes.all.peak",
     "reserved_peak": "reserved_bytes.all.peak",

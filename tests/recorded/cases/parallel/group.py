@@ -35,7 +35,7 @@ def _done(tensors: Any) -> dist.Work:
     return torch._C._distributed_c10d._create_work_from_future(future)
 
 
-class _Alone(dist.ProcessGroup):  # type: ignore[misc]
+class _Alone(dist.ProcessGroup):
     """Every collective finds the others in agreement. PyTorch's fake group has works without results, which the
     reducer refuses."""
 
