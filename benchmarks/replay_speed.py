@@ -1,6 +1,6 @@
 """How many events a second the replay does: python benchmarks/replay_speed.py [trace.json ...]
 
-Without arguments it replays the recorded events under ``tests/golden/pytorch/allocator`` that were made with default
+Without arguments it replays the recorded events under ``golden/pytorch/2.13/allocator`` that were made with default
 settings; otherwise traces in graphmem's own JSON (``graphmem.trace.to_json``). Prints events
 per second of processor time, the best of three runs of each allocator.
 """
@@ -20,7 +20,7 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.replay import replay
 from graphmem.trace import EventKind, Trace, TraceBuilder, from_json
 
-GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "pytorch" / "allocator"
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "pytorch" / "2.13" / "allocator"
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
     "pytorch_caching": PyTorchCachingAllocator,
     "ideal": IdealAllocator,

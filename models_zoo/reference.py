@@ -1,6 +1,6 @@
 """Nine small models of the common families, written with plain PyTorch operators.
 
-The recorded runs in ``tests/golden/pytorch/steps`` were made with these architectures on the CUDA build of PyTorch, so
+The recorded runs in ``golden/pytorch/2.13/steps`` were made with these architectures on the CUDA build of PyTorch, so
 the operators, the order in which parameters are registered and how long local variables live are what the tests rely
 on.
 """

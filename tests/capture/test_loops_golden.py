@@ -1,6 +1,6 @@
 """Training loops against recordings of the CUDA build, with a ratchet: a loop may get closer, never further away.
 
-``tests/golden/pytorch/loops_ratchet.json`` lists the loops whose allocations are not predicted one for one, with what
+``loops_ratchet.json`` beside the recordings lists the loops whose allocations are not predicted one for one, with what
 was reached; a loop that is not listed is equal. ``pytest --update-goldens`` writes it anew, to be reviewed. All but a
 few loops are marked slow: ``pytest -m slow tests/capture/test_loops_golden.py``.
 """
@@ -20,6 +20,7 @@ from graphmem.accuracy.align import align  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
 from tests.recorded.cases.loops import CASES, Case  # noqa: E402
 from tests.recorded.device import peak_bytes  # noqa: E402
+from tests.recorded.differences import marks  # noqa: E402
 from tests.recorded.loops import FOLDER, predict, recordings  # noqa: E402
 
 RATCHET = FOLDER.parent / "loops_ratchet.json"
@@ -33,9 +34,7 @@ _EQUAL = {"peak_error_bytes": 0, "matched": 1.0}
 
 
 def _parameters() -> list[Any]:
-    return [
-        pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items()
-    ]
+    return [pytest.param(case, id=name, marks=marks("loops", name, name in QUICK)) for name, case in CASES.items()]
 
 
 #: Parts of names -> the package that such loops need.

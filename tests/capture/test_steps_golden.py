@@ -1,6 +1,6 @@
 """Predicted steps against recordings of the CUDA build, with a ratchet: a run may get closer, never further away.
 
-``tests/golden/pytorch/steps_ratchet.json`` holds what was reached. After an improvement, or a change that is better on
+``steps_ratchet.json`` beside the recordings holds what was reached. After an improvement, or a change that is better on
 the whole and worse on some run, ``pytest --update-goldens`` writes it anew; the diff is there to be reviewed. The runs
 that take long or need torchvision or timm are marked slow: ``pytest -m slow tests/capture/test_steps_golden.py``.
 """
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from graphmem.accuracy.align import align  # noqa: E402
+from tests.recorded.differences import marks  # noqa: E402
 from tests.recorded.steps import runs  # noqa: E402
 
 RATCHET = runs.FOLDER.parent / "steps_ratchet.json"
@@ -56,7 +57,7 @@ NEEDED = {"": (), "hf": ("transformers",), "tv": ("torchvision",), "timm": ("tim
 
 
 def _parameters() -> list[Any]:
-    return [pytest.param(name, id=name, marks=() if name in QUICK else pytest.mark.slow) for name in runs.names()]
+    return [pytest.param(name, id=name, marks=marks("steps", name, name in QUICK)) for name in runs.names()]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What changed between versions of PyTorch, and what is said of the version that is predicted.
 
-The recordings in ``golden/pytorch/versions`` were made with older CUDA builds. docs/modeling/versions.md lists the
+The recordings in ``golden/pytorch/<version>`` were made with older CUDA builds. docs/modeling/versions.md lists the
 differences.
 """
 
@@ -24,23 +24,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from graphmem.capture.record.cublas_workspaces import LT_WORKSPACE  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.trace import Category  # noqa: E402
+from tests import places  # noqa: E402
 from tests.recorded.steps import runs  # noqa: E402
 from tests.support.captures import H100, Born, births  # noqa: E402
 
-FOLDER = runs.FOLDER.parent / "versions"
-RECORDINGS = sorted(path.relative_to(FOLDER) for path in FOLDER.glob(f"*/*{runs.SUFFIX}"))
+FOLDER = places.PYTORCH_VERSIONS
+OLDER = [version for version in places.RECORDED if version not in places.WHOLE]
+RECORDINGS = sorted(
+    path.relative_to(FOLDER) for version in OLDER for path in places.of_torch(version).glob(f"steps/*{runs.SUFFIX}")
+)
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=str)
 def test_a_step_of_an_older_pytorch_is_predicted_to_the_byte(path: Path) -> None:
     compared = runs.compare(path.name.removesuffix(runs.SUFFIX), FOLDER / path.parent)
-    assert path.parent.name == "torch-" + ".".join(map(str, compared.recorded.torch_version))
+    assert path.parts[0] == versions.words(compared.recorded.torch_version)
     assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == (0, 0)
     assert compared.match.share == 1
 
 
 def test_the_recordings_span_the_versions() -> None:
-    assert {path.parent.name for path in RECORDINGS} == {"torch-2.4", "torch-2.6", "torch-2.9"}
+    assert {path.parts[0] for path in RECORDINGS} == {"2.4", "2.6", "2.9"}
 
 
 # --- one rule each ----------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import torch
 
 from graphmem.devices import described_device
 from graphmem.units import GIB
+from tests import places
 
 CARD = described_device("H200", (9, 0), 80 * GIB, 132, 2048)
-TORCH_VERSION = (2, 13)
+TORCH_VERSION = places.PYTORCH_VERSION
 
 
 def warm_up() -> None:

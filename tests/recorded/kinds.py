@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests import places
 from tests.recorded import stub
 
 if TYPE_CHECKING:
@@ -30,60 +31,73 @@ class Listed:
 
 
 _LARGE = stub.REAL_CUDNN | {"FAKE_CUDA_TOTAL_MIB": "1000000"}
+
+
+def _below(version: places.Version) -> str:
+    return str(places.of_torch(version).relative_to(places.GOLDEN))
+
+
+def _whole(*patterns: str) -> tuple[str, ...]:
+    """Patterns of the files of a kind that is recorded of every whole version."""
+    return tuple(f"{_below(version)}/{pattern}" for version in places.WHOLE for pattern in patterns)
+
+
+#: Of the other versions, single kinds.
+_OTHERS = tuple(_below(version) for version in places.RECORDED if version not in places.WHOLE)
 _FAMILIES = ("reduce", "linear", "sdpa", "embed", "norm", "conv", "conv_layouts", "conv_unusual", "rnn")
 KINDS = {
     "functions": Listed(
         "single functions and modules, forward and backward",
         "tests.recorded.functions:KIND",
-        ("pytorch/functions/*.jsonl.gz",),
+        _whole("functions/*.jsonl.gz"),
         _LARGE,
     ),
-    "loops": Listed("training loops", "tests.recorded.loops:KIND", ("pytorch/loops/*.jsonl.gz",)),
+    "loops": Listed("training loops", "tests.recorded.loops:KIND", _whole("loops/*.jsonl.gz")),
     "parallel": Listed(
         "streams, data parallel, sharded, CUDA graphs",
         "tests.recorded.parallel:KIND",
-        ("pytorch/parallel/*.jsonl.gz",),
+        _whole("parallel/*.jsonl.gz"),
     ),
     "steps": Listed(
         "whole runs: models, optimizers, allocator options, compute capabilities",
         "tests.recorded.steps.kind:STEPS",
-        ("pytorch/steps/*.json.gz",),
+        _whole("steps/*.json.gz"),
         on_stub=False,
     ),
     "compiled": Listed(
         "whole runs under torch.compile",
         "tests.recorded.steps.kind:COMPILED",
-        ("pytorch/compiled/*.json.gz",),
+        _whole("compiled/*.json.gz"),
         on_stub=False,
     ),
     "operators": Listed(
         "single operators over thousands of sizes",
         "tests.recorded.operators:KIND",
-        tuple(f"pytorch/ops/{name}.jsonl.gz" for name in _FAMILIES),
+        _whole(*(f"ops/{name}.jsonl.gz" for name in _FAMILIES)),
         on_stub=False,
     ),
     "allocator": Listed(
         "the caching allocator, event by event: options, streams, out of memory, address policies",
         "tests.recorded.allocator.kind:SEQUENCES",
-        ("pytorch/allocator/*.json.gz",),
+        _whole("allocator/*.json.gz"),
         on_stub=False,
     ),
     "pools": Listed(
         "the same with private pools: CUDA graphs, MemPool",
         "tests.recorded.allocator.kind:POOLS",
-        ("pytorch/allocator_pools/*.json.gz",),
+        _whole("allocator_pools/*.json.gz"),
         on_stub=False,
     ),
     "pool_snapshot": Listed(
         "a memory snapshot with private pools",
         "tests.recorded.allocator.kind:SNAPSHOT",
-        ("pytorch/pool_snapshot.pickle.gz",),
+        _whole("pool_snapshot.pickle.gz"),
         on_stub=False,
     ),
     "versions": Listed(
         "runs and allocator sequences that other versions of PyTorch do differently",
         "tests.recorded.versions:KIND",
-        ("pytorch/versions/*/*.json.gz", "pytorch/torch-2.11/allocator/*.json.gz"),
+        tuple(f"{version}/*/*.json.gz" for version in _OTHERS),
         on_stub=False,
     ),
     "onnxruntime": Listed(
@@ -111,14 +125,13 @@ WITHOUT_RECORDER = {
     "onnxruntime/ort_sessions.json.gz": "arena and events of sessions of these models, ONNX Runtime 1.31.1",
     "onnxruntime/ort_arena_traces.json.gz": "random requests to ONNX Runtime's arena, 1.31.1",
     "tensorflow/tf_bfc_traces.json.gz": "random requests to TensorFlow's allocator; see tf_bfc_configurations",
-    "pytorch/ops/conv_plans.jsonl.gz": "workspaces of cuDNN 9.20's plans for eight described cards",
-    "pytorch/ops/conv_largest.jsonl.gz": "the largest workspace of all plans that cuDNN 9.20 offers",
-    "pytorch/ops/rnn_spaces.jsonl.gz": "``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20, asked without a card",
+    "pytorch/2.13/ops/conv_plans.jsonl.gz": "workspaces of cuDNN 9.20's plans for eight described cards",
+    "pytorch/2.13/ops/conv_largest.jsonl.gz": "the largest workspace of all plans that cuDNN 9.20 offers",
+    "pytorch/2.13/ops/rnn_spaces.jsonl.gz": "``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20, asked without a card",
 }
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (
-    "pytorch/*_ratchet.json",
-    "pytorch/ops/equal_cases.json",
+    *_whole("*_ratchet.json", "ops/equal_cases.json"),
     "reports/*.txt",
     "public_api.txt",
 )

@@ -1,4 +1,4 @@
-"""Single operators asked over thousands of sizes: ``tests/golden/pytorch/ops``, one file a family, one question a line.
+"""Single operators asked over thousands of sizes: ``golden/pytorch/2.13/ops``, one file a family, one question a line.
 
 A line has the arguments and what the operator did: bytes asked for and given back (negative), in order. Recording
 asks the questions of the lines that are there again; a new line is a question without answers, appended to the file.

@@ -2,7 +2,7 @@
 
     python -m tests.recorded parallel record [part of a name ...]     records, on a machine with a CUDA build
 
-writes ``tests/golden/pytorch/parallel/<group>.jsonl.gz``, one loop a line: bytes asked for and given back (negative)
+writes ``parallel/<group>.jsonl.gz`` of its version, a loop a line: bytes asked for and, negative, given back,
 with the stream (0: the default one; others by first use), in a private pool its number too (by first use from 1 on),
 and the most bytes reserved.
 """

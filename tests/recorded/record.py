@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tests import places
 from tests.recorded.case import Case, Documents, Runner, named
 from tests.recorded.device import warm_up
 
@@ -63,6 +64,7 @@ def load(folder: Path) -> Documents:
 
 def record_all(folder: Path, cases: Mapping[str, Any], run: Runner, parts: list[str]) -> None:
     """Record every case anew, or, given ``parts`` of names, those that contain one."""
+    _refuse_another_version()
     _launch_no_triton()
     warm_up()
     warm_up()
@@ -76,6 +78,16 @@ def record_all(folder: Path, cases: Mapping[str, Any], run: Runner, parts: list[
             if count % _WRITE_EVERY == 0:
                 _write(folder, cases, documents)
     _write(folder, cases, documents)
+
+
+def _refuse_another_version() -> None:
+    """A newer PyTorch than the recorded ones must not write over their files."""
+    recorded = ".".join(map(str, places.PYTORCH_VERSION))
+    if places.installed_torch() != places.PYTORCH_VERSION:
+        raise SystemExit(
+            f"torch {torch.__version__} would write over the recordings of {recorded}: copy {places.PYTORCH} to a "
+            "folder of its own version first, then record everything in it anew"
+        )
 
 
 def _launch_no_triton() -> None:

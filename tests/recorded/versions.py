@@ -59,8 +59,8 @@ class _Versions:
         from tests.recorded.steps.kind import Runs
 
         version = _version_of(str(stub.python()))
-        runs = Runs(places.PYTORCH / "versions" / f"torch-{version}").record(arguments)
-        return sequences(places.PYTORCH / f"torch-{version}" / "allocator").record(arguments) or runs
+        runs = Runs(places.PYTORCH_VERSIONS / version / "steps").record(arguments)
+        return sequences(places.PYTORCH_VERSIONS / version / "allocator").record(arguments) or runs
 
     def table(self, arguments: list[str]) -> int:
         print("held by tests: python -m pytest tests/capture/test_versions.py tests/allocators")
