@@ -32,7 +32,11 @@ GOLDEN = ROOT / "tests" / "golden"
 #: Of PyTorch's CUDA builds, on the stub driver: a folder a version, in it one a kind.
 PYTORCH_VERSIONS = GOLDEN / "pytorch"
 RECORDED: tuple[Version, ...] = tuple(
-    sorted((int(major), int(minor)) for major, _, minor in (p.name.partition(".") for p in PYTORCH_VERSIONS.iterdir()))
+    sorted(
+        (int(found[1]), int(found[2]))
+        for folder in PYTORCH_VERSIONS.iterdir()
+        if (found := re.fullmatch(r"(\d+)\.(\d+)", folder.name))
+    )
 )
 
 

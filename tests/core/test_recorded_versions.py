@@ -21,6 +21,8 @@ def test_a_version_is_compared_with_the_nearest_that_was_recorded(
 
 
 def test_every_folder_of_recordings_is_a_version() -> None:
+    folders = {folder.name for folder in places.PYTORCH_VERSIONS.iterdir()}
+    assert folders == {places.of_torch(version).name for version in places.RECORDED}, "below golden/pytorch/<version>"
     assert set(places.WHOLE) <= set(places.RECORDED)
     assert {(2, 4), (2, 6), (2, 9), (2, 11), (2, 13)} <= set(places.RECORDED)
     assert places.PYTORCH_VERSION in places.WHOLE
