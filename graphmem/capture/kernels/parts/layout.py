@@ -8,6 +8,9 @@ from typing import Protocol
 
 import torch
 
+#: Floating-point types of two bytes.
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
 
 def bytes_of(tensor: torch.Tensor) -> int:
     """Bytes of the tensor's values, wherever they lie."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from graphmem import versions
+from graphmem.capture.kernels.parts.layout import HALF_TYPES
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.devices.capabilities import Capability
 
@@ -46,7 +47,7 @@ class _Call:
 
     @property
     def is_half(self) -> bool:
-        return self.dtype in (torch.float16, torch.bfloat16)
+        return self.dtype in HALF_TYPES
 
 
 def choose_sdp_backend(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from graphmem import versions
-from graphmem.capture.kernels.parts.layout import Layout, Strided, bytes_of
+from graphmem.capture.kernels.parts.layout import HALF_TYPES, Layout, Strided, bytes_of
 from graphmem.capture.kernels.parts.numbers import last_pow2
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
@@ -23,7 +23,7 @@ def _accumulate_bytes(tensor: torch.Tensor) -> int:
 
 
 def _is_half(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.dtype in HALF_TYPES
 
 
 class _Gradients:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.parts.layout import Layout, bytes_of, has_flat_view
+from graphmem.capture.kernels.parts.layout import HALF_TYPES, Layout, bytes_of, has_flat_view
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel, welford_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
@@ -46,7 +46,7 @@ def _as_dims(dims: Any) -> list[int] | None:
 
 
 def _fused_cast(value: torch.dtype, output: torch.dtype) -> bool:
-    return value in (torch.float16, torch.bfloat16) and output == torch.float32
+    return value in HALF_TYPES and output == torch.float32
 
 
 def _reduction(
@@ -199,7 +199,7 @@ def renorm_rule(call: Call) -> Script | None:
     """The norms of the slices, which become their factors; half types get factors of their own.
     Source: ``renorm_out`` of ATen/native/Normalization.cpp."""
     tensor, dim = call.self, call.dim % call.self.dim()
-    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    half = tensor.dtype in HALF_TYPES
     norm = torch.float32 if half else tensor.dtype
     script = Script().output(0)
     held = script.take(tensor.shape[dim] * norm.itemsize, "norms")
