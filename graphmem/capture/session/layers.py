@@ -377,7 +377,10 @@ def main() -> None:
     """Write the table into the page that is named, or print it."""
     for name in sys.argv[1:]:
         page = Path(name)
-        page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
+        text = page.read_text(encoding="utf-8")
+        if BEGIN not in text or END not in text:
+            sys.exit(f"{name}: the table has no place here; write {BEGIN} and {END} where it goes")
+        page.write_text(with_table(text), encoding="utf-8")
     if len(sys.argv) == 1:
         print(table())
 
