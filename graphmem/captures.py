@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphmem import sources
+from graphmem.capture.threads import turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, as_cuda
 from graphmem.errors import GraphmemError, SourceError, UsageError
@@ -181,10 +182,11 @@ def _card_says(card: Device, fact: str) -> Any:
 
 def operator_graph(question: Question) -> Any:
     """The ``torch.fx.Graph`` of the operators of a captured step. Raises :class:`UsageError` for an ONNX graph."""
-    loaded = load(question)
-    if isinstance(loaded, OnnxModel):
-        raise UsageError(f"{loaded.name} is an ONNX graph already; only PyTorch models are recorded as torch.fx graphs")
-    return _capture(loaded, question, record_graph=True)[0].graph
+    with turn():
+        loaded = load(question)
+        if isinstance(loaded, OnnxModel):
+            raise UsageError(f"{loaded.name} is an ONNX graph already; only PyTorch models become torch.fx graphs")
+        return _capture(loaded, question, record_graph=True)[0].graph
 
 
 class _BuiltWith:

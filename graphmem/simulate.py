@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
 from graphmem.devices import DEFAULT_DEVICE
 from graphmem.errors import UsageError
@@ -37,14 +38,16 @@ def answer(
     """The whole flow: load, trace, replay, summarize. Raises :class:`GraphmemError`.
 
     ``captures`` holds what was captured for other questions about the same model, and takes what is captured for this.
+    What another thread loads and traces is waited for.
     """
     shelf = Captures() if captures is None else captures
-    say("loading")
-    loaded = shelf.loaded(question)
-    runtime = runtime_for(question, loaded)
-    options = runtime.parse(question.alloc_conf, question.setting)
-    say("tracing")
-    recorded = shelf.recorded(question, loaded)
+    with turn():
+        say("loading")
+        loaded = shelf.loaded(question)
+        runtime = runtime_for(question, loaded)
+        options = runtime.parse(question.alloc_conf, question.setting)
+        say("tracing")
+        recorded = shelf.recorded(question, loaded)
     say("replaying")
     return replay_on(_traced(question, loaded, runtime, recorded), runtime, options, question)
 

@@ -1,62 +1,382 @@
-"""Replacements in PyTorch that are undone: of attributes, and of kernels in its dispatcher."""
+"""Replacements in PyTorch for the threads of one capture, undone at its end: of attributes, of answers of a module.
+
+Another thread that uses a replaced name gets what was there before. How depends on what is replaced:
+
+- functions and methods: a function stands there that calls the one or the other (:func:`_function`);
+- classes, tables and lists: an object stands there that is called, subclassed, tested against, read and written as the
+  one or the other (:class:`_ObjectView`), because the code of a module reads its own names without asking anybody;
+- properties and C's getters: a property with both (:func:`_property`);
+- constants of a module, and names that it does not have: they leave the module's dictionary, and its ``__getattr__``
+  answers for them (:class:`_Answers`, PEP 562), which the code of the module itself does not ask.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 import warnings
-from collections.abc import Iterator
+from _thread import get_ident
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar
+
+import torch
+
+from graphmem.capture.threads import Threads, current_threads
+
+_ABSENT: Any = type("absent", (), {"__repr__": lambda self: "absent"})()
+
+
+@dataclass
+class _Replaced:
+    """One replacement: what was in the owner's own dictionary (or absent), and what stands there instead."""
+
+    owner: Any
+    name: str
+    before: Any
+    view: Any
+
+    def install(self) -> None:
+        if isinstance(self.view, _Answer):
+            _Answers.of(self.owner).table[self.name] = self.view
+            vars(self.owner).pop(self.name, None)
+        else:
+            setattr(self.owner, self.name, self.view)
+
+    def put_back(self) -> None:
+        """Safe to be done again where it was interrupted."""
+        own = vars(self.owner)
+        if isinstance(self.view, _Answer):
+            # What somebody has assigned meanwhile stays: CUDA's start in another thread assigns some of these names.
+            if self.before is not _ABSENT and self.name not in own:
+                setattr(self.owner, self.name, self.before)
+            _Answers.of(self.owner).forget(self.name, self.view)
+        elif self.before is not _ABSENT:
+            setattr(self.owner, self.name, self.before)
+        elif self.name in own and (isinstance(self.owner, type) or own[self.name] is self.view):
+            delattr(self.owner, self.name)
 
 
 class Patches:
-    """Attribute replacements that are put back in reverse order."""
+    """Attribute replacements, for the threads of the running capture, that are put back in reverse order.
+
+    Made outside of a capture they are for the thread that makes them.
+    """
 
     _active: ClassVar[list[Patches]] = []
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any, bool]] = []
+        threads = current_threads()
+        self._own = threads is None
+        self.threads = Threads({get_ident()}) if threads is None else threads
+        self._undo: list[_Replaced] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace ``owner.name``; an attribute that was only inherited, or absent, is deleted again on undo."""
+        """Replace ``owner.name``; an attribute that was only inherited, or absent, is deleted again on undo.
+
+        Raises :class:`TypeError` for a value that other threads would see.
+        """
+        found = inspect.getattr_static(owner, name) if isinstance(value, property) else getattr(owner, name, _ABSENT)
+        self.share(owner, name, _view(owner, found, value, self.threads))
+
+    def share(self, owner: Any, name: str, value: Any) -> None:
+        """Replace ``owner.name`` for every thread, by something that tells the threads apart itself."""
         if not self._undo:
             self._active.append(self)
-        own = name in vars(owner)
-        self._undo.append((owner, name, vars(owner)[name] if own else None, own))
-        setattr(owner, name, value)
+        self._undo.append(_Replaced(owner, name, vars(owner).get(name, _ABSENT), value))
+        self._undo[-1].install()
 
     def undo(self) -> None:
-        for entry in reversed(self._undo):
-            self._put_back(*entry)
-        if self._undo:
+        while self._undo:
+            self._undo[-1].put_back()
+            self._undo.pop()
+        if self in self._active:
             self._active.remove(self)
-        self._undo.clear()
+        if self._own:
+            self.threads.end()
 
-    @staticmethod
-    def _put_back(owner: Any, name: str, value: Any, own: bool) -> None:
-        if own:
-            setattr(owner, name, value)
-        else:
-            delattr(owner, name)
+    @classmethod
+    def undo_all(cls, threads: Threads) -> None:
+        """Undo what an interruption has left of the capture of these threads."""
+        for patches in [patches for patches in reversed(cls._active) if patches.threads is threads]:
+            patches.undo()
 
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
         """Until the end nothing is replaced: for imports, which remember what they find."""
         entries = [entry for patches in cls._active for entry in patches._undo]
-        replacements = []
-        for owner, name, value, own in reversed(entries):
-            replacements.append((owner, name, vars(owner)[name]))
-            cls._put_back(owner, name, value, own)
+        for entry in reversed(entries):
+            entry.put_back()
         try:
             yield
         finally:
-            for replacement in reversed(replacements):
-                setattr(*replacement)
+            for entry in entries:
+                entry.install()
+
+
+# --- what stands in the place of a name -------------------------------------------------------------------------------
+
+
+def _view(owner: Any, found: Any, value: Any, threads: Threads) -> Any:
+    """What every thread may find: for those of the capture it is ``value``, for others what was ``found``."""
+    if isinstance(value, staticmethod):
+        return staticmethod(_function(value.__func__, found, threads))
+    if isinstance(value, property):
+        return _property(value, found, threads)
+    is_module = isinstance(owner, ModuleType)
+    if found is _ABSENT and is_module:
+        return _Answer(value, found, threads)
+    if isinstance(found, (type, dict, list)):
+        return _ObjectView(value, found, threads)
+    if callable(value) and callable(found):
+        return _function(value, found, threads)
+    if is_module and not callable(found):
+        return _Answer(value, found, threads)
+    raise TypeError(f"{owner!r} cannot show {value!r} to one thread and {found!r} to another")
+
+
+def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Threads) -> Callable[..., Any]:
+    adopts = threads.adopts
+
+    def view(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() in threads or adopts():
+            return value(*args, **kwargs)
+        return found(*args, **kwargs)
+
+    for name in ("__name__", "__qualname__", "__doc__"):
+        if isinstance(getattr(found, name, None), str):
+            setattr(view, name, getattr(found, name))
+    view.__module__ = getattr(value, "__module__", __name__)
+    if isinstance(value, FunctionType):
+        view._torchdynamo_inline = value  # type: ignore[attr-defined]  # Dynamo reads it in place of this one
+    return view
+
+
+def _property(value: property, found: Any, threads: Threads) -> property:
+    """``found`` is a property or one of C's getters; those of ``value`` are functions of the instance."""
+    adopts, get_value = threads.adopts, value.fget
+
+    def get(self: Any) -> Any:
+        if get_ident() in threads or adopts():
+            return get_value(self)  # type: ignore[misc]
+        return found.__get__(self, type(self))
+
+    def set_(self: Any, assigned: Any) -> None:
+        if get_ident() in threads or adopts():
+            value.__set__(self, assigned)
+        else:
+            found.__set__(self, assigned)
+
+    return property(get, set_, doc=getattr(found, "__doc__", None))
+
+
+class _ObjectView:
+    """A class to those who call it, subclass it, or ask whether something is of it; a dict or a list to those who read
+    or write it. Which one is the thread's matter.
+
+    Only its identity is its own: ``type(x) is torch.Stream`` is false while a capture lasts.
+    """
+
+    __slots__ = ("_found", "_threads", "_value")
+
+    def __init__(self, value: Any, found: Any, threads: Threads) -> None:
+        for name, held in (("_value", value), ("_found", found), ("_threads", threads)):
+            object.__setattr__(self, name, held)
+
+    def _now(self) -> Any:
+        return self._value if get_ident() in self._threads or self._threads.adopts() else self._found
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._now())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._now()(*args, **kwargs)
+
+    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
+        return (self._now(),)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._now())
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, self._now())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._now(), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._now(), name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._now() == (other._now() if type(other) is _ObjectView else other))
+
+    def __hash__(self) -> int:
+        return hash(self._now())
+
+    def __or__(self, other: Any) -> Any:
+        return self._now() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._now()
+
+    def __repr__(self) -> str:
+        return repr(self._now())
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._now()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._now()[key]
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        self._now()[key] = item
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._now().get(key, default)
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """A constant of a module, or a name that it lacks."""
+
+    value: Any
+    found: Any
+    threads: Threads
+
+
+class _Answers:
+    """``module.__getattr__``, which Python asks for names that are not in the module's dictionary."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._before = vars(module).get("__getattr__", _ABSENT)
+        self.table: dict[str, _Answer] = {}
+
+    @classmethod
+    def of(cls, module: ModuleType) -> _Answers:
+        """The one that is there, or a new one."""
+        answers = vars(module).get("__getattr__")
+        if not isinstance(answers, cls):
+            answers = cls(module)
+            setattr(module, "__getattr__", answers)  # noqa: B010
+        return answers
+
+    def __call__(self, name: str) -> Any:
+        answer = self.table.get(name)
+        if answer is not None:
+            here = get_ident() in answer.threads or answer.threads.adopts()
+            if here or answer.found is not _ABSENT:
+                return answer.value if here else answer.found
+        if self._before is not _ABSENT:
+            return self._before(name)
+        raise AttributeError(f"module {self._module.__name__!r} has no attribute {name!r}")
+
+    def forget(self, name: str, answer: _Answer) -> None:
+        if self.table.get(name) is answer:
+            del self.table[name]
+        if not self.table:
+            if self._before is _ABSENT:
+                vars(self._module).pop("__getattr__", None)
+            else:
+                setattr(self._module, "__getattr__", self._before)  # noqa: B010
+
+
+# --- kernels in the dispatcher ----------------------------------------------------------------------------------------
+
+
+class Kernels:
+    """Kernels of ``aten`` operators in PyTorch's dispatcher, for the threads of the running capture.
+
+    Calls of another thread go to the kernel that was found, which PyTorch gives since 2.9; before, to ``elsewhere``, or
+    to what the operator is made of.
+    """
+
+    def __init__(self) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+        self._threads = current_threads() or Threads({get_ident()})
+
+    def set(self, op: Any, kernel: Callable[..., Any], key: str, elsewhere: Callable[..., Any] | None = None) -> None:
+        """Put ``kernel`` at the dispatch key ``key`` of an operator's overload."""
+        threads, adopts = self._threads, self._threads.adopts
+        find = getattr(torch._C, "_dispatch_get_computed_kernel_for_dispatch_key", None)
+        found = find(op._name, torch._C.DispatchKey.__members__[key]).call_boxed if find is not None else None
+        other = elsewhere or op.decompose
+
+        def view(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if get_ident() in threads or adopts():
+                return kernel(*args, **kwargs)
+            return other(*args, **kwargs) if found is None else found(keys, *args, **kwargs)
+
+        overrides = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, key)
+        with quiet_registration() if overrides else contextlib.nullcontext():
+            self._library.impl(op, view, key, with_keyset=True)
+
+    def undo(self) -> None:
+        self._library._destroy()
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+class _Ours:
+    """Stands for the regular expression of a warning's message in a filter: matches in the threads of a capture."""
+
+    def __init__(self, message: str, threads: Threads) -> None:
+        self._pattern = re.compile(message)
+        self._threads = threads
+
+    def match(self, text: str) -> bool:
+        return get_ident() in self._threads and self._pattern.match(text) is not None
+
+
+@contextlib.contextmanager
+def ignored_warnings(message: str = "") -> Iterator[None]:
+    """Warnings of the running capture that begin with ``message`` (a regular expression) are not shown.
+
+    Not by ``warnings.catch_warnings``: that puts back the list of filters, which is the process's, and with it undoes
+    what another thread has done to it meanwhile.
+    """
+    entry = ("ignore", _Ours(message, current_threads() or Threads({get_ident()})), Warning, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, entry)
+    _filters_mutated()
+    try:
+        yield
+    finally:
+        now: Any = warnings.filters
+        for held in (filters, now):
+            held[:] = [other for other in held if other is not entry]
+        _filters_mutated()
+
+
+_filters_mutated: Callable[[], None] = getattr(warnings, "_filters_mutated", lambda: None)
+_quiet = False
 
 
 @contextlib.contextmanager
 def quiet_registration() -> Iterator[None]:
-    """Silences PyTorch's one-off warning that a kernel is overridden, which is what we mean to do."""
+    """Silences PyTorch's warning that a kernel is overridden, which is what we mean to do.
+
+    It comes once in a process. The list of filters is the process's too, so it is left alone afterwards.
+    """
+    global _quiet
+    if _quiet:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
+        _quiet = True

@@ -96,17 +96,6 @@ def _patch_device(patches: Patches, device: Device) -> None:
     from torch._dynamo import device_interface
 
     device_interface.get_interface_for_device("cpu")  # fills the table
-    interface = _interface(device_interface.CudaInterface, device)
-    table = dict(device_interface.device_interfaces)
-    table.update({name: interface for name in table if name.startswith("cuda")}, cuda=interface)
-    patches.set(device_interface, "device_interfaces", table)
-    patches.set(torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext())
-
-
-def _interface(base: Any, device: Device) -> Any:
-    def constant(value: Any) -> Any:
-        return staticmethod(lambda *_, **__: value)
-
     properties = torch.cuda.get_device_properties(0)
     answers: dict[str, Any] = {
         "get_device_properties": properties,
@@ -124,8 +113,11 @@ def _interface(base: Any, device: Device) -> Any:
         "is_triton_capable": device.limits.triton,
         "raise_if_triton_unavailable": None,
     }
-    worker = type("Worker", (base.Worker,), {"get_device_properties": constant(properties)})
-    return type("PretendInterface", (base,), {**{k: constant(v) for k, v in answers.items()}, "Worker": worker})
+    interface = device_interface.CudaInterface
+    for name, answer in answers.items():
+        patches.set(interface, name, staticmethod(lambda *_, _answer=answer, **__: _answer))
+    patches.set(interface.Worker, "get_device_properties", staticmethod(lambda *_, **__: properties))
+    patches.set(torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext())
 
 
 def _allow_factories() -> None:
@@ -156,7 +148,7 @@ class _Kernel:
 def _patch_triton(patches: Patches) -> None:
     """Triton counts as installed; whether it is changes nothing that is allocated."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("torch._inductor.") and "has_triton" in vars(module):
+        if name.startswith("torch._inductor.") and callable(vars(module).get("has_triton")):
             patches.set(module, "has_triton", lambda *_: True)
     patches.set(torch.utils._triton, "triton_hash_with_backend", lambda: "")
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
+from _thread import get_ident
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,9 +19,10 @@ from torch.nn.modules import module as nn_module
 from graphmem import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
-from graphmem.capture.patches import Patches
+from graphmem.capture.patches import Patches, ignored_warnings
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.threads import Threads
 from graphmem.capture.values.callers import place_of
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError
@@ -186,8 +187,7 @@ def follow_compiled_code(recorder: Recorder, watch: ModuleWatch, device: Device)
 
     stack = contextlib.ExitStack()
     try:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message="Using `torch.compile")  # with the capture's hooks
+        stack.enter_context(ignored_warnings("Using `torch.compile"))  # with the capture's hooks
         if evaluation is not None:
             stack.enter_context(evaluation.restored())
         patches.set(torch, "compile", compile_)
@@ -230,6 +230,19 @@ def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
     # Dynamo refuses to work below a dispatch mode; the recorder's own calls of it happen outside compiled graphs.
     patches.set(convert_frame, "is_in_any_mode_without_ignore_compile_internals", lambda: False)
     patches.set(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False)
+    patches.share(torch.compiler, "is_compiling", _compiling_here(torch.compiler.is_compiling, patches.threads))
+
+
+def _compiling_here(original: Callable[[], bool], threads: Threads) -> Callable[[], bool]:
+    """``torch.compiler.is_compiling``, whose answer is one flag for all threads since 2.13: optimizers that ask it
+    compute a little otherwise."""
+    before = original()
+
+    def is_compiling() -> bool:
+        return original() if get_ident() in threads else before
+
+    is_compiling._torchdynamo_inline = lambda: True  # type: ignore[attr-defined]  # what is traced is being compiled
+    return is_compiling
 
 
 def _forget_compiled() -> None:
@@ -281,8 +294,7 @@ def _quiet() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with ignored_warnings():
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

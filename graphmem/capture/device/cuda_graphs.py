@@ -156,8 +156,23 @@ def patch_cuda_graphs(patches: Patches, streams: StreamBook, pools: PoolBook, wo
             patches.set(owner, name, value)
     patches.set(torch._C, "_host_emptyCache", lambda *_: None)
     patches.set(torch._C, "_cuda_clearCublasWorkspaces", workspaces.clear_workspaces)
-    patches.set(torch.cuda.graph, "default_capture_stream", None)
+    _patch_capture_stream(patches)
     _patch_data_ptr(patches)
+
+
+def _patch_capture_stream(patches: Patches) -> None:
+    """``torch.cuda.graph`` keeps the stream that it captures on in an attribute of the class."""
+    original = torch.cuda.graph.__init__
+    made: list[Any] = []
+
+    def init(self: Any, cuda_graph: Any, pool: Any = None, stream: Any = None, *args: Any, **kwargs: Any) -> None:
+        if stream is None:
+            if not made:
+                made.append(torch.cuda.Stream())
+            stream = made[0]
+        original(self, cuda_graph, pool, stream, *args, **kwargs)
+
+    patches.set(torch.cuda.graph, "__init__", init)
 
 
 def _patch_data_ptr(patches: Patches) -> None:

@@ -273,10 +273,8 @@ def _patch_backends(patches: Patches) -> None:
     patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
     if torch.version.cuda is None:
         patches.set(torch.version, "cuda", _CUDA_VERSION)
-    plans = torch.backends.cuda.cuFFTPlanCache
-    patches.set(plans, "max_size", _FFT_PLANS)
-    patches.set(plans, "size", 0)
-    patches.set(plans, "clear", lambda *_: None)
+    plans = SimpleNamespace(max_size=_FFT_PLANS, size=0, clear=lambda: None)
+    patches.set(torch.backends.cuda.cuFFTPlanCacheManager, "__getitem__", lambda *_: plans)
 
 
 # --- what is not modelled ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.factories import device_named
@@ -23,6 +23,8 @@ from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.patches import Patches
 
 _META = torch.device("meta")
+#: What fake operators gave under the pretence, as ``FakeTensorMode.cache``: nothing for other modes, nor theirs for it.
+_RESULTS: dict[Any, Any] = {}
 _FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
 
 
@@ -37,6 +39,7 @@ def patch_fake_tensors(patches: Patches) -> None:
         return _device_tensor(cls, fake_mode, elem)
 
     patches.set(FakeTensor, "__new__", staticmethod(new))
+    patches.set(FakeTensorMode, "cache", _RESULTS)
     patches.set(torch.Tensor, "to", _to)
     patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(DEVICE))
     patches.set(torch.Tensor, "__setitem__", _set_item)

@@ -155,5 +155,14 @@ def patch_streams(patches: Patches, streams: StreamBook, pools: PoolBook, storag
     if hasattr(torch, "accelerator"):
         patches.set(torch.accelerator, "current_stream", current_stream)
         patches.set(torch.accelerator, "set_stream", set_stream)
-    data_parallel = sys.modules["torch.nn.parallel._functions"]
-    patches.set(data_parallel, "_streams", None)  # it keeps the streams it made
+    side_stream: list[Stream] = []
+
+    def get_stream(device: torch.device) -> Any:
+        """``torch.nn.parallel._functions._get_stream``, which keeps the streams that it made in a global."""
+        if device.type == "cpu":
+            return None
+        if not side_stream:
+            side_stream.append(stream_class(device))
+        return side_stream[0]
+
+    patches.set(sys.modules["torch.nn.parallel._functions"], "_get_stream", get_stream)

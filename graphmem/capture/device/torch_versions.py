@@ -5,7 +5,7 @@ Each function does the same under every supported version; the comment says whic
 
 from __future__ import annotations
 
-import inspect
+from _thread import get_ident
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,39 +15,62 @@ import torch
 import torch._dynamo.config
 
 from graphmem.capture.patches import Patches
-
-_HAS_OVERRIDE = "allow_override" in inspect.signature(torch.library.register_fake).parameters
+from graphmem.capture.threads import Threads
 
 
 class ExistingFakes:
-    """Fake implementations that stand for those PyTorch has, until they are restored.
+    """Fake implementations that stand for those PyTorch has, for the threads of the capture, until they are restored.
 
-    ``register_fake(allow_override=True)`` came after 2.6. Before, the registry that it writes to is written directly.
+    ``register_fake(allow_override=True)`` came after 2.6, and means every thread. What it writes to is written
+    directly.
     """
 
-    def __init__(self, library: torch.library.Library) -> None:
-        self._library = library
+    def __init__(self) -> None:
+        self._threads = Patches().threads
         self._replaced: list[tuple[Any, Any]] = []
 
     def replace(self, fakes: Mapping[str, Callable[..., Any]]) -> None:
         """``fakes`` by qualified operator name."""
         for name, fake in fakes.items():
-            if _HAS_OVERRIDE:
-                torch.library.register_fake(name, fake, lib=self._library, allow_override=True)
+            entry: Any = torch._library.simple_registry.singleton.find(name)
+            holder = entry.fake_impl if hasattr(entry, "fake_impl") else entry.abstract_impl  # renamed in 2.5
+            kernel = _FakeKernel(fake, holder.kernel, self._threads)
+            self._replaced.append((holder, kernel))
+            if hasattr(holder, "kernels"):  # since 2.7 those before it are kept
+                holder.kernels.append(kernel)
             else:
-                self._write(name, fake)
+                holder.kernel = kernel
 
     def restore(self) -> None:
-        """What was there before; what went through the library goes with it."""
+        """What was there before."""
         while self._replaced:
-            holder, kernel = self._replaced.pop()
-            holder.kernel = kernel
+            holder, kernel = self._replaced[-1]
+            if not hasattr(holder, "kernels"):
+                holder.kernel = kernel.found
+            elif kernel in holder.kernels:
+                holder.kernels.remove(kernel)
+            self._replaced.pop()
 
-    def _write(self, name: str, fake: Callable[..., Any]) -> None:
-        entry: Any = torch._library.simple_registry.singleton.find(name)
-        holder = entry.fake_impl if hasattr(entry, "fake_impl") else entry.abstract_impl  # renamed in 2.5
-        self._replaced.append((holder, holder.kernel))
-        holder.kernel = torch._library.utils.Kernel(fake, "graphmem")
+
+class _FakeKernel:
+    """A ``torch._library.utils.Kernel`` that is there for some threads; for others it is the one ``found``, or false,
+    which PyTorch takes for none."""
+
+    source = "graphmem"
+
+    def __init__(self, func: Callable[..., Any], found: Any, threads: Threads) -> None:
+        self.func = func
+        self.found = found
+        self._threads = threads
+
+    def _is_here(self) -> bool:
+        return get_ident() in self._threads or self._threads.adopts()
+
+    def __bool__(self) -> bool:
+        return self._is_here() or bool(self.found)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self.func if self._is_here() else self.found)(*args, **kwargs)
 
 
 def patch_module_conversion(patches: Patches) -> None:

@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
-from graphmem.capture.patches import Patches, quiet_registration
+from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.values.tensors import HALF_TYPES
 
 _LOWER_PRECISION = (
@@ -84,9 +82,16 @@ class _WeightCache:
         self._casts.clear()
 
 
+class _NoCache(_WeightCache):
+    """For other threads, whose contexts nobody follows."""
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
+
+
 def _eligible(value: Any) -> bool:
     return (
-        isinstance(value, (FakeTensor, FunctionalTensor))
+        isinstance(value, torch.Tensor)
         and value.device.type == "cuda"
         and value.is_floating_point()
         and value.dtype is not torch.float64
@@ -191,9 +196,8 @@ def _overload(name: str) -> Any | None:
 @contextlib.contextmanager
 def cuda_autocast() -> Iterator[None]:
     """Autocast for fake device tensors works as on CUDA for the duration."""
-    cache = _WeightCache()
-    library = torch.library.Library("aten", "IMPL")
-    patches = Patches()
+    cache, uncached = _WeightCache(), _NoCache()
+    kernels, patches = Kernels(), Patches()
     tables = (
         (_LOWER_PRECISION, _lower_precision),
         (_FP32, _fp32),
@@ -201,17 +205,14 @@ def cuda_autocast() -> Iterator[None]:
         (_PROMOTE, _promote),
     )
     try:
-        with quiet_registration():
-            for names, make in tables:
-                for name in names:
-                    op = _overload(name)
-                    if op is not None:
-                        library.impl(name, make(op, cache), "AutocastCUDA")
-            for overload in ("Scalar", "ScalarOpt_dim"):
-                library.impl(f"norm.{overload}", _norm(overload), "AutocastCUDA")
+        for names, make in tables:
+            for op in filter(None, map(_overload, names)):
+                kernels.set(op, make(op, cache), "AutocastCUDA", make(op, uncached))
+        for overload in ("Scalar", "ScalarOpt_dim"):
+            kernels.set(_overload(f"norm.{overload}"), _norm(overload), "AutocastCUDA", _norm(overload))
         patches.set(torch, "clear_autocast_cache", cache.clear)
         yield
     finally:
         cache.clear()
         patches.undo()
-        library._destroy()
+        kernels.undo()

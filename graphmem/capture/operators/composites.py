@@ -25,8 +25,8 @@ from graphmem.capture.operators.missing_shapes import missing_shapes
 from graphmem.capture.operators.normalization import normalization_composites
 from graphmem.capture.operators.older_versions import patch_indexing
 from graphmem.capture.operators.recurrent.operators import recurrent_composites, recurrent_fakes
-from graphmem.capture.operators.views import views_of_cpp
-from graphmem.capture.patches import Patches, quiet_registration
+from graphmem.capture.operators.views import patch_views
+from graphmem.capture.patches import Kernels, Patches
 from graphmem.devices import DEFAULT_DEVICE, device_named
 
 _aten = torch.ops.aten
@@ -43,22 +43,20 @@ FUSED_ON_CUDA = tuple(
 def cuda_composites(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
     """Install CUDA's versions of composites for the duration; yields them by operator."""
     table = composites_on(card)
-    library = torch.library.Library("aten", "IMPL")
-    fakes, patches = ExistingFakes(library), Patches()
+    kernels, fakes, patches = Kernels(), ExistingFakes(), Patches()
     try:
         patch_indexing(patches, card.torch_version)
-        with quiet_registration():
-            for op, function in table.items():
-                library.impl(op, function, "AutogradCUDA")
-            for op in FUSED_ON_CUDA:
-                library.impl(op, _never_called, "CUDA")
-            fakes.replace(shapes())
-        with views_of_cpp():
-            yield table
+        patch_views(patches)
+        for op, function in table.items():
+            kernels.set(op, function, "AutogradCUDA")
+        for op in FUSED_ON_CUDA:
+            kernels.set(op, _never_called, "CUDA")
+        fakes.replace(shapes())
+        yield table
     finally:
         patches.undo()
         fakes.restore()
-        library._destroy()
+        kernels.undo()
 
 
 def _never_called(*_: Any, **__: Any) -> Any:

@@ -140,19 +140,26 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
         return make_grads(*args, **kwargs)
 
     patches.set(torch.autograd, "_make_grads", root_gradients)
-    handles = [
-        nn_module.register_module_forward_pre_hook(lambda module, inputs: watch.enter(module, inputs)),
-        nn_module.register_module_forward_hook(lambda *_: watch.leave(), always_call=True),
-        torch_optimizer.register_optimizer_step_pre_hook(lambda optimizer, *_: watch.before_step(optimizer)),
-        torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: watch.after_step(optimizer)),
-    ]
+    only = patches.threads.only  # these hooks hear every thread's modules and optimizers
+    handles: list[Any] = []
     try:
+        for register, hook in (
+            (nn_module.register_module_forward_pre_hook, lambda module, inputs: watch.enter(module, inputs)),
+            (_always_called, lambda *_: watch.leave()),
+            (torch_optimizer.register_optimizer_step_pre_hook, lambda optimizer, *_: watch.before_step(optimizer)),
+            (torch_optimizer.register_optimizer_step_post_hook, lambda optimizer, *_: watch.after_step(optimizer)),
+        ):
+            handles.append(register(only(hook)))
         yield watch
     finally:
         for handle in handles:
             handle.remove()
         patches.undo()
         originals.give_back()
+
+
+def _always_called(hook: Any) -> Any:
+    return nn_module.register_module_forward_hook(hook, always_call=True)
 
 
 def _apply_to_fakes(original: Any, originals: _Originals) -> Any:

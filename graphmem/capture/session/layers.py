@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch, watch_modules
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.session.settings import same_settings
+from graphmem.capture.threads import joining
 
 
 @dataclass
@@ -96,20 +99,29 @@ def _composites(context: Context) -> Iterator[None]:
         yield
 
 
+def _patch_threads(patches: Patches) -> None:
+    patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads))
+
+
 @contextlib.contextmanager
 def _fake_mode(_: Context) -> Iterator[None]:
-    patches = Patches()
+    threads = Patches().threads
+
+    def is_heard(_: object) -> bool:
+        return get_ident() not in threads
+
+    fake_tensor.log.addFilter(is_heard)  # it tells of shapes that do not fit; the error says it
     try:
-        patches.set(fake_tensor.log, "disabled", True)  # of shapes that do not fit; the error says it
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
-        patches.undo()
+        fake_tensor.log.removeFilter(is_heard)
 
 
 @contextlib.contextmanager
 def _recorder(context: Context) -> Iterator[None]:
-    with RecordingMode(context.recorder):
+    with RecordingMode(context.recorder) as mode:
+        Patches().threads.mode = mode
         context.recorder.calibrate()
         yield
 
@@ -131,8 +143,26 @@ LAYERS: tuple[Layer, ...] = (
         "settings",
         "session/settings",
         "scripts leave PyTorch's global switches as they set them, and a capture runs in its caller's process",
-        (),
+        (
+            "torch._C._[gs]et_cudnn_*",
+            "torch._C._[gs]et_cublas_allow_tf32",
+            "torch._C._[gs]et_float32_matmul_precision",
+            "torch._C._get_*_sdp_enabled",
+            "torch._C._set_sdp_use_*",
+            "torch._C._set_default_dtype",
+            "torch._C._set_deterministic_algorithms",
+            "torch.backends.ContextProp.*",
+            "torch.*seed",
+            "torch.*_rng_state",
+        ),
         lambda _: same_settings(),
+    ),
+    Layer(
+        "threads",
+        "threads",
+        "a thread that the step starts belongs to the capture; every other one finds what was there before",
+        ("threading.Thread.start",),
+        _patching(lambda patches, _: _patch_threads(patches)),
     ),
     Layer(
         "fake tensors",
@@ -210,7 +240,12 @@ LAYERS: tuple[Layer, ...] = (
         "operators/composites",
         "composite operators (attention, dropout, batch norm, linear, …) would ask `is_cuda()` in C++; they call what "
         "CUDA's version calls",
-        ("aten::* @ AutogradCUDA", "aten::* @ CUDA", "aten::* @ Meta", "torch.Tensor.__getitem__"),
+        (
+            "aten::* @ AutogradCUDA",
+            "aten::* @ CUDA",
+            "torch._subclasses.fake_impls.op_implementations_dict",
+            "torch.Tensor.__getitem__",
+        ),
         _composites,
     ),
     Layer(
@@ -273,7 +308,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.Event",
             "torch.Tensor.record_stream",
             "torch.accelerator.*_stream",
-            "torch.nn.parallel._functions._streams",
+            "torch.nn.parallel._functions._get_stream",
         ),
         _patching(
             lambda patches, context: patch_streams(
@@ -312,7 +347,7 @@ LAYERS: tuple[Layer, ...] = (
         "fake mode",
         "session/layers",
         "PyTorch's own: operators compute shapes and nothing else",
-        ("torch._subclasses.fake_tensor (logger).disabled",),
+        (),
         _fake_mode,
     ),
     Layer(

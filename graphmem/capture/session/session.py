@@ -16,11 +16,14 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.kernels.parts.script import Card
+from graphmem.capture.patches import Patches
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.session.error_messages import explained
+from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
+from graphmem.capture.threads import capturing
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
@@ -85,8 +88,9 @@ def capture(
     one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
     own code asked of the card.
 
-    Raises :class:`CaptureError` when the step needs data that fake tensors do not have; errors of the user's own code
-    come through as :class:`CaptureError` too, with the line that raised.
+    A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
+    the step needs data that fake tensors do not have; errors of the user's own code come through as
+    :class:`CaptureError` too, with the line that raised.
     """
     card = Card(
         device,
@@ -103,10 +107,13 @@ def capture(
     workspaces = Workspaces(device.limits, torch_version, measured_bytes=device.cublas_workspace_bytes)
     recorder = Recorder(builder, card, workspaces, graph, Selection(data_dependent))
     context = Context(Teller(device, set() if told is None else told), recorder, world_size)
-    with contextlib.ExitStack() as stack:
+    interrupts = Interrupts()
+    with interrupts.held(), contextlib.ExitStack() as stack:
+        threads = stack.enter_context(capturing(interrupts.check))
+        stack.callback(Patches.undo_all, threads)
         for layer in LAYERS:
             stack.enter_context(layer.install(context))
-        with _readable_errors(recorder):
+        with _readable_errors(recorder), interrupts.let_in():
             run(Session(recorder, context.watch))
         assumed = _assumptions(recorder) | context.compiled.assumed
         # The references of the step die here, while the recorder no longer listens.

@@ -1,7 +1,13 @@
-"""PyTorch's global switches, put back after a step that set them.
+"""PyTorch's global switches: a step's own, which end with it.
 
 Scripts turn gradients off, choose a default dtype or device, seed, or enter autocast by hand and leave it so: in a
-process of their own that harms nobody. A capture runs them inside its caller's process.
+process of their own that harms nobody. A capture runs them inside its caller's process, beside other threads. Of three
+kinds of switches
+
+- those that PyTorch keeps for every thread are put back at the end;
+- those of the process that only Python reads here, and the random numbers, are the capture's own while it lasts;
+- two of the process that C++ reads everywhere, the default dtype and the choice of deterministic algorithms, are seen
+  by every thread, and put back at the end if the step has set them.
 """
 
 from __future__ import annotations
@@ -13,17 +19,43 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.patches import Patches
+from graphmem.capture.values import host_values
+
+#: (reads it, sets it) in ``torch._C``.
+_OWN = (
+    ("_get_cudnn_enabled", "_set_cudnn_enabled"),
+    ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+    ("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+    ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+)
+#: ``torch.backends.cudnn`` holds these C functions themselves.
+_HELD = {"enabled": 0, "benchmark": 1, "deterministic": 2, "allow_tf32": 3}
+
 
 @contextlib.contextmanager
 def same_settings() -> Iterator[None]:
     """Restore the switches that exist at the start when the block ends, whatever happened inside."""
-    undo = [_setting(*pair) for pair in _settings()]
+    patches = Patches()
+    undo = [_setting(*pair) for pair in _of_thread()]
+    seen_by_all = [_SeenByAll(*switch) for switch in _of_process()]
     device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     nesting = _autocast_nesting()
     try:
+        for switch in seen_by_all:
+            switch.watch(patches)
+        _keep_apart(patches)
+        _patch_random_numbers(patches)
         yield
     finally:
-        for put_back in undo:
+        patches.undo()
+        for put_back in (*undo, *(switch.put_back for switch in seen_by_all)):
             put_back()
         if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not device:
             torch.set_default_device(device.device if device is not None else None)
@@ -32,27 +64,15 @@ def same_settings() -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def _settings() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+# --- of every thread --------------------------------------------------------------------------------------------------
+
+
+def _of_thread() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """(read, write) of every switch."""
     yield torch.is_grad_enabled, torch.set_grad_enabled
-    yield torch.get_default_dtype, torch.set_default_dtype
-    yield torch.get_rng_state, torch.set_rng_state
-    yield torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    yield _deterministic, lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1])
     for kind in ("cuda", "cpu"):
         yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
         yield partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
-    cuda = torch.backends.cuda
-    yield cuda.flash_sdp_enabled, cuda.enable_flash_sdp
-    yield cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp
-    yield cuda.math_sdp_enabled, cuda.enable_math_sdp
-    yield cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp
-    for owner, names in (
-        (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
-        (cuda.matmul, ("allow_tf32",)),
-    ):
-        for name in names:
-            yield partial(getattr, owner, name), partial(setattr, owner, name)
 
 
 def _setting(read: Callable[[], Any], write: Callable[[Any], Any]) -> Callable[[], Any]:
@@ -60,10 +80,77 @@ def _setting(read: Callable[[], Any], write: Callable[[Any], Any]) -> Callable[[
     return lambda: write(value)
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
 def _autocast_nesting() -> int:
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
+
+
+# --- of the process ---------------------------------------------------------------------------------------------------
+
+
+class _SeenByAll:
+    """A switch of the process that C++ reads. Another thread may set it meanwhile: what the step did not set stays."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], setter: str) -> None:
+        self._value, self._write, self._setter = read(), write, setter
+        self._was_set = False
+
+    def watch(self, patches: Patches) -> None:
+        original = getattr(torch._C, self._setter)
+
+        def set_(*args: Any, **kwargs: Any) -> Any:
+            self._was_set = True
+            return original(*args, **kwargs)
+
+        patches.set(torch._C, self._setter, set_)
+
+    def put_back(self) -> None:
+        if self._was_set:
+            self._write(self._value)
+
+
+def _of_process() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any], str]]:
+    """(read, write, the function of ``torch._C`` that sets it)."""
+    yield torch.get_default_dtype, torch.set_default_dtype, "_set_default_dtype"
+    yield (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        "_set_deterministic_algorithms",
+    )
+
+
+def _keep_apart(patches: Patches) -> None:
+    """The switches of :data:`_OWN` begin as they are, and what the step sets is seen by the step alone."""
+    functions = []
+    for getter, setter in _OWN:
+        value = [getattr(torch._C, getter)()]
+
+        def get(value: list[Any] = value) -> Any:
+            return value[0]
+
+        def set_(new: Any, value: list[Any] = value) -> None:
+            value[0] = new
+
+        functions.append((get, set_))
+        patches.set(torch._C, getter, get)
+        patches.set(torch._C, setter, set_)
+    for name, number in _HELD.items():
+        switch = vars(type(torch.backends.cudnn))[name]
+        patches.set(switch, "getter", functions[number][0])
+        patches.set(switch, "setter", functions[number][1])
+
+
+def _patch_random_numbers(patches: Patches) -> None:
+    """A generator of the capture's own, the same in every capture: seeding disturbs no other thread, and what is drawn
+    on the host does not depend on what was drawn before."""
+    generator: Any = host_values.new_generator()
+    functions: dict[str, Callable[..., Any]] = {
+        "manual_seed": lambda seed: generator.manual_seed(int(seed)),
+        "seed": lambda: generator.seed(),
+        "initial_seed": lambda: generator.initial_seed(),
+        "get_rng_state": lambda: generator.get_state(),
+        "set_rng_state": lambda new_state: generator.set_state(new_state),
+    }
+    for name, function in functions.items():
+        for owner in (torch.random, torch):
+            patches.set(owner, name, function)
