@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -76,17 +77,17 @@ def test_an_interrupted_analysis_leaves_pytorch_as_it_was(points: int) -> None:
 
 
 def test_an_analysis_that_waits_can_be_interrupted() -> None:
-    begun, done = threads.threading.Event(), threads.threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         with threads.turn():
             begun.set()
             done.wait(60)
 
-    holder = threads.threading.Thread(target=hold)
+    holder = threading.Thread(target=hold)
     holder.start()
     begun.wait(60)
-    alarm = threads.threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    alarm = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     alarm.start()
     try:
         with pytest.raises(KeyboardInterrupt):
