@@ -94,6 +94,12 @@ KINDS = {
         _whole("pool_snapshot.pickle.gz"),
         on_stub=False,
     ),
+    "cudnn": Listed(
+        "workspaces of convolutions' plans, asked of cuDNN for described cards",
+        "tests.recorded.cudnn_plans:KIND",
+        _whole("ops/conv_plans.jsonl.gz", "ops/conv_largest.jsonl.gz"),
+        on_stub=False,
+    ),
     "versions": Listed(
         "runs and allocator sequences that other versions of PyTorch do differently",
         "tests.recorded.versions:KIND",
@@ -125,8 +131,6 @@ WITHOUT_RECORDER = {
     "onnxruntime/ort_sessions.json.gz": "arena and events of sessions of these models, ONNX Runtime 1.31.1",
     "onnxruntime/ort_arena_traces.json.gz": "random requests to ONNX Runtime's arena, 1.31.1",
     "tensorflow/tf_bfc_traces.json.gz": "random requests to TensorFlow's allocator; see tf_bfc_configurations",
-    "pytorch/2.13/ops/conv_plans.jsonl.gz": "workspaces of cuDNN 9.20's plans for eight described cards",
-    "pytorch/2.13/ops/conv_largest.jsonl.gz": "the largest workspace of all plans that cuDNN 9.20 offers",
     "pytorch/2.13/ops/rnn_spaces.jsonl.gz": "``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20, asked without a card",
 }
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.

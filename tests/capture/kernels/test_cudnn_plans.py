@@ -12,7 +12,6 @@ Set GRAPHMEM_CUDNN to a cuDNN 9.20, the version of the recordings, with NVIDIA's
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,8 @@ torch = pytest.importorskip("torch")
 
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
 from graphmem.cudnn.library import Cudnn  # noqa: E402
-from graphmem.cudnn.plans import Convolution  # noqa: E402
 from graphmem.devices import Device, device_named  # noqa: E402
+from tests.recorded.cudnn_plans import CARDS, DIRECTIONS, question  # noqa: E402
 from tests.support import recorded_convolutions as recorded  # noqa: E402
 
 LIBRARY = os.environ.get("GRAPHMEM_CUDNN")
@@ -30,28 +29,6 @@ pytestmark = [
     pytest.mark.skipif(not LIBRARY, reason="GRAPHMEM_CUDNN names no cuDNN to ask"),
     pytest.mark.usefixtures("cudnn_switches"),
 ]
-CARDS = {
-    "h200": "H200", "h100pcie": "H100-PCIE", "a100": "A100", "rtx4090": "RTX-4090", "rtx3090": "RTX-3090",
-    "t4": "T4", "b200": "B200", "rtx5090": "RTX-5090",
-}  # fmt: skip
-DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "backward weight"}
-
-
-def _question(line: dict[str, Any], direction: str) -> Convolution:
-    side, taps, groups = line["HW"], line["R"], line["groups"]
-    out = (side + 2 * line["pad"] - line.get("dil", 1) * (taps - 1) - 1) // line["stride"] + 1
-    return Convolution(
-        DIRECTIONS[direction],
-        str(recorded.DTYPES[line["dtype"]]).removeprefix("torch."),
-        (line["N"], line["C"], side, side),
-        (line["K"], line["C"] // groups, taps, taps),
-        (line["N"], line["K"], out, out),
-        (line["stride"],) * 2,
-        (line["pad"],) * 2,
-        (line.get("dil", 1),) * 2,
-        bool(line["channels_last"]),
-        tf32=bool(line.get("tf32", 1)),
-    )
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -62,7 +39,7 @@ def test_every_recorded_plan_is_met(card: str) -> None:
             (line, direction)
             for line in lines
             for direction in DIRECTIONS
-            if cudnn.first_workspace(_question(line, direction)) != line[direction]
+            if cudnn.first_workspace(question(line, direction)) != line[direction]
         ]
     assert lines
     assert not wrong, (len(wrong), wrong[0])
