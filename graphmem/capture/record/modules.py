@@ -14,7 +14,6 @@ from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as torch_optimizer
 
-from graphmem.capture.device.factories import moved_lazy
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.trace import Category
@@ -130,8 +129,6 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
     """Install the hooks for the duration."""
     watch = ModuleWatch(recorder)
     patches = Patches()
-    originals = _Originals()
-    patches.set(nn.Module, "_apply", _apply_to_fakes(nn.Module._apply, originals))
     make_grads = torch.autograd._make_grads
 
     def root_gradients(*args: Any, **kwargs: Any) -> Any:
@@ -155,65 +152,7 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
         for handle in handles:
             handle.remove()
         patches.undo()
-        originals.give_back()
 
 
 def _always_called(hook: Any) -> Any:
     return nn_module.register_module_forward_hook(hook, always_call=True)
-
-
-def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
-    """``Module._apply`` that first turns real host parameters into fake ones: small literals, or a caller's own."""
-
-    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        originals.keep(self)
-        for name, parameter in self._parameters.items():
-            if parameter is not None and not isinstance(parameter, FakeTensor):
-                with torch.no_grad():
-                    fake = torch.empty_like(parameter, device="cpu") if parameter.dim() else _fake_scalar(parameter)
-                self._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-        lazy = [
-            (table, name, tensor)
-            for table in (self._parameters, self._buffers)
-            for name, tensor in table.items()
-            if is_lazy(tensor)
-        ]
-        for table, name, _ in lazy:
-            table[name] = None  # keeps its place
-        applied = original(self, *args, **kwargs)
-        for table, name, tensor in lazy:
-            table[name] = moved_lazy(tensor, args[0] if args else kwargs["fn"])
-        return applied
-
-    return apply
-
-
-class _Originals:
-    """The real tensors of modules that existed before the capture and are moved by it, to be given back."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[nn.Module], bool, list[tuple[Any, str, torch.Tensor]]]] = {}
-
-    def keep(self, module: nn.Module) -> None:
-        known = self._kept.get(id(module))
-        if known is not None and known[0]() is module:
-            return
-        real = [
-            (table, name, tensor)
-            for table in ("_parameters", "_buffers")
-            for name, tensor in getattr(module, table).items()
-            if tensor is not None and not isinstance(tensor, FakeTensor)
-        ]
-        self._kept[id(module)] = (weakref.ref(module), module.training, real)
-
-    def give_back(self) -> None:
-        for reference, training, real in self._kept.values():
-            module = reference()
-            if module is not None:
-                module.training = training
-                for table, name, tensor in real:
-                    getattr(module, table)[name] = tensor
-
-
-def _fake_scalar(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.empty(1, dtype=parameter.dtype).reshape(())

@@ -29,6 +29,7 @@ from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
 from graphmem.capture.device.factories import patch_factories
 from graphmem.capture.device.fake_tensors import patch_fake_tensors
 from graphmem.capture.device.initializers import patch_initializers
+from graphmem.capture.device.moved_modules import moved_modules
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.device.reading_values import patch_reading
 from graphmem.capture.device.streams_api import patch_streams
@@ -358,10 +359,17 @@ LAYERS: tuple[Layer, ...] = (
         _recorder,
     ),
     Layer(
+        "moved modules",
+        "device/moved_modules",
+        "parameters that were made before the capture become fake when their module is moved; they are given back",
+        ("torch.nn.modules.module.Module._apply",),
+        lambda _: moved_modules(),
+    ),
+    Layer(
         "modules",
         "record/modules",
-        "hooks say which module runs and when an optimizer steps; a moved module's real tensors are given back",
-        ("torch.nn.modules.module.Module._apply", "torch.autograd._make_grads"),
+        "hooks say which module runs, when a backward pass begins and when an optimizer steps",
+        ("torch.autograd._make_grads",),
         _modules,
     ),
     Layer(
