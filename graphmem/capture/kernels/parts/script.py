@@ -41,20 +41,15 @@ class Card:
     #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
     timed: set[object] = field(default_factory=set, compare=False)
 
-    @property
-    def limits(self) -> Capability:
-        """What the compute capability tells."""
-        return self.device.limits
+    #: Of the device: what its compute capability tells, its multiprocessors, and the threads that one can hold.
+    limits: Capability = field(init=False, repr=False, compare=False)
+    sm_count: int = field(init=False, repr=False, compare=False)
+    max_threads_per_sm: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def sm_count(self) -> int:
-        """Multiprocessors of the card."""
-        return self.device.sm_count
-
-    @property
-    def max_threads_per_sm(self) -> int:
-        """Threads that can be resident on a multiprocessor."""
-        return self.device.max_threads_per_sm
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", self.device.limits)
+        object.__setattr__(self, "sm_count", self.device.sm_count)
+        object.__setattr__(self, "max_threads_per_sm", self.device.max_threads_per_sm)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
