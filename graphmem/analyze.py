@@ -32,6 +32,7 @@ def analyze(
     torch_version: str | None = None,
     build_on: str = "host",
     cudnn: str | Path | None = None,
+    trust: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Predict the GPU memory of ``model``.
@@ -60,6 +61,8 @@ def analyze(
         build_on: ``host`` (the model is built on the host, then moved) or ``device``.
         cudnn: a cuDNN library (9.8 or later) to ask for the workspaces of convolutions: its path or folder, or
             ``installed``; by default they are predicted, so that the result does not depend on what is installed.
+        trust: let PyTorch's own loader read a ``.pt2`` file, which unpickles what the file holds and so can run any
+            program; without it such a file is only read as data, and refused where that is not enough.
         progress: called with a word on what is being done.
 
     Raises:
@@ -82,6 +85,7 @@ def analyze(
         torch_version=torch_version,
         build_on=build_on,
         cudnn=cudnn,
+        trust=trust,
     )
     return simulate.answer(question, say=progress or (lambda _: None))
 
@@ -114,6 +118,7 @@ def operator_graph(
     training: Training | Inference | bool | None = None,
     device: str | Device | None = None,
     iterations: int | None = 1,
+    trust: bool = False,
 ) -> Any:
     """The operators of a PyTorch step as a ``torch.fx.Graph``, in the order they run; arguments as :func:`analyze`.
 
@@ -128,5 +133,6 @@ def operator_graph(
         training=training,
         device=device,
         iterations=iterations,
+        trust=trust,
     )
     return captures.operator_graph(question)

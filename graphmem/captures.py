@@ -116,6 +116,7 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
         shapes=question.shapes,
         optimization=question.optimization,
         files=files,
+        trust=question.trust,
     )
 
 

@@ -6,9 +6,30 @@ what is wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+#: The most characters of a message: names in it come from files, and may be of any length.
+LONGEST_MESSAGE = 2000
+
 
 class GraphmemError(Exception):
-    """Root of all errors meant for users. ``str(error)`` is one self-contained message."""
+    """Root of all errors meant for users. ``str(error)`` is one self-contained message, one printable line."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(text: str) -> str:
+    """``text`` as one printable line: line breaks are spaces, other unprintable characters escaped, and what is longer
+    than :data:`LONGEST_MESSAGE` loses its middle."""
+    joined = " ".join(text.split())
+    if len(joined) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2 - 3
+        joined = f"{joined[:half]} ... {joined[-half:]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, without the lines that explain where in that library it was."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
 
 
 class UsageError(GraphmemError):

@@ -10,12 +10,16 @@ from typing import Any
 
 from graphmem.cudnn.library import find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
+from graphmem.documents import LARGEST_NUMBER, shown
 from graphmem.errors import UsageError
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
 from graphmem.training import Inference, Training
 from graphmem.versions import version_named
+
+#: More iterations than any run needs to settle; the events of every one of them are held.
+MOST_ITERATIONS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +43,13 @@ class Question:
     torch_version: str | None = None
     build_on: str = "host"
     cudnn: str | Path | None = None
+    trust: bool = False
 
     def __post_init__(self) -> None:
         check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations)
         check_counts(0, top=self.top)
+        if self.iterations is not None and self.iterations > MOST_ITERATIONS:
+            raise UsageError(f"iterations is {self.iterations}; accepted: 1 to {MOST_ITERATIONS}: a few settle the memory")
         _ = self.step, self.setting, self.asked_runtime
         if self.cudnn is not None:
             find_library(self.cudnn)  # before a model is loaded in vain
@@ -150,5 +157,5 @@ def card_facts(card: Device) -> tuple[Any, ...]:
 def check_counts(least: int, **counts: int | None) -> None:
     """Raises :class:`UsageError` for one that is given and no whole number of at least ``least``."""
     for name, count in counts.items():
-        if count is not None and (type(count) is not int or count < least):
-            raise UsageError(f"{name} is a whole number of at least {least}, not {count!r}")
+        if count is not None and (type(count) is not int or not least <= count <= LARGEST_NUMBER):
+            raise UsageError(f"{name} is a whole number of at least {least} and of 63 bits, not {shown(count)}")

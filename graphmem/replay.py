@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.allocators.base import Allocator, PoolAllocator, SegmentView
-from graphmem.errors import DeviceOutOfMemory
-from graphmem.trace import EventKind, Place, Trace
+from graphmem.errors import DeviceOutOfMemory, TraceError
+from graphmem.trace import MAX_STORAGE_BYTES, EventKind, Place, Trace
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,8 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     allocated += [allocator.allocated_bytes] * rest
     reserved += [allocator.reserved_bytes] * rest
     requested, host, pinned, managed = _live_bytes(trace, places, refused, done)
+    if max(max(allocated, default=0), max(reserved, default=0)) > MAX_STORAGE_BYTES:
+        raise TraceError("the allocator holds more than 2^63 - 1 bytes, more than any memory")
     allocated_array = np.array(allocated, dtype=np.int64)
     reserved_array = np.array(reserved, dtype=np.int64)
     return Replay(
@@ -179,6 +181,7 @@ def _live_bytes(
     trace: Trace, places: npt.NDArray[np.int64], refused: set[int], done: int
 ) -> tuple[npt.NDArray[np.int64], ...]:
     """Bytes of live storages after every event, for each place; events from ``done`` on did not happen."""
+    _check_sum(trace)
     sizes = np.array([storage.bytes for storage in trace.storages], dtype=np.int64)
     if refused:
         sizes[list(refused)] = 0
@@ -192,6 +195,20 @@ def _live_bytes(
         return tuple(np.zeros(len(trace), dtype=np.int64) for _ in Place)
     changes = signs * sizes[subjects]
     return tuple(np.cumsum(np.where(places[subjects] == place, changes, 0)) for place in Place)
+
+
+def _check_sum(trace: Trace) -> None:
+    """Sums are of 64 bits. Raises :class:`TraceError` where storages alive together have more."""
+    if sum(storage.bytes for storage in trace.storages) <= MAX_STORAGE_BYTES:
+        return
+    alive = 0
+    for position, event in enumerate(trace.events()):
+        if event.kind == EventKind.ALLOC:
+            alive += trace.storages[event.subject].bytes
+        elif event.kind == EventKind.FREE:
+            alive -= trace.storages[event.subject].bytes
+        if alive > MAX_STORAGE_BYTES:
+            raise TraceError(f"event {position}: more than 2^63 - 1 bytes are alive together, more than any memory")
 
 
 def _peak(values: npt.NDArray[np.int64]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
 from graphmem.devices import DEFAULT_DEVICE
-from graphmem.errors import UsageError
+from graphmem.errors import TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, found_later
 from graphmem.question import Question
 from graphmem.runtimes import all_runtimes
@@ -134,10 +135,16 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
     settings = runtime.recorded_options(notes) if question.alloc_conf is None else question.alloc_conf
     details: dict[str, Any] = {}
     if "recorded peak reserved" in notes:
-        details["recorded"] = {"reserved_bytes": int(notes["recorded peak reserved"])}
+        details["recorded"] = {"reserved_bytes": _recorded_bytes(notes["recorded peak reserved"])}
     remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
     traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details)
     return replay_on(traced, runtime, runtime.parse(settings, question.setting), question)
+
+
+def _recorded_bytes(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,19}", text):
+        raise TraceError(f"the note 'recorded peak reserved' of the trace is {text!r}, not a number of bytes")
+    return int(text)
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------

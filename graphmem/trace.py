@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from graphmem.documents import parse_json, shown
 from graphmem.errors import TraceError
 
 SCHEMA = "graphmem.trace/1"
@@ -353,9 +354,9 @@ def to_json(trace: Trace) -> str:
 def from_json(text: str) -> Trace:
     """Read what :func:`to_json` wrote. Raises :class:`TraceError` for anything else."""
     try:
-        document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TraceError(f"not JSON: {error}") from None
+        document = parse_json(text)
+    except ValueError as error:
+        raise TraceError(f"not a graphmem trace: {error}") from None
     if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, SCHEMA_WITH_POOLS):
         raise TraceError(f"not a graphmem trace: the key 'schema' must be {SCHEMA!r} or {SCHEMA_WITH_POOLS!r}")
     try:
@@ -374,21 +375,35 @@ def _decode(document: dict[str, Any]) -> Trace:
     for kind in set(arrays["kind"].tolist()):
         EventKind(kind)
     return Trace(
-        source=str(document["source"]),
-        phases=tuple(Phase(int(iteration), str(name)) for iteration, name in document["phases"]),
-        operators=tuple(Operator(str(n), str(m), int(p), str(s)) for n, m, p, s in document["operators"]),
+        source=_text(document["source"]),
+        phases=tuple(Phase(_whole(iteration), _text(name)) for iteration, name in document["phases"]),
+        operators=tuple(Operator(_text(n), _text(m), _whole(p), _text(s)) for n, m, p, s in document["operators"]),
         storages=tuple(_storage(*row) for row in document["storages"]),
         kinds=arrays["kind"],
         subjects=arrays["subject"],
         event_operators=arrays["operator"],
         event_streams=arrays["stream"],
-        notes=tuple((str(key), str(value)) for key, value in document["notes"].items()),
-        pools=tuple(MemoryPool(str(label), bool(oom), bool(whole)) for label, oom, whole in document.get("pools", ())),
+        notes=tuple((key, _text(value)) for key, value in document["notes"].items()),
+        pools=tuple(
+            MemoryPool(_text(label), bool(oom), bool(whole)) for label, oom, whole in document.get("pools", ())
+        ),
     )
 
 
 def _storage(size: Any, category: str, stream: Any, place: str, label: Any, pool: Any = 0) -> Storage:
-    return Storage(int(size), Category[category], int(stream), Place[place], str(label), int(pool))
+    return Storage(_whole(size), Category[category], _whole(stream), Place[place], _text(label), _whole(pool))
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or abs(value) > MAX_STORAGE_BYTES:
+        raise ValueError(f"{shown(value)} is no whole number of 64 bits")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is no text")
+    return value
 
 
 def _column(values: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from graphmem.documents import check_fields
 from graphmem.errors import UsageError
-from graphmem.training import Inference, Training
+from graphmem.training import DataParallel, Inference, Training
 
 #: Iterations of a measured run: the first, the first with the optimizer's state, and a settled one.
 ITERATIONS = 3
@@ -46,14 +47,23 @@ class Case:
             values = dict(document)
             step = dict(values.pop("step"))
             kind = Training if step.pop("training") else Inference
-            return cls(step=kind(**_frozen(step)), **values)
+            step = _frozen(step)
+            check_fields(kind, step)
+            values["step"] = kind(**step)
+            check_fields(cls, values)
+            return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"not a case of graphmem: {error}") from None
 
 
 def _frozen(step: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples."""
-    return {key: tuple(map(tuple, value)) if isinstance(value, list) else value for key, value in step.items()}
+    """JSON has no tuples, and no data-parallel step."""
+    frozen: dict[str, Any] = {
+        key: tuple(map(tuple, value)) if isinstance(value, list) else value for key, value in step.items()
+    }
+    if isinstance(frozen.get("ddp"), Mapping):
+        frozen["ddp"] = DataParallel(**frozen["ddp"])
+    return frozen
 
 
 def case_of(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphmem.accuracy.align import Match, align
+from graphmem.documents import fits, read_gzipped_json
 from graphmem.errors import TraceError
 from graphmem.trace import EventKind, Place, Trace
 
@@ -45,9 +44,11 @@ def measured_changes(path: Path) -> Changes:
     """The changes of a trace that ``graphmem measure --traces`` wrote. Raises :class:`TraceError`."""
     signs = {"alloc": 1, "free_requested": -1}
     try:
-        events = json.loads(gzip.decompress(path.read_bytes()))["events"]
+        events = read_gzipped_json(path)["events"]
         rows = [(signs[action] * size, at) for at, (action, _, size, _) in enumerate(events) if action in signs]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        if not all(fits(size, int) for size, _ in rows):
+            raise ValueError("a size is no whole number of 64 bits")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path} is not a measured trace: {error}") from None
     return Changes(tuple(size for size, _ in rows), tuple(event for _, event in rows))
 

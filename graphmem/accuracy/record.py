@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
+from graphmem.documents import check_fields, parse_json, shown
 from graphmem.errors import GraphmemError, TraceError
 
 SCHEMA = 2
@@ -93,8 +94,11 @@ class Record:
 
 def record_from(document: Mapping[str, Any]) -> Record:
     """The record of one parsed line. Raises :class:`TraceError` for another schema or a missing field."""
+    if not isinstance(document, Mapping):
+        raise TraceError(f"not a record of graphmem: {shown(document)}")
     if document.get("schema") not in _READABLE:
-        raise TraceError(f"a record of schema {document.get('schema')!r}; this graphmem reads schemas 1 to {SCHEMA}")
+        schema = shown(document.get("schema"))
+        raise TraceError(f"a record of schema {schema}; this graphmem reads schemas 1 to {SCHEMA}")
     try:
         values = {item.name: document[item.name] for item in fields(Record) if item.name in document}
         values["schema"] = SCHEMA
@@ -103,16 +107,24 @@ def record_from(document: Mapping[str, Any]) -> Record:
             values["machine"] = machine_from(values["machine"])
         if values.get("measured") is not None:
             measured = dict(values["measured"])
-            measured["device"] = None if measured["device"] is None else DeviceUse(**measured["device"])
-            values["measured"] = Measured(**{**measured, "iterations": tuple(measured["iterations"])})
-        return Record(**values)
-    except (KeyError, TypeError) as error:
+            measured["device"] = None if measured["device"] is None else _checked(DeviceUse, measured["device"])
+            values["measured"] = _checked(Measured, {**measured, "iterations": tuple(measured["iterations"])})
+        record: Record = _checked(Record, values)
+        return record
+    except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"not a record of graphmem: {error}") from None
 
 
 def machine_from(document: Mapping[str, Any]) -> Machine:
-    """The machine of a record. Raises ``KeyError`` or ``TypeError`` for another document."""
-    return Machine(**{**document, "capability": tuple(document["capability"])})
+    """The machine of a record. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for another document."""
+    machine: Machine = _checked(Machine, {**document, "capability": tuple(document["capability"])})
+    return machine
+
+
+def _checked(kind: type, values: Mapping[str, Any]) -> Any:
+    """The dataclass of those values. Raises ``TypeError`` or ``ValueError`` where they do not fit."""
+    check_fields(kind, values)
+    return kind(**values)
 
 
 def read_records(path: Path) -> list[Record]:
@@ -122,7 +134,7 @@ def read_records(path: Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            records.append(record_from(json.loads(line)))
+            records.append(record_from(parse_json(line)))
         except (ValueError, GraphmemError) as error:
             raise TraceError(f"{path}, line {number}: {error}") from None
     return records

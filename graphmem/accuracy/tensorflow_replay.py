@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 from graphmem.allocators.tensorflow_bfc import BFCOptions, TensorFlowBFC
+from graphmem.documents import fits, read_gzipped_json
 from graphmem.errors import TraceError
 
 #: Limit on the pool of the recorded process, in bytes: ``TF_CPU_BFC_MEM_LIMIT_IN_MB=65536``.
@@ -24,13 +23,15 @@ def replayed_peaks(path: Path) -> tuple[int, int]:
     allocator = TensorFlowBFC(_LIMIT_BYTES, options, driver_alloc=device.alloc)
     addresses: dict[int, int | None] = {}
     try:
-        for number, *allocation in json.loads(gzip.decompress(path.read_bytes()))["events"]:
+        for number, *allocation in read_gzipped_json(path)["events"]:
             if allocation:
                 size, device.address = allocation
+                if not fits(allocation, tuple[int, int]) or min(allocation) < 0:
+                    raise ValueError("a size or address is no number of 63 bits")
                 addresses[number] = allocator.malloc(size)
             else:
                 allocator.free(addresses.pop(number, None))
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path} is not a recording of TensorFlow's allocations: {error}") from None
     stats = allocator.stats()
     return stats["peak_bytes_in_use"], stats["peak_pool_bytes"]

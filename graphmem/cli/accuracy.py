@@ -102,7 +102,7 @@ def _share(text: str) -> int | None:
     """How many runs of each source; None for all."""
     if text == "all":
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise UsageError(f"--published-runs is {text!r}; write a number above 0, or all")
     return int(text)
 

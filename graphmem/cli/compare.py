@@ -10,6 +10,7 @@ import click
 
 from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
 from graphmem.cli.tables import plain_table
+from graphmem.documents import fits, read_json
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA
 from graphmem.reports.text import WORDS, clean
@@ -48,15 +49,15 @@ def compare_command(before: str, after: str, form: str, output: str | None, max_
 def _read(name: str) -> dict[str, Any]:
     """The report in the file. Raises :class:`SourceError`."""
     try:
-        document = json.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        document = read_json(Path(name))
+    except (OSError, ValueError) as error:
         raise SourceError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise SourceError(f"{name} is no report; write one with: graphmem analyze MODEL --format json -o {name}")
     try:
         figures = [document["peak"][f"{level}_bytes"] for level in LEVELS] + list(document["breakdown"].values())
         texts = [document[key] for key in ("model", "step", "runtime", "allocator", "gpu")]
-        if not all(type(figure) is int for figure in figures) or not all(isinstance(text, str) for text in texts):
+        if not all(fits(figure, int) for figure in figures) or not all(isinstance(text, str) for text in texts):
             raise TypeError
     except (KeyError, TypeError, AttributeError):
         raise SourceError(f"{name} is a damaged report; write it again with graphmem analyze --format json") from None

@@ -99,6 +99,9 @@ _INPUT_OPTIONS = (
     click.option(
         "--build-on", type=click.Choice(["host", "device"]), default="host", help="Where the model is first created."
     ),
+    click.option(
+        "--trust", is_flag=True, help="Let PyTorch load a .pt2 file that holds more than data: it can run any program."
+    ),
 )
 
 _MEASURED_OPTIONS = (
@@ -281,6 +284,7 @@ def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "iterations": options["iterations"],
         "build_on": options["build_on"],
         "cudnn": options["cudnn"],
+        "trust": options["trust"],
         **target_of(options),
     }
 

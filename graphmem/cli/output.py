@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from rich.console import Console
 from graphmem.cli.options import Output
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
+from graphmem.files import write_whole
 from graphmem.reports import html, json_report, text
 from graphmem.units import format_bytes
 
@@ -71,37 +70,6 @@ def check_output(output: str | None) -> None:
             raise UsageError(f"cannot write {output}: there is no directory {path.absolute().parent}")
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write through a temporary file beside ``path``, so that no reader ever sees half. Raises :class:`UsageError`."""
-    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
-    try:
-        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
-            path.write_bytes(data)
-            return
-        target = path.resolve()
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-            os.chmod(temporary, _mode(target))
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _mode(target: Path) -> int:
-    """The permissions of the file to be replaced, or those of any new file."""
-    if target.exists():
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _width(output: str | None) -> int:

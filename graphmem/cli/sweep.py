@@ -42,7 +42,7 @@ _VARY = (
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 1 << 63:
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or not 1 <= int(text) < 1 << 63:
         raise UsageError(f"{text!r} is no whole number of at least 1")
     return int(text)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from graphmem.errors import ShapeError, SourceError
+from graphmem.errors import ShapeError, SourceError, first_line
 from graphmem.graph.model import ELEMENT_BITS, Dimension, Node, TensorSpec
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights
 
@@ -37,7 +37,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except Exception as error:  # DecodeError, or another one according to which protobuf is installed
-        raise SourceError(f"{path} is not a valid ONNX model: {_first_line(error)}") from None
+        raise SourceError(f"{path} is not a valid ONNX model: {first_line(error)}") from None
     if not model.HasField("graph"):
         raise SourceError(f"{path} is not an ONNX model: it holds no graph{_hint(path)}")
     if not model.opset_import:
@@ -87,11 +87,7 @@ def inline_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except Exception as error:  # the inliner raises whatever its C++ throws
-        raise SourceError(f"{path}: its local functions cannot be inlined: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SourceError(f"{path}: its local functions cannot be inlined: {first_line(error)}") from None
 
 
 def dtype_name(number: int, owner: str) -> str:

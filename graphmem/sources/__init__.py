@@ -32,13 +32,14 @@ def load(
     shapes: str | None = None,
     optimization: tuple[str | None, str] = (None, "cpu"),
     files: dict[Any, OnnxFile] | None = None,
+    trust: bool = False,
 ) -> OnnxModel | TorchModel:
     """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, or a factory or step function.
 
     ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files, ``shapes`` those of several runs;
     ``optimization`` is the (level, provider) ONNX Runtime optimizes them for, and ``files`` keeps those that were read
-    for the next call. A list of ONNX files is one session each.
-    Raises :class:`SourceError`.
+    for the next call. A list of ONNX files is one session each. ``trust`` lets PyTorch's own loader read a ``.pt2``
+    file, which can run code of it. Raises :class:`SourceError`.
     """
     if isinstance(model, (list, tuple)):
         models = [
@@ -69,7 +70,7 @@ def load(
                 kept[key] = read_onnx(text, *optimization)
             return kept[key].model_of(batch, dims, input_shapes, shapes)
         _refuse_shapes(shapes)
-        return _load_torch(text)
+        return _load_torch(text, trust)
     _refuse_shapes(shapes)
     from graphmem.sources.module_object import from_object
 
@@ -81,7 +82,7 @@ def _refuse_shapes(shapes: str | None) -> None:
         raise UsageError("--shapes gives the runs of an ONNX session; the model is no .onnx file")
 
 
-def _load_torch(text: str) -> TorchModel:
+def _load_torch(text: str, trust: bool) -> TorchModel:
     _require_torch(text)
     kind, separator, name = text.partition(":")
     if separator and kind in _EXAMPLES:
@@ -89,7 +90,9 @@ def _load_torch(text: str) -> TorchModel:
             raise SourceError(f"{text!r} names no model; write for example {_EXAMPLES[kind]}")
         return _loader(kind)(name)
     if _suffix(text) == ".pt2":
-        return _loader("pt2")(text)
+        from graphmem.sources.exported_program import load_exported_program
+
+        return load_exported_program(text, trust=trust)
     if separator:
         return _loader("factory")(text)
     if Path(text).exists():
@@ -127,10 +130,6 @@ def _loader(kind: str) -> Callable[[str], TorchModel]:
         from graphmem.sources.zoo import load_zoo
 
         return load_zoo
-    if kind == "pt2":
-        from graphmem.sources.exported_program import load_exported_program
-
-        return load_exported_program
     from graphmem.sources.factory import load_factory
 
     return load_factory

@@ -1,31 +1,44 @@
-"""``model.pt2``: a program saved by ``torch.export.save``. Its weights are loaded as fake tensors, never as data."""
+"""``model.pt2``: a program saved by ``torch.export.save``. No weight is read, and nothing of the file is run.
+
+The archive is read by :mod:`graphmem.sources.pt2_archive`, its document checked by :mod:`graphmem.sources.pt2_schema`,
+and only then handed to PyTorch's own deserializer, with tensors without storage in place of the weights and with
+inputs made of the sizes in the document in place of the pickled ones. What needs more (custom objects, operators of
+other libraries, types of inputs that PyTorch would import) is refused, or opened by ``torch.export.load`` when the
+user says that the file is trusted.
+"""
 
 from __future__ import annotations
 
 import inspect
-import zipfile
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
+from graphmem.sources.pt2_archive import KEPT_CONSTANT_BYTES, Archive, read_archive
+from graphmem.sources.pt2_schema import PAYLOAD, Refused, checked_program
+
+_TRUST = "if you know where it comes from, open it with --trust (trust=True), which lets PyTorch run what it holds"
 
 
-def load_exported_program(text: str) -> TorchModel:
-    """Find the file; it is read later, on fake tensors. Raises :class:`SourceError` if it is missing."""
+def load_exported_program(text: str, *, trust: bool = False) -> TorchModel:
+    """Find the file; it is read later, on fake tensors. With ``trust`` PyTorch's own loader reads it, which can run
+    code of the file. Raises :class:`SourceError` if it is missing."""
     path = Path(text)
     if not path.exists():
         raise SourceError(f"{path} does not exist")
     if not path.is_file():
         raise SourceError(f"{path} is not a file")
-    return TorchModel(path.name, lambda sizes: _build(path, sizes))
+    return TorchModel(path.name, lambda sizes: _build(path, sizes, trust))
 
 
-def _build(path: Path, sizes: Sizes) -> Built:
+def _build(path: Path, sizes: Sizes, trust: bool) -> Built:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():
-        program = _read(path)
+        program = _loaded_by_torch(path) if trust else read_program(path)
     return build_program(program, str(path), sizes)
 
 
@@ -50,16 +63,157 @@ def build_program(program: Any, name: str, sizes: Sizes) -> Built:
     return Built(built.model, built.inputs, None, (f"inputs of the sizes the program was exported with{but}",))
 
 
-def _read(path: Path) -> Any:
+def _loaded_by_torch(path: Path) -> Any:
     import torch
 
-    if not zipfile.is_zipfile(path):
-        raise SourceError(f"{path} is not a program saved by torch.export.save, or is cut off: it is no zip archive")
     try:
         return torch.export.load(path)
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
-        raise SourceError(f"{path} is not a program saved by torch.export.save: {first}") from None
+        raise SourceError(f"{path} is not a program saved by torch.export.save: {first_line(error)}") from None
+
+
+def read_program(path: Path) -> Any:
+    """The ``ExportedProgram`` of the file, its weights without storage. Raises :class:`SourceError`."""
+    archive = read_archive(path)
+    try:
+        document = checked_program(archive.program)
+        weights, constants = _tensors(archive, document)
+        return _deserialized(document, weights, constants)
+    except Refused as error:
+        raise SourceError(f"{path} is not opened: {error}; {_TRUST}") from None
+    except SourceError:
+        raise
+    except Exception as error:  # PyTorch's deserializer asserts and indexes as it pleases
+        raise SourceError(f"{path} is not a program that this PyTorch reads: {first_line(error)}") from None
+
+
+def _deserialized(document: Mapping[str, Any], weights: dict[str, Any], constants: dict[str, Any]) -> Any:
+    from torch._export.serde import schema, serialize
+
+    program = serialize._dict_to_dataclass(schema.ExportedProgram, document)
+    loaded = serialize.ExportedProgramDeserializer().deserialize(program, weights, constants, None)
+    loaded._example_inputs = _sample_inputs(document, loaded)
+    return loaded
+
+
+# --- tensors without storage ------------------------------------------------------------------------------------------
+
+
+def _tensors(archive: Archive, document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(parameters and buffers, constants) by their names in the model."""
+    import torch
+
+    module = document["graph_module"]
+    known = module["graph"]["tensor_values"]
+    weights: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    for spec in module["signature"]["input_specs"]:
+        kind, held = next(iter(spec.items()))
+        if kind not in ("parameter", "buffer", "tensor_constant"):
+            continue
+        name = held[f"{kind}_name"]
+        is_weight = kind == "parameter" or held.get("persistent", False)
+        payload = _payload((archive.weights if is_weight else archive.constants).get(name))
+        meta = payload.get("tensor_meta") or known.get(held["arg"]["name"])
+        if meta is None:
+            raise Refused(f"nothing says how large {name} is")
+        tensor = _small_value(archive, payload, meta) if kind != "parameter" else None
+        if tensor is None:
+            tensor = _without_storage(meta)
+        if kind == "parameter":
+            tensor = torch.nn.Parameter(tensor, requires_grad=meta["requires_grad"])
+        (weights if is_weight else constants)[name] = tensor
+    return weights, constants
+
+
+def _payload(document: Any) -> dict[str, Any]:
+    """Where a tensor lies in the archive; an empty one in the older layout, which does not say."""
+    if document is None:
+        return {}
+    payload: dict[str, Any] = PAYLOAD(document)
+    return payload
+
+
+def _without_storage(meta: Mapping[str, Any]) -> Any:
+    import torch
+
+    return torch.empty_strided(_numbers(meta["sizes"]), _numbers(meta["strides"]), dtype=_dtype(meta), device="meta")
+
+
+def _small_value(archive: Archive, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
+    """A small constant with its values, from raw bytes; None where there are none, or they lie in a pickle."""
+    import torch
+
+    data = archive.values.get(payload.get("path_name", ""))
+    if data is None or payload["use_pickle"]:
+        return None
+    sizes, strides, dtype = _numbers(meta["sizes"]), _numbers(meta["strides"]), _dtype(meta)
+    if len(data) % dtype.itemsize or math.prod(sizes) * dtype.itemsize > KEPT_CONSTANT_BYTES:
+        return None
+    flat = torch.frombuffer(bytearray(data), dtype=dtype)
+    return flat.as_strided(sizes, strides, _numbers([meta["storage_offset"]])[0]).clone()
+
+
+def _dtype(meta: Mapping[str, Any]) -> Any:
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+
+    if meta["dtype"] not in _SERIALIZE_TO_TORCH_DTYPE:
+        raise Refused(f"this PyTorch has no type number {meta['dtype']}")
+    return _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]]
+
+
+def _numbers(sizes: list[Any]) -> tuple[int, ...]:
+    """Sizes as numbers; a symbolic one is that of the sample inputs."""
+    return tuple(_number(size) for size in sizes)
+
+
+def _number(size: Mapping[str, Any]) -> int:
+    if "as_int" in size:
+        found = size["as_int"]
+    else:
+        hint = size["as_expr"].get("hint")
+        if hint is None or "as_int" not in hint:
+            raise Refused(f"nothing says how large {size['as_expr']['expr_str']} is in the sample inputs")
+        found = hint["as_int"]
+    if not found >= 0:
+        raise Refused(f"a size of {found}")
+    return int(found)
+
+
+def _sample_inputs(document: Mapping[str, Any], program: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs that the program was exported with, as far as they matter: sizes, types, and plain values."""
+    from torch.utils import _pytree
+
+    module = document["graph_module"]
+    graph, specs = module["graph"], module["signature"]["input_specs"]
+    values = [
+        _sample(spec, graph["inputs"][index], graph)
+        for index, spec in enumerate(specs)
+        if next(iter(spec)) in ("user_input", "constant_input")
+    ]
+    args, kwargs = _pytree.tree_unflatten(values, program.module_call_graph[0].signature.in_spec)
+    return tuple(args), dict(kwargs)
+
+
+def _sample(spec: Mapping[str, Any], argument: Mapping[str, Any], graph: Mapping[str, Any]) -> Any:
+    kind, held = next(iter(spec.items()))
+    if kind == "constant_input":
+        return _plain(held["value"])
+    kind, held = next(iter(argument.items()))
+    if kind == "as_tensor":
+        return _without_storage(graph["tensor_values"][held["name"]])
+    if kind in ("as_sym_int", "as_sym_float", "as_sym_bool") and "as_name" in held:
+        return _number(graph[f"{kind.removeprefix('as_')}_values"][held["as_name"]])
+    return _plain(argument)
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    kind, held = next(iter(value.items()))
+    if kind == "as_none":
+        return None
+    if kind in ("as_int", "as_float", "as_bool", "as_string"):
+        return float(held) if kind == "as_float" else held
+    raise Refused(f"an input of the kind {kind}")
 
 
 def _example_inputs(program: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from graphmem.errors import SourceError
+from graphmem.documents import read_json, shown
+from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 
 #: Auto classes in the order they are tried when a configuration names no architecture: (name, task). Encoders have a
@@ -63,6 +64,7 @@ def load_huggingface(name: str) -> TorchModel:
                 f"hf:{name} needs torchvision, which does not import beside this PyTorch; install the torchvision made "
                 f"for torch {_torch_version()} ({_root_cause(second)})"
             ) from None
+    notes += _dtype_notes(config)
     return TorchModel(
         f"hf:{name} ({architecture.__name__})", lambda sizes: _build(architecture, config, sizes), notes=notes
     )
@@ -129,27 +131,77 @@ def _cached(name: str) -> Path:
 
 def _configuration_file(transformers: Any, path: Path) -> Any:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError:
         raise SourceError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
-        raise SourceError(f"{path} is not a readable JSON configuration: {error}") from None
+        raise SourceError(f"{path} is not a readable JSON configuration: {first_line(error)}") from None
     kind = values.get("model_type") if isinstance(values, dict) else None
     if kind is None:
         raise SourceError(f"{path} names no model_type; give the config.json of a transformers model")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise SourceError(f"{path} names the model type {kind!r}, which this transformers does not know")
+        raise SourceError(f"{path} names the model type {shown(kind)}, which this transformers does not know")
+    _check_values(values, path)
     try:
         return transformers.CONFIG_MAPPING[kind].from_dict(values)
+    except (ImportError, RuntimeError):  # a broken installation, perhaps of torchvision: the caller finds out
+        raise
     except Exception as error:
-        raise SourceError(f"{path} is not a valid {kind} configuration: {error}") from None
+        raise SourceError(f"{path} is not a valid {kind} configuration: {first_line(error)}") from None
+
+
+#: Names of counts of parts that are built one by one, and the most of them that a model may have.
+_COUNTED = re.compile(r"(?:num|n)_(?:.*_)?(?:layers?|labels|experts|blocks?|stages)|.*(?:_layers|depths?)")
+_MOST_PARTS = 1 << 16
+_MOST_LAYERS = 1 << 12
+
+
+def _check_values(values: Any, path: Path, name: str = "") -> None:
+    """Raises :class:`SourceError` for what would be analysed as something else, built for ever, or run as code."""
+    if isinstance(values, dict):
+        _check_keys(values, path)
+        for key, value in values.items():
+            _check_values(value, path, key)
+    elif isinstance(values, list):
+        for value in values:
+            _check_values(value, path, name)
+    elif type(values) is int and _COUNTED.fullmatch(name):
+        most = _MOST_LAYERS if "layer" in name or "depth" in name else _MOST_PARTS
+        if not 0 <= values <= most:
+            raise SourceError(f"{path}: {name} is {shown(values)}; accepted: 0 to {most}")
+    elif type(values) is int and abs(values) >= 1 << 63:
+        raise SourceError(f"{path}: {name} is {shown(values)}")
+
+
+def _check_keys(values: dict[str, Any], path: Path) -> None:
+    quantized = values.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
+        raise SourceError(
+            f"{path} is the configuration of a quantised model ({shown(method or quantized)}), whose packed weights "
+            "and kernels are not modelled; remove quantization_config to analyse the model without it"
+        )
+    for key, chosen in values.items():
+        if key.endswith("_implementation") and isinstance(chosen, (str, dict)) and "/" in str(chosen):
+            raise SourceError(f"{path}: {key} is {shown(str(chosen))}: kernels of the Hub are code, and are not loaded")
+    named = values.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
+        raise SourceError(f"{path}: architectures is no list of names of classes")
+
+
+def _dtype_notes(config: Any) -> tuple[str, ...]:
+    """What is said of the precision that a configuration names: its checkpoint's."""
+    dtype = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    if dtype in ("None", "float32"):
+        return ()
+    return (f"the configuration's dtype {dtype} is its checkpoint's; --dtype says which to analyse (default fp32)",)
 
 
 def _architecture(transformers: Any, config: Any) -> Any:
     """The class the configuration names, or the first auto class that has one for it."""
     for named in config.architectures or ():
         found = getattr(transformers, named, None)
-        if found is not None:
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
     for head, _ in _HEADS if not _is_two_towered(config) else _HEADS[-1:]:
         mapping = getattr(transformers, head, None)
@@ -168,7 +220,7 @@ def _root_cause(error: BaseException) -> str:
     """The first line of the error that began it: transformers wraps what a broken installation raised."""
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first_line(error)
 
 
 def _task(architecture: Any) -> str:

@@ -71,7 +71,9 @@ def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
             memo[id(tensor.grad)] = _fake_like(tensor.grad)
     for module in model.modules():
         for tensor in _tensors(vars(module)):
-            if not tensor.is_leaf:  # kept from an earlier call; deepcopy refuses it
+            kept = not tensor.is_leaf  # from an earlier call; deepcopy refuses it
+            unread = tensor.is_meta and id(tensor) not in memo  # a constant of an exported program
+            if kept or unread:
                 memo[id(tensor)] = _fake_like(tensor)
     copied = copy.deepcopy(model, memo)
     inputs = _map_tensors(example_inputs, lambda t: _resized(_fake_like(t), sizes.batch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -246,10 +247,14 @@ def parse_shapes(text: str) -> list[RunShapes]:
     return runs
 
 
+#: A dimension: of 63 bits.
+_NUMBER = re.compile("[0-9]{1,18}")
+
+
 def parse_dim(text: str) -> tuple[str, int]:
     """Read the value of ``--dim``: ``"seq=128"``. Raises :class:`~graphmem.errors.UsageError`."""
     name, separator, value = text.rpartition("=")
-    if not separator or not name or not value.isascii() or not value.isdecimal():
+    if not separator or not name or not _NUMBER.fullmatch(value):
         raise UsageError(f"cannot read {text!r}; write --dim NAME=VALUE, for example --dim seq=128")
     return name, int(value)
 
@@ -261,7 +266,7 @@ def parse_input_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """
     name, separator, dims = text.rpartition(":")
     parts = dims.split("x") if dims else []
-    if not separator or not name or not all(part.isascii() and part.isdecimal() for part in parts):
+    if not separator or not name or not all(map(_NUMBER.fullmatch, parts)):
         raise UsageError(
             f"cannot read {text!r}; write --input-shape NAME:DIMS, for example --input-shape x:1x3x224x224"
         )

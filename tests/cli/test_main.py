@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from graphmem.cli import output as cli_output
 from graphmem.cli.analyze import analyze_command
 from graphmem.cli.main import cli
 from graphmem.cli.replay import replay_command
@@ -183,7 +182,7 @@ def test_wrong_option_syntax_is_exit_2(recorder: Recorder, arguments: list[str])
     ("raised", "said"),
     [
         (UsageError("unknown runtime 'x'; accepted: pytorch"), "unknown runtime"),
-        (CaptureError("line one\nline two\x1b[31m"), "line one line two?[31m"),
+        (CaptureError("line one\nline two\x1b[31m"), r"line one line two\x1b[31m"),
         (SystemExit(5), "ended the program itself"),
         (MemoryError(), "not enough memory"),
         (KeyError("x"), "bug in graphmem"),
@@ -225,7 +224,7 @@ def test_a_failure_leaves_the_old_file_alone(
     def broken(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cli_output.os, "replace", broken)
+    monkeypatch.setattr(os, "replace", broken)
     result = run("analyze", "m.py:f", "-o", str(target))
     assert result.exit_code == 1
     assert "No space left" in one_line(result)

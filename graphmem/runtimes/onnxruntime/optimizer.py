@@ -7,6 +7,7 @@ its planner compares. Both sessions are made and never run.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
     except SourceError:
         raise
     except Exception as error:  # onnxruntime raises its own kinds, and has kernels for the CPU only
-        return _unoptimized(model, f"onnxruntime {onnxruntime.__version__} refuses the model: {_first_line(error)}")
+        return _unoptimized(model, f"onnxruntime {onnxruntime.__version__} refuses the model: {_reason(error)}")
 
 
 def _optimized_by(onnxruntime: Any, model: onnx.ModelProto, level: str, directory: Path) -> onnx.ModelProto:
@@ -200,5 +201,29 @@ def onnx_symbolic_shapes(model: onnx.ModelProto) -> dict[str, TensorSpec]:
     return known
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+#: What onnxruntime puts before its reason: its error code, the (temporary) file, its own source and function.
+_PREFIXES = (
+    re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
+    re.compile(r"^Load model from .*? failed: ?", re.DOTALL),
+    re.compile(r"^/\S+:\d+ "),
+)
+
+
+def _reason(error: BaseException) -> str:
+    """The reason alone: ``Unsupported model IR version: 14, max supported IR version: 13``."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    for prefix in _PREFIXES:
+        text, found = prefix.subn("", text)
+    if found:  # the function that noticed, with the types of its arguments
+        text = _behind_parentheses(text) or text
+    return re.sub(r"\S*/graphmem-\w+/\S*", "the file", text)[:300]
+
+
+def _behind_parentheses(text: str) -> str:
+    """What follows the first pair of parentheses and what is nested in them, and a ``const`` after it."""
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if character == ")" and depth == 0:
+            return text[index + 1 :].removeprefix(" const").strip()
+    return ""

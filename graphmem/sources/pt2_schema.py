@@ -1,0 +1,500 @@
+"""The document of an exported program, checked value by value before PyTorch sees it.
+
+PyTorch trusts it: sizes are evaluated as Python (``sympify``), operators are looked up by dotted names from ``torch``
+on, tree specs import modules by name, guards are code, and names of nodes are pasted into the source of the module
+that it generates. So a new document is made of what is known here and nothing else: the fields of
+``torch/_export/serde/schema.py`` (8.20, PyTorch 2.13), of which metadata, guards and custom objects are left out;
+names are identifiers, sizes are arithmetic, operators are those of a list.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graphmem.documents import LARGEST_NUMBER, parse_json, shown
+
+Check = Callable[[Any], Any]
+
+
+class Refused(ValueError):
+    """A value that is not accepted; ``place`` is where in the document, from the outside in."""
+
+    def __init__(self, reason: str, place: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.place = place
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.place[:12])}: {self.reason}" if self.place else self.reason
+
+
+# --- plain values -----------------------------------------------------------------------------------------------------
+
+
+def integer(value: Any) -> int:
+    """A whole number of 64 bits."""
+    if type(value) is not int or abs(value) > LARGEST_NUMBER:
+        raise Refused(f"{shown(value)} is no whole number of 64 bits")
+    return value
+
+
+def number(value: Any) -> float | str:
+    """A number, or one of the words for those that JSON lacks."""
+    if type(value) in (int, float) or value in ("Infinity", "-Infinity", "NaN"):
+        return value  # type: ignore[no-any-return]
+    raise Refused(f"{shown(value)} is no number")
+
+
+def boolean(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise Refused(f"{shown(value)} is neither true nor false")
+    return value
+
+
+def text(value: Any) -> str:
+    """Text that is used as such."""
+    if not isinstance(value, str) or len(value) > 10_000:
+        raise Refused(f"{shown(value)} is no text")
+    return value
+
+
+def identifier(value: Any) -> str:
+    """A name that becomes one in generated Python source."""
+    if not isinstance(value, str) or not value.isidentifier() or len(value) > 1000:
+        raise Refused(f"{shown(value)} is no identifier")
+    return value
+
+
+_ATTRIBUTE = re.compile(r"[\w][\w.:/@+-]{0,999}")
+
+
+def attribute(value: Any) -> str:
+    """The dotted name of a parameter or buffer."""
+    if not isinstance(value, str) or not _ATTRIBUTE.fullmatch(value):
+        raise Refused(f"{shown(value)} is no name of a parameter or buffer")
+    return value
+
+
+_SYMBOL = re.compile(r"_?[a-z]{1,4}[0-9]{1,6}")
+
+
+def symbol(value: Any) -> str:
+    """The name of a symbolic size: ``s0``, ``u12``. PyTorch counts up to its number."""
+    if not isinstance(value, str) or not _SYMBOL.fullmatch(value):
+        raise Refused(f"{shown(value)} is no symbol of a size")
+    return value
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+_OPERATORS = frozenset((
+    "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lshift", "lt", "mod", "mul", "ne", "neg", "not_",
+    "or_", "pos", "pow", "rshift", "sub", "truediv", "xor",
+))  # fmt: skip
+_MATH = frozenset(("acos", "asin", "atan", "ceil", "cos", "cosh", "floor", "log2", "sin", "sinh", "sqrt", "tan",
+                   "tanh", "trunc"))  # fmt: skip
+_SYM = re.compile(r"torch\._?sym_[a-z0-9_]{1,20}")
+_LIBRARIES = frozenset(("aten", "prims", "torchvision", "quantized_decomposed", "_c10d_functional"))
+_HIGHER_ORDER = frozenset((
+    "associative_scan", "auto_functionalized", "auto_functionalized_v2", "cond", "flex_attention",
+    "flex_attention_backward", "map_impl", "out_dtype", "scan", "strict_mode", "tag_activation_checkpoint",
+    "while_loop", "with_effects", "wrap", "wrap_activation_checkpoint", "wrap_with_autocast",
+    "wrap_with_set_grad_enabled",
+))  # fmt: skip
+#: ``aten::from_file`` opens, and with ``shared`` creates, the file it is given.
+_TOUCHES_FILES = frozenset(("from_file",))
+_OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
+
+
+def operator(value: Any) -> str:
+    """The target of a node. Raises :class:`Refused` for what is not known to compute with tensors and sizes alone."""
+    if isinstance(value, str) and len(value) < 200:
+        first, _, rest = value.partition(".")
+        if (
+            (first == "_operator" and rest in _OPERATORS)
+            or (first == "math" and rest in _MATH)
+            or _SYM.fullmatch(value)
+        ):
+            return value
+        if value.startswith("torch.ops.higher_order.") and value.rpartition(".")[2] in _HIGHER_ORDER:
+            return value
+        found = _OVERLOAD.fullmatch(value)
+        if (
+            found is not None
+            and found[1] in _LIBRARIES
+            and found[2] not in _TOUCHES_FILES
+            and _is_dispatched(*found.groups())
+        ):
+            return value
+    raise Refused(f"the operator {shown(value)} is none that is known to compute with tensors alone")
+
+
+def _is_dispatched(library: str, name: str, overload: str) -> bool:
+    """Whether the dispatcher has that operator; TorchScript's own (``aten::save``) are not there."""
+    import torch
+
+    qualified = f"{library}::{name}" if overload == "default" else f"{library}::{name}.{overload}"
+    try:
+        schemas = torch._C._dispatch_has_kernel(qualified)
+    except RuntimeError:
+        return False
+    return bool(schemas)
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+_FUNCTIONS = frozenset((
+    "Abs", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "FloatPow", "FloatTrueDiv", "FloorDiv", "FloorToInt", "Ge",
+    "Gt", "Identity", "IntTrueDiv", "IsNonOverlappingAndDenseIndicator", "LShift", "Le", "Lt", "Max", "Min", "Mod",
+    "ModularIndexing", "Ne", "Not", "Or", "PowByNatural", "PythonMod", "RShift", "RoundDecimal", "RoundToInt",
+    "ToFloat", "TruncToFloat", "TruncToInt", "Where", "ceiling", "floor", "sqrt", "Add", "Mul", "Pow", "Rational",
+    "Equality", "Unequality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan",
+))  # fmt: skip
+_WORDS = frozenset(("True", "False", "true", "false", "int_oo", "oo"))
+#: Leaves as sympy's ``srepr`` writes them, which PyTorch stores: ``Symbol('s0', integer=True)``, ``Integer(2)``.
+_LEAF_SYMBOL = re.compile(r"Symbol\('_?[a-z]{1,4}[0-9]{1,6}'(?:, [a-z]{1,20}=(?:True|False)){0,6}\)")
+_LEAF_INTEGER = re.compile(r"Integer\((-?[0-9]{1,20})\)")
+_LEAF_FLOAT = re.compile(r"Float\('-?[0-9]{1,20}(?:\.[0-9]{0,40})?(?:e[+-]?[0-9]{1,3})?'(?:, precision=[0-9]{1,3})?\)")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>\d{1,20}(?:\.\d{0,20})?(?:e[+-]?\d{1,3})?)|\*\*|//|[<>=!]=|[-+*/%(),<>&|~])"
+)
+_LONGEST_EXPRESSION = 20_000
+_MOST_NODES = 300
+#: Exponents, and how many powers may stand in one another, so that no number grows without bounds.
+_LARGEST_EXPONENT, _DEEPEST_POWER = 16, 3
+_POWERS = frozenset(("FloatPow", "LShift", "Pow", "PowByNatural", "RShift"))
+_ALLOWED = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Constant, ast.Load, ast.Add, ast.Sub,
+    ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.UAdd, ast.Invert, ast.BitAnd, ast.BitOr, ast.Eq,
+    ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
+)  # fmt: skip
+
+
+def expression(value: Any) -> str:
+    """Arithmetic on symbols of sizes: PyTorch evaluates it as Python. First no token but those of arithmetic is let
+    through, then no form of expression."""
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_EXPRESSION:
+        raise Refused(f"{shown(value)} is no expression of a size")
+    plain = _LEAF_FLOAT.sub("1.5", _LEAF_INTEGER.sub(r"\1", _LEAF_SYMBOL.sub("s0", value))).strip()
+    position = 0
+    while position < len(plain):
+        token = _TOKEN.match(plain, position)
+        if token is None:
+            raise Refused(f"{shown(value)} is no expression of a size")
+        name = token["name"]
+        if name and name not in _FUNCTIONS and name not in _WORDS and not _SYMBOL.fullmatch(name):
+            raise Refused(f"{shown(value)} is no expression of a size: {shown(name)} is no function of sizes")
+        position = token.end()
+    try:
+        tree = ast.parse(plain, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Refused(f"{shown(value)} is no expression of a size") from None
+    nodes = list(ast.walk(tree))
+    if len(nodes) > _MOST_NODES or not all(isinstance(node, _ALLOWED) for node in nodes):
+        raise Refused(f"{shown(value)} is no expression of a size")
+    _check_powers(tree.body, value)
+    return value
+
+
+def _check_powers(node: ast.expr, value: str, depth: int = 0) -> None:
+    exponent = None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        exponent = node.right
+    elif isinstance(node, ast.Call):
+        if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
+            raise Refused(f"{shown(value)} is no expression of a size")
+        if node.func.id in _POWERS and len(node.args) == 2:
+            exponent = node.args[1]
+    if exponent is not None:
+        depth += 1
+        if depth > _DEEPEST_POWER or not _is_small(exponent):
+            raise Refused(f"{shown(value)} is no expression of a size: its powers are too large")
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            _check_powers(child, value, depth)
+
+
+def _is_small(exponent: ast.expr) -> bool:
+    """Whether it is a symbol, a small number, or a fraction of two of them."""
+    if isinstance(exponent, ast.UnaryOp):
+        return _is_small(exponent.operand)
+    if isinstance(exponent, ast.Call) and isinstance(exponent.func, ast.Name) and exponent.func.id == "Rational":
+        return all(isinstance(part, ast.Constant) and _is_small(part) for part in exponent.args)
+    if isinstance(exponent, ast.Constant):
+        return isinstance(exponent.value, (int, float)) and exponent.value <= _LARGEST_EXPONENT
+    return isinstance(exponent, ast.Name)
+
+
+# --- tree specs -------------------------------------------------------------------------------------------------------
+
+_CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
+_DEEPEST_TREE = 40
+
+
+def output_spec(value: Any) -> str:
+    """How outputs are nested, in tuples, lists and dicts. Other types PyTorch would import; those that have names for
+    their parts (the outputs of transformers' models) become dicts."""
+    return json.dumps([1, _spec_node(_parsed_spec(value), 0, True)])
+
+
+def input_spec(value: Any) -> str:
+    """How (positional, keyword) arguments are nested, whose names become those of a function in Python source."""
+    root = _spec_node(_parsed_spec(value), 0, False)
+    named = root["children_spec"][1:2]
+    if root["type"] != "builtins.tuple" or not named or named[0]["type"] != "builtins.dict":
+        raise Refused("the inputs are no (arguments, keyword arguments)")
+    for name in json.loads(named[0]["context"]):
+        identifier(name)
+    return json.dumps([1, root])
+
+
+def _parsed_spec(value: Any) -> Any:
+    try:
+        protocol, root = parse_json(text(value))
+    except (ValueError, TypeError):
+        raise Refused(f"{shown(value)} is no tree spec") from None
+    if protocol != 1:
+        raise Refused(f"{shown(protocol)} is no known protocol of tree specs")
+    return root
+
+
+def _spec_node(node: Any, depth: int, is_output: bool) -> dict[str, Any]:
+    if not isinstance(node, dict) or not {"type", "context", "children_spec"} <= node.keys() or depth > _DEEPEST_TREE:
+        raise Refused(f"{shown(node)} is no tree spec")
+    children = node["children_spec"]
+    if not isinstance(children, list):
+        raise Refused(f"{shown(children)} is no list of tree specs")
+    if node["type"] is None:
+        if node["context"] is not None or children:
+            raise Refused("a leaf of a tree spec has something in it")
+        return {"type": None, "context": None, "children_spec": []}
+    kind = node["type"]
+    if kind not in _CONTAINERS:
+        if not is_output:
+            raise Refused(f"inputs of the type {shown(kind)}, which PyTorch would have to import")
+        kind = "builtins.dict"
+    return {
+        "type": kind,
+        "context": _context(kind, node["context"], len(children)),
+        "children_spec": [_spec_node(child, depth + 1, is_output) for child in children],
+    }
+
+
+def _context(kind: str, context: Any, count: int) -> str:
+    try:
+        keys = parse_json(text(context))
+    except ValueError:
+        raise Refused(f"{shown(context)} is no context of a tree spec") from None
+    if kind in ("builtins.tuple", "builtins.list"):
+        if keys is not None:
+            raise Refused(f"{shown(keys)} is no context of a {kind}")
+        return "null"
+    if not isinstance(keys, list) or len(keys) != count or not all(type(key) in (str, int) for key in keys):
+        raise Refused(f"{shown(keys)} are no keys of a dict")
+    return json.dumps(keys)
+
+
+# --- composite values -------------------------------------------------------------------------------------------------
+
+
+def _none(value: Any) -> bool:
+    """JSON has a truth value for None."""
+    return boolean(value)
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+def _list(check: Check) -> Check:
+    def checked(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise Refused(f"{shown(value)} is no list")
+        return [_at(str(index), check, item) for index, item in enumerate(value)]
+
+    return checked
+
+
+def _mapping(key: Check, check: Check) -> Check:
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Refused(f"{shown(value)} is no mapping")
+        return {key(name): _at(name, check, item) for name, item in value.items()}
+
+    return checked
+
+
+def _record(needed: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+    """Those fields; others are another version's, and left out."""
+    every = {**needed, **(optional or {})}
+
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Refused(f"{shown(value)} is no record")
+        for name in needed:
+            if name not in value:
+                raise Refused(f"{name} is missing")
+        return {name: _at(name, check, value[name]) for name, check in every.items() if name in value}
+
+    return checked
+
+
+def _union(cases: Mapping[str, Check]) -> Check:
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in cases:
+            kind = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else value
+            raise Refused(f"{shown(kind)} is not of a known kind")
+        name, item = next(iter(value.items()))
+        return {name: _at(name, cases[name], item)}
+
+    return checked
+
+
+def _at(name: str, check: Check, value: Any) -> Any:
+    try:
+        return check(value)
+    except Refused as error:
+        raise Refused(error.reason, (name[:60], *error.place)) from None
+
+
+def _needs_unpickling(value: Any) -> Any:
+    raise Refused("a custom object, which would have to be unpickled")
+
+
+def _nothing(check: Check, default: Any) -> Check:
+    """Whatever is there is left out."""
+    return lambda value: default
+
+
+_DEVICE = _record({"type": identifier}, {"index": _optional(integer)})
+_HINT = _union({"as_int": integer, "as_bool": boolean, "as_float": number})
+_EXPR = _record({"expr_str": expression}, {"hint": _optional(_HINT)})
+_SYM_INT = _union({"as_expr": _EXPR, "as_int": integer})
+_SYM_FLOAT = _union({"as_expr": _EXPR, "as_float": number})
+_SYM_BOOL = _union({"as_expr": _EXPR, "as_bool": boolean})
+_INT_ARGUMENT = _union({"as_name": identifier, "as_int": integer})
+_FLOAT_ARGUMENT = _union({"as_name": identifier, "as_float": number})
+_BOOL_ARGUMENT = _union({"as_name": identifier, "as_bool": boolean})
+_TENSOR = _record({"name": identifier})
+_OPTIONAL_TENSOR = _union({"as_tensor": _TENSOR, "as_none": _none})
+#: The type, sizes and strides of a tensor (``TensorMeta``).
+TENSOR_META = _record({
+    "dtype": integer, "sizes": _list(_SYM_INT), "requires_grad": boolean, "device": _DEVICE,
+    "strides": _list(_SYM_INT), "storage_offset": _SYM_INT, "layout": integer,
+})  # fmt: skip
+#: Where a weight or constant lies in the archive (``PayloadMeta``).
+PAYLOAD = _record(
+    {"path_name": text, "is_param": boolean, "use_pickle": boolean}, {"tensor_meta": _optional(TENSOR_META)}
+)
+
+
+def _argument(value: Any) -> Any:
+    return _ARGUMENT(value)
+
+
+def _graph(value: Any) -> Any:
+    return _GRAPH(value)
+
+
+_ARGUMENT = _union({
+    "as_none": _none, "as_tensor": _TENSOR, "as_tensors": _list(_TENSOR), "as_int": integer, "as_ints": _list(integer),
+    "as_float": number, "as_floats": _list(number), "as_string": text, "as_strings": _list(text),
+    "as_sym_int": _INT_ARGUMENT, "as_sym_ints": _list(_INT_ARGUMENT), "as_scalar_type": integer,
+    "as_memory_format": integer, "as_layout": integer, "as_device": _DEVICE, "as_bool": boolean,
+    "as_bools": _list(boolean), "as_sym_bool": _BOOL_ARGUMENT, "as_sym_bools": _list(_BOOL_ARGUMENT),
+    "as_graph": _record({"name": identifier, "graph": _graph}), "as_optional_tensors": _list(_OPTIONAL_TENSOR),
+    "as_custom_obj": _needs_unpickling, "as_operator": operator, "as_sym_float": _FLOAT_ARGUMENT,
+    "as_sym_floats": _list(_FLOAT_ARGUMENT), "as_optional_tensor": _OPTIONAL_TENSOR,
+    "as_complex": _record({"real": number, "imag": number}), "as_nested_tensors": _list(_list(_TENSOR)),
+    "as_int_lists": _list(_list(integer)), "as_float_lists": _list(_list(number)),
+    "as_string_to_argument": _mapping(text, _argument),
+})  # fmt: skip
+_NODE = _record(
+    {
+        "target": operator,
+        "inputs": _list(_record({"name": lambda v: identifier(v) if v else "", "arg": _ARGUMENT},
+                                {"kind": _optional(integer)})),
+        "outputs": _list(_ARGUMENT),
+        "metadata": _nothing(text, {}),
+    },
+    {"is_hop_single_tensor_return": _optional(boolean), "name": _optional(identifier)},
+)  # fmt: skip
+_NO_OBJECTS = _mapping(text, _needs_unpickling)
+_GRAPH = _record(
+    {
+        "inputs": _list(_ARGUMENT), "outputs": _list(_ARGUMENT), "nodes": _list(_NODE),
+        "tensor_values": _mapping(identifier, TENSOR_META), "sym_int_values": _mapping(identifier, _SYM_INT),
+        "sym_bool_values": _mapping(identifier, _SYM_BOOL),
+    },
+    {
+        "is_single_tensor_return": boolean, "custom_obj_values": _NO_OBJECTS,
+        "sym_float_values": _mapping(identifier, _SYM_FLOAT),
+    },
+)  # fmt: skip
+_CONSTANT = _union({"as_none": _none, "as_int": integer, "as_float": number, "as_string": text, "as_bool": boolean})
+_INPUT = _union({
+    "user_input": _record({"arg": _ARGUMENT}),
+    "parameter": _record({"arg": _TENSOR, "parameter_name": attribute}),
+    "buffer": _record({"arg": _TENSOR, "buffer_name": attribute, "persistent": boolean}),
+    "tensor_constant": _record({"arg": _TENSOR, "tensor_constant_name": attribute}),
+    "custom_obj": _needs_unpickling,
+    "token": _record({"arg": _TENSOR}),
+    "constant_input": _record({"name": identifier, "value": _CONSTANT}),
+})  # fmt: skip
+_OUTPUT = _union({
+    "user_output": _record({"arg": _ARGUMENT}),
+    "loss_output": _record({"arg": _TENSOR}),
+    "buffer_mutation": _record({"arg": _TENSOR, "buffer_name": attribute}),
+    "gradient_to_parameter": _record({"arg": _TENSOR, "parameter_name": attribute}),
+    "gradient_to_user_input": _record({"arg": _TENSOR, "user_input_name": identifier}),
+    "user_input_mutation": _record({"arg": _TENSOR, "user_input_name": identifier}),
+    "token": _record({"arg": _TENSOR}),
+    "parameter_mutation": _record({"arg": _TENSOR, "parameter_name": attribute}),
+})  # fmt: skip
+_CALL = _record(
+    {"inputs": _list(_ARGUMENT), "outputs": _list(_ARGUMENT), "in_spec": input_spec, "out_spec": output_spec},
+    {"forward_arg_names": _optional(_list(identifier))},
+)
+
+
+def _call_graph(value: Any) -> list[Any]:
+    """The call of the whole program; those of its modules serve to take it apart again, which nobody does here."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict) or value[0].get("fqn") != "":
+        raise Refused("the call of the whole program is missing")
+    return [{"fqn": "", "signature": _at("0", _at_signature, value[0])}]
+
+
+def _at_signature(value: Mapping[str, Any]) -> Any:
+    return _at("signature", _CALL, value.get("signature"))
+
+
+_PROGRAM = _record(
+    {
+        "graph_module": _record(
+            {
+                "graph": _GRAPH,
+                "signature": _record({"input_specs": _list(_INPUT), "output_specs": _list(_OUTPUT)}),
+                "module_call_graph": _call_graph,
+            }
+        ),
+        "opset_version": _mapping(text, integer),
+        "range_constraints": _mapping(symbol, _record({"min_val": _optional(integer), "max_val": _optional(integer)})),
+        "schema_version": _record({"major": integer, "minor": integer}),
+    },
+    {"verifiers": _list(text), "torch_version": text},
+)
+
+
+def checked_program(document: Any) -> dict[str, Any]:
+    """A program document of known and harmless values alone. Raises :class:`Refused`."""
+    try:
+        cleaned: dict[str, Any] = _PROGRAM(document)
+    except RecursionError:
+        raise Refused("it is nested too deeply") from None
+    cleaned["guards_code"] = []
+    return cleaned
