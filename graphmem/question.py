@@ -49,7 +49,7 @@ class Question:
         check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations)
         check_counts(0, top=self.top)
         if self.iterations is not None and self.iterations > MOST_ITERATIONS:
-            raise UsageError(f"iterations is {self.iterations}; accepted: 1 to {MOST_ITERATIONS}: a few settle the memory")
+            raise UsageError(f"iterations is {self.iterations}; accepted: 1 to {MOST_ITERATIONS}, as a few settle it")
         _ = self.step, self.setting, self.asked_runtime
         if self.cudnn is not None:
             find_library(self.cudnn)  # before a model is loaded in vain
@@ -136,6 +136,7 @@ def capture_key(question: Question) -> CaptureKey:
         {name: tuple(shape) for name, shape in (question.input_shapes or {}).items()},
         question.shapes,
         question.optimization,
+        question.trust,
     )
     planner, setting = question.planner, question.setting
     if planner is not None:

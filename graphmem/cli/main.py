@@ -1,12 +1,14 @@
 """The group of commands, and the one place where errors become a line on stderr and an exit code.
 
 Exit codes: 0 done, 1 an error of ours or of the input, 2 wrong usage of options, 3 does not fit (with
-``--fail-on-oom``).
+``--fail-on-oom``), 130 and 143 for Ctrl-C and ``SIGTERM``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -26,8 +28,22 @@ from graphmem.cli.replay import replay_command
 from graphmem.cli.sweep import sweep_command
 from graphmem.cli.verify import verify_command
 from graphmem.cli.zoo import zoo_command
-from graphmem.errors import GraphmemError
+from graphmem.errors import GraphmemError, one_line
 from graphmem.reports import text
+
+#: What a shell says of a program that Ctrl-C ended.
+INTERRUPTED = 130
+#: Signals that end the program; folders for temporary files are removed first.
+_ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Terminated(BaseException):
+    """A signal asked the program to end. ``code`` is what a shell says of a program that it ended."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.code = 128 + number
+
 
 _DEBUG = "GRAPHMEM_DEBUG"
 _BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the traceback"
@@ -41,12 +57,15 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
+        except (KeyboardInterrupt, Terminated) as error:
+            line, code = "interrupted", error.code if isinstance(error, Terminated) else INTERRUPTED
         except (Exception, SystemExit) as error:
             if os.environ.get(_DEBUG):
                 traceback.print_exc()
-            line = text.clean(" ".join(_message(error).split()))
-        click.echo(f"graphmem: {line}", err=True)
-        ctx.exit(1)
+            line, code = text.clean(one_line(_message(error))), 1
+        with contextlib.suppress(OSError):
+            click.echo(f"graphmem: {line}", err=True)
+        ctx.exit(code)
 
 
 def _message(error: BaseException) -> str:
@@ -85,4 +104,23 @@ def main() -> None:
     """Entry point of the ``graphmem`` program and of ``python -m graphmem``."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    cli(prog_name="graphmem")
+    for number in _ENDINGS:
+        signal.signal(number, _terminate)
+    try:
+        cli(prog_name="graphmem")
+    except SystemExit as error:
+        if isinstance(error.code, int) and error.code in (INTERRUPTED, *(128 + number for number in _ENDINGS)):
+            _leave(error.code)
+        raise
+
+
+def _terminate(number: int, _: object) -> None:
+    raise Terminated(number)
+
+
+def _leave(code: int) -> None:
+    """End at once: a call into C++ that a signal interrupted may still run, and must not find its libraries gone."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)

@@ -48,11 +48,23 @@ def show(estimate: Estimate, options: Output) -> None:
 def emit(content: str | bytes, output: str | None) -> None:
     """Write to stdout, or to the file and say so on stderr. Raises :class:`UsageError` when that fails."""
     if output in (None, "-"):
-        click.echo(content, nl=False)
+        _to_stdout(content)
         return
     assert output is not None
     write_whole(Path(output), content)
     click.echo(f"wrote {output}", err=True)
+
+
+def _to_stdout(content: str | bytes) -> None:
+    if sys.stdout is None:
+        raise UsageError("standard output is closed; name a file with -o FILE")
+    try:
+        click.echo(content, nl=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has read enough
+        raise
+    except OSError as error:
+        raise UsageError(f"cannot write to standard output: {error.strerror or error}") from None
 
 
 def check_output(output: str | None) -> None:

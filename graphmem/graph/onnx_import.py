@@ -84,10 +84,44 @@ def inline_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """``model`` with every call of a model-local function replaced by its body, as ONNX Runtime does first."""
     from onnx import inliner
 
+    _check_expansion(model, path)
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except Exception as error:  # the inliner raises whatever its C++ throws
         raise SourceError(f"{path}: its local functions cannot be inlined: {first_line(error)}") from None
+
+
+#: Nodes of a graph with its local functions inlined, and calls of functions inside functions.
+MOST_NODES = 500_000
+MOST_CALLS = 64
+
+
+def _check_expansion(model: onnx.ModelProto, path: Path) -> None:
+    """Raises :class:`SourceError` for functions that call each other in a circle, or double and double again."""
+    bodies = {(function.domain, function.name): function.node for function in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        if depth > MOST_CALLS:
+            raise SourceError(f"{path}: its local functions call each other more than {MOST_CALLS} deep")
+        count = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key in bodies and key not in sizes:
+                sizes[key] = size(bodies[key], depth + 1)
+            count += sizes.get(key, 1) + sum(size(graph.node, depth + 1) for graph in _subgraphs(node))
+        if count > MOST_NODES:
+            raise SourceError(f"{path}: its local functions expand to more than {MOST_NODES:,} nodes")
+        return count
+
+    size(model.graph.node, 0)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def dtype_name(number: int, owner: str) -> str:

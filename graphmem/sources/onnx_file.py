@@ -161,7 +161,7 @@ def _level_notes(optimized: OptimizedModel | None) -> tuple[tuple[str, str], ...
     by = f"onnxruntime {optimized.runtime_version}"
     other = "; the CUDA provider may fuse others" if optimized.provider != "cpu" else ""
     if not optimized.is_folded:
-        other += "; constants are not folded, since that would compute with more than 1 GiB of weights"
+        other += "; constants are not folded, since that would compute with or make more than 1 GiB of them"
     return (("graph optimization", f"{done}, as {by} does for its CPU provider{other}"),)
 
 

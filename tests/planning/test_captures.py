@@ -96,6 +96,7 @@ OTHERS: dict[str, tuple[Any, bool]] = {
     "top": (3, False),
     "torch_version": ("2.6", True),
     "build_on": ("device", True),
+    "trust": (True, True),
 }
 
 

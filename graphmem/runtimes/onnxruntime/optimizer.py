@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,20 @@ from typing import Any
 import onnx
 
 from graphmem.errors import SourceError
+from graphmem.graph.constant_work import constant_work
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
 from graphmem.runtimes.onnxruntime import half_precision
 from graphmem.runtimes.onnxruntime.levels import LEVELS
+from graphmem.signals import interruptible
 
 #: Constant folding computes with the weights it folds, holes or not; beyond this it is left out, to stay within memory.
 MAX_FOLDED_BYTES = 1 << 30
+#: Multiplications of constants with constants, some seconds of one core; beyond this they are not folded either.
+MOST_MULTIPLICATIONS = 1 << 33
+#: Nodes that read one tensor: with 5,000 of them onnxruntime 1.31.1 takes 10 s, with 10,000 four times as long.
+MOST_READERS = 2048
 _WEIGHTS = "weights"
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
@@ -57,6 +64,9 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
         import onnxruntime
     except ImportError:
         return _unoptimized(model, "onnxruntime is not installed")
+    crowded = _most_read(model)
+    if crowded is not None:
+        return _unoptimized(model, f"{crowded}, and onnxruntime's optimizer takes time quadratic in them")
     try:
         with tempfile.TemporaryDirectory(prefix="graphmem-") as directory:
             place = Path(directory)
@@ -68,7 +78,7 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
             if is_half:
                 changed = half_precision.narrowed(changed, model)
             symbolic = _symbolic_shapes(onnxruntime, changed, place)
-            is_folded = foldable_bytes(source) <= MAX_FOLDED_BYTES
+            is_folded = may_fold_constants(source)
             version = onnxruntime.__version__
             return OptimizedModel(model, changed, symbolic, level, version, provider=provider, is_folded=is_folded)
     except SourceError:
@@ -82,9 +92,26 @@ def _optimized_by(onnxruntime: Any, model: onnx.ModelProto, level: str, director
     source.write_bytes(_without_weights(model, directory).SerializeToString())
     options = _options(onnxruntime, level)
     options.optimized_model_filepath = str(target)
-    left_out = ["ConstantFolding"] if foldable_bytes(model) > MAX_FOLDED_BYTES else []
+    left_out = [] if may_fold_constants(model) else ["ConstantFolding"]
     _session(onnxruntime, source, options, left_out)
     return read_model(target)
+
+
+def _most_read(model: onnx.ModelProto) -> str | None:
+    """Words for a tensor that more than :data:`MOST_READERS` nodes read, if there is one; constants do not count."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    readers = Counter(name for node in model.graph.node for name in set(node.input) if name not in constants)
+    name, count = max(readers.items(), key=lambda item: item[1], default=("", 0))
+    return f"{count} nodes read {name!r}" if name and count > MOST_READERS else None
+
+
+def may_fold_constants(model: onnx.ModelProto) -> bool:
+    """Whether folding the constants of ``model`` takes little memory and time: by the weights that it computes with,
+    and by what it computes (:mod:`graphmem.graph.constant_work`)."""
+    if foldable_bytes(model) > MAX_FOLDED_BYTES:
+        return False
+    work = constant_work(model)
+    return work.made_bytes <= MAX_FOLDED_BYTES and work.multiplications <= MOST_MULTIPLICATIONS
 
 
 def foldable_bytes(model: onnx.ModelProto) -> int:
@@ -109,8 +136,14 @@ def _options(onnxruntime: Any, level: str) -> Any:
 
 def _session(onnxruntime: Any, path: Path, options: Any, left_out: Sequence[str] = ()) -> Any:
     # the fallback prints to standard output, where graphmem's answer goes
-    return onnxruntime.InferenceSession(
-        str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(left_out), enable_fallback=0
+    return interruptible(
+        lambda: onnxruntime.InferenceSession(
+            str(path),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(left_out),
+            enable_fallback=0,
+        )
     )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -40,8 +41,11 @@ class MemoryPatternPlanner:
     """Traces the allocations and frees of a first run; offsets are fixed as they come."""
 
     blocks: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _live: list[tuple[int, int, str]] = field(default_factory=list)  # (offset, bytes, tensor), by offset
     peak_bytes: int = 0
+    _starts: list[int] = field(default_factory=list)  # of the live blocks, sorted
+    _sizes: dict[int, int] = field(default_factory=dict)  # start -> bytes, of the live blocks
+    _names: dict[str, int] = field(default_factory=dict)  # tensor -> start, of the live blocks
+    _gaps: list[tuple[int, int]] = field(default_factory=list)  # (bytes, start) before each live block, sorted
 
     def trace_allocation(self, name: str, size: int) -> None:
         """Place ``size`` bytes (rounded up here) in the smallest gap that holds them, else after the last live block.
@@ -50,30 +54,49 @@ class MemoryPatternPlanner:
         is 1.31.1's behaviour, found where sources up to 1.20, which do not look there, gave other blocks.
         """
         size = aligned(size)
-        offset, position = self._place(size)
-        self.blocks[name] = (offset, size)
-        if size:
-            self._live.insert(position, (offset, size, name))
-            self.peak_bytes = max(self.peak_bytes, offset + size)
-
-    def _place(self, size: int) -> tuple[int, int]:
-        end, best, smallest = 0, None, None
-        for position, (offset, length, _) in enumerate(self._live):
-            gap = offset - end
-            if gap >= size and (smallest is None or gap < smallest):
-                smallest, best = gap, (end, position)
-            end = max(end, offset + length)
+        end = self._end(len(self._starts))
+        found = bisect_left(self._gaps, (size, 0))
         tail = self.peak_bytes - end
-        if best is None or (smallest is not None and size <= tail < smallest):
-            best = (end, len(self._live))
-        return best
+        is_behind = found == len(self._gaps) or size <= tail < self._gaps[found][0]
+        offset = end if is_behind else self._gaps[found][1]
+        self.blocks[name] = (offset, size)
+        if not size:
+            return
+        if is_behind:
+            insort(self._gaps, (0, end))
+        else:
+            gap, _ = self._gaps.pop(found)
+            insort(self._gaps, (0, offset))
+            insort(self._gaps, (gap - size, offset + size))
+        insort(self._starts, offset)
+        self._sizes[offset] = size
+        self._names[name] = offset
+        self.peak_bytes = max(self.peak_bytes, offset + size)
+
+    def _end(self, position: int) -> int:
+        """Where the live block before ``position`` ends; 0 before the first."""
+        if not position:
+            return 0
+        start = self._starts[position - 1]
+        return start + self._sizes[start]
 
     def trace_free(self, name: str) -> None:
         """Make room where ``name`` was; what is placed already stays where it is."""
-        for position, (_, _, live) in enumerate(self._live):
-            if live == name:
-                del self._live[position]
-                return
+        if name not in self._names:
+            return
+        start = self._names.pop(name)
+        position = bisect_left(self._starts, start)
+        before = self._end(position)
+        self._drop_gap(start - before, before)
+        del self._starts[position]
+        end = start + self._sizes.pop(start)
+        if position < len(self._starts):  # the gap behind it, and the one before, become one
+            following = self._starts[position]
+            self._drop_gap(following - end, end)
+            insort(self._gaps, (following - before, before))
+
+    def _drop_gap(self, size: int, start: int) -> None:
+        del self._gaps[bisect_left(self._gaps, (size, start))]
 
     def pattern(self) -> MemoryPattern:
         """The pattern of what was traced."""
