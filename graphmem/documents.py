@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: Bytes that a document may have, compressed or not.
+#: Bytes that a document may have, and one that was compressed.
 LARGEST_DOCUMENT = 1 << 30
+LARGEST_UNPACKED = 1 << 28
 #: Whole numbers beyond this are no sizes, counts or addresses of anything.
 LARGEST_NUMBER = 2**63 - 1
 
@@ -39,23 +40,23 @@ def parse_json(text: str | bytes) -> Any:
 def read_json(path: Path) -> Any:
     """The value of a JSON file. Raises :class:`ValueError`, or :class:`OSError` for a file that cannot be read."""
     with path.open("rb") as file:
-        return parse_json(_bounded(file))
+        return parse_json(_bounded(file, LARGEST_DOCUMENT))
 
 
 def read_gzipped_json(path: Path) -> Any:
     """The value of a JSON file compressed by gzip. Raises as :func:`read_json`."""
     try:
         with gzip.open(path) as file:
-            content = _bounded(file)
+            content = _bounded(file, LARGEST_UNPACKED)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"it is not a gzip file, or is cut off: {error}") from None
     return parse_json(content)
 
 
-def _bounded(file: Any) -> bytes:
-    content: bytes = file.read(LARGEST_DOCUMENT + 1)
-    if len(content) > LARGEST_DOCUMENT:
-        raise ValueError(f"it has more than {LARGEST_DOCUMENT >> 20} MiB")
+def _bounded(file: Any, limit: int) -> bytes:
+    content: bytes = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it has more than {limit >> 20} MiB")
     return content
 
 

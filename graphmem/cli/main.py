@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 an error of ours or of the input, 2 wrong usage of options
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -35,6 +36,10 @@ from graphmem.reports import text
 INTERRUPTED = 130
 #: Signals that end the program; folders for temporary files are removed first.
 _ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+#: The errors of a disk, or of the user's share of one, that is full.
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 class Terminated(BaseException):
@@ -76,6 +81,8 @@ def _message(error: BaseException) -> str:
         return f"the code of the model ended the program itself (exit code {error.code})"
     if isinstance(error, MemoryError):
         return "this machine has not enough memory for the analysis"
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return f"cannot write: {error.strerror}"
     return f"{type(error).__name__}: {error}: {_BUG}"
 
 
@@ -104,10 +111,16 @@ def main() -> None:
     """Entry point of the ``graphmem`` program and of ``python -m graphmem``."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:  # closed: what would be said there goes nowhere
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for number in _ENDINGS:
         signal.signal(number, _terminate)
     try:
         cli(prog_name="graphmem")
+    except OSError as error:  # of click's own output: the help, the version
+        with contextlib.suppress(OSError):
+            click.echo(f"graphmem: {_message(error)}", err=True)
+        _leave(1)
     except SystemExit as error:
         if isinstance(error.code, int) and error.code in (INTERRUPTED, *(128 + number for number in _ENDINGS)):
             _leave(error.code)

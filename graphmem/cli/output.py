@@ -85,7 +85,7 @@ def check_output(output: str | None) -> None:
 
 
 def _width(output: str | None) -> int:
-    if output not in (None, "-") or not sys.stdout.isatty():
+    if output not in (None, "-") or sys.stdout is None or not sys.stdout.isatty():
         return text.DEFAULT_WIDTH
     return min(shutil.get_terminal_size().columns, _WIDEST)
 

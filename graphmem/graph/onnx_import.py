@@ -201,9 +201,12 @@ def _small_external(tensor: onnx.TensorProto, spec: TensorSpec, directory: Path 
     """A small tensor kept in the weights file beside the model: exporters move even shapes there when told to."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = Path(entries.get("location", ""))
-    if directory is None or location.is_absolute() or ".." in location.parts or not (directory / location).is_file():
+    if directory is None or location.is_absolute() or ".." in location.parts:
         return None
-    with (directory / location).open("rb") as file:
+    place = (directory / location).resolve()  # a link may lead elsewhere, where other files than the model's lie
+    if not place.is_relative_to(directory.resolve()) or not place.is_file():
+        return None
+    with place.open("rb") as file:
         file.seek(int(entries.get("offset", "0")))
         data = file.read(spec.nbytes)
     copy = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=data)

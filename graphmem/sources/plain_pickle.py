@@ -14,6 +14,9 @@ from typing import Any
 from graphmem.errors import TraceError
 
 _MARK = object()
+#: Keys of dicts. Tuples would do for Python, but one nested deeply, or made of the same two over and over, takes its
+#: stack or for ever to hash.
+_KEYS = (str, int, float, bool, bytes, type(None))
 
 #: Instructions that import, call or build, with their names in ``pickletools``.
 _REFUSED = {
@@ -44,6 +47,12 @@ def load_plain_pickle(data: bytes) -> Any:
         raise TraceError(
             f"damaged pickle at byte {reader.position} of {len(data)}: {type(error).__name__}: {error}"
         ) from None
+
+
+def _key(value: Any) -> Any:
+    if type(value) not in _KEYS:
+        raise TypeError(f"a {type(value).__name__} as the key of a dict")
+    return value
 
 
 class _Stop(Exception):
@@ -193,11 +202,11 @@ class _Reader:
 
     def set_item(self) -> None:
         value, key = self.pop(), self.pop()
-        self.a_dict()[key] = value
+        self.a_dict()[_key(key)] = value
 
     def set_items(self) -> None:
         values = self.since_mark()
-        self.a_dict().update(zip(values[::2], values[1::2], strict=True))
+        self.a_dict().update(zip(map(_key, values[::2]), values[1::2], strict=True))
 
     def a_list(self) -> list[Any]:
         if type(self.stack[-1]) is not list:
