@@ -266,6 +266,8 @@ def validate(trace: Trace) -> None:
     for index, storage in enumerate(trace.storages):
         if not 0 <= storage.bytes <= MAX_STORAGE_BYTES:
             raise TraceError(f"storage {index} has {storage.bytes} bytes; accepted: 0 to {MAX_STORAGE_BYTES}")
+        if storage.stream < 0:
+            raise TraceError(f"storage {index} names the stream {storage.stream}; accepted: 0 or more")
         if not 0 <= storage.pool <= len(trace.pools):
             raise TraceError(f"storage {index} names pool {storage.pool}, which does not exist")
     for index, operator in enumerate(trace.operators):

@@ -37,7 +37,7 @@ def words(version: Version) -> str:
 
 # --- which version ----------------------------------------------------------------------------------------------------
 
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)*(?:(?:a|b|rc|\.dev|\.post)\d*)?(?:\+[\w.]+)?")
+_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?:\.\d+)*(?:(?:a|b|rc|\.dev|\.post)\d*)?(?:\+[\w.]+)?")
 
 
 def version_named(text: str | None) -> tuple[int, int]:

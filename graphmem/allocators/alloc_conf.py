@@ -276,7 +276,10 @@ class _Reader:
         if match is None:
             raise self.refused(f"{token!r} is not a number")
         found = match.group(0)
-        number = float.fromhex(found) if "x" in found.lower() else float(found)
+        try:
+            number = float.fromhex(found) if "x" in found.lower() else float(found)
+        except OverflowError:
+            raise self.refused(f"{token!r} is out of range") from None
         if match.end() != len(token):
             self.remarks.append(f"{self.key}: PyTorch reads {token!r} as {number}")
         return number

@@ -162,9 +162,14 @@ class CudaDriver:
     def malloc(self, size: int) -> int | None:
         """``cudaMalloc``: the address, or ``None`` when memory is exhausted. Takes whole pages."""
         pages = -(-size // PAGE_BYTES) * PAGE_BYTES
+        before = self.peak_used_bytes
         if not self._take(pages):
             return None
-        address = self._addresses.take(pages)
+        try:
+            address = self._addresses.take(pages)
+        except OverflowError:  # more than addresses can tell apart, as only a damaged trace asks for
+            self.used_bytes, self.peak_used_bytes = self.used_bytes - pages, before
+            return None
         self._sizes[address] = pages
         return address
 

@@ -193,7 +193,7 @@ def value_of_tensor(tensor: onnx.TensorProto, directory: Path | None = None) -> 
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             return _small_external(tensor, spec, directory)
         return np.asarray(numpy_helper.to_array(tensor))
-    except (ValueError, TypeError, OSError, OverflowError):
+    except (ValueError, TypeError, OSError, OverflowError, RuntimeError):  # the last for links in a circle
         return None
 
 

@@ -30,6 +30,10 @@ def _asked(rng: random.Random, folder: Path, arguments: list[str], **more: Mappi
     return case
 
 
+def _rarely(rng: random.Random) -> bool:
+    return rng.random() < 0.02
+
+
 def onnx(rng: random.Random, folder: Path) -> Case:
     """Bytes of ONNX files."""
     sound = rng.choice(samples.onnx_models())
@@ -257,7 +261,9 @@ def records(rng: random.Random, folder: Path) -> Case:
     lines[chosen] = mutate.deep(rng) if rng.random() < 0.01 else mutate.document(rng, samples.RECORDS[chosen])
     path = samples.write(folder / "records.jsonl", b"\n".join(lines))
     output = folder / "report"
-    return Case(["accuracy", str(path), "-o", str(output), "--sections", "onnxruntime", "--jobs", "1"])
+    return Case(
+        ["accuracy", str(path), "-o", str(output), "--sections", "onnxruntime", "--jobs", "1"], drawn=_rarely(rng)
+    )
 
 
 def allocations(rng: random.Random, folder: Path) -> Case:
@@ -272,7 +278,10 @@ def allocations(rng: random.Random, folder: Path) -> Case:
     record["machine"]["source"] = "tensorflow on the CPU"
     record["trace"] = "run.json.gz"
     path = samples.write(folder / "records.jsonl", json.dumps(record).encode())
-    return Case(["accuracy", str(path), "-o", str(folder / "report"), "--sections", "tensorflow", "--jobs", "1"])
+    return Case(
+        ["accuracy", str(path), "-o", str(folder / "report"), "--sections", "tensorflow", "--jobs", "1"],
+        drawn=_rarely(rng),
+    )
 
 
 def numbers(rng: random.Random, folder: Path) -> Case:
@@ -336,8 +345,8 @@ KINDS: Mapping[str, tuple[Maker, float]] = {
     "devices": (devices, 0.10),
     "hf": (hf, 0.02),
     "options": (options, 0.12),
-    "records": (records, 0.05),
-    "allocations": (allocations, 0.04),
+    "records": (records, 0.04),
+    "allocations": (allocations, 0.05),
     "numbers": (numbers, 0.05),
 }
 
