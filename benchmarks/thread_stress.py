@@ -1,6 +1,7 @@
 """Several threads that analyse at once, beside one that trains for real: the answers are those of one thread alone.
 
     python benchmarks/thread_stress.py [--threads 2,4,8] [--analyses 50] [--runs 1]
+    python benchmarks/thread_stress.py --again 50    (the first and the fiftieth analysis of a process)
 
 Every thread analyses the same models in another order: an MLP, a convolution, a small transformer with attention, in
 training and inference, with and without autocast, compiled, and ONNX files under ONNX Runtime and PyTorch. The answers
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +31,7 @@ from torch import nn
 
 from graphmem import Inference, Training, analyze
 
+_ROOT = Path(__file__).parent.parent
 Question = Callable[[], Any]
 
 
@@ -162,12 +165,33 @@ def run(ask: dict[str, Question], alone: dict[str, str], threads: int, analyses:
     return wrong
 
 
+def same_again(times: int) -> list[str]:
+    """Names of questions that the first, second, ... analysis of a fresh process answers otherwise."""
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in questions(Path(folder)):
+            code = (
+                f"from benchmarks import thread_stress as t; ask = t.questions(t.Path({folder!r}))[{name!r}]; "
+                f"print(len({{t.answer(ask) for _ in range({times})}}))"
+            )
+            done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True)
+            different = done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+            print(f"  {name}: {times} analyses of a process, {different} different answers", flush=True)
+            if different != "1":
+                wrong.append(f"{name}: analyses of one process differ")
+    return wrong
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", default="2,4,8")
     parser.add_argument("--analyses", type=int, default=50)
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--again", type=int, default=0, help="only: so many analyses in a process each")
     options = parser.parse_args()
+    if options.again:
+        sys.exit(1 if same_again(options.again) else 0)
+    torch.set_num_threads(1)  # the machine is for the analyses
     with tempfile.TemporaryDirectory() as folder:
         ask = questions(Path(folder))
         alone = {name: answer(question) for name, question in ask.items()}

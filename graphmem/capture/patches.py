@@ -17,7 +17,7 @@ import inspect
 import re
 import warnings
 from _thread import get_ident
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar
@@ -129,7 +129,7 @@ def _view(owner: Any, found: Any, value: Any, threads: Threads) -> Any:
     is_module = isinstance(owner, ModuleType)
     if found is _ABSENT and is_module:
         return _Answer(value, found, threads)
-    if isinstance(found, (type, dict, list)):
+    if isinstance(found, (type, list, MutableMapping)):
         return _ObjectView(value, found, threads)
     if callable(value) and callable(found):
         return _function(value, found, threads)
@@ -243,6 +243,9 @@ class _ObjectView:
 
     def __setitem__(self, key: Any, item: Any) -> None:
         self._now()[key] = item
+
+    def __delitem__(self, key: Any) -> None:
+        del self._now()[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
         return self._now().get(key, default)

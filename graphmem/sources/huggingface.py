@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,35 @@ def load_huggingface(name: str) -> TorchModel:
     Never touches the network. Raises :class:`SourceError` for a missing or unreadable configuration, an unknown model
     type, or a model family that has no class to build.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import transformers
     except Exception as error:
         raise SourceError(
             f"hf:{name} needs transformers; install it with: pip install 'graphmem[hf]' ({error})"
         ) from None
+    with _offline():
+        return _load(transformers, name)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """The Hub cannot be reached, from this thread. ``HF_HUB_OFFLINE`` would be read once, and hold for the process."""
+    from huggingface_hub import constants
+
+    from graphmem.capture.patches import Patches
+
+    patches = Patches()
+    try:
+        if hasattr(constants, "is_offline_mode"):
+            patches.set(constants, "is_offline_mode", lambda: True)
+        else:  # before 1.0 there was only the flag
+            patches.set(constants, "HF_HUB_OFFLINE", True)
+        yield
+    finally:
+        patches.undo()
+
+
+def _load(transformers: Any, name: str) -> TorchModel:
     notes: tuple[str, ...] = ()
     try:
         config = _configuration(transformers, name)
@@ -243,7 +266,8 @@ def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
     started = task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None
     if started:  # a model type's default configuration leaves out what its checkpoints fill in
         config.decoder_start_token_id = config.pad_token_id = 0
-    model = architecture(config)
+    with _offline():
+        model = architecture(config)
     inputs, notes = _inputs(model, task, sizes)
     return Built(model, inputs, None, tuple(notes))
 

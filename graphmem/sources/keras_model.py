@@ -101,27 +101,17 @@ def _on_device() -> Iterator[None]:
     from keras.src.backend.torch import random
     from keras.src.backend.torch.layer import TorchLayer
 
-    with keras.device(DEVICE_SCOPE), contextlib.ExitStack() as stack:
-        for owner, name, replacement in (
-            (random, "torch_seed_generator", lambda seed: None),
-            (TorchLayer, "named_parameters", _trained),
-            (TorchLayer, "named_buffers", _not_trained),
-        ):
-            stack.enter_context(_replaced(owner, name, replacement))
-        yield
+    from graphmem.capture.patches import Patches
 
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    own = vars(owner).get(name)
-    setattr(owner, name, replacement)
+    patches = Patches()
     try:
-        yield
+        patches.set(random, "torch_seed_generator", lambda seed: None)
+        patches.set(TorchLayer, "named_parameters", _trained)
+        patches.set(TorchLayer, "named_buffers", _not_trained)
+        with keras.device(DEVICE_SCOPE):
+            yield
     finally:
-        if own is None:
-            delattr(owner, name)  # it was inherited
-        else:
-            setattr(owner, name, own)
+        patches.undo()
 
 
 # --- the model as PyTorch sees it -------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""Ctrl-C at any moment of an analysis leaves PyTorch as it was."""
+"""Ctrl-C at any moment of an analysis leaves PyTorch as it was; the command ends with 130."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +99,26 @@ def test_an_analysis_that_waits_can_be_interrupted() -> None:
         done.set()
         holder.join()
     _analysis()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+def test_the_command_ends_with_130(tmp_path: Path) -> None:
+    step = tmp_path / "step.py"
+    step.write_text(
+        "import pathlib, time, torch\n"
+        "def step():\n"
+        "    model = torch.nn.Linear(4, 4).cuda()\n"
+        f"    pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        "    while True:\n"
+        "        model(torch.zeros(2, 4, device='cuda'))\n"
+    )
+    command = [sys.executable, "-m", "graphmem", "analyze", f"{step}:step"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        if (tmp_path / "begun").exists():
+            break
+        time.sleep(0.1)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "graphmem: interrupted\n")

@@ -81,11 +81,11 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> _Replaced:
     noted = _watched(monkeypatch)
 
     def step() -> None:
-        torch.distributed.init_process_group("nccl", world_size=2, rank=0)
+        torch.distributed.init_process_group("nccl")
         model = torch.nn.Linear(4, 4).to("cuda")
         model(torch.ones(2, 4, device="cuda")).sum().backward()
 
-    record(step)
+    record(step, world_size=2)
     return noted
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -337,3 +340,24 @@ def test_a_real_module_that_a_function_brings_along_is_untouched(custom: bool) -
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model(torch.ones(4, 3)).shape == (4, 2)
+
+
+def test_what_model_libraries_leave_behind_goes(tmp_path: Path) -> None:
+    """transformers adds a method to ``nn.Module`` while it builds a model, and would stay offline for good."""
+    pytest.importorskip("transformers")
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    analyze(f"hf:{tmp_path / 'config.json'}", batch=1, seq_len=8)
+    from huggingface_hub import constants
+
+    assert not hasattr(nn.Module, "smart_apply")
+    assert "HF_HUB_OFFLINE" not in os.environ
+    assert not constants.HF_HUB_OFFLINE
+    if hasattr(constants, "is_offline_mode"):
+        assert not constants.is_offline_mode()
+
+
+def test_the_limit_of_recursion_is_put_back() -> None:
+    limit = sys.getrecursionlimit()
+    record(lambda: sys.setrecursionlimit(limit + 1000))
+    assert sys.getrecursionlimit() == limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import queue
 import threading
 import warnings
@@ -112,7 +113,7 @@ def _world() -> dict[str, Any]:
 
 
 def _subclass() -> type:
-    class Mine(torch.cuda.Event):  # type: ignore[misc, name-defined]
+    class Mine(torch.cuda.Event):
         pass
 
     return Mine
@@ -219,6 +220,16 @@ def test_switches_of_the_step_are_its_own(elsewhere: Elsewhere) -> None:
     before = flags()
     assert during_capture(work) == ([False, True, False, "high"], before)
     assert flags() == before
+
+
+def test_variables_of_torchrun_are_the_captures(elsewhere: Elsewhere) -> None:
+    def environment() -> tuple[str | None, str | None, bool]:
+        return os.environ.get("WORLD_SIZE"), os.getenv("RANK"), "MASTER_ADDR" in os.environ
+
+    seen: list[Any] = []
+    before = environment()
+    record(lambda: seen.extend((environment(), elsewhere(environment))), world_size=2)
+    assert seen == [("2", "0", True), before]
 
 
 def test_filters_of_warnings_in_another_thread_stay(elsewhere: Elsewhere) -> None:

@@ -32,8 +32,10 @@ class Born:
     freed: int | None
 
 
-def record(step: Callable[[], Any] | Callable[[Session], Any], device: Device = H100) -> Trace:
-    """The trace of a step function, which may take the :class:`Session`."""
+def record(
+    step: Callable[[], Any] | Callable[[Session], Any], device: Device = H100, world_size: int | None = None
+) -> Trace:
+    """The trace of a step function, which may take the :class:`Session`, and is one of ``world_size`` processes."""
 
     def run(session: Session) -> None:
         either: Callable[..., Any] = step
@@ -42,7 +44,7 @@ def record(step: Callable[[], Any] | Callable[[Session], Any], device: Device = 
         else:
             either()
 
-    return capture(run, source="test", device=device, torch_version=TORCH_VERSION).trace
+    return capture(run, source="test", device=device, torch_version=TORCH_VERSION, world_size=world_size).trace
 
 
 def births(trace: Trace, place: Place | None = Place.DEVICE) -> list[Born]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import ChainMap
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,16 +72,22 @@ def _launched(world_size: int | None) -> Iterator[None]:
         "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
     }  # fmt: skip
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    patches = Patches()
     try:
+        patches.set(os, "environ", _Launched(values, os.environ))
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        patches.undo()
+
+
+class _Launched(ChainMap[str, str]):
+    """The process's environment below the variables of ``torchrun``, which are the capture's alone."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        self.maps[0 if name in self.maps[0] else 1][name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.maps[0 if name in self.maps[0] else 1][name]
 
 
 def _patch_process_groups(patches: Patches, book: RankBook) -> None:

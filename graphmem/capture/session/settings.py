@@ -6,13 +6,16 @@ kinds of switches
 
 - those that PyTorch keeps for every thread are put back at the end;
 - those of the process that only Python reads here, and the random numbers, are the capture's own while it lasts;
-- two of the process that C++ reads everywhere, the default dtype and the choice of deterministic algorithms, are seen
-  by every thread, and put back at the end if the step has set them.
+- those of the process that C++ reads everywhere, the default dtype, the choice of deterministic algorithms, and
+  Python's limit of recursion, are seen by every thread, and put back at the end if the step has set them.
+
+What libraries add to ``nn.Module`` while they build a model (transformers: ``smart_apply``) goes with the capture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -47,6 +50,7 @@ def same_settings() -> Iterator[None]:
     seen_by_all = [_SeenByAll(*switch) for switch in _of_process()]
     device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     nesting = _autocast_nesting()
+    methods = set(vars(torch.nn.Module))
     try:
         for switch in seen_by_all:
             switch.watch(patches)
@@ -62,6 +66,8 @@ def same_settings() -> Iterator[None]:
         while _autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
+        for name in set(vars(torch.nn.Module)) - methods:
+            delattr(torch.nn.Module, name)
 
 
 # --- of every thread --------------------------------------------------------------------------------------------------
@@ -91,30 +97,32 @@ def _autocast_nesting() -> int:
 class _SeenByAll:
     """A switch of the process that C++ reads. Another thread may set it meanwhile: what the step did not set stays."""
 
-    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], setter: str) -> None:
-        self._value, self._write, self._setter = read(), write, setter
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], owner: Any, setter: str) -> None:
+        self._value, self._write, self._owner, self._setter = read(), write, owner, setter
         self._was_set = False
 
     def watch(self, patches: Patches) -> None:
-        original = getattr(torch._C, self._setter)
+        original = getattr(self._owner, self._setter)
 
         def set_(*args: Any, **kwargs: Any) -> Any:
             self._was_set = True
             return original(*args, **kwargs)
 
-        patches.set(torch._C, self._setter, set_)
+        patches.set(self._owner, self._setter, set_)
 
     def put_back(self) -> None:
         if self._was_set:
             self._write(self._value)
 
 
-def _of_process() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any], str]]:
-    """(read, write, the function of ``torch._C`` that sets it)."""
-    yield torch.get_default_dtype, torch.set_default_dtype, "_set_default_dtype"
+def _of_process() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any], Any, str]]:
+    """(read, write, where the function is that sets it, its name)."""
+    yield sys.getrecursionlimit, sys.setrecursionlimit, sys, "setrecursionlimit"  # Inductor raises it
+    yield torch.get_default_dtype, torch.set_default_dtype, torch._C, "_set_default_dtype"
     yield (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        torch._C,
         "_set_deterministic_algorithms",
     )
 

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.managed_memory import managed_memory
+from graphmem.capture.threads import current_threads
 
 _PACKAGE, _FUNCTIONS = "bitsandbytes", "bitsandbytes.functional"
 
@@ -63,7 +63,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != _PACKAGE:
+        if name != _PACKAGE or current_threads() is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -83,9 +83,12 @@ class _Loader(importlib.abc.Loader):
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        with (
-            _disable_current_modes(),
-            mock.patch.multiple(torch.cuda, is_available=lambda: False, device_count=lambda: 0),
-        ):
-            self._original.exec_module(module)
+        patches = Patches()
+        try:
+            patches.set(torch.cuda, "is_available", lambda: False)
+            patches.set(torch.cuda, "device_count", lambda: 0)
+            with _disable_current_modes():
+                self._original.exec_module(module)
+        finally:
+            patches.undo()
         self._loaded()
