@@ -26,6 +26,7 @@ from graphmem.capture.kernels import run_rule  # noqa: E402
 from graphmem.capture.kernels.cudnn import choice as cudnn_choice  # noqa: E402
 from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution  # noqa: E402
 from graphmem.capture.kernels.cudnn import workspaces as cudnn_workspaces  # noqa: E402
+from graphmem.capture.kernels.cudnn.packed import Leaf  # noqa: E402
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem  # noqa: E402
 from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     Backend,
@@ -246,27 +247,32 @@ FAMILIES = sorted({card.limits.cudnn_trees for card in CARDS.values()})
 def test_every_form_in_the_trees_has_a_size(family: str) -> None:
     problem = Problem(8, 64, 96, 28 * 28, 28 * 28, (3, 3), 1, 4, False)
     trees = cudnn_choice.load(family)
-    assert {cudnn_choice.section(problem, direction) for direction in Direction} <= set(trees) or family == "turing"
+    sections = {cudnn_choice.section(problem, direction) for direction in Direction}
+    assert sections <= set(trees.sections) or family == "turing"
     features = cudnn_choice.features(problem, Direction.FORWARD)
-    for tree in trees.values():
+    for section in trees.sections:
+        tree = trees.get(section)
+        assert tree is not None
         nodes = [tree]
         while nodes:
             node = nodes.pop()
-            if isinstance(node, cudnn_choice.Leaf):
+            if isinstance(node, Leaf):
                 assert cudnn_workspaces.workspace_bytes(node.form, problem, Direction.FORWARD) >= 0
             else:
                 assert node.feature in features
                 nodes += [node.low, node.high]
-    assert cudnn_choice.parse(cudnn_choice.render(trees)) == trees
 
 
 def test_a_volume_without_trees_of_its_own_is_an_image_of_as_many_pixels() -> None:
-    volume = Problem(2, 64, 96, 16**3, 16**3, (3, 3, 3), 1, 4, False, tf32=False)
-    image = Problem(2, 64, 96, 64**2, 64**2, (1, 27), 1, 4, False, tf32=False)
-    assert cudnn_choice.section(volume, Direction.FORWARD) not in cudnn_choice.load("ampere")
-    chosen = cudnn_choice.choose("ampere", volume, Direction.FORWARD)
+    """Largest workspaces of volumes were not asked for."""
+    volume = Problem(2, 64, 96, 16**3, 16**3, (3, 3, 3), 1, 4, False)
+    image = Problem(2, 64, 96, 64**2, 64**2, (1, 27), 1, 4, False)
+    sections = cudnn_choice.load("ampere").sections
+    assert cudnn_choice.section(volume, Direction.FORWARD) in sections
+    assert cudnn_choice.section(volume, Direction.FORWARD, largest=True) not in sections
+    chosen = cudnn_choice.choose("ampere", volume, Direction.FORWARD, largest=True)
     assert chosen is not None
-    assert chosen == cudnn_choice.choose("ampere", image, Direction.FORWARD)
+    assert chosen == cudnn_choice.choose("ampere", image, Direction.FORWARD, largest=True)
 
 
 def test_an_unknown_form_is_refused() -> None:

@@ -10,10 +10,11 @@ it hits within 10 %.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
+from graphmem.capture.kernels.cudnn.packed import Branch, Leaf, PackedError, Trees, unpack
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem, Product
 
 #: Tiles of the kernels, values of m and n.
@@ -21,31 +22,17 @@ TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (25
 #: Tiles of a wave. cuDNN's answers are the same whatever number of multiprocessors the device has (600 questions each
 #: for two or three cards of capability 8.0, 8.6, 8.9, 9.0 and 12.0), so one number serves all; the H200's is 132.
 _WAVE = 132
-_FOLDER = "plans"
+FOLDER = "plans"
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A form, and the percentage of cuDNN's answers at this leaf that it fits."""
-
-    form: str
-    percent: int
+def choose(family: str, problem: Problem, direction: Direction, largest: bool = False) -> Leaf | None:
+    """The leaf of a family's tree that a convolution reaches: of the plan that cuDNN puts first, or of the ``largest``
+    workspace of all plans. None if the family has no tree for it."""
+    return reached(load(family), problem, direction, largest)
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """``low`` where the feature is at most the threshold, ``high`` above."""
-
-    feature: str
-    threshold: float
-    low: Branch | Leaf
-    high: Branch | Leaf
-
-
-def choose(name: str, problem: Problem, direction: Direction, largest: bool = False) -> Leaf | None:
-    """The leaf of a file's tree that a convolution reaches: of the plan that cuDNN puts first, or of the ``largest``
-    workspace of all plans. None if the file has no tree for it."""
-    trees = load(name)
+def reached(trees: Trees, problem: Problem, direction: Direction, largest: bool = False) -> Leaf | None:
+    """:func:`choose` from trees that are at hand."""
     node = trees.get(section(problem, direction, largest))
     if node is None and len(problem.kernel) > 2:
         flat = replace(problem, kernel=(1, problem.taps))  # a volume is taken for an image of as many pixels
@@ -113,48 +100,11 @@ def features(problem: Problem, direction: Direction) -> dict[str, float]:
 
 
 @cache
-def load(name: str) -> dict[str, Branch | Leaf]:
-    """The trees of a file of ``plans``, by section; none if there is no such file."""
-    file = resources.files(__package__).joinpath(_FOLDER, f"{name}.txt")
-    return parse(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def parse(text: str) -> dict[str, Branch | Leaf]:
-    """Trees by section. A branch is a line ``feature <= threshold``, followed by its low and then its high side; a leaf
-    is ``= form, percent``. Indentation means nothing, and lines that start with ``#`` are comments."""
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    trees: dict[str, Branch | Leaf] = {}
-    at = 0
-    while at < len(lines):
-        name = lines[at].strip("[]")
-        trees[name], at = _node(lines, at + 1)
-    return trees
-
-
-def _node(lines: list[str], at: int) -> tuple[Branch | Leaf, int]:
-    line = lines[at].strip()
-    if line.startswith("= "):
-        form, percent = line[2:].split(", ")
-        return Leaf(form, int(percent)), at + 1
-    feature, threshold = line.split(" <= ")
-    low, at = _node(lines, at + 1)
-    high, at = _node(lines, at)
-    return Branch(feature, float(threshold), low, high), at
-
-
-def render(trees: dict[str, Branch | Leaf]) -> str:
-    """The text that :func:`parse` reads."""
-    lines: list[str] = []
-    for name, tree in trees.items():
-        lines.append(f"[{name}]")
-        _render(tree, lines)
-    return "\n".join(lines) + "\n"
-
-
-def _render(node: Branch | Leaf, lines: list[str]) -> None:
-    if isinstance(node, Leaf):
-        lines.append(f"= {node.form}, {node.percent}")
-        return
-    lines.append(f"{node.feature} <= {node.threshold:.7g}")
-    _render(node.low, lines)
-    _render(node.high, lines)
+def load(family: str) -> Trees:
+    """The trees of a family of cards. Raises :class:`~graphmem.errors.GraphmemError` if its file is damaged or gone."""
+    file = resources.files(__package__).joinpath(FOLDER, f"{family}.trees")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise PackedError(f"cannot read {file}: {error.strerror}; install graphmem again") from None
+    return unpack(data, str(file))

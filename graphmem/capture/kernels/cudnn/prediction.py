@@ -2,7 +2,7 @@
 
 PyTorch runs the first plan that builds (ATen/native/cudnn/Conv_v8.cpp, ``cudnn.benchmark`` off) and gives it a
 workspace for the time of the call. cuDNN publishes no sizes, but its plans tell them, and the sizes have few causes,
-told in :mod:`cudnn_workspaces`. Which plan cuDNN puts first is a question to the trees of :mod:`cudnn_choice`. All of
+told in :mod:`workspaces`. Which plan cuDNN puts first is a question to the trees of :mod:`choice`. All of
 it was learnt from cuDNN 9.20, which PyTorch 2.13 brings.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphmem.capture.kernels.cudnn.choice import Leaf, choose
+from graphmem.capture.kernels.cudnn.choice import choose
+from graphmem.capture.kernels.cudnn.packed import Leaf
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem
 from graphmem.capture.kernels.cudnn.workspaces import Workspace, workspace_bytes
 from graphmem.capture.kernels.parts.script import Card

@@ -34,7 +34,7 @@ from graphmem.capture.kernels.cudnn.problem import Direction, Problem, Product
 from graphmem.capture.kernels.parts.numbers import round_up
 
 #: Alignment slack and flags that a plan with a workspace adds, by far the most frequent of the values seen (16 to 147).
-_SLACK = 147
+SLACK = 147
 #: Thread blocks that share the tiles of the last wave (18 in every plan seen, on cards of 114 and of 132 SMs).
 _STREAM_K_SLOTS = 18
 #: A split of a product takes at least this many steps of k, and more where tiles are small. Read from plans: 256 with
@@ -69,7 +69,7 @@ class Workspace:
 def workspace_bytes(form: str, problem: Problem, direction: Direction) -> int:
     """Bytes of the workspace of a plan of this form. Raises ``ValueError`` for a form that is none of those above."""
     size = _form_bytes(form, problem, direction)
-    return size + _SLACK if size else 0
+    return size + SLACK if size else 0
 
 
 def _form_bytes(form: str, problem: Problem, direction: Direction) -> int:
@@ -106,9 +106,9 @@ def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) 
             some = min(_GROUPS_AT_ONCE, problem.groups)
             return int(splits) * _fp32_result(problem, direction) * some // problem.groups
         case ["offsets"]:
-            return _offsets(problem, direction) - _SLACK
+            return _offsets(problem, direction) - SLACK
         case ["bytes", size]:
-            return int(size) - _SLACK
+            return int(size) - SLACK
         case ["stream", tile, cluster]:
             return needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
         case ["split", splits]:

@@ -1,0 +1,78 @@
+"""Builds the trees of cuDNN's choices, and shows them.
+
+    python -m tests.oracles.cudnn build --cudnn LIBCUDNN [--family hopper ...]
+    python -m tests.oracles.cudnn show FAMILY [SECTION]
+
+``build`` follows ``manifest.toml`` and writes ``graphmem/capture/kernels/cudnn/plans/FAMILY.trees``; ``LIBCUDNN`` is
+the path of ``libcudnn.so.9`` in the folders of NVIDIA's wheels. Answers are kept (``--answers``), so that only new
+questions are asked. ``show`` prints a file's header and its trees, or the trees of sections whose names contain a text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from graphmem.capture.kernels.cudnn import choice
+from graphmem.capture.kernels.cudnn.packed import render
+from tests.oracles.cudnn.ask import asker
+from tests.oracles.cudnn.build import build
+from tests.oracles.cudnn.manifest import Manifest, read_manifest
+
+PLANS = Path(choice.__file__).parent / choice.FOLDER
+ANSWERS = Path(__file__).parents[3] / ".cudnn_answers"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles.cudnn", description="Trees of cuDNN's choices.")
+    commands = parser.add_subparsers(required=True)
+    building = commands.add_parser("build", help="ask, grow and pack")
+    building.add_argument("--cudnn", type=Path, required=True, metavar="LIBCUDNN", help="path of libcudnn.so.9")
+    building.add_argument("--family", nargs="+", metavar="FAMILY", help="families of the manifest; all by default")
+    building.add_argument("--answers", type=Path, default=ANSWERS, help="folder that keeps cuDNN's answers")
+    building.add_argument("--into", type=Path, default=PLANS, help="folder of the packed files")
+    building.set_defaults(run=_build)
+    showing = commands.add_parser("show", help="print trees as text")
+    showing.add_argument("family")
+    showing.add_argument("section", nargs="?", default="")
+    showing.set_defaults(run=_show)
+    options = parser.parse_args()
+    options.run(options)
+
+
+def _build(options: argparse.Namespace) -> None:
+    manifest = read_manifest()
+    _check_scikit_learn(manifest)
+    for name in options.family or manifest.families:
+        if name not in manifest.families:
+            sys.exit(f"the manifest has no family {name}; it has {', '.join(manifest.families)}")
+        family = manifest.families[name]
+        ask, version = asker(options.cudnn, family.card)
+        if version != manifest.cudnn:
+            sys.exit(f"{options.cudnn} is cuDNN {version}, and the manifest is for {manifest.cudnn}")
+        packed = build(family, manifest, ask, options.answers / version, tell=lambda line: print(line, file=sys.stderr))
+        (options.into / f"{name}.trees").write_bytes(packed)
+
+
+def _check_scikit_learn(manifest: Manifest) -> None:
+    try:
+        from sklearn import __version__ as installed
+    except ImportError:
+        sys.exit(f"trees are grown by scikit-learn: pip install scikit-learn=={manifest.scikit_learn}")
+    if installed != manifest.scikit_learn:
+        sys.exit(f"this is scikit-learn {installed}, and the manifest is for {manifest.scikit_learn}")
+
+
+def _show(options: argparse.Namespace) -> None:
+    trees = choice.load(options.family)
+    print("\n".join(f"# {key}: {value}" for key, value in trees.header.items()))
+    for section in trees.sections:
+        tree = trees.get(section)
+        if options.section in section and tree is not None:
+            print(f"\n[{section}] {trees.nodes(section)} nodes")
+            print(render(tree), end="")
+
+
+if __name__ == "__main__":
+    main()

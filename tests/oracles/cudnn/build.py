@@ -1,0 +1,111 @@
+"""Builds a family's packed file: asks, grows every section's tree, measures with what was kept back, and packs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphmem.capture.kernels.cudnn.choice import reached
+from graphmem.capture.kernels.cudnn.packed import Node, pack, unpack
+from graphmem.capture.kernels.cudnn.workspaces import workspace_bytes
+from graphmem.devices import device_named
+from tests.oracles.cudnn.ask import RECORDED, Ask, Batch, answers
+from tests.oracles.cudnn.forms import Answer, read
+from tests.oracles.cudnn.grow import Parameters, grow
+from tests.oracles.cudnn.manifest import Family, Manifest
+from tests.oracles.cudnn.shapes import Shape
+
+#: Grows the tree of a section: :func:`grow`, or a test's own.
+Grow = Callable[[str, list[Answer], Parameters], Node]
+
+
+def build(
+    family: Family,
+    manifest: Manifest,
+    ask: Ask,
+    folder: Path,
+    grower: Grow = grow,
+    tell: Callable[[str], None] = lambda _: None,
+) -> bytes:
+    """The packed file of a family. ``folder`` keeps the answers; ``tell`` hears what is done."""
+    kept = {batch: _read(batch, ask, folder, family) for batch in manifest.kept_batches(family)}
+    kept_shapes = {shape for found in kept.values() for shape, _, _ in found}
+    by_section: dict[str, list[Answer]] = defaultdict(list)
+    for batch in manifest.grown_batches(family):
+        tell(f"{family.name}: {batch.name}")
+        for shape, section, answer in _read(batch, ask, folder, family):
+            if shape not in kept_shapes:
+                by_section[section].append(answer)
+    trees: dict[str, Node] = {}
+    for section, found in sorted(by_section.items()):
+        if len(found) >= manifest.trees.least_answers:
+            tell(f"{family.name}: [{section}] from {len(found):,} answers")
+            trees[section] = grower(section, found, manifest.trees)
+    return pack(_header(family, manifest, by_section, _scores(trees, kept)), trees)
+
+
+def _read(batch: Batch, ask: Ask, folder: Path, family: Family) -> list[tuple[Shape, str, Answer]]:
+    capability = device_named(batch.card).compute_capability
+    assert capability is not None
+    found = list(read(answers(batch, ask, folder / family.name), capability))
+    if batch.largest:  # the first plans of these convolutions would count twice
+        return [(shape, section, answer) for shape, section, answer in found if section.startswith("largest")]
+    return found
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Score:
+    """Workspaces within 10 % (or one block of 512 bytes) of cuDNN's."""
+
+    close: int = 0
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{100 * self.close / max(self.count, 1):.1f} % of {self.count}"
+
+
+def _scores(trees: Mapping[str, Node], kept: Mapping[Batch, list[tuple[Shape, str, Answer]]]) -> dict[str, Score]:
+    """Scores by kind of what was kept back, and of all random kinds together."""
+    packed = unpack(pack({}, trees), "the trees")
+    scores: dict[str, Score] = defaultdict(Score)
+    for batch, found in kept.items():
+        names = [f"largest, {batch.kind}", "largest"] if batch.largest else [batch.kind, "all"]
+        for _, _, answer in found:
+            leaf = reached(packed, answer.problem, answer.direction, batch.largest)
+            size = workspace_bytes(leaf.form, answer.problem, answer.direction) if leaf else 0
+            close = abs(size - answer.bytes) <= max(answer.bytes // 10, 512)
+            for name in names if batch.kind != RECORDED else names[:1]:
+                scores[name].count += 1
+                scores[name].close += close
+    return scores
+
+
+def _header(
+    family: Family, manifest: Manifest, by_section: Mapping[str, list[Answer]], scores: Mapping[str, Score]
+) -> dict[str, str]:
+    capability = device_named(family.card).compute_capability
+    assert capability is not None
+    header = {
+        "family": family.name,
+        "what": "decision trees fitted to answers of NVIDIA's cuDNN about random convolutions",
+        "asked for": f"{family.card}, compute capability {capability[0]}.{capability[1]}",
+        "cuDNN": manifest.cudnn,
+        "scikit-learn": manifest.scikit_learn,
+        "grown on": _counts(family.grown),
+    }
+    if family.largest:
+        header["grown on, largest workspaces"] = _counts(family.largest)
+    header["seeds"] = f"'{family.card} grown KIND {False} 1' and so on, {manifest.batch} convolutions each"
+    header["answers"] = str(sum(map(len, by_section.values())))
+    for name in sorted(scores):
+        header[f"kept back, {name}"] = f"{scores[name]} workspaces within 10 %"
+    return header
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
