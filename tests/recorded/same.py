@@ -60,17 +60,20 @@ def _lasting(document: Any) -> Any:
 
 def _settled(recording: Any) -> Any:
     """The recording with every row of frees in order."""
-    if not isinstance(recording, dict) or "changes" not in recording:
+    if not isinstance(recording, dict):
         return recording
-    settled: list[int] = []
-    frees: list[int] = []
-    for change in [*recording["changes"], 0]:
-        if change < 0:
+    key = next((key for key in ("changes", "events") if key in recording), None)
+    if key is None:
+        return recording
+    settled: list[Any] = []
+    frees: list[Any] = []
+    for change in recording[key]:
+        if (change[0] if isinstance(change, list) else change) < 0:
             frees.append(change)
         else:
             settled += [*sorted(frees), change]
             frees = []
-    return recording | {"changes": settled}
+    return recording | {key: [*settled, *sorted(frees)]}
 
 
 if __name__ == "__main__":
