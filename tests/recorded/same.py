@@ -59,21 +59,28 @@ def _lasting(document: Any) -> Any:
 
 
 def _settled(recording: Any) -> Any:
-    """The recording with every row of frees in order."""
+    """The recording with every row of frees in order, and of the allocator's own events what, and how much."""
     if not isinstance(recording, dict):
         return recording
-    key = next((key for key in ("changes", "events") if key in recording), None)
+    key = next((key for key in ("changes", "events", "trace") if key in recording), None)
     if key is None:
         return recording
     settled: list[Any] = []
     frees: list[Any] = []
-    for change in recording[key]:
-        if (change[0] if isinstance(change, list) else change) < 0:
-            frees.append(change)
+    for event in recording[key]:
+        if key == "trace":
+            event = [event[0], event[2]]
+        if _is_free(event):
+            frees.append(event)
         else:
-            settled += [*sorted(frees), change]
+            settled += [*sorted(frees), event]
             frees = []
     return recording | {key: [*settled, *sorted(frees)]}
+
+
+def _is_free(event: Any) -> bool:
+    first = event[0] if isinstance(event, list) else event
+    return first.startswith("free") if isinstance(first, str) else first < 0
 
 
 if __name__ == "__main__":

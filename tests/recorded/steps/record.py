@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def record(names: list[str], folder: Path, extra: Mapping[str, str]) -> int:
             environment.pop("FAKE_CUDNN_DEVPROP", None)  # the description of another card: made from the stub's own
         if run.alloc_conf:
             environment["PYTORCH_ALLOC_CONF"] = run.alloc_conf
-        asked = json.dumps(asdict(run))
+        asked = json.dumps(asdict(replace(run, marks=(), changes=())))  # what a command line can hold
         failed = stub.run(["-m", "tests.recorded.steps.record", asked, str(folder)], environment)
         print(run.name, "FAILED" if failed else "recorded", flush=True)
         status = status or failed
