@@ -52,6 +52,17 @@ KINDS = {
         _whole("functions/*.jsonl.gz"),
         _LARGE,
     ),
+    "op_db": Listed(
+        "PyTorch's own operator database, forward and backward",
+        "tests.recorded.op_db.kind:OP_DB",
+        _whole("op_db/*.jsonl.gz"),
+        on_stub=False,
+    ),
+    "outputs_only": Listed(
+        "operators that take nothing but their outputs (a list beside the kernel rules, no golden)",
+        "tests.recorded.op_db.kind:OUTPUTS_ONLY",
+        (),
+    ),
     "loops": Listed("training loops", "tests.recorded.loops:KIND", _whole("loops/*.jsonl.gz")),
     "parallel": Listed(
         "streams, data parallel, sharded, CUDA graphs",

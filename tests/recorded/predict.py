@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
 from graphmem.capture.session.session import Session, capture
-from graphmem.trace import EventKind, Place
+from graphmem.trace import EventKind, Place, Trace
 from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 
 
@@ -21,11 +22,46 @@ def predicted_changes(
 
     Raises what a capture raises.
     """
+    return predicted(run, name, place, cudnn_workspaces=cudnn_workspaces, data_dependent=data_dependent)[0]
+
+
+def predicted(
+    run: Callable[[Callable[[], None]], None],
+    name: str,
+    place: Place = Place.DEVICE,
+    *,
+    cudnn_workspaces: bool = True,
+    data_dependent: float | None = None,
+) -> tuple[list[int], dict[str, int]]:
+    """The same with what the capture says that it assumed or does not know, and how often."""
     marks: list[int] = []
 
     def step(session: Session) -> None:
         warm_up()
         run(lambda: marks.append(len(session.recorder.builder.rows)))
+
+    captured = capture(
+        step,
+        source=name,
+        device=CARD,
+        torch_version=TORCH_VERSION,
+        cudnn_workspaces=cudnn_workspaces,
+        data_dependent=data_dependent,
+    )
+    return _changes(captured.trace, slice(*marks), place), captured.assumed
+
+
+def predicted_together(
+    runs: Sequence[Callable[[Callable[[], None]], None]], name: str, *, cudnn_workspaces: bool = True
+) -> list[list[int] | None]:
+    """Several in one capture, which saves setting up one for each; None for those that raise. Nothing is selected."""
+    marks: list[list[int]] = [[] for _ in runs]
+
+    def step(session: Session) -> None:
+        warm_up()
+        for run, own in zip(runs, marks, strict=True):
+            with contextlib.suppress(Exception):
+                run(lambda own=own: own.append(len(session.recorder.builder.rows)))
 
     trace = capture(
         step,
@@ -33,10 +69,14 @@ def predicted_changes(
         device=CARD,
         torch_version=TORCH_VERSION,
         cudnn_workspaces=cudnn_workspaces,
-        data_dependent=data_dependent,
+        data_dependent=0.0,
     ).trace
+    return [_changes(trace, slice(*own), Place.DEVICE) if len(own) == 2 else None for own in marks]
+
+
+def _changes(trace: Trace, part: slice, place: Place) -> list[int]:
     changes = []
-    for kind, subject in list(zip(trace.kinds.tolist(), trace.subjects.tolist(), strict=True))[slice(*marks)]:
+    for kind, subject in zip(trace.kinds[part].tolist(), trace.subjects[part].tolist(), strict=True):
         storage = trace.storages[subject]
         if kind in (EventKind.ALLOC, EventKind.FREE) and storage.place == place and storage.bytes:
             changes.append(storage.bytes if kind == EventKind.ALLOC else -storage.bytes)

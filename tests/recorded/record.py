@@ -11,7 +11,7 @@ import gzip
 import importlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ _MOST_EVENTS = 1_000_000
 _WRITE_EVERY = 10
 
 
-def record(case: Case, run: Runner) -> dict[str, Any]:
-    """The recording of one case; ``run`` calls its second argument before and after what is recorded."""
+def record_changes(run: Callable[[Callable[[], None]], None]) -> dict[str, Any]:
+    """What ``run`` does to memory between its two calls of the function it gets: ``changes``, or an ``error``."""
     changes: list[int] = []
     started = False
 
@@ -42,13 +42,17 @@ def record(case: Case, run: Runner) -> dict[str, Any]:
             torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
         started = True
 
-    document = {"case": case.name, "torch": torch.__version__}
     try:
-        run(case, mark)
+        run(mark)
     except Exception as error:
         torch.cuda.memory._record_memory_history(enabled=None)
-        return document | {"error": (str(error).strip().splitlines() or [type(error).__name__])[0][:200]}
-    return document | {"changes": changes}
+        return {"error": (str(error).strip().splitlines() or [type(error).__name__])[0][:200]}
+    return {"changes": changes}
+
+
+def record(case: Case, run: Runner) -> dict[str, Any]:
+    """The recording of one case; ``run`` calls its second argument before and after what is recorded."""
+    return {"case": case.name, "torch": torch.__version__} | record_changes(lambda mark: run(case, mark))
 
 
 def load(folder: Path) -> Documents:
@@ -65,7 +69,7 @@ def load(folder: Path) -> Documents:
 def record_all(folder: Path, cases: Mapping[str, Any], run: Runner, parts: list[str]) -> None:
     """Record every case anew, or, given ``parts`` of names, those that contain one."""
     _refuse_another_version()
-    _launch_no_triton()
+    launch_no_triton()
     warm_up()
     warm_up()
     documents = load(folder) if parts else {}
@@ -90,7 +94,7 @@ def _refuse_another_version() -> None:
         )
 
 
-def _launch_no_triton() -> None:
+def launch_no_triton() -> None:
     """Outer products run on a Triton kernel, which takes no memory, and which a pretended driver could not compile."""
     name = "torch._native.ops.bmm_outer_product.triton_kernels"
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("torch._native") is None:

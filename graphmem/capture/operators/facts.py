@@ -11,8 +11,8 @@ from functools import cache, cached_property
 from typing import Any
 
 from graphmem.capture.kernels import rule_of
+from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
-from graphmem.capture.kernels.parts.unknown import unmodelled
 from graphmem.capture.operators import made_of_operators, sparse
 from graphmem.capture.operators.autocast import autocast_of
 from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SUBSCRIPTS
@@ -30,6 +30,7 @@ class OperatorFacts:
     """One overload.
 
     ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
+    ``is_checked``: its memory is modelled, or recordings prove that it takes nothing but its outputs.
     ``body``, ``sparse_body``: what runs in place of its fake kernel, and where an argument is sparse. ``in_place``:
     what a formula of gradients calls instead on a card, and the autograd nodes that do so. ``selects``: the size of its
     outputs is data. ``is_step``: a fused step of an optimizer, which allocates nothing and is not called.
@@ -39,6 +40,7 @@ class OperatorFacts:
     name: str
     rule: BoundRule | None
     unmodelled: str | None
+    is_checked: bool
     body: Callable[..., Any] | None
     sparse_body: Callable[..., Any] | None
     in_place: tuple[Any, frozenset[str]] | None
@@ -59,6 +61,15 @@ class OperatorFacts:
     def decomposes(self) -> bool:
         """Whether inference mode hands it over whole though a card runs what it is made of."""
         return not self.is_fused_on_cuda and hasattr(self.func, "_can_decompose") and bool(self.func._can_decompose())
+
+    @cached_property
+    def remark(self) -> str | None:
+        """What a report has to say of its memory, if anything."""
+        if self.name in ASSUMED:
+            return ASSUMED[self.name]
+        if self.unmodelled is not None:
+            return f"memory inside operators is not modelled: {self.name}: {self.unmodelled}"
+        return None if self.is_checked else f"not checked: outputs only assumed of {self.name}"
 
     @cached_property
     def autocast(self) -> str | None:
@@ -82,11 +93,14 @@ def facts_of(func: Any) -> OperatorFacts:
     """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
     name = str(func)
     rule = rule_of(name)
+    tables = (made_of_operators.BODIES, made_of_operators.COMPARISONS, SELECTING, FUSED_STEPS, COLLECTIVES)
+    modelled = rule is not None or any(func in table for table in tables)
     return OperatorFacts(
         func=func,
         name=name,
         rule=rule,
-        unmodelled=unmodelled(name, rule is not None),
+        unmodelled=unmodelled(name, modelled),
+        is_checked=modelled or getattr(func, "is_view", False) or proven(name),
         body=made_of_operators.BODIES.get(func),
         sparse_body=sparse.BODIES.get(func),
         in_place=IN_PLACE_IN_BACKWARD.get(func),

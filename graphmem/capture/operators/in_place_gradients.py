@@ -23,8 +23,17 @@ IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
     _aten.logical_or.default: (_aten.logical_or_.default, _EVENLY_DISTRIBUTED | _CLAMPED),
     _aten.masked_fill.Scalar: (_aten.masked_fill_.Scalar, frozenset({"Atan2Backward0"})),
     _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
-    _aten.mul.Tensor: (_aten.mul_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
+    _aten.mul.Tensor: (
+        _aten.mul_.Tensor,
+        frozenset({"BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0"}),
+    ),
 }
 
-#: Nodes whose formulas end in a sum of temporaries, which must not be taken for the engine's fan-in of gradients.
-ADDED_OUT_OF_PLACE = frozenset({"Atan2Backward0", "LogcumsumexpBackward0", "StdMeanBackward0", "VarMeanBackward0"})
+_PRODUCTS = "the gradient of prod was taken to go the way of inputs with zeros; without any, a card takes less"
+_FILLED = "the gradient of a fill value was taken to hold the whole tensor; a card holds what the mask selects"
+#: Name of an autograd node -> what is assumed where its formula, for fake tensors, goes another way than on a card.
+OTHER_WAYS = {"ProdBackward0": _PRODUCTS, "ProdBackward1": _PRODUCTS, "MaskedFillBackward1": _FILLED}
+
+#: (in-place operator, name of the operator before it, node): out of place on a card too, unlike others of the node. The
+#: gradient of targets is ``-input * grad``.
+OUT_OF_PLACE_AFTER = {(_aten.mul_.Tensor, "aten.neg.default", "BinaryCrossEntropyWithLogitsBackward0")}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem.capture.operators.linear_algebra import LINEAR_ALGEBRA
 from graphmem.capture.values.selection import Selection
 
 _aten = torch.ops.aten
@@ -160,6 +161,70 @@ def _masked_scatter_backward(selection: Selection, grad: Tensor, mask: Tensor, s
     return selected.view(sizes)
 
 
+# --- products with powers of two (ATen/native/BinaryOps.cpp, 2.13) ----------------------------------------------------
+
+
+def _ldexp(_: Selection, self: Tensor, other: Tensor) -> Tensor:
+    powers = torch.pow(2.0, other)
+    return self * powers
+
+
+# --- comparisons of whole tensors (ATen/native/TensorCompare.cpp, ATen/native/cuda/Equal.cpp, 2.13) -------------------
+
+
+def _isclose(
+    _: Selection, self: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Tensor:
+    floating = self.is_floating_point() or self.is_complex()
+    close = self.eq(other)
+    if equal_nan and floating:
+        close |= self.isnan().__iand__(other.isnan())
+    if not rtol and not atol:
+        return close
+    left = self.to(torch.get_default_dtype()) if self.dtype == torch.bool else self
+    right = other if floating else other.to(torch.get_default_dtype())
+    scaled = right * rtol
+    absolute = scaled.abs()
+    allowed = absolute + atol
+    del absolute, scaled
+    difference = left - right
+    error = difference.abs()
+    del difference
+    finite = error.isfinite()
+    small = error <= allowed
+    close |= finite.__iand__(small)
+    return close
+
+
+def _isfinite(_: Selection, self: Tensor) -> Tensor:
+    if not (self.is_floating_point() or self.is_complex()):
+        return torch.ones_like(self, dtype=torch.bool)
+    absolute = self.abs()
+    bounded = absolute.ne(math.inf)
+    itself = self.eq(self)
+    finite = itself * bounded
+    del itself, bounded, absolute
+    return finite
+
+
+def _allclose(self: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> None:
+    close = torch.isclose(self, other, rtol, atol, equal_nan)
+    close.all()
+
+
+def _equal(self: Tensor, other: Tensor) -> None:
+    """Sizes that differ and two names of one tensor are answered on the host."""
+    if self.shape == other.shape and self.numel() and not torch._C._is_alias_of(self, other):
+        same = self.eq(other)
+        same.all()
+
+
+#: Comparison that answers with one Python value -> what it computes on the device before that is read.
+COMPARISONS: dict[Any, Callable[..., None]] = {
+    _aten.allclose.default: _allclose,
+    _aten.equal.default: _equal,
+}
+
 #: Operator -> its body, which may answer ``NotImplemented`` for calls that are one kernel after all.
 BODIES: dict[Any, Callable[..., Any]] = {
     _aten._trilinear.default: _trilinear,
@@ -170,4 +235,8 @@ BODIES: dict[Any, Callable[..., Any]] = {
     _aten._index_put_impl_.default: _index_put(_aten._index_put_impl_.default),
     _aten.masked_select.default: _masked_select,
     _aten.masked_scatter_backward.default: _masked_scatter_backward,
+    _aten.ldexp.Tensor: _ldexp,
+    _aten.isclose.default: _isclose,
+    _aten.isfinite.default: _isfinite,
+    **LINEAR_ALGEBRA,
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.capture.operators.in_place_gradients import OTHER_WAYS
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import StorageRef, Storages
 from graphmem.capture.values.callers import called_by_engine, user_line
@@ -30,6 +33,8 @@ class Attribution:
         self._by_sequence: dict[int, tuple[str, str]] = {}
         self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
         self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
+        #: What is assumed of nodes whose formulas go another way than on a card, and how often.
+        self.assumed: Counter[str] = Counter()
 
     def note(self, call: OperatorCall, phase: int) -> None:
         """The operator is called now: what is born from here on is its work."""
@@ -42,6 +47,8 @@ class Attribution:
                 module, source = self._by_sequence.get(sequence, (module, ""))
                 if sequence != self._node_start[0]:
                     self._node_start = (sequence, len(builder.storage_bytes))
+                    if type(node).__name__ in OTHER_WAYS:
+                        self.assumed[OTHER_WAYS[type(node).__name__]] += 1
         if not in_backward or self.module_depth:  # a module that runs in the backward pass is being recomputed
             module = self.module
             source = user_line()
@@ -57,6 +64,18 @@ class Attribution:
     def is_of_node(self, ref: StorageRef) -> bool:
         """Whether the storage was made by the node of the backward pass that runs now."""
         return ref.index >= self._node_start[1]
+
+    def adds_in_formula(self, tensor: Any) -> bool:
+        """Whether an addition to ``tensor`` is part of a gradient's formula, which adds up what it has made itself.
+
+        What the engine adds to comes from an earlier node, unless one node has two gradients for one input.
+        """
+        node = torch._C._current_autograd_node()
+        ref = self._storages.of(tensor) if isinstance(tensor, FakeTensor) else None
+        if node is None or ref is None or not self.is_of_node(ref):
+            return False
+        inputs = [edge for edge in node.next_functions if edge[0] is not None]
+        return len(set(inputs)) == len(inputs)
 
     def _gradients_change_stream(self, call: OperatorCall) -> None:
         """The engine calls ``record_stream`` on a gradient that a node on another stream will use

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture.operators import collectives, sparse
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
+from graphmem.capture.operators.in_place_gradients import OUT_OF_PLACE_AFTER
+from graphmem.capture.operators.made_of_operators import COMPARISONS
 from graphmem.capture.operators.output_layouts import as_on_card
 from graphmem.capture.operators.selecting import outputs_of
 from graphmem.capture.record.operator_call import OperatorCall
@@ -179,9 +181,10 @@ def _sparse(mode: RecordingMode, call: OperatorCall) -> Any:
 
 
 def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
-    if call.in_backward and mode.recorder.fan_in.adds_in_place(call.args, call.kwargs):
-        return call.args[0]
-    return NOT_HANDLED
+    recorder = mode.recorder
+    if not call.in_backward or recorder.attribution.adds_in_formula(call.args[0]):
+        return NOT_HANDLED
+    return call.args[0] if recorder.fan_in.adds_in_place(call.args, call.kwargs) else NOT_HANDLED
 
 
 def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -197,7 +200,11 @@ def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> Any:
 def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> Any:
     assert call.facts.in_place is not None
     in_place, nodes = call.facts.in_place
-    if not call.in_backward or node_name() not in nodes or torch.is_grad_enabled():
+    node = node_name()
+    if not call.in_backward or node not in nodes or torch.is_grad_enabled():
+        return NOT_HANDLED
+    operators = mode.recorder.builder.operators
+    if (in_place, operators[mode.recorder.storages.operator - 1].name, node) in OUT_OF_PLACE_AFTER:
         return NOT_HANDLED
     ref = mode.recorder.storages.of(call.args[0])
     made_here = ref is not None and mode.recorder.attribution.is_of_node(ref)
@@ -207,6 +214,9 @@ def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> Any:
 def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
     if call.in_backward:
         return NOT_HANDLED
+    if call.func in COMPARISONS and on_device(call.args):
+        with mode:
+            COMPARISONS[call.func](*call.args, **call.kwargs)
     value = _read_back(mode.recorder, call.func is _ITEM, call.args[0])
     return NOT_HANDLED if value is None else value
 

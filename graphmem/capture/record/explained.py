@@ -78,6 +78,8 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
         yield "kernel rule", "none; it is taken to allocate its outputs and nothing else"
     if facts.unmodelled is not None:
         yield "not modelled", facts.unmodelled
+    if not facts.is_checked:
+        yield "not checked", "no rule, and no recording proves that it takes nothing but its outputs"
     if facts.body is not None:
         yield "made of operators", _where(BODIES[facts.func])
     if facts.sparse_body is not None:

@@ -14,8 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.kernels.parts.layout import is_dense
-from graphmem.capture.operators.in_place_gradients import ADDED_OUT_OF_PLACE
-from graphmem.capture.values.callers import called_by_engine, node_name
+from graphmem.capture.values.callers import called_by_engine
 
 
 class FanIn:
@@ -42,7 +41,7 @@ class FanIn:
 
         References are counted: whoever calls this must hold as many as when the counts were learnt.
         """
-        if kwargs or len(args) != 2 or _in_formula() or not called_by_engine():
+        if kwargs or len(args) != 2 or not called_by_engine():
             return False
         old, new = args
         if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:
@@ -60,8 +59,3 @@ class FanIn:
         if not self._seen or old.dtype != new.dtype:
             return False
         return counts == self._seen[0] and is_dense(old)
-
-
-def _in_formula() -> bool:
-    """Whether the node that runs now has a formula that adds up temporaries itself, out of place."""
-    return node_name() in ADDED_OUT_OF_PLACE

@@ -142,10 +142,10 @@ class Recorder:
         self.attribution.note(call, self._phase)
 
     def count_unmodelled(self, call: OperatorCall) -> None:
-        """Count an operator of which it is known that it holds more than is modelled."""
-        hidden = call.facts.unmodelled
-        if hidden is not None and on_device(call.args):
-            self.unmodelled[f"{call.facts.name}: {hidden}"] += 1
+        """Count an operator on the device that holds more than is modelled, or of which nobody knows."""
+        remark = call.facts.remark
+        if remark is not None and (on_device((call.args, *call.kwargs.values())) or _names_device(call.kwargs)):
+            self.unmodelled[remark] += 1
 
     def enter_module(self, path: str) -> None:
         """A module's ``forward`` begins."""
@@ -178,3 +178,9 @@ class Recorder:
         self.fan_in.calibrate()
         self.builder, self.births.graph = builder, graph
         self.storages.operator = 0
+
+
+def _names_device(kwargs: dict[str, Any]) -> bool:
+    """Whether something is made on the device, of no tensors."""
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "cuda"

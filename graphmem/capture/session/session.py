@@ -125,7 +125,7 @@ def capture(
 def _assumptions(recorder: Recorder) -> dict[str, int]:
     """What a capture had to assume, in words -> how often."""
     selection = recorder.selection
-    assumed = dict(recorder.assumed)
+    assumed = dict(recorder.assumed + recorder.attribution.assumed)
     if recorder.values_assumed:
         assumed["values read back from the device by the training loop were assumed to be 1"] = recorder.values_assumed
     if selection.assumed:
@@ -135,9 +135,7 @@ def _assumptions(recorder: Recorder) -> dict[str, int]:
         assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
             selection.distinct
         )
-    for message, count in sorted(recorder.unmodelled.items()):
-        assumed[f"memory inside operators is not modelled: {message}"] = count
-    return assumed
+    return assumed | dict(sorted(recorder.unmodelled.items()))
 
 
 @contextlib.contextmanager

@@ -157,10 +157,14 @@ def extrema_rule(call: Call) -> Script | None:
 def logsumexp_rule(call: Call) -> Script | None:
     """ReduceOps.cpp: the maxima and a mask of the infinite ones, exp of the whole tensor, its sum into the result."""
     tensor, dims = call.self, _as_dims(call.dim)
-    size, rows = tensor.element_size(), call.outputs[0].numel()
-    if not tensor.is_floating_point() or not tensor.numel():
+    if tensor.is_complex() or not tensor.numel():
         return None
     script = Script()
+    converted = []
+    if not tensor.is_floating_point():
+        tensor = torch.empty(tensor.shape, dtype=call.outputs[0].dtype, device="meta")
+        converted = [script.take(bytes_of(tensor), "converted to floating point")]
+    size, rows = tensor.element_size(), call.outputs[0].numel()
     maxima = script.take(rows * size, "maxima")
     reduction_buffers(tensor, dims, True, _extremum(tensor.dtype, tensor.dtype), call.card).write(script)
     absolute = script.take(rows * size, "absolute maxima")
@@ -170,7 +174,7 @@ def logsumexp_rule(call: Call) -> Script | None:
     script.output(0)
     kernel = sum_kernel(tensor.dtype, tensor.dtype)
     reduction_buffers(Layout.dense_like(tensor), dims, True, kernel, call.card).write(script)
-    script.give(exponentials, maxima)
+    script.give(exponentials, maxima, *converted)
     return script
 
 

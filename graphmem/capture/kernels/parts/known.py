@@ -1,6 +1,15 @@
-"""Operators that are known to hold memory which no rule models: for a report that counts what it does not know."""
+"""What is known of operators without a rule: for a report that counts what it does not know.
+
+Such an operator counts as one that allocates its outputs and nothing else. ``outputs_only.json`` beside this file says
+of which that is proven, and by what; it is generated from recordings (``tests/recorded/op_db/outputs_only.py``).
+"""
 
 from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Any
 
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
 _UNMODELLED = {
@@ -38,12 +47,36 @@ _MODELLED_LIBRARIES = frozenset(
 )  # fmt: skip
 
 
-def unmodelled(name: str, has_rule: bool = False) -> str | None:
+#: Operator -> what is assumed of values that a card has and an analysis has not.
+ASSUMED = {
+    "aten._ctc_loss.Tensor": "targets of ctc_loss were taken to be as long as they are padded to",
+    "aten._ctc_loss.default": "targets of ctc_loss were taken to be as long as they are padded to",
+}
+
+
+def unmodelled(name: str, modelled: bool = False) -> str | None:
     """What the operator of this full name, for example ``aten._fft_r2c.default``, hides; None if nothing is known.
-    An operator that ``has_rule`` hides nothing, unless the rule estimates."""
-    if has_rule and not name.startswith(_ESTIMATED):
+    An operator that is ``modelled``, by a rule or otherwise, hides nothing, unless it is estimated."""
+    if modelled and not name.startswith(_ESTIMATED):
         return None
     if name.partition(".")[0] not in _MODELLED_LIBRARIES:
         return "a kernel outside PyTorch, of which only the outputs are known"
     found = [beginning for beginning in _UNMODELLED if name.startswith(beginning)]
-    return _UNMODELLED[max(found, key=len)] if found else None
+    if found:
+        return _UNMODELLED[max(found, key=len)]
+    return "buffers that a recording shows" if name in _evidence()["taking"] else None
+
+
+def proven(name: str) -> bool:
+    """Whether recordings prove that the operator allocates its outputs and nothing else."""
+    evidence = _evidence()
+    return name in evidence["proven"] or name in evidence["equal"]
+
+
+@functools.cache
+def _evidence() -> dict[str, Any]:
+    """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``equal``: operator -> cases by
+    kind whose whole sequence a capture predicts; ``taking``: operator -> a case in which it takes more."""
+    text = resources.files(__package__).joinpath("outputs_only.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found

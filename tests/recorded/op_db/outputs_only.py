@@ -1,0 +1,110 @@
+"""Find out which operators take nothing but their outputs: ``python -m tests.recorded outputs_only record``.
+
+Runs recorded cases on a CUDA build once more, under a mode that looks at the allocator's counters around every
+operator: what was allocated meanwhile has to be the storages of its outputs, in number and in bytes. Writes
+``graphmem/capture/kernels/parts/outputs_only.json``: by operator how many calls of each kind of recording proved it,
+and the bytes of the largest of these calls (inputs and outputs); and the operators that were seen to take more.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.recorded import functions, loops
+from tests.recorded.device import warm_up
+from tests.recorded.op_db import runner
+from tests.recorded.op_db.entries import entries
+from tests.recorded.op_db.proven import read, write
+from tests.recorded.op_db.record import recordings
+from tests.recorded.record import launch_no_triton
+
+
+class Watch(TorchDispatchMode):
+    """Compares what every operator allocates with the storages of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = ""
+        self.case = ""
+        self.proofs: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.largest: collections.Counter[str] = collections.Counter()
+        self.taking: dict[str, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = _allocated()
+        out = func(*args, **(kwargs or {}))
+        after = _allocated()
+        given, made = _storages((args, kwargs)), _storages(out)
+        new = {key: size for key, size in made.items() if key not in given and size}
+        if not given and not made:
+            return out
+        name = str(func)
+        if (after[0] - before[0], after[1] - before[1]) == (len(new), sum(new.values())):
+            self.proofs[name][self.kind] += 1
+            self.largest[name] = max(self.largest[name], sum(given.values()) + sum(new.values()))
+        else:
+            self.taking.setdefault(name, f"{self.kind}: {self.case}")
+        return out
+
+
+def _allocated() -> tuple[int, int]:
+    """Allocations so far, and the bytes that they asked for."""
+    stats = torch._C._cuda_memoryStats(0)
+    return stats["allocation"]["all"]["allocated"], stats["requested_bytes"]["all"]["allocated"]
+
+
+def _storages(values: Any) -> dict[int, int]:
+    """Address and bytes of every device storage under ``values``."""
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
+    strided = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
+    return {storage.data_ptr() or -storage._cdata: storage.nbytes() for storage in strided}
+
+
+def record() -> None:
+    """Watch every recorded case of a few kinds and write the list."""
+    launch_no_triton()
+    warm_up()
+    warm_up()
+    gc.collect()
+    gc.freeze()
+    watch = Watch()
+    for watch.kind, watch.case, run in _cases():
+        with warnings.catch_warnings(), contextlib.suppress(Exception), watch:
+            warnings.simplefilter("ignore")
+            run()
+    write(_document(watch))
+
+
+def _cases() -> Iterator[tuple[str, str, Callable[[], None]]]:
+    for call, document in recordings().items():
+        if "changes" in document:
+            function = entries()[call.split("/", 1)[0]].op
+            yield "op_db", call, functools.partial(runner.run, function, document["sample"], _nothing)
+    for kind in (functions, loops):
+        recorded = kind.recordings()
+        for name, case in kind.CASES.items():
+            if "changes" in recorded.get(name, {}):
+                yield kind.__name__.rpartition(".")[2], name, functools.partial(kind.run, case, _nothing)
+
+
+def _nothing() -> None:
+    """Where a recording would begin and end."""
+
+
+def _document(watch: Watch) -> dict[str, Any]:
+    proven = {
+        name: {**proofs, "bytes": watch.largest[name]}
+        for name, proofs in sorted(watch.proofs.items())
+        if name not in watch.taking
+    }
+    return {"torch": torch.__version__, "proven": proven, "equal": read()["equal"], "taking": watch.taking}
