@@ -169,6 +169,18 @@ def _ldexp(_: Selection, self: Tensor, other: Tensor) -> Tensor:
     return self * powers
 
 
+# --- the multivariate log-gamma function (ATen/native/UnaryOps.cpp, 2.13) ---------------------------------------------
+
+
+def _mvlgamma(_: Selection, self: Tensor, p: int) -> Tensor:
+    dtype = self.dtype if self.is_floating_point() else torch.get_default_dtype()
+    steps = torch.arange(-p * 0.5 + 0.5, 0.5, 0.5, dtype=dtype, device=self.device)
+    terms = steps + self.unsqueeze(-1)
+    del steps
+    result = terms.lgamma_().sum(-1)
+    return result.add_(p * (p - 1) * math.log(math.pi) / 4)
+
+
 # --- comparisons of whole tensors (ATen/native/TensorCompare.cpp, ATen/native/cuda/Equal.cpp, 2.13) -------------------
 
 
@@ -236,6 +248,7 @@ BODIES: dict[Any, Callable[..., Any]] = {
     _aten.masked_select.default: _masked_select,
     _aten.masked_scatter_backward.default: _masked_scatter_backward,
     _aten.ldexp.Tensor: _ldexp,
+    _aten.mvlgamma.default: _mvlgamma,
     _aten.isclose.default: _isclose,
     _aten.isfinite.default: _isfinite,
     **LINEAR_ALGEBRA,

@@ -23,6 +23,7 @@ _UNMODELLED = {
     "aten._sparse": "sparse matrices (cuSPARSE)",
     "aten.cholesky": "the factorization's workspace (cuSOLVER)",
     "aten.geqrf": "the decomposition's workspace (cuSOLVER)",
+    "aten.isin.Tensor_Tensor": "sorted values, where more than a few are looked for",
     "aten.linalg_cholesky_ex": "the factorization's workspace (cuSOLVER)",
     "aten.linalg_eig": "the decomposition's workspace (MAGMA or cuSOLVER)",
     "aten.linalg_householder_product": "the product's workspace (cuSOLVER)",
@@ -33,12 +34,13 @@ _UNMODELLED = {
     "aten.linalg_qr": "the decomposition's workspace (cuSOLVER)",
     "aten.linalg_solve_triangular": "copies of operands",
     "aten.lu_": "the factorization's workspace (cuSOLVER)",
+    "aten.mode": "sorted slices, where they are longer than 1,024",
     "aten.ormqr": "the product's workspace (cuSOLVER)",
     "aten.triangular_solve": "copies of operands",
 }
 
 #: Those that have a rule all the same, which estimates.
-_ESTIMATED = ("aten._fft_",)
+_ESTIMATED = ("aten._fft_", "aten.isin.Tensor_Tensor", "aten.mode")
 
 #: Namespaces of operators whose kernels have rules, or allocate nothing but outputs.
 _MODELLED_LIBRARIES = frozenset(

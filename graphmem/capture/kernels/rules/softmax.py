@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 
@@ -13,7 +15,11 @@ def safe_softmax(call: Call) -> Script:
     script = Script().output(0)
     script.give(*script.contiguous(scores, "contiguous scores"))
     masked = script.take(scores.numel(), "-inf positions")
-    rows = script.take(scores.numel() // max(1, scores.shape[dim]), "rows of -inf")
+    shape = list(scores.shape)
+    shape[dim] = 1
+    mask = torch.empty(scores.shape, dtype=torch.bool, device="meta")
+    outputs = [torch.empty(shape, dtype=torch.bool, device="meta")]
+    (rows,) = script.call("aten.all.dim", mask, dim, True, card=call.card, outputs=outputs, births=["rows of -inf"])
     zero = script.take(call.outputs[0].element_size(), "zero")
     script.give(zero, rows, masked)
     return script
