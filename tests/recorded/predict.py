@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 
 from graphmem.capture.session.session import Session, capture
@@ -61,7 +62,7 @@ def predicted_together(
         warm_up()
         for run, own in zip(runs, marks, strict=True):
             with contextlib.suppress(Exception):
-                run(lambda own=own: own.append(len(session.recorder.builder.rows)))
+                run(functools.partial(_mark, session, own))
 
     trace = capture(
         step,
@@ -72,6 +73,10 @@ def predicted_together(
         data_dependent=0.0,
     ).trace
     return [_changes(trace, slice(*own), Place.DEVICE) if len(own) == 2 else None for own in marks]
+
+
+def _mark(session: Session, marks: list[int]) -> None:
+    marks.append(len(session.recorder.builder.rows))
 
 
 def _changes(trace: Trace, part: slice, place: Place) -> list[int]:

@@ -31,12 +31,14 @@ IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
 
 _PRODUCTS = "the gradient of prod was taken to go the way of inputs with zeros; without any, a card takes less"
 _FILLED = "the gradient of a fill value was taken to hold the whole tensor; a card holds what the mask selects"
+_NORMS = "the gradient of renorm was taken to be computed in double precision; a card computes it in single"
 _SIGNS = "the gradient of sgn was taken to be a tensor of zeros; a card makes none"
 #: Name of an autograd node -> what is assumed where its formula, for fake tensors, goes another way than on a card.
 OTHER_WAYS = {
     "ProdBackward0": _PRODUCTS,
     "ProdBackward1": _PRODUCTS,
     "MaskedFillBackward1": _FILLED,
+    "RenormBackward0": _NORMS,
     "SgnBackward0": _SIGNS,
 }
 

@@ -47,7 +47,7 @@ def outcomes(documents: Iterable[dict[str, Any]]) -> Iterator[Outcome]:
             for part in _batches(recorded, _TOGETHER):
                 together = predicted_together([_run(doc) for doc in part], "op_db", cudnn_workspaces=False)
                 for document, changes in zip(part, together, strict=True):
-                    if changes == document["changes"]:
+                    if changes is not None and changes == document["changes"]:
                         yield Outcome(document["case"], "equal", 0, (), (changes, changes))
                     else:
                         yield outcome(document)

@@ -26,12 +26,12 @@ class OpDb:
 
 
 class OutputsOnly:
-    """The list of operators that take nothing but their outputs. No arguments."""
+    """The list of operators that take nothing but their outputs. Arguments of ``record``: parts of kind and name."""
 
     def record(self, arguments: list[str]) -> int:
         from tests.recorded.op_db import outputs_only
 
-        outputs_only.record()
+        outputs_only.record(arguments)
         return 0
 
     def table(self, arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,8 +70,9 @@ def _storages(values: Any) -> dict[int, int]:
     return {storage.data_ptr() or -storage._cdata: storage.nbytes() for storage in strided}
 
 
-def record() -> None:
-    """Watch every recorded case of a few kinds and write the list."""
+def record(parts: Sequence[str]) -> None:
+    """Watch every recorded case of a few kinds and write the list; or add what the cases show whose kind and name,
+    such as ``op_db/add/float32/small/0``, contain one of ``parts``."""
     launch_no_triton()
     warm_up()
     warm_up()
@@ -79,10 +80,12 @@ def record() -> None:
     gc.freeze()
     watch = Watch()
     for watch.kind, watch.case, run in _cases():
+        if parts and not any(part in f"{watch.kind}/{watch.case}" for part in parts):
+            continue
         with warnings.catch_warnings(), contextlib.suppress(Exception), watch:
             warnings.simplefilter("ignore")
             run()
-    write(_document(watch))
+    write(_document(watch, read() if parts else {}))
 
 
 def _cases() -> Iterator[tuple[str, str, Callable[[], None]]]:
@@ -101,10 +104,14 @@ def _nothing() -> None:
     """Where a recording would begin and end."""
 
 
-def _document(watch: Watch) -> dict[str, Any]:
-    proven = {
-        name: {**proofs, "bytes": watch.largest[name]}
-        for name, proofs in sorted(watch.proofs.items())
-        if name not in watch.taking
-    }
-    return {"torch": torch.__version__, "proven": proven, "equal": read()["equal"], "taking": watch.taking}
+def _document(watch: Watch, before: dict[str, Any]) -> dict[str, Any]:
+    """What was seen, added to what was known ``before``: the larger count of a kind holds."""
+    taking = before.get("taking", {}) | watch.taking
+    proven: dict[str, dict[str, int]] = {}
+    seen = {name: {**proofs, "bytes": watch.largest[name]} for name, proofs in watch.proofs.items()}
+    for proofs_by_name in (before.get("proven", {}), seen):
+        for name, proofs in proofs_by_name.items():
+            if name not in taking:
+                known = proven.setdefault(name, {})
+                known.update({what: max(count, known.get(what, 0)) for what, count in proofs.items()})
+    return {"torch": torch.__version__, "proven": proven, "taking": taking}

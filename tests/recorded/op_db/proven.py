@@ -13,7 +13,7 @@ TARGET = Path(graphmem.__file__).parent / "capture" / "kernels" / "parts" / "out
 
 
 def read() -> dict[str, Any]:
-    """``proven``, ``equal`` and ``taking``, as :mod:`graphmem.capture.kernels.parts.known` says."""
+    """``proven`` and ``taking``, as :mod:`graphmem.capture.kernels.parts.known` says."""
     found: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
     return found
 
@@ -38,7 +38,6 @@ def table() -> None:
         kinds.update(kind for kind in proofs if kind != "bytes")
     print(f"{len(document['proven'])} operators take nothing but their outputs on {document['torch']}")
     print(*(f"  {count} by {kind}" for kind, count in kinds.items()), sep="\n")
-    print(f"{len(document['equal'])} more are in cases that a capture predicts event for event")
     print(f"{len(document['taking'])} take more; {len(unmodelled(document))} of these have no model")
 
 

@@ -1,9 +1,9 @@
 """Record the calls of PyTorch's operator database on a CUDA build.
 
-``python -m tests.recorded op_db record [entry ...]`` writes ``tests/golden/pytorch/op_db/<kind of entry>.jsonl.gz``: a
-line a call with its arguments (``sample``) and the bytes asked for and given back (``changes``), or why it did not run
-(``error``). Entries run in processes of their own, each started anew where one ends it: some libraries do that where
-they find no device.
+``python -m tests.recorded op_db record [entry ...]`` writes ``op_db/<kind of entry>.jsonl.gz`` in the folder of
+recordings: a line a call with its arguments (``sample``) and the bytes asked for and given back (``changes``), or why
+it did not run (``error``). Entries run in processes of their own, each started anew where one ends it: some
+libraries do that where they find no device.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Decoder:
             parts = [self.decode(part) for part in content]
             if kind == "dict":
                 return dict(zip(parts[::2], parts[1::2], strict=True))
-            return {"tuple": tuple, "list": list, "slice": lambda p: slice(*p)}[kind](parts)
+            return parts if kind == "list" else tuple(parts) if kind == "tuple" else slice(*parts)
         if kind == "complex":
             return complex(*content)
         if kind == "torch":

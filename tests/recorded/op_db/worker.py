@@ -5,6 +5,7 @@ What the file says was done already is not done again. The process may end at an
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import sys
@@ -53,7 +54,7 @@ def _record(call: Call) -> dict[str, Any]:
     function = entries()[call.entry].op
     document: dict[str, Any] = {"case": call.name}
     for sample in call.samples:
-        result = record_changes(lambda mark, sample=sample: _run(function, sample, mark))
+        result = record_changes(functools.partial(_run, function, sample))
         document = {"case": call.name, "torch": torch.__version__, "sample": sample} | result
         if "changes" in result:
             return document

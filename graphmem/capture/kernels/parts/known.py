@@ -71,14 +71,13 @@ def unmodelled(name: str, modelled: bool = False) -> str | None:
 
 def proven(name: str) -> bool:
     """Whether recordings prove that the operator allocates its outputs and nothing else."""
-    evidence = _evidence()
-    return name in evidence["proven"] or name in evidence["equal"]
+    return name in _evidence()["proven"]
 
 
 @functools.cache
 def _evidence() -> dict[str, Any]:
-    """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``equal``: operator -> cases by
-    kind whose whole sequence a capture predicts; ``taking``: operator -> a case in which it takes more."""
+    """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``taking``: operator -> a case in
+    which it takes more."""
     text = resources.files(__package__).joinpath("outputs_only.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found

@@ -34,12 +34,14 @@ def where_rule(call: Call) -> Script | None:
 
 @rule("aten.unfold_backward.default")
 def unfold_backward_rule(call: Call) -> Script | None:
-    """Positions along the unfolded dimension (ATen/native/UnfoldBackward.h)."""
+    """Positions along the unfolded dimension (ATen/native/UnfoldBackward.h); slices that do not overlap are copied.
+    Positions behind the last slice do not count."""
     sizes, dim = call.input_sizes, call.dim
-    if not sizes:
+    if not sizes or call.step >= call.size:
         return None
     script = Script().output(0)
-    script.give(script.take(8 * int(sizes[dim]), "positions"))
+    slices = (int(sizes[dim]) - call.size) // call.step + 1
+    script.give(script.take(8 * ((slices - 1) * call.step + call.size), "positions"))
     return script
 
 

@@ -112,6 +112,8 @@ def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:
             if not _on_host(index):
                 _check_range(script)
     held.append(_take_linear_index(script, used, count))
+    if _are_apart(indices) and tensor.is_contiguous():
+        held.append(script.take(bytes_of(tensor), "contiguous tensor with the indexed dimensions in front"))
     held += _take_values(script, tensor, indices, values, shape)
     sliced = _slice_elements(tensor, indices)
     ordered = take_sorted_indices(script, count, 8, ((tensor.numel() - 1) // sliced).bit_length(), call.card)
@@ -172,7 +174,17 @@ def _take_values(
     return [script.take(wanted * values.element_size(), "contiguous values")]
 
 
+def _are_apart(indices: Sequence[Any]) -> bool:
+    """Whether dimensions that are not indexed lie between those that are (``hasContiguousSubspace`` is false)."""
+    used = [dim for dim, index in enumerate(indices) if index is not None]
+    return used[-1] - used[0] >= len(used)
+
+
 def _slice_elements(tensor: torch.Tensor, indices: Sequence[Any]) -> int:
-    """Elements that one linear index stands for: the dimensions behind the indexed ones."""
+    """Elements that one linear index stands for: the dimensions behind the indexed ones, or all others where the
+    indexed ones are brought to the front."""
+    if _are_apart(indices):
+        used = [dim for dim, index in enumerate(indices) if index is not None]
+        return tensor.numel() // max(1, math.prod(tensor.shape[dim] for dim in used))
     last = max(dim for dim, index in enumerate(indices) if index is not None)
     return math.prod(tensor.shape[last + 1 :])

@@ -1,0 +1,41 @@
+"""PyTorch's own operator database against recordings of the CUDA build.
+
+Whoever differs from a recording has to say so: by an operator that is counted as not modelled or not checked, or by a
+value that had to be assumed. ``python -m tests.recorded op_db table`` shows all of it, ``differ`` where one goes
+another way. Every recorded call is tried where slow tests run; here an even share of them.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest", reason="PyTorch's operator database imports it")
+
+from tests.recorded.op_db.compare import VERDICTS, Outcome, outcomes  # noqa: E402
+from tests.recorded.op_db.record import group_of, recordings  # noqa: E402
+
+RECORDED = [document for document in recordings().values() if "changes" in document]
+GROUPS = list(dict.fromkeys(group_of(document["case"]) for document in RECORDED))
+#: One call of so many is tried in every run.
+SHARE = 60
+PEAK_EQUAL = ("equal", "peak equal")
+
+
+def test_an_even_share_of_the_database_is_predicted() -> None:
+    _judge(list(outcomes(RECORDED[::SHARE])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_whole_database_is_predicted(group: str) -> None:
+    _judge(list(outcomes(document for document in RECORDED if group_of(document["case"]) == group)))
+
+
+def _judge(found: list[Outcome]) -> None:
+    silent = [one.call for one in found if one.verdict == VERDICTS[-1]]
+    assert not silent, f"differ in silence; see python -m tests.recorded op_db differ {silent[0]}"
+    counts = collections.Counter(one.verdict for one in found)
+    assert sum(counts[verdict] for verdict in PEAK_EQUAL) >= 0.9 * len(found), counts
