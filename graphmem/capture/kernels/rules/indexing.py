@@ -185,6 +185,6 @@ def _slice_elements(tensor: torch.Tensor, indices: Sequence[Any]) -> int:
     indexed ones are brought to the front."""
     if _are_apart(indices):
         used = [dim for dim, index in enumerate(indices) if index is not None]
-        return int(tensor.numel()) // max(1, math.prod(tensor.shape[dim] for dim in used))
+        return int(tensor.numel() // max(1, math.prod(tensor.shape[dim] for dim in used)))
     last = max(dim for dim, index in enumerate(indices) if index is not None)
     return math.prod(tensor.shape[last + 1 :])
