@@ -60,7 +60,7 @@ def problem_of(case: Case, scratch: Path) -> tuple[str, str, int]:
 
     all_devices.cache_clear()
     devices._index.cache_clear()
-    main._message = noted  # type: ignore[assignment]
+    main._message = noted
     try:
         with _drawing(case), _limits(case, scratch):
             result = CliRunner().invoke(main.cli, case.arguments, prog_name="graphmem", env=dict(case.environment))

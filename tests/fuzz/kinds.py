@@ -10,6 +10,7 @@ import random
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.fuzz import mutate, samples
 from tests.fuzz.judge import BEFORE, Case
@@ -17,7 +18,7 @@ from tests.fuzz.judge import BEFORE, Case
 Maker = Callable[[random.Random, Path], Case]
 
 
-def _asked(rng: random.Random, folder: Path, arguments: list[str], **more: Mapping[str, str]) -> Case:
+def _asked(rng: random.Random, folder: Path, arguments: list[str], **more: Any) -> Case:
     """The command, now and then with a file to write, over an older one or on a full disk."""
     case = Case(arguments, **more)
     if rng.random() < 0.2:

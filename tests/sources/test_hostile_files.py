@@ -165,7 +165,7 @@ def _rename(document: Any) -> None:
 
 
 def _spec(kind: str, context: str) -> str:
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     return json.dumps([1, {"type": kind, "context": context, "children_spec": [leaf]}])
 
 
