@@ -63,6 +63,8 @@ def _bounded(file: Any, limit: int) -> bytes:
 def check_fields(kind: type, values: Mapping[str, Any]) -> None:
     """Hold ``values`` against the annotated types of the dataclass ``kind``. Raises :class:`ValueError` naming the
     first that does not fit; names that are missing, or are no field, are left to the constructor."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{shown(values)} is no {kind.__name__}")
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         if name in hints and not fits(value, hints[name]):

@@ -19,7 +19,7 @@ from graphmem.training import Inference, Training
 from graphmem.versions import version_named
 
 #: More iterations than any run needs to settle; the events of every one of them are held.
-MOST_ITERATIONS = 10_000
+MOST_ITERATIONS = 1000
 
 
 @dataclass(frozen=True, eq=False)

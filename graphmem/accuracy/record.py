@@ -153,9 +153,17 @@ def read_located(path: Path) -> list[Record]:
 def _located(record: Record, folder: Path) -> Record:
     """The record with the paths of its graph and its recorded allocations, where they lie in ``folder``."""
     graph, trace = folder / record.case.model, folder / record.trace
-    if record.case.model.endswith(".onnx") and graph.exists():
+    if record.case.model.endswith(".onnx") and _exists(graph):
         record = replace(record, case=replace(record.case, model=str(graph)))
-    return replace(record, trace=str(trace)) if record.trace and trace.exists() else record
+    return replace(record, trace=str(trace)) if record.trace and _exists(trace) else record
+
+
+def _exists(path: Path) -> bool:
+    """Whether the file is there; names that are too long, or hold a NUL, are of none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def append(path: Path, records: Iterable[Record]) -> None:

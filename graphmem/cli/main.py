@@ -41,6 +41,9 @@ _ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasa
 #: The errors of a disk, or of the user's share of one, that is full.
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
+#: Those of a name that is too long, a circle of links, or a place where one may not look.
+_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
 
 class Terminated(BaseException):
     """A signal asked the program to end. ``code`` is what a shell says of a program that it ended."""
@@ -83,6 +86,8 @@ def _message(error: BaseException) -> str:
         return "this machine has not enough memory for the analysis"
     if isinstance(error, OSError) and error.errno in _FULL:
         return f"cannot write: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in _NAMES and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
     return f"{type(error).__name__}: {error}: {_BUG}"
 
 

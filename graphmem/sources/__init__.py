@@ -22,6 +22,10 @@ _FORMS = (
 )
 
 
+#: Bytes of a file's name on the usual file systems.
+_LONGEST_NAME = 255
+
+
 def load(
     model: Any,
     example_inputs: Any = None,
@@ -62,6 +66,8 @@ def load(
         text = os.fspath(model)
         if not text.strip():
             raise SourceError(f"no model given; {_FORMS}")
+        if max(len(os.fsencode(part)) for part in text.split("/")) > _LONGEST_NAME:
+            raise SourceError(f"{text[:60]!r}... is too long to be the name of a file or model")
         if _suffix(text) == ".onnx":
             from graphmem.sources.onnx_file import read_onnx
 
