@@ -58,6 +58,8 @@ def emit(content: str | bytes, output: str | None) -> None:
 def _to_stdout(content: str | bytes) -> None:
     if sys.stdout is None:
         raise UsageError("standard output is closed; name a file with -o FILE")
+    if isinstance(content, str):  # names from files may hold what no encoding has
+        content = content.encode("utf-8", "backslashreplace").decode("utf-8")
     try:
         click.echo(content, nl=False)
         sys.stdout.flush()
