@@ -188,12 +188,13 @@ def main() -> None:
     parser.add_argument("--analyses", type=int, default=50)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--again", type=int, default=0, help="only: so many analyses in a process each")
+    parser.add_argument("--leave-out", default="", help="a question, such as the slow one: compiled")
     options = parser.parse_args()
     if options.again:
         sys.exit(1 if same_again(options.again) else 0)
     torch.set_num_threads(1)  # the machine is for the analyses
     with tempfile.TemporaryDirectory() as folder:
-        ask = questions(Path(folder))
+        ask = {name: question for name, question in questions(Path(folder)).items() if name != options.leave_out}
         alone = {name: answer(question) for name, question in ask.items()}
         wrong: list[str] = []
         for number in range(options.runs):
