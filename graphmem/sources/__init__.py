@@ -66,7 +66,7 @@ def load(
         text = os.fspath(model)
         if not text.strip():
             raise SourceError(f"no model given; {_FORMS}")
-        if max(len(os.fsencode(part)) for part in text.split("/")) > _LONGEST_NAME:
+        if max(len(part.encode("utf-8", "surrogatepass")) for part in text.split("/")) > _LONGEST_NAME:
             raise SourceError(f"{text[:60]!r}... is too long to be the name of a file or model")
         if _suffix(text) == ".onnx":
             from graphmem.sources.onnx_file import read_onnx

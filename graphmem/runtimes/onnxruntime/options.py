@@ -150,6 +150,6 @@ def _switch(key: str, value: str) -> bool:
 
 
 def _count(key: str, value: str) -> int:
-    if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= 4096:
+    if not value.isascii() or not value.isdecimal() or len(value) > 4 or not 1 <= int(value) <= 4096:
         raise UsageError(f"{key} is {value!r}; accepted: 1 to 4096")
     return int(value)
