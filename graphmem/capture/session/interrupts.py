@@ -1,13 +1,31 @@
-"""Ctrl-C during a capture: at once in the user's step, and when all is done while names are replaced or put back."""
+"""Ctrl-C during a capture: at once in the user's step, and when all is done while names are replaced or put back.
+
+Inside an operator it waits for the operator's end. PyTorch takes a dispatch mode off its stack there and puts it back
+in a C++ destructor (``StashTorchDispatchModeGuard``, torch/csrc/utils/torch_dispatch_mode.h), which ends the program
+when an exception has left another mode in its place. What is raised while an object dies, Python drops: it waits too.
+"""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+#: An operator of a capture takes some tenths of a millisecond.
+_OPERATOR_SECONDS = 0.001
+
+
+def _in_operator(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name in ("__torch_dispatch__", "__del__", "_died"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Interrupts:
@@ -53,8 +71,18 @@ class Interrupts:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._holding:
             self._held.append(frame)
+        elif _in_operator(frame):
+            if not self._held:
+                self._held.append(frame)
+            _thread.start_new_thread(self._send_again, ())
         else:
+            self._held.clear()
             self._handler(number, frame)
+
+    def _send_again(self) -> None:
+        time.sleep(_OPERATOR_SECONDS)
+        if self._held:
+            _thread.interrupt_main()
 
     def _deliver(self) -> None:
         if self._held:
