@@ -22,6 +22,7 @@ IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
     _aten.logical_and.default: (_aten.logical_and_.default, _EVENLY_DISTRIBUTED | _CLAMPED),
     _aten.logical_or.default: (_aten.logical_or_.default, _EVENLY_DISTRIBUTED | _CLAMPED),
     _aten.masked_fill.Scalar: (_aten.masked_fill_.Scalar, frozenset({"Atan2Backward0"})),
+    _aten.add.Tensor: (_aten.add_.Tensor, frozenset({"AminmaxBackward0"})),  # aminmax_backward, FunctionsManual.cpp
     _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
     _aten.mul.Tensor: (
         _aten.mul_.Tensor,
