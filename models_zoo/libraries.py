@@ -48,11 +48,23 @@ _LLAMA_7B = {
     "use_cache": False,
 }
 
+_QWEN_05B = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "use_cache": False,
+}
+
 LANGUAGE_MODELS: Mapping[str, LanguageModelSpec] = {
     "gpt2": LanguageModelSpec("GPT2Config", "GPT2LMHeadModel", 1024, {}),
     "bert": LanguageModelSpec("BertConfig", "BertForMaskedLM", 512, {}),
     "llama160m": LanguageModelSpec("LlamaConfig", "LlamaForCausalLM", 1024, _LLAMA_160M),
     "llama7b": LanguageModelSpec("LlamaConfig", "LlamaForCausalLM", 2048, _LLAMA_7B),
+    "qwen05b": LanguageModelSpec("Qwen2Config", "Qwen2ForCausalLM", 1024, _QWEN_05B),
     "opt125m": LanguageModelSpec("OPTConfig", "OPTForCausalLM", 1024, {}),
 }
 

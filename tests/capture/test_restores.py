@@ -163,7 +163,7 @@ def interrupt() -> None:
 
 def need_data() -> None:
     def step() -> None:
-        torch.zeros(3, device="cuda").nonzero()
+        torch.randn(8192, device="cuda").nonzero()
 
     record(step)
 

@@ -80,6 +80,11 @@ def _bincount(selection: Selection, self: Tensor, weights: Tensor | None = None,
     return self.new_empty(length, dtype=weights.dtype if weights.dtype is torch.float32 else torch.float64)
 
 
+def _repeat_interleave(selection: Selection, repeats: Tensor, output_size: int | None = None) -> Tensor | None:
+    rows = output_size if output_size is not None else selection.exact
+    return None if rows is None else repeats.new_empty(rows)
+
+
 #: Operators of PyTorch whose outputs' size is data -> their outputs for a given selection.
 SELECTING: dict[Any, Callable[..., Any]] = {
     _aten.nonzero.default: _nonzero,
@@ -87,4 +92,5 @@ SELECTING: dict[Any, Callable[..., Any]] = {
     _aten.unique_consecutive.default: _unique_consecutive,
     _aten.unique_dim.default: _unique_dim,
     _aten.bincount.default: _bincount,
+    _aten.repeat_interleave.Tensor: _repeat_interleave,
 }

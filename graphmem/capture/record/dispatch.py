@@ -7,6 +7,7 @@ after the other, in the order of :data:`INTERCEPTORS`. A call that none of them 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,7 @@ from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import device_values, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
-from graphmem.capture.values.tensors import on_device
+from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.trace import Category, Place
 
 _aten = torch.ops.aten
@@ -92,6 +93,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     def finish(self, call: OperatorCall, out: Any) -> Any:
         """Record what the operator has returned."""
         self.recorder.births.record(call, out)
+        self.recorder.values.follow(call.func, call.args, call.kwargs, out)
         if call.facts.tracks_value:
             remark = device_values.follow(call.func, call.args, out)
             if remark:
@@ -141,6 +143,8 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
     mode.recorder.note(call)
     flat = collectives.flat_copy_bytes(call.func, call.args)
     mode.recorder.storages.take_and_give(flat, Category.COMMUNICATION, "flat copy of a collective's list")
+    for tensor in tensors_in(call.args):
+        mode.recorder.values.forget(tensor)  # the others' are not known
     return collectives.collective(call.func, call.args)
 
 
@@ -184,7 +188,10 @@ def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
     recorder = mode.recorder
     if not call.in_backward or recorder.attribution.adds_in_formula(call.args[0]):
         return NOT_HANDLED
-    return call.args[0] if recorder.fan_in.adds_in_place(call.args, call.kwargs) else NOT_HANDLED
+    if not recorder.fan_in.adds_in_place(call.args, call.kwargs):
+        return NOT_HANDLED
+    recorder.values.forget(call.args[0])
+    return call.args[0]
 
 
 def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -217,6 +224,10 @@ def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
     if call.func in COMPARISONS and on_device(call.args):
         with mode:
             COMPARISONS[call.func](*call.args, **call.kwargs)
+    known = mode.recorder.values.result(call.func, call.args, call.kwargs)
+    if known is not None:
+        mode.recorder.refuse_in_graph_capture("a tensor's value is read back", call.args[0])
+        return known
     value = _read_back(mode.recorder, call.func is _ITEM, call.args[0])
     return NOT_HANDLED if value is None else value
 
@@ -259,8 +270,17 @@ def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, body: Callable[
 
 
 def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
-    out = outputs_of(call.func, mode.recorder.selection, call.args, call.kwargs)
+    selection = mode.recorder.selection
+    known = mode.recorder.values.result(call.func, call.args, call.kwargs)
+    with contextlib.nullcontext() if known is None else selection.exactly(_rows(known)):
+        out = outputs_of(call.func, selection, call.args, call.kwargs)
     return NOT_HANDLED if out is None else mode.finish(call, out)
+
+
+def _rows(selected: Any) -> int:
+    """How many an operator has selected: the length of its first result."""
+    first = selected[0] if isinstance(selected, (tuple, list)) else selected
+    return int(first.shape[0])
 
 
 def _fused_step(mode: RecordingMode, call: OperatorCall) -> Any:

@@ -23,6 +23,7 @@ from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import on_device
 from graphmem.errors import CaptureError
@@ -52,6 +53,7 @@ class Recorder:
         self.composites: dict[Any, Callable[..., Any]] = {}
         self.selection = selection or Selection(None)
         self.fan_in = FanIn()
+        self.values = KnownValues()
         self.values_assumed = 0
         self.unmodelled: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()

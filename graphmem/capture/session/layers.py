@@ -35,6 +35,7 @@ from graphmem.capture.device.reading_values import patch_reading
 from graphmem.capture.device.streams_api import patch_streams
 from graphmem.capture.device.torch_versions import patch_module_conversion
 from graphmem.capture.device.training_tools import patch_training_tools
+from graphmem.capture.device.unnoticed import unnoticed
 from graphmem.capture.distributed.process_groups import one_rank
 from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
 from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
@@ -199,6 +200,13 @@ LAYERS: tuple[Layer, ...] = (
         "logs and metrics read values outside the dispatcher, and there are none",
         ("torch.Tensor.numpy", "torch.Tensor.__format__"),
         _patching(lambda patches, _: patch_reading(patches)),
+    ),
+    Layer(
+        "unnoticed",
+        "device/unnoticed",
+        "a library that recognises fake tensors takes the path it keeps for exporters, which no card sees",
+        (),
+        lambda _: unnoticed(),
     ),
     Layer(
         "torch.cuda",

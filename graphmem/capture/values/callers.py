@@ -188,3 +188,9 @@ def node_name() -> str:
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is active; its tensors are like subclasses on a card too."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def package_that_asks() -> str:
+    """The top-level package of the code that reads an attribute, asked by the property that answers: PyTorch's own code
+    has to recognise fake tensors, and no library may."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]

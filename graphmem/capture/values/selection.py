@@ -25,6 +25,11 @@ class Selection:
         self.assumed += 1
         return math.ceil(self.share * candidates)
 
+    @property
+    def exact(self) -> int | None:
+        """The number selected, where it is known; nothing is assumed."""
+        return self._exact
+
     @contextlib.contextmanager
     def exactly(self, rows: int | None) -> Iterator[None]:
         """Selections inside are of ``rows``; None changes nothing."""

@@ -66,13 +66,12 @@ add(
     "unique_inverse",
     lambda i: i.unique(return_inverse=True, return_counts=True),
     index(5000),
-    refused="needs the values",
 )
 add("unique_float", lambda x: x.unique(), t(100000), refused="needs the values", grad=False)
-add("unique_rows_consecutive", lambda i: torch.unique_consecutive(i), index(5000), refused="needs the values")
-add("where_positions", lambda m: torch.where(m), index(64, 4096, dtype=BOOL), refused="needs the values")
-add("index_mask_elements", lambda x, m: x[m], X, index(64, 4096, dtype=BOOL), refused="needs the values")
-add("masked_select_row", lambda x, m: x.masked_select(m), X, index(64, 1, dtype=BOOL), refused="needs the values")
+add("unique_rows_consecutive", lambda i: torch.unique_consecutive(i), index(5000))
+add("where_positions", lambda m: torch.where(m), index(64, 4096, dtype=BOOL))
+add("index_mask_elements", lambda x, m: x[m], X, index(64, 4096, dtype=BOOL))
+add("masked_select_row", lambda x, m: x.masked_select(m), X, index(64, 1, dtype=BOOL))
 add("repeat_interleave_int32", lambda x, n: x.repeat_interleave(n, 0, output_size=128), X, index(64, dtype=I32))
 add("bucketize_int32", lambda x, b: torch.bucketize(x, b, out_int32=True), X, t(100, grad=False), grad=False)
 add("searchsorted_rows", lambda b, x: torch.searchsorted(b, x), t(64, 100, grad=False), t(64, 50), grad=False)

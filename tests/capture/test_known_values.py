@@ -1,0 +1,114 @@
+"""What a program reads back of values it gave is what a card would answer: programs run for real and in a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from tests.support.captures import record  # noqa: E402
+
+#: Functions of one integer tensor of at least one dimension, as data pipelines and models use them.
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "add": lambda x: x + 3,
+    "add in place": lambda x: x.add_(2),
+    "a view written": lambda x: (x[..., :1].fill_(7), x)[1],
+    "masked fill": lambda x: x.masked_fill(x > 4, 0),
+    "a mask assigned": lambda x: _assigned(x),
+    "where": lambda x: torch.where(x > 2, x, -x),
+    "cumsum": lambda x: x.cumsum(-1),
+    "sort": lambda x: x.sort(-1).values,
+    "flip": lambda x: x.flip(0),
+    "roll": lambda x: x.roll(1, 0),
+    "concatenated": lambda x: torch.cat([x, x[:1]]),
+    "stacked": lambda x: torch.stack([x, x]),
+    "transposed": lambda x: x.transpose(0, -1),
+    "selected": lambda x: x[x != 1],
+    "unique": lambda x: x.unique(),
+    "positions": lambda x: x.nonzero(),
+    "repeated": lambda x: x.reshape(-1).repeat_interleave(x.reshape(-1).abs() % 3),
+    "counted": lambda x: torch.bincount(x.reshape(-1).abs()),
+    "one-hot": lambda x: torch.nn.functional.one_hot(x.abs() % 5),
+    "padded": lambda x: torch.nn.functional.pad(x, (0, 1), value=9),
+    "scattered": lambda x: torch.zeros_like(x).scatter_(0, (x * 0), x),
+    "gathered": lambda x: x.gather(0, x * 0),
+    "less than its mean": lambda x: (x < x.float().mean()).long(),
+    "largest": lambda x: x.max(0, keepdim=True).values,
+    "triangle": lambda x: x.reshape(1, -1).tril(),
+    "copied from": lambda x: torch.empty_like(x).copy_(x * 2),
+    "to bytes and back": lambda x: x.to(torch.uint8).long(),
+    "cut": lambda x: x[: max(1, int(x.reshape(-1)[0]) % x.shape[0])],
+    "split": lambda x: torch.cat(x.split(1)[::-1]),
+}
+
+
+def _assigned(x: Any) -> Any:
+    x[x == 2] = -100
+    return x
+
+
+@given(
+    numbers=st.lists(st.integers(0, 6), min_size=2, max_size=24),
+    program=st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=6),
+)
+@settings(max_examples=60, deadline=None)
+def test_programs_read_back_what_they_would_on_a_card(numbers: list[int], program: list[str]) -> None:
+    def run(device: str, seen: list[Any]) -> None:
+        x = torch.tensor(numbers).to(device)
+        x = x.view(2, -1) if len(numbers) % 2 == 0 else x
+        for name in program:
+            x = FUNCTIONS[name](x)
+            if x.numel() == 0 or x.dim() == 0 or x.numel() > 5000:
+                break
+            seen.append((name, tuple(x.shape), x.tolist(), int(x.sum()), bool((x > 3).any()), x.max().item()))
+
+    expected: list[Any] = []
+    run("cpu", expected)
+    found: list[Any] = []
+    record(lambda: run("cuda", found))
+    assert found == expected
+
+
+def test_what_a_model_computes_is_not_known() -> None:
+    """Values of floats that came from unknown ones are assumed, as before."""
+    seen = []
+
+    def step() -> None:
+        x = torch.randn(8, 4096, device="cuda", requires_grad=True)
+        mask = torch.ones(8, device="cuda", dtype=torch.bool)
+        loss = x[mask].sum()
+        loss.backward()
+        seen.append((bool(mask.all()), loss.item()))
+
+    record(step)
+    assert seen == [(True, 1.0)]
+
+
+def test_values_die_with_what_overwrites_them() -> None:
+    seen = []
+
+    def step() -> None:
+        counts = torch.tensor([1, 2, 3]).to("cuda")
+        seen.append(counts.max().item())
+        counts.copy_(torch.randn(3, 5000, device="cuda").argmax(1))
+        seen.append(counts.max().item())  # assumed: nobody knows where the largest are
+
+    record(step)
+    assert seen == [3, 1]
+
+
+def test_libraries_do_not_recognise_the_tensors() -> None:
+    namespace: dict[str, Any] = {"__name__": "some_library"}
+    code = "import torch\ndef is_fake(x):\n    return isinstance(x, torch._subclasses.FakeTensor)"
+    exec(code, namespace)
+    seen = []
+    record(lambda: seen.append(namespace["is_fake"](torch.ones(2, device="cuda"))))
+    with torch._subclasses.FakeTensorMode():
+        seen.append(namespace["is_fake"](torch.ones(2)))
+    assert seen == [False, True]
