@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.values.tensors import tensors_in
+
 _aten = torch.ops.aten
 
 #: Largest tensors whose values are followed, in elements. Integers and booleans decide what a program does (masks of a
@@ -113,14 +115,14 @@ class KnownValues:
             self._make(operator, func, args, kwargs, out)
 
     def _make(self, operator: _Operator, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        outputs = [out] if isinstance(out, torch.Tensor) else _flat(out)
+        outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
         if not fakes or not all(_fits(tensor) and tensor.layout is torch.strided for tensor in fakes):
             return
         computed = self._computed(func, args, kwargs, operator.is_random)
         if computed is None:
             return
-        values = [computed] if isinstance(computed, torch.Tensor) else _flat(computed)
+        values = [computed] if isinstance(computed, torch.Tensor) else list(tensors_in(computed))
         if len(values) != len(outputs):
             return
         for tensor, value in zip(outputs, values, strict=True):
@@ -139,7 +141,7 @@ class KnownValues:
             kwargs.get(name) if is_out or position >= len(args) else args[position]
             for position, name, is_out in operator.written
         ]
-        tensors = [tensor for target in targets for tensor in _flat(target) if isinstance(tensor, FakeTensor)]
+        tensors = [tensor for target in targets for tensor in tensors_in(target) if isinstance(tensor, FakeTensor)]
         if operator.overwrites and len(tensors) == 1 and self._is_whole(tensors[0]):
             if not self._known_sources(args[1:], kwargs) or self._mirror(tensors[0]) is None:
                 return self._forget_all(tensors)
@@ -150,7 +152,7 @@ class KnownValues:
         return None
 
     def _known_sources(self, args: Any, kwargs: Any) -> bool:
-        return all(self.of(tensor) is not None for tensor in (*_flat(args), *_flat(list(kwargs.values()))))
+        return all(self.of(tensor) is not None for tensor in (*tensors_in(args), *tensors_in(list(kwargs.values()))))
 
     def _is_whole(self, tensor: Any) -> bool:
         """Whether a tensor of a moderate size is all of its storage."""
@@ -161,7 +163,7 @@ class KnownValues:
     def _computed(self, func: Any, args: Any, kwargs: Any, is_random: bool = False) -> Any:
         """``func`` on the host, writing into what is kept here; None where an argument is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
-        for tensor in (*_flat(args), *_flat(list(kwargs.values()))):
+        for tensor in (*tensors_in(args), *tensors_in(list(kwargs.values()))):
             value = self.of(tensor)
             if value is None:
                 return None
@@ -225,15 +227,6 @@ def _view(data: torch.UntypedStorage, tensor: torch.Tensor) -> torch.Tensor:
         return empty.set_(data, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def _flat(value: Any) -> list[Any]:
-    """Every tensor in nested lists and tuples, None left out."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _flat(item)]
-    return []
-
-
 def _on_host(value: Any, known: dict[int, torch.Tensor]) -> Any:
     """``value`` with what is known in place of tensors, and the host in place of devices."""
     if isinstance(value, torch.Tensor):
@@ -246,4 +239,4 @@ def _on_host(value: Any, known: dict[int, torch.Tensor]) -> Any:
 
 
 def _has_real(args: Any) -> bool:
-    return any(not isinstance(tensor, FakeTensor) for tensor in _flat(args))
+    return any(not isinstance(tensor, FakeTensor) for tensor in tensors_in(args))
