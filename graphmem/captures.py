@@ -140,13 +140,18 @@ def record(question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
 def _record_step(question: Question, loaded: TorchModel) -> Recorded:
     built = _BuiltWith(loaded.build)
     captured, told = _capture(replace(loaded, build=built), question)
+    ending = captured.ending
     if captured.custom_step and not any(s.place == Place.DEVICE for s in captured.trace.storages):
+        if ending is not None:
+            raise SourceError(f"{loaded.name}: {ending.words()}, and put nothing on the GPU")
         raise SourceError(
             f"{loaded.name} returned nothing and put nothing on the GPU; let it return (model, inputs), or run the "
             "whole step itself on the device 'cuda'"
         )
     step = question.step
     words = step.describe(built.weights(step)) if not captured.custom_step else loaded.step_words or _OWN_STEP
+    if ending is not None:
+        words = f"whole program, {ending.steps} optimizer steps"
     return Recorded(captured, words, loaded.notes, told)
 
 
@@ -173,6 +178,7 @@ def _capture(
             build_on=question.build_on,
             record_graph=record_graph,
             cudnn=cudnn,
+            program=loaded.program,
         )
     return captured, {fact: _card_says(card, fact) for fact in sorted(told)}
 

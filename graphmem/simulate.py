@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -119,6 +119,12 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     assumptions.extend(version_notes(setting.torch_version, made.installed_version))
     diagnostics = [Diagnostic("unknown", message, count) for message, count in made.unknown.items()]
     details: dict[str, Any] = {}
+    if made.ending is not None:
+        details["program"] = {**asdict(made.ending), "words": made.ending.words()}
+        if made.ending.failed:
+            diagnostics.append(
+                Diagnostic("warning", f"{made.ending.words()}; the figures are of what it did until then")
+            )
     if made.cudnn is not None:
         assumptions.extend(made.cudnn.notes())
         refused = made.cudnn.refused()

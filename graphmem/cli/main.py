@@ -26,6 +26,7 @@ from graphmem.cli.fit import fit_command
 from graphmem.cli.gpus import gpus_command
 from graphmem.cli.measure import measure_command
 from graphmem.cli.replay import replay_command
+from graphmem.cli.run import run_command
 from graphmem.cli.sweep import sweep_command
 from graphmem.cli.verify import verify_command
 from graphmem.cli.zoo import zoo_command
@@ -98,6 +99,7 @@ def cli() -> None:
 
 
 cli.add_command(analyze_command)
+cli.add_command(run_command)
 cli.add_command(fit_command)
 cli.add_command(advise_command)
 cli.add_command(sweep_command)

@@ -146,9 +146,13 @@ _OUTPUT_OPTIONS = (
 
 def model_options(command: Command) -> Command:
     """MODEL and everything that says what its step is."""
-    asked = grouped("Card, runtime and allocator", _CUDNN_OPTIONS)(command)
-    decorated = grouped("Sizes and inputs", _INPUT_OPTIONS)(grouped("Step", _STEP_OPTIONS)(asked))
+    decorated = grouped("Sizes and inputs", _INPUT_OPTIONS)(grouped("Step", _STEP_OPTIONS)(cudnn_options(command)))
     return click.argument("model")(decorated)
+
+
+def cudnn_options(command: Command) -> Command:
+    """Whether a cuDNN is asked."""
+    return grouped("Card, runtime and allocator", _CUDNN_OPTIONS)(command)
 
 
 def measured_step_options(command: Command) -> Command:

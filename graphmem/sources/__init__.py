@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphmem.errors import SourceError, UsageError
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel
 from graphmem.sources.hints import hint_for_file, hint_for_name
+from graphmem.training.program import Program
 
 if TYPE_CHECKING:
     from graphmem.sources.onnx_file import OnnxFile
@@ -38,7 +39,8 @@ def load(
     files: dict[Any, OnnxFile] | None = None,
     trust: bool = False,
 ) -> OnnxModel | TorchModel:
-    """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, or a factory or step function.
+    """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, a factory or step function, or a
+    whole :class:`Program`.
 
     ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files, ``shapes`` those of several runs;
     ``optimization`` is the (level, provider) ONNX Runtime optimizes them for, and ``files`` keeps those that were read
@@ -62,6 +64,9 @@ def load(
             raise SourceError("several models can be analysed together if all are ONNX files")
         sessions = [session for one in models if isinstance(one, OnnxModel) for session in one.sessions]
         return OnnxModel(", ".join(one.name for one in models), tuple(sessions))
+    if isinstance(model, Program):
+        _require_torch(model.name)
+        return TorchModel(model.name, lambda _: None, program=model)
     if isinstance(model, (str, os.PathLike)):
         text = os.fspath(model)
         if not text.strip():

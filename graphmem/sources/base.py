@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphmem.errors import SourceError
+from graphmem.training.program import Program
 
 if TYPE_CHECKING:
     from graphmem.graph.model import Graph
@@ -58,7 +59,8 @@ class Built:
 @dataclass(frozen=True)
 class TorchModel:
     """A model of PyTorch operators that can be built on fake tensors. ``build`` returns None if it ran the whole step
-    itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it."""
+    itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it. Instead of
+    building anything, a ``program`` is run."""
 
     name: str
     build: Callable[[Sizes], Built | None]
@@ -66,6 +68,7 @@ class TorchModel:
     framework: str = "PyTorch"
     runtime: str = "pytorch"
     step_words: str = ""
+    program: Program | None = None
 
 
 def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:

@@ -85,7 +85,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> _Replaced:
         model = torch.nn.Linear(4, 4).to("cuda")
         model(torch.ones(2, 4, device="cuda")).sum().backward()
 
-    record(step, world_size=2)
+    record(step, world_size=2, leave_after=3)
     return noted
 
 

@@ -33,9 +33,15 @@ class Born:
 
 
 def record(
-    step: Callable[[], Any] | Callable[[Session], Any], device: Device = H100, world_size: int | None = None
+    step: Callable[[], Any] | Callable[[Session], Any],
+    device: Device = H100,
+    world_size: int | None = None,
+    leave_after: int | None = None,
 ) -> Trace:
-    """The trace of a step function, which may take the :class:`Session`, and is one of ``world_size`` processes."""
+    """The trace of a step function, which may take the :class:`Session`, and is one of ``world_size`` processes.
+
+    Its loops end after ``leave_after`` optimizer steps, if given.
+    """
 
     def run(session: Session) -> None:
         either: Callable[..., Any] = step
@@ -44,7 +50,9 @@ def record(
         else:
             either()
 
-    return capture(run, source="test", device=device, torch_version=TORCH_VERSION, world_size=world_size).trace
+    return capture(
+        run, source="test", device=device, torch_version=TORCH_VERSION, world_size=world_size, leave_after=leave_after
+    ).trace
 
 
 def births(trace: Trace, place: Place | None = Place.DEVICE) -> list[Born]:

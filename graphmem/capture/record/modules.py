@@ -89,6 +89,7 @@ class ModuleWatch:
         recorder = self._recorder
         if torch._C._current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
+        recorder.forward_passes += 1
         on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in inputs)
         if recorder.stage == "optimizer" or (recorder.stage == "build" and on_device):
             recorder.begin_iteration()

@@ -60,6 +60,7 @@ class Recorder:
         self.notes: list[str] = []  # remarks for the reader
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self.in_optimizer_step = False
+        self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
         self.is_paused = False
         self._phase = builder.phase(0, "build")
         self._iteration = 0
@@ -92,6 +93,7 @@ class Recorder:
         """A backward pass begins. Steps without any module have not said that their iteration began."""
         if self.fan_in.calibrating:
             return
+        self.backward_passes += 1
         if self._stage == "build" or (self._stage == "optimizer" and not self.in_optimizer_step):
             self.begin_iteration()
         if self._stage == "forward":

@@ -44,6 +44,7 @@ from graphmem.capture.operators.composites import cuda_composites
 from graphmem.capture.operators.convolution_layout import patch_convolution_layout
 from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.patches import Patches
+from graphmem.capture.program.leaving import Leaving, patch_leaving
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch, watch_modules
 from graphmem.capture.record.recorder import Recorder
@@ -58,7 +59,9 @@ class Context:
     teller: Teller
     recorder: Recorder
     world_size: int | None
+    leave_after: int | None = None
     watch: ModuleWatch = field(init=False)
+    leaving: Leaving | None = field(init=False, default=None)
     compiled: CompiledCode = field(init=False)
 
 
@@ -132,6 +135,22 @@ def _recorder(context: Context) -> Iterator[None]:
 def _modules(context: Context) -> Iterator[None]:
     with watch_modules(context.recorder) as context.watch:
         yield
+
+
+@contextlib.contextmanager
+def _leaving(context: Context) -> Iterator[None]:
+    if context.leave_after is None:
+        yield
+        return
+    context.leaving = Leaving(context.leave_after, context.recorder)
+    patches, handles = Patches(), []
+    try:
+        handles = patch_leaving(patches, context.leaving)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        patches.undo()
 
 
 @contextlib.contextmanager
@@ -381,6 +400,13 @@ LAYERS: tuple[Layer, ...] = (
         "hooks say which module runs, when a backward pass begins and when an optimizer steps",
         ("torch.autograd._make_grads",),
         _modules,
+    ),
+    Layer(
+        "leaving",
+        "program/leaving",
+        "a whole program trains for days; its loops are told after some optimizer steps that they are over",
+        ("torch.utils.data.dataloader._BaseDataLoaderIter.__next__",),
+        _leaving,
     ),
     Layer(
         "compiled code",

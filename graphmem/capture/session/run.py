@@ -12,11 +12,13 @@ from graphmem import versions
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
-from graphmem.capture.session.session import Session, capture
+from graphmem.capture.program.main_module import run_program
+from graphmem.capture.session.session import Session, capture, raised_by_program
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
+from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 
 #: The second call finds what the first one allocated.
 INFERENCE_ITERATIONS = 2
@@ -25,7 +27,7 @@ INFERENCE_ITERATIONS = 2
 @dataclass(frozen=True)
 class CapturedModel:
     """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``cudnn`` is what was
-    asked."""
+    asked, ``ending`` how a whole program ended."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -34,6 +36,7 @@ class CapturedModel:
     installed_version: tuple[int, int]
     graph: Any | None = None
     cudnn: Cudnn | None = None
+    ending: Ending | None = None
 
 
 def capture_model(
@@ -49,22 +52,27 @@ def capture_model(
     record_graph: bool = False,
     cudnn: Cudnn | None = None,
     told: set[str] | None = None,
+    program: Program | None = None,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
-    ``build`` returning None has run it all. ``cudnn`` is asked for the plans of convolutions.
-    ``told`` is filled with what the step's own code asked of the card.
+    ``build`` returning None has run it all; a ``program`` is run in its place. ``cudnn`` is asked for the plans of
+    convolutions. ``told`` is filled with what the step's own code asked of the card.
 
     Raises :class:`graphmem.errors.CaptureError`.
     """
     notes: list[str] = []
     custom = [False]
     ran: list[int] = []
+    endings: list[Ending] = []
 
     own = own_optimizer(step) if isinstance(step, Training) else None
 
     def run(session: Session) -> None:
-        built = _built(build, sizes, build_on)
+        if program is not None:
+            endings.append(_run(program, session))
+            notes.extend(_remarks(endings[0], session))
+        built = _built(build, sizes, build_on) if program is None else None
         if built is None:
             custom[0] = True
             return
@@ -85,12 +93,44 @@ def capture_model(
         data_dependent=step.data_dependent,
         cudnn=cudnn,
         world_size=world_size_of(step),
+        leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
     )
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"
         notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
     notes.extend(captured.notes)
-    return CapturedModel(captured.trace, tuple(notes), captured.assumed, custom[0], _installed(), captured.graph, cudnn)
+    return CapturedModel(
+        captured.trace,
+        tuple(notes),
+        captured.assumed,
+        custom[0],
+        _installed(),
+        captured.graph,
+        cudnn,
+        endings[0] if endings else None,
+    )
+
+
+def _run(program: Program, session: Session) -> Ending:
+    """Run a whole program; what it raises is how it ended."""
+    assert session.leaving is not None
+    try:
+        return run_program(program, session.leaving)
+    except Exception as error:
+        raised = raised_by_program(error)
+        if raised is None:
+            raise
+        return Ending("raised", session.leaving.steps, 1, raised)
+
+
+def _remarks(ending: Ending, session: Session) -> list[str]:
+    assert session.leaving is not None
+    remarks = [ending.words()]
+    for where, times in session.leaving.repeated.items():
+        often = "" if times == 1 else f" ({times} times)"
+        alike = f"the loop at {where} was left when its iterations were alike{often}"
+        remarks.append(f"{alike}: forward passes of which nothing is kept")
+    return remarks
 
 
 def world_size_of(step: Training | Inference) -> int | None:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
+from graphmem.capture.program.leaving import Leaving
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.recorder import Recorder
@@ -28,7 +29,7 @@ from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
-from graphmem.errors import CaptureError, GraphmemError
+from graphmem.errors import CaptureError, GraphmemError, first_line
 from graphmem.trace import Category, Trace, TraceBuilder
 
 
@@ -45,9 +46,10 @@ class Captured:
 class Session:
     """What a step sees while it is captured: the recorder, and how tensors get to the device."""
 
-    def __init__(self, recorder: Recorder, watch: modules.ModuleWatch) -> None:
+    def __init__(self, recorder: Recorder, watch: modules.ModuleWatch, leaving: Leaving | None = None) -> None:
         self.recorder = recorder
         self.watch = watch
+        self.leaving = leaving
 
     @property
     def operator_count(self) -> int:
@@ -80,13 +82,14 @@ def capture(
     world_size: int | None = None,
     data_dependent: float | None = None,
     told: set[str] | None = None,
+    leave_after: int | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select; None refuses
     them. ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
     one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
-    own code asked of the card.
+    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over.
 
     A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
     the step needs data that fake tensors do not have; errors of the user's own code come through as
@@ -106,7 +109,7 @@ def capture(
         graph = GraphRecorder()
     workspaces = Workspaces(device.limits, torch_version, measured_bytes=device.cublas_workspace_bytes)
     recorder = Recorder(builder, card, workspaces, graph, Selection(data_dependent))
-    context = Context(Teller(device, set() if told is None else told), recorder, world_size)
+    context = Context(Teller(device, set() if told is None else told), recorder, world_size, leave_after)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         threads = stack.enter_context(capturing(interrupts.check))
@@ -114,7 +117,7 @@ def capture(
         for layer in LAYERS:
             stack.enter_context(layer.install(context))
         with _readable_errors(recorder), interrupts.let_in():
-            run(Session(recorder, context.watch))
+            run(Session(recorder, context.watch, context.leaving))
         assumed = _assumptions(recorder) | context.compiled.assumed
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
@@ -166,6 +169,15 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
             raise CaptureError(f"{where}: {known}") from error
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
         raise CaptureError(f"{where}: the step raised {type(error).__name__}: {first_line}") from error
+
+
+def raised_by_program(error: Exception) -> str | None:
+    """Where and what a whole program raised, in one line; None for what the analysis itself could not do."""
+    ours = (GraphmemError, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+    if isinstance(error, ours) or explained(error) is not None:
+        return None
+    where = raised_at(error)
+    return f"{where}{': ' if where else ''}{type(error).__name__}: {first_line(error)}"
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

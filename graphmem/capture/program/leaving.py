@@ -1,0 +1,215 @@
+"""When a program's loops end: a program is analysed for some optimizer steps, and was written for thousands.
+
+A loop is told that it is over at its top, so that what follows it (evaluation, generation, saving) still runs:
+
+- a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
+  steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`);
+- a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
+  taken and given back in the same order, and nothing kept. One that keeps something goes on to its end.
+
+Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
+iterators of data loaders, whoever drives them. A loop that nobody can end, in a library, is left by an exception when
+an optimizer begins a step beyond the last.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import dataloader
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.record.recorder import Recorder
+from graphmem.trace import EventKind, Place
+
+#: Iterations in a row that have to be alike.
+ALIKE = 3
+
+
+class Left(BaseException):
+    """Raised in the program to leave it; not an :class:`Exception`, which programs catch."""
+
+
+class Leaving:
+    """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes."""
+
+    def __init__(self, steps: int, recorder: Recorder) -> None:
+        self.wanted = steps
+        self.recorder = recorder
+        self.log: list[int] = []  # numbers of the optimizers, step by step
+        self.made: Counter[int] = Counter()
+        self.is_ending = False  # whether a loop that trained was told that it is over
+        self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @property
+    def steps(self) -> int:
+        """The steps of the optimizer that made the most."""
+        return max(self.made.values(), default=0)
+
+    def before_step(self, optimizer: Any) -> None:
+        """Raises :class:`Left` at a step beyond the last. Where loops were ended there may be one more: of micro-batches
+        that did not fill a step."""
+        if self.made[self._number(optimizer)] >= self.wanted + self.is_ending:
+            raise Left
+
+    def after_step(self, optimizer: Any) -> None:
+        number = self._number(optimizer)
+        self.log.append(number)
+        self.made[number] += 1
+
+    def _number(self, optimizer: Any) -> int:
+        return self._numbers.setdefault(optimizer, len(self._numbers))
+
+    def is_trained(self, since: int) -> bool:
+        """Whether the steps from number ``since`` on are there, and were the last of all their optimizers."""
+        stepped = set(self.log[since:])
+        return bool(stepped) and all(self.made[number] >= self.wanted for number in stepped)
+
+
+class Loop:
+    """One run of one loop, from its beginning to its end."""
+
+    def __init__(self, leaving: Leaving, where: str) -> None:
+        self._leaving = leaving
+        self._where = where
+        self._since = len(leaving.log)
+        self._is_over = False
+        self._top = self._now()
+        self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
+        self._always_goes_on = False
+
+    def never_ends(self) -> None:
+        """The loop is not one of repetitions: its items decide its length."""
+        self._always_goes_on = True
+
+    def _now(self) -> tuple[int, int, int, int]:
+        recorder = self._leaving.recorder
+        builder = recorder.builder
+        return len(builder.rows), len(builder.storage_bytes), recorder.backward_passes, recorder.forward_passes
+
+    def goes_on(self) -> bool:
+        """Asked at the top, before every iteration: whether there is one more."""
+        if self._is_over or self._always_goes_on:
+            return not self._is_over
+        leaving = self._leaving
+        if leaving.is_trained(self._since):
+            leaving.is_ending = self._is_over = True
+            return False
+        if self._repeats():
+            leaving.repeated[self._where] += 1
+            self._is_over = True
+            return False
+        return True
+
+    def _repeats(self) -> bool:
+        """Whether the last iterations were forward passes without training, alike, and kept nothing."""
+        before, self._top = self._top, self._now()
+        if self._leaving.recorder.attribution.module_depth:
+            return False
+        if self._top[2] != before[2] or self._top[3] == before[3] or len(self._leaving.log) != self._since:
+            self._bodies.clear()
+            return False
+        body = _body(self._leaving.recorder.builder, before[0], before[1])
+        if body is None or (self._bodies and self._bodies[-1] != body):
+            self._bodies.clear()
+        if body is not None:
+            self._bodies.append(body)
+        return len(self._bodies) >= ALIKE
+
+
+def _body(builder: Any, row: int, first: int) -> list[Any] | None:
+    """What happened on the device since a row of the trace, in terms that do not name storages; None where something
+    is kept. What is older is told by its bytes."""
+    body: list[Any] = []
+    kept = 0
+    sizes, places, streams = builder.storage_bytes, builder.places, builder.streams
+    for kind, subject, _, stream in builder.rows[row:]:
+        if kind > EventKind.RECORD_STREAM:
+            body.append((kind, stream))
+            continue
+        if places[subject] is not Place.DEVICE:
+            continue
+        name = subject - first if subject >= first else -sizes[subject] - 1
+        if kind == EventKind.ALLOC:
+            kept += sizes[subject]
+            body.append((kind, sizes[subject], streams[subject]))
+        elif kind == EventKind.FREE:
+            kept -= sizes[subject]
+            body.append((kind, name))
+        else:
+            body.append((kind, name, stream))
+    return body if kept == 0 else None
+
+
+# --- where it is asked ------------------------------------------------------------------------------------------------
+
+
+def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
+    """Let data loaders and optimizers tell ``leaving``; returns the handles of hooks."""
+    loops: weakref.WeakKeyDictionary[Any, Loop] = weakref.WeakKeyDictionary()
+    following = dataloader._BaseDataLoaderIter.__next__
+    only = patches.threads.only
+
+    def next_batch(self: Any) -> Any:
+        loop = loops.get(self)
+        if loop is None:
+            loop = loops[self] = Loop(leaving, "a data loader")
+        if not loop.goes_on():
+            raise StopIteration
+        return following(self)
+
+    patches.set(dataloader._BaseDataLoaderIter, "__next__", next_batch)
+    return [
+        torch_optimizer.register_optimizer_step_pre_hook(only(lambda optimizer, *_: leaving.before_step(optimizer))),
+        torch_optimizer.register_optimizer_step_post_hook(only(lambda optimizer, *_: leaving.after_step(optimizer))),
+    ]
+
+
+class Loops:
+    """What the rewritten loops of a program call (:mod:`graphmem.capture.program.loops`)."""
+
+    def __init__(self, leaving: Leaving) -> None:
+        self._leaving = leaving
+
+    def over(self, items: Iterable[Any], where: str) -> Iterator[Any]:
+        """The items of a ``for`` loop, until it is over."""
+        return _Items(iter(items), Loop(self._leaving, where))
+
+    def begin(self, where: str) -> Loop:
+        """A ``while`` loop begins."""
+        return Loop(self._leaving, where)
+
+
+class _Items:
+    """An iterator that ends with its loop."""
+
+    def __init__(self, items: Iterator[Any], loop: Loop) -> None:
+        self._items, self._loop = items, loop
+        self._is_first = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._loop.goes_on():
+            raise StopIteration
+        item = next(self._items)
+        if self._is_first:
+            self._is_first = False
+            if _holds_parts(item):
+                self._loop.never_ends()
+        return item
+
+
+def _holds_parts(item: Any) -> bool:
+    """Whether a loop goes over the parts of a model, or over optimizers: its length is no number of repetitions."""
+    parts = (torch.nn.Module, torch.nn.Parameter, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    if isinstance(item, (tuple, list)):
+        return any(_holds_parts(part) for part in item)
+    return isinstance(item, parts)

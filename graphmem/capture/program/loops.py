@@ -1,0 +1,122 @@
+"""The program's own files as they are imported: their ``for`` and ``while`` loops ask at the top whether they are over.
+
+    for x in items: ...     for x in __graphmem_loops__.over(items, "train.py:12"): ...
+    while test: ...         __graphmem_loop_12__ = __graphmem_loops__.begin("train.py:12")
+                            while __graphmem_loop_12__.goes_on() and (test): ...
+
+Lines stay where they are. Loops of generator functions are left alone: who asks them for an item expects one. What lies
+in ``site-packages`` or the standard library is not read.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from graphmem.capture.program.leaving import Loops
+
+NAME = "__graphmem_loops__"
+
+
+def compiled(source: str | bytes, filename: str) -> CodeType:
+    """The code of a file, its loops rewritten. Raises :class:`SyntaxError` as Python does."""
+    tree = _Rewritten(Path(filename).name).visit(ast.parse(source, filename))
+    code: CodeType = compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True)
+    return code
+
+
+class _Rewritten(ast.NodeTransformer):
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def _visit_function(self, node: Any) -> Any:
+        return node if _yields(node) else self.generic_visit(node)
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self.generic_visit(node)
+        node.iter = self._call("over", node, node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        self.generic_visit(node)
+        name = f"__graphmem_loop_{node.lineno}__"
+        begin = ast.Assign([ast.Name(name, ast.Store())], self._call("begin", node))
+        asked = ast.Call(ast.Attribute(ast.Name(name, ast.Load()), "goes_on", ast.Load()), [], [])
+        node.test = ast.BoolOp(ast.And(), [asked, node.test])
+        return [_at(begin, node), _at(node, node)]
+
+    def _call(self, function: str, node: ast.stmt, *arguments: ast.expr) -> ast.Call:
+        called = ast.Attribute(ast.Name(NAME, ast.Load()), function, ast.Load())
+        return ast.Call(called, [*arguments, ast.Constant(f"{self._file}:{node.lineno}")], [])
+
+
+def _at(node: ast.stmt, place: ast.stmt) -> ast.stmt:
+    return ast.copy_location(node, place)
+
+
+def _yields(function: ast.AST) -> bool:
+    """Whether a function is a generator."""
+    found: list[ast.AST] = list(ast.iter_child_nodes(function))
+    while found:
+        node = found.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            found.extend(ast.iter_child_nodes(node))
+    return False
+
+
+# --- modules beside the program ---------------------------------------------------------------------------------------
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Reads a file of the program; what is compiled is not kept."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return compiled(self.get_data(path), path)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as Python does, and those below the program's folder with rewritten loops."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
+            return None
+        if not self._is_own(Path(str(spec.origin))):
+            return None
+        spec.loader = _Loader(spec.loader.name, str(spec.loader.path))
+        return spec
+
+    def _is_own(self, file: Path) -> bool:
+        return self._folder in file.parents and not {"site-packages", "dist-packages"} & set(file.parts)
+
+
+@contextlib.contextmanager
+def rewritten_loops(loops: Loops, folder: Path) -> Iterator[None]:
+    """Modules below ``folder`` that are imported now ask ``loops``; they are forgotten at the end."""
+    finder, before = _Finder(folder), set(sys.modules)
+    setattr(builtins, NAME, loops)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in set(sys.modules) - before:
+            if isinstance(getattr(getattr(sys.modules[name], "__spec__", None), "loader", None), _Loader):
+                del sys.modules[name]
+        delattr(builtins, NAME)

@@ -1,0 +1,130 @@
+"""``graphmem run``: a whole program as it is, without a card."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from graphmem.cli.groups import GroupedCommand, grouped
+from graphmem.cli.options import POSITIVE, cudnn_options, output_of, output_options, target_of, target_options
+from graphmem.cli.output import check_output, show, working
+from graphmem.errors import UsageError
+from graphmem.training import Training
+from graphmem.training.program import OPTIMIZER_STEPS, Program
+
+#: Storages kept in the estimate for --details and JSON.
+KEPT = 25
+_MODULE = ("-m", "--module")
+
+
+class _Runs(GroupedCommand):
+    """What follows the program, or ``-m`` and its module, is the program's own, as with ``python``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            name = args[position]
+            if name in _MODULE:
+                args = [*args[: position + 2], "--", *args[position + 2 :]]
+                break
+            position += 2 if "=" not in name and self._takes_value(ctx, name) else 1
+        return super().parse_args(ctx, args)
+
+    def _takes_value(self, ctx: click.Context, name: str) -> bool:
+        options = [
+            p for p in self.get_params(ctx) if isinstance(p, click.Option) and name in (*p.opts, *p.secondary_opts)
+        ]
+        return any(not option.is_flag and not option.count for option in options)
+
+
+_PROGRAM_OPTIONS = (
+    click.option("-m", "--module", metavar="MODULE", help="Run a module (package.module) instead of a file."),
+    click.option(
+        "--iterations",
+        type=POSITIVE,
+        default=OPTIMIZER_STEPS,
+        metavar="N",
+        help=f"Optimizer steps after which the program's loops end. Default {OPTIMIZER_STEPS}.",
+    ),
+    click.option(
+        "--data-dependent",
+        type=float,
+        metavar="SHARE",
+        help="How much nonzero, boolean masks and unique select, e.g. 0.25. Default: such operators are refused.",
+    ),
+    click.option("--quiet", is_flag=True, help="Do not show what the program prints."),
+)
+
+
+@click.command(
+    "run",
+    cls=_Runs,
+    short_help="A whole program as it is: what it would need on a card.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ITS ARGUMENTS]...")
+@grouped("Program", _PROGRAM_OPTIONS)
+@cudnn_options
+@target_options
+@output_options
+def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **options: Any) -> None:
+    """Run SCRIPT.py with its arguments as python would, without a card, and say what it would need on one.
+
+    Options of graphmem stand before the program; what follows belongs to the program. Its loops end after --iterations
+    optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr,
+    what it saves with torch.save is kept in memory.
+
+    \b
+      graphmem run --gpu RTX-4090 train.py --batch-size 16
+      graphmem run --gpu A100-80GB -m package.train config/small.py
+
+    Exit codes: 0 done, 1 error or the program failed, 2 wrong options, 3 does not fit (with --fail-on-oom).
+    """
+    output = output_of(options)
+    check_output(output.output)
+    program = _program(words, module)
+    step = Training(data_dependent=options["data_dependent"])
+    with working() as progress, _silenced(quiet):
+        from graphmem.analyze import analyze
+
+        estimate = analyze(
+            program,
+            training=step,
+            iterations=options["iterations"],
+            cudnn=options["cudnn"],
+            top=max(output.top, KEPT),
+            progress=progress,
+            **target_of(options),
+        )
+    show(estimate, output)
+    ending = estimate.details["program"]
+    if ending["code"]:
+        click.echo(f"graphmem: {program.name}: {ending['words']}", err=True)
+        click.get_current_context().exit(1)
+
+
+def _program(words: tuple[str, ...], module: str | None) -> Program:
+    if module is not None:
+        return Program(module, words, is_module=True)
+    if not words:
+        raise UsageError("no program given; write graphmem run train.py, or graphmem run -m package.module")
+    return Program(words[0], words[1:])
+
+
+@contextlib.contextmanager
+def _silenced(quiet: bool) -> Iterator[None]:
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        stdout, stderr = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = stdout, stderr

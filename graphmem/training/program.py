@@ -1,0 +1,84 @@
+"""A whole program, as a command line starts it: what runs, with which arguments, as which of how many processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphmem.errors import UsageError
+
+#: Optimizer steps after which a program is left: the second has the optimizer's state and reuses the segments of the
+#: first, the third finds the rare step whose fragmentation still grows.
+OPTIMIZER_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``python target arguments``, or ``python -m target arguments``.
+
+    ``environment`` holds what the launcher adds to the environment, ``launcher`` names it for people ("": none).
+
+    Raises :class:`UsageError` for a target that cannot be one.
+    """
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+    launcher: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.target.strip() or "\0" in self.target:
+            raise UsageError(f"{self.target!r} is not the name of a program; write graphmem run train.py")
+        if self.is_module:
+            if not all(part.isidentifier() for part in self.target.split(".")):
+                raise UsageError(f"{self.target!r} is not the name of a module; write graphmem run -m package.module")
+            return
+        path = Path(self.target)
+        try:
+            found = path.exists()
+        except OSError as error:
+            raise UsageError(f"{self.target}: {error.strerror}") from None
+        if not found:
+            raise UsageError(f"{self.target} does not exist; for a module, write graphmem run -m package.module")
+        if path.is_dir() and not (path / "__main__.py").is_file():
+            raise UsageError(f"{self.target} is a directory without a __main__.py; name the file that is to run")
+
+    @property
+    def name(self) -> str:
+        """The program in words: ``train.py``, ``-m package.train``."""
+        return f"-m {self.target}" if self.is_module else self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the run of a program ended, after ``steps`` optimizer steps.
+
+    ``how``: ``shortened`` (its loops were told that they were over, and what follows them ran), ``left`` (in the middle
+    of a loop that could not be told), ``itself``, ``exit`` (``sys.exit`` with ``code``; ``error`` is the
+    text that it was given instead), ``raised`` (``error`` says where and what).
+    """
+
+    how: str
+    steps: int
+    code: int = 0
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether Python would have ended with another status than 0."""
+        return self.how == "raised" or self.code != 0
+
+    def words(self) -> str:
+        """The ending as a sentence without a full stop."""
+        steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}"
+        if self.how == "raised":
+            return f"the program raised an error after {steps}: {self.error}"
+        if self.how == "exit":
+            given = f": {self.error}" if self.error else ""
+            return f"the program called sys.exit({'...' if self.error else self.code}) after {steps}{given}"
+        if self.how == "shortened":
+            return f"the program's loops were ended after {steps}, and what follows them was run"
+        if self.how == "left":
+            return f"the program was left after {steps}, and what it does later was not seen"
+        return f"the program ran to its end, with {steps}"

@@ -1,0 +1,313 @@
+"""Whole programs: run as Python runs them, left after some optimizer steps, told as they ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphmem.analyze import analyze
+from graphmem.capture.program.loops import compiled
+from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
+from graphmem.estimate import Estimate
+from graphmem.trace import EventKind
+from graphmem.training.program import Program
+
+MODEL = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+seen = []
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+def x(batch=16):
+    return torch.randn(batch, 64, device="cuda")
+def train_step():
+    optimizer.zero_grad()
+    model(x()).sum().backward()
+    optimizer.step()
+    seen.append("step")
+"""
+
+
+def run(folder: Path, source: str, *arguments: str, iterations: int = 3, prelude: str = MODEL) -> Estimate:
+    path = folder / "train.py"
+    path.write_text(prelude + source, encoding="utf-8")
+    return analyze(Program(str(path), arguments), iterations=iterations)
+
+
+def ending(estimate: Estimate) -> tuple[str, int, int, str]:
+    told = estimate.details["program"]
+    return told["how"], told["steps"], told["code"], told["error"]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out.strip()
+
+
+def test_it_runs_as_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv, path, main = list(sys.argv), list(sys.path), sys.modules["__main__"]
+    (tmp_path / "beside.py").write_text("WIDTH = 8", encoding="utf-8")
+    source = """
+import argparse, pickle, beside
+class Settings: pass
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int)
+parser.add_argument("rest", nargs="*")
+given = parser.parse_args()
+pickle.loads(pickle.dumps(Settings()))  # found in __main__
+print(__name__, __file__ == sys.argv[0], sys.path[0] in __file__, given.width + beside.WIDTH, given.rest)
+train_step()
+"""
+    estimate = run(tmp_path, source, "--width", "3", "--", "-x", "--gpu")
+    assert said(capsys) == "__main__ True True 11 ['-x', '--gpu']"
+    assert ending(estimate) == ("itself", 1, 0, "")
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == (argv, path, main)
+    assert "beside" not in sys.modules
+
+
+def test_a_module_runs_as_with_python_m(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("NAME = 'part'")
+    (package / "__main__.py").write_text(
+        MODEL + "from .part import NAME\nprint(__name__, __package__, NAME, sys.argv[1:], sys.path[0])\ntrain_step()"
+    )
+    monkeypatch.chdir(tmp_path)
+    estimate = analyze(Program("mine", ("a",), is_module=True))
+    assert said(capsys) == f"__main__ mine part ['a'] {tmp_path}"
+    assert ending(estimate)[0] == "itself"
+
+
+#: (loop, steps it makes, what it says at its end)
+LOOPS = {
+    "for": ("for _ in range(3000): train_step()\nprint(len(seen))", 3, "3"),
+    "while": ("while True:\n    train_step()\n    if len(seen) > 3000: break\nprint(len(seen))", 3, "3"),
+    "epochs": (
+        "for epoch in range(9):\n    for _ in range(2): train_step()\n    seen.append('epoch')\nprint(*seen)",
+        3,
+        "step step epoch step epoch",
+    ),
+    "data loader": (
+        "for (batch,) in DataLoader(TensorDataset(torch.zeros(99, 4)), batch_size=1): train_step()\nprint(len(seen))",
+        3,
+        "3",
+    ),
+    "data loader in a comprehension": (
+        "[train_step() for _ in DataLoader(TensorDataset(torch.zeros(99, 4)))]\nprint(len(seen))",
+        3,
+        "3",
+    ),
+    "endless generator": (
+        "def batches():\n    while True: yield 1\ndata = batches()\n"
+        "for _ in range(99):\n    next(data)\n    train_step()\nprint(len(seen))",
+        3,
+        "3",
+    ),
+    "two optimizers": (
+        "other = torch.optim.SGD(model.parameters(), lr=1)\nboth = [optimizer, other]\n"
+        "for _ in range(99):\n    model(x()).sum().backward()\n    for one in both: one.step()\n    seen.append(1)\n"
+        "print(len(seen))",
+        3,
+        "3",
+    ),
+    "micro-batches": (
+        "for _ in range(99):\n    for micro in range(5): model(x()).sum().backward(); seen.append(1)\n"
+        "    optimizer.step()\nprint(len(seen))",
+        3,
+        "15",
+    ),
+    "a step left over": (
+        "for i in range(99):\n    model(x()).sum().backward()\n    if i % 2: optimizer.step()\n"
+        "optimizer.step()\nprint(i)",
+        4,
+        "5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_end_at_their_top(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, steps, says = LOOPS[name]
+    estimate = run(tmp_path, source)
+    assert said(capsys) == says
+    assert ending(estimate) == ("shortened", steps, 0, "")
+
+
+def test_a_loop_that_cannot_be_told_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``list(map(...))`` is no loop of the program's."""
+    source = "try:\n    list(map(lambda _: train_step(), range(3000)))\nexcept Exception: print('caught')"
+    estimate = run(tmp_path, source)
+    assert said(capsys) == ""
+    assert ending(estimate) == ("left", 3, 0, "")
+
+
+def test_as_many_iterations_as_asked_for(tmp_path: Path) -> None:
+    assert ending(run(tmp_path, "for _ in range(99): train_step()", iterations=1))[1] == 1
+    assert ending(run(tmp_path, "for _ in range(99): train_step()", iterations=7))[1] == 7
+
+
+def test_a_loop_in_a_module_beside_it_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "engine.py").write_text("def fit(step):\n    for _ in range(999): step()\n    print('after')\n")
+    assert ending(run(tmp_path, "import engine\nengine.fit(train_step)"))[:2] == ("shortened", 3)
+    assert said(capsys) == "after"
+    assert not list(tmp_path.glob("__pycache__/engine*"))
+
+
+EVALUATE = """
+kept = []
+with torch.no_grad():
+    for _ in range(%d):
+        model(x(32))
+        seen.append(1)
+        %s
+print(len(seen))
+"""
+
+
+def test_an_evaluation_is_left_when_it_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short, long = run(tmp_path, EVALUATE % (3, "")), run(tmp_path, EVALUATE % (1000, ""))
+    assert short.peak == long.peak
+    assert said(capsys).split() == ["3", "4"]
+    assert any("train.py:18" in line and "alike" in line for line in long.assumptions)
+
+
+def test_an_evaluation_that_keeps_something_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, EVALUATE % (30, "kept.append(model(x(8)))"))
+    assert said(capsys) == "30"
+
+
+def test_layers_of_a_model_are_no_repetitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = """
+layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12)).cuda()
+with torch.no_grad():
+    y = x()
+    for layer in layers:
+        y = layer(y)
+        seen.append(1)
+print(len(seen))
+"""
+    run(tmp_path, source)
+    assert said(capsys) == "12"
+
+
+#: (what the program does after a step, how it ended)
+ENDINGS = {
+    "sys.exit(0)": ("exit", 0, ""),
+    "sys.exit()": ("exit", 0, ""),
+    "sys.exit(4)": ("exit", 4, ""),
+    "sys.exit('no data')": ("exit", 1, "no data"),
+    "raise ValueError('bad')": ("raised", 1, "train.py:16: ValueError: bad"),
+    "{}['key']": ("raised", 1, "train.py:16: KeyError: 'key'"),
+}
+
+
+@pytest.mark.parametrize("source", ENDINGS)
+def test_how_it_ended_is_told(source: str, tmp_path: Path) -> None:
+    estimate = run(tmp_path, f"train_step()\n{source}")
+    how, code, error = ENDINGS[source]
+    told = ending(estimate)
+    assert told[:3] == (how, 1, code)
+    assert told[3].endswith(error)
+    warned = [d.message for d in estimate.diagnostics if d.kind == "warning"]
+    assert bool(warned) == bool(code)
+    assert estimate.peak.allocated_bytes > 4 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("sys.exit(2)", r"train.py: the program called sys.exit\(2\) after 0 optimizer steps, and put nothing on"),
+        ("print('done')", "ran to its end, with 0 optimizer steps, and put nothing on the GPU"),
+        ("def f(:", r"train.py:2: SyntaxError"),
+    ],
+)
+def test_a_program_without_a_card_is_refused(source: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=message):
+        run(tmp_path, source, prelude="import sys\n")
+
+
+def test_what_the_analysis_cannot_do_is_no_error_of_the_program(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="follows one card"):
+        run(tmp_path, "torch.cuda.set_device(1)")
+
+
+@pytest.mark.parametrize(
+    ("target", "is_module", "message"),
+    [
+        ("missing.py", False, "missing.py does not exist"),
+        ("", False, "not the name of a program"),
+        (str(Path(__file__).parent), False, "without a __main__.py"),
+        ("a-b", True, "not the name of a module"),
+    ],
+)
+def test_targets_that_are_none(target: str, is_module: bool, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Program(target, is_module=is_module)
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(GraphmemError, match="no Python module 'not_there'"):
+        analyze(Program("not_there.train", is_module=True))
+
+
+def test_loops_keep_their_meaning() -> None:
+    """What is rewritten does what it did, with ``else``, ``break``, ``continue``, generators and nested loops."""
+    source = """
+def f():
+    out = []
+    for i, (a, b) in enumerate([(1, 2), (3, 4), (5, 6)]):
+        if a == 3: continue
+        out.append((i, a, b))
+    else:
+        out.append("else")
+    n = 5
+    while n > 0:
+        n -= 1
+        if n == 2: break
+    else:
+        out.append("never")
+    while (n := n - 1) > 0: out.append(n)
+    out.extend(x for x in g())
+    return out
+def g():
+    for i in range(2):
+        while True:
+            yield i
+            break
+class C:
+    for k in range(3): pass
+answer = f(), C.k
+"""
+
+    class Loop:
+        def goes_on(self) -> bool:
+            return True
+
+    class Loops:
+        def over(self, items: object, where: str) -> object:
+            return items
+
+        def begin(self, where: str) -> Loop:
+            return Loop()
+
+    plain: dict[str, object] = {}
+    exec(source, plain)
+    rewritten: dict[str, object] = {"__graphmem_loops__": Loops()}
+    exec(compiled(source, "train.py"), rewritten)
+    assert rewritten["answer"] == plain["answer"]
+
+
+def test_the_trace_is_that_of_a_shorter_program(tmp_path: Path) -> None:
+    """Byte for byte: a program that is written for three steps, and one that is left after them."""
+    traces = []
+    for count in (3, 3000):
+        trace = run(tmp_path, f"for _ in range({count}): train_step()").trace
+        assert trace is not None
+        sizes = [trace.storages[e.subject].bytes for e in trace.events() if e.kind == EventKind.ALLOC]
+        traces.append((trace.kinds.tolist(), sizes))
+    assert traces[0] == traces[1]

@@ -1,0 +1,115 @@
+"""``graphmem run``: what belongs to graphmem and what to the program; exit codes; two streams of output."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from graphmem.cli.main import cli
+from graphmem.cli.run import run_command
+from graphmem.training.program import Program
+
+#: (the command line after ``graphmem run``, the program, its arguments, whether it is a module)
+LINES: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    "train.py --lr 3 -- --gpu x": ("train.py", ("--lr", "3", "--", "--gpu", "x"), False),
+    "--gpu T4 --iterations=2 train.py -m x": ("train.py", ("-m", "x"), False),
+    "--quiet -- train.py --quiet": ("train.py", ("--quiet",), False),
+    "-m json.tool --help": ("json.tool", ("--help",), True),
+    "--gpu T4 --module json.tool -- -m x": ("json.tool", ("--", "-m", "x"), True),
+    "--details -m json.tool train.py": ("json.tool", ("train.py",), True),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_what_follows_the_program_is_its_own(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Program] = []
+
+    def analyze(program: Program, **_: Any) -> None:
+        asked.append(program)
+        raise click.exceptions.Exit(0)
+
+    class Stand:
+        analyze: Any
+
+    Stand.analyze = staticmethod(analyze)
+    monkeypatch.setitem(sys.modules, "graphmem.analyze", Stand)  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    result = CliRunner().invoke(cli, ["run", *line.split()], prog_name="graphmem")
+    assert result.exit_code == 0, result.output
+    target, arguments, is_module = LINES[line]
+    assert (asked[0].target, asked[0].arguments, asked[0].is_module) == (target, arguments, is_module)
+
+
+def program(folder: Path, body: str) -> str:
+    path = folder / "train.py"
+    lines = ["import sys, torch", "print('the program says')", "x = torch.zeros(1000, device='cuda')", body]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *arguments], prog_name="graphmem")
+
+
+def test_the_report_is_apart_from_what_the_program_prints(tmp_path: Path) -> None:
+    result = run("--format", "json", program(tmp_path, "sys.exit(0)"))
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert document["details"]["program"]["how"] == "exit"
+    assert result.stderr == "the program says\n"
+    assert run("--quiet", program(tmp_path, "")).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise RuntimeError('no such luck')", "train.py:4: RuntimeError: no such luck"),
+        ("sys.exit(3)", "the program called sys.exit(3) after 0 optimizer steps"),
+        ("sys.exit('no data')", "the program called sys.exit(...) after 0 optimizer steps: no data"),
+    ],
+)
+def test_a_failed_program_is_reported_and_fails(body: str, said: str, tmp_path: Path) -> None:
+    result = run("--quiet", program(tmp_path, body))
+    assert result.exit_code == 1
+    assert "allocated" in result.stdout
+    assert result.stderr.startswith("graphmem: ")
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_nothing_given() -> None:
+    result = run("--gpu", "T4")
+    assert result.exit_code == 1
+    assert "no program given" in result.stderr
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    path = program(tmp_path, "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)")
+    command = [sys.executable, "-m", "graphmem", "run", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines: list[str] = []
+        while "ready\n" not in lines:
+            lines.append(process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert rest.strip() == "graphmem: interrupted"
+
+
+def test_options_are_those_of_analyze() -> None:
+    """Those that both have are written alike."""
+    analyze = {p.name: (p.opts, p.type.name) for p in cli.commands["analyze"].params if isinstance(p, click.Option)}
+    own = {"module", "quiet"}
+    for parameter in run_command.params:
+        if isinstance(parameter, click.Option) and parameter.name not in own:
+            assert analyze[parameter.name] == (parameter.opts, parameter.type.name)
