@@ -53,8 +53,8 @@ class Leaving:
         return max(self.made.values(), default=0)
 
     def before_step(self, optimizer: Any) -> None:
-        """Raises :class:`Left` at a step beyond the last. Where loops were ended there may be one more: of micro-batches
-        that did not fill a step."""
+        """Raises :class:`Left` at a step beyond the last. Where loops were ended there may be one more, of what is left
+        over of micro-batches."""
         if self.made[self._number(optimizer)] >= self.wanted + self.is_ending:
             raise Left
 
