@@ -120,16 +120,23 @@ KINDS = {
         on_stub=False,
     ),
     "onnxruntime": Listed(
-        "kernels and sessions of ONNX Runtime's CPU build",
+        "arena, kernels and sessions of ONNX Runtime's CPU build",
         "tests.recorded.programs:ONNXRUNTIME",
-        ("onnxruntime/operators.json.gz", "onnxruntime/exports.json.gz", "onnxruntime/executed/*"),
+        (
+            "onnxruntime/ort_arena_traces.json.gz",
+            "onnxruntime/operators.json.gz",
+            "onnxruntime/ort_sessions.json.gz",
+            "onnxruntime/ort_planner.json.gz",
+            "onnxruntime/exports.json.gz",
+            "onnxruntime/executed/*",
+        ),
         on_stub=False,
     ),
     "tensorflow": Listed(
         "TensorFlow's allocator, executor and Keras steps on the CPU",
         "tests.recorded.programs:TENSORFLOW",
         (
-            "tensorflow/tf_bfc_configurations.json.gz",
+            "tensorflow/tf_bfc_traces.json.gz",
             "tensorflow/tf_forwarding.json",
             "tensorflow/tf_executor.json",
             "tensorflow/tf_train.json.gz",
@@ -140,10 +147,6 @@ KINDS = {
 #: Goldens whose recorder was not kept, with what is known of it. Nothing may be added.
 WITHOUT_RECORDER = {
     "onnxruntime/models/*": "exported by ``tests/oracles/onnxruntime/export_models.py``, weights replaced by a pattern",
-    "onnxruntime/ort_planner.json.gz": "executed nodes and events of these models, ONNX Runtime 1.31.1",
-    "onnxruntime/ort_sessions.json.gz": "arena and events of sessions of these models, ONNX Runtime 1.31.1",
-    "onnxruntime/ort_arena_traces.json.gz": "random requests to ONNX Runtime's arena, 1.31.1",
-    "tensorflow/tf_bfc_traces.json.gz": "random requests to TensorFlow's allocator; see tf_bfc_configurations",
     "pytorch/2.13/ops/rnn_spaces.jsonl.gz": "``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20, asked without a card",
 }
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.

@@ -60,17 +60,20 @@ ONNXRUNTIME = Programs(
             [_KERNELS, "between", _BETWEEN],
             [_KERNELS, "pack", _PLAIN, _BETWEEN, str(places.ONNXRUNTIME / "operators.json.gz")],
         ],
+        "arena": [["-m", "tests.oracles.onnxruntime.record_arena"]],
+        "sessions": [["-m", "tests.oracles.onnxruntime.record_sessions"]],
+        "planner": [["-m", "tests.oracles.onnxruntime.record_planner"]],
         "exports": [
             ["-m", "tests.oracles.onnxruntime.export_models", str(_SCRATCH / "models")],
             ["-m", "tests.oracles.onnxruntime.record_exports", str(_SCRATCH / "models")],
         ],
     },
     "GRAPHMEM_ONNXRUNTIME_PYTHON",
-    "tests/runtimes",
+    "tests/runtimes tests/graph/test_order.py tests/allocators/test_onnxruntime_arena_golden.py",
 )
 TENSORFLOW = Programs(
     {
-        "allocator": [_tensorflow("record_bfc", "tf_bfc_configurations.json.gz")],
+        "allocator": [_tensorflow("record_bfc", "tf_bfc_traces.json.gz")],
         "forwarding": [_tensorflow("record_forwarding", "tf_forwarding.json")],
         "executor": [_tensorflow("record_executor", "tf_executor.json")],
         "keras": [_tensorflow("record_keras", "tf_train.json.gz")],

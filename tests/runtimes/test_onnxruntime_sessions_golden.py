@@ -34,8 +34,7 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def planned(case: dict[str, Any], runs: int, **settings: Any) -> Trace:
-    level = "all" if case["opt"] == 99 else "disabled"
-    graph = executed_graph(case["model"].removesuffix(".onnx"), level, case["batch"])
+    graph = executed_graph(case["model"], case["level"], case["batch"])
     # the recordings' models hold one repeating pattern: weights of one shape are equal, and so are packed once
     equal = {name: str(graph.tensors[name]) for name in graph.initializers}
     session = SessionSettings(provider="cpu", equal_weights=equal, **settings)
@@ -58,11 +57,6 @@ def events_of(trace: Trace) -> dict[int, list[Event]]:
     return {run: with_sorted_frees(events) for run, events in runs.items()}
 
 
-def recorded_events(rows: list[list[Any]]) -> list[Event]:
-    sizes = {number: size for kind, size, number in rows if kind != "free"}
-    return [(kind, sizes.get(number, 0)) for kind, _, number in rows]
-
-
 def with_sorted_frees(events: list[Event]) -> list[Event]:
     done: list[Event] = []
     frees: list[Event] = []
@@ -75,11 +69,11 @@ def with_sorted_frees(events: list[Event]) -> list[Event]:
     return done + sorted(frees)
 
 
-@pytest.mark.parametrize("case", read("ort_planner.json.gz"), ids=lambda case: f"{case['model']}-{case['opt']}")
+@pytest.mark.parametrize("case", read("ort_planner.json.gz"), ids=lambda case: f"{case['model']}-{case['level']}")
 def test_planner(case: dict[str, Any]) -> None:
     runs = events_of(planned(case, 2))
     for run in (1, 2):
-        recorded = recorded_events(case[f"run{run}_events"])
+        recorded = [(kind, size) for kind, size in case[f"run{run}_events"]]
         found = runs[run]
         assert sum(kind == "free" for kind, _ in found) == sum(kind == "alloc" for kind, _ in found)
         allocated = [event for event in found if event[0] == "alloc"]
@@ -92,37 +86,34 @@ def test_planner(case: dict[str, Any]) -> None:
 SESSIONS = read("ort_sessions.json.gz")
 
 
-def name_of(record: dict[str, Any]) -> str:
-    case = record["case"]
-    words = [case["model"].removesuffix(".onnx"), f"b{case['batch']}", f"o{case['opt']}", case["mode"]]
-    words += ["pattern"] * case["pattern"] + ["same"] * bool(case.get("arena_cfg")) + ["shrink"] * case.get("shrink", 0)
+def name_of(case: dict[str, Any]) -> str:
+    words = [case["model"], f"b{case['batch']}", case["level"], case["mode"]]
+    words += ["pattern"] * case["pattern"] + ["same"] * bool(case.get("arena")) + ["shrink"] * case.get("shrink", 0)
     return "-".join(words) + ("-device" if case.get("config") else "")
 
 
-@pytest.mark.parametrize("record", [r for r in SESSIONS if r["case"]["mode"] == "trace"], ids=name_of)
-def test_every_event(record: dict[str, Any]) -> None:
-    case = record["case"]
+@pytest.mark.parametrize("case", [case for case in SESSIONS if case["mode"] == "trace"], ids=name_of)
+def test_every_event(case: dict[str, Any]) -> None:
     found = events_of(planned(case, case["runs"], enable_mem_pattern=bool(case["pattern"])))
-    rows: dict[int, list[list[Any]]] = {}
-    sizes = {number: size for _, kind, size, number in record["result"]["events"] if kind != "free"}
-    for phase, kind, _, number in record["result"]["events"]:
-        run = 0 if phase == "init" else int(phase.removeprefix("run").removeprefix("rel"))
-        rows.setdefault(run, []).append([kind, sizes[number], number])
-    assert found.keys() == rows.keys()
-    assert Counter(found[0]) == Counter((kind, size) for kind, size, _ in rows[0])
+    recorded: dict[int, list[Event]] = {}
+    for phase, kind, size in case["events"]:
+        run = 0 if phase == "init" else int(phase.removeprefix("run").removeprefix("release"))
+        recorded.setdefault(run, []).append((kind, size))
+    assert found.keys() == recorded.keys()
+    assert Counter(found[0]) == Counter(recorded[0])
     for run in range(1, case["runs"] + 1):
-        assert found[run] == with_sorted_frees([(kind, size) for kind, size, _ in rows[run]])
+        assert found[run] == with_sorted_frees(recorded[run])
 
 
-@pytest.mark.parametrize("record", [r for r in SESSIONS if r["case"]["mode"] == "arena"], ids=name_of)
-def test_statistics(record: dict[str, Any]) -> None:
-    case, stats = record["case"], record["result"]["stats"]
+@pytest.mark.parametrize("case", [case for case in SESSIONS if case["mode"] == "arena"], ids=name_of)
+def test_statistics(case: dict[str, Any]) -> None:
+    stats = case["stats"]
     shrink = bool(case.get("shrink"))
     trace = planned(case, case["runs"], enable_mem_pattern=bool(case["pattern"]), enable_memory_arena_shrinkage=shrink)
     if shrink:  # the recording shrinks in its last run only
         shrinks = np.flatnonzero(trace.kinds == EventKind.EMPTY_CACHE)
         trace.kinds[shrinks[:-1]] = EventKind.SYNCHRONIZE
-    strategy = ExtendStrategy(case["arena_cfg"]["arena_extend_strategy"] if case.get("arena_cfg") else 0)
+    strategy = ExtendStrategy(case["arena"]["arena_extend_strategy"] if case.get("arena") else 0)
     options = Options(ArenaConfig(arena_extend_strategy=strategy), SessionSettings(provider="cpu"))
     allocator = default_allocator(options, reserved=reserved_allocations(trace))
     result = replay(trace, allocator)

@@ -22,6 +22,7 @@ SLOTS = {
     "GetErrorMessage": 2, "CreateEnvWithCustomLogger": 4, "CreateSession": 7, "Run": 9, "CreateSessionOptions": 10,
     "EnableMemPattern": 16, "DisableMemPattern": 17, "SetSessionGraphOptimizationLevel": 23,
     "SetIntraOpNumThreads": 24, "CreateRunOptions": 39, "CreateTensorWithDataAsOrtValue": 49, "CreateMemoryInfo": 68,
+    "AllocatorAlloc": 75, "AllocatorFree": 76,
     "ReleaseStatus": 93, "ReleaseValue": 96, "AddSessionConfigEntry": 130, "CreateAllocator": 131,
     "CreateAndRegisterAllocator": 144, "CreateArenaCfgV2": 164, "AddRunConfigEntry": 165, "RegisterAllocator": 176,
     "GetKeyValuePairs": 298, "ReleaseKeyValuePairs": 300, "AllocatorGetStats": 319,

@@ -20,14 +20,14 @@ def register_arena(env: Any, info: Any, config: dict[str, int]) -> None:
     call("CreateAndRegisterAllocator", (POINTER, env), (POINTER, info), (POINTER, arena))
 
 
-class _Allocator(c.Structure):
-    pass
+class Allocator(c.Structure):
+    """The head of ``OrtAllocator`` (onnxruntime_c_api.h)."""
 
 
-_ALLOC = c.CFUNCTYPE(POINTER, c.POINTER(_Allocator), c.c_size_t)
-_FREE = c.CFUNCTYPE(None, c.POINTER(_Allocator), POINTER)
-_INFO = c.CFUNCTYPE(POINTER, c.POINTER(_Allocator))
-_Allocator._fields_ = (
+_ALLOC = c.CFUNCTYPE(POINTER, c.POINTER(Allocator), c.c_size_t)
+_FREE = c.CFUNCTYPE(None, c.POINTER(Allocator), POINTER)
+_INFO = c.CFUNCTYPE(POINTER, c.POINTER(Allocator))
+Allocator._fields_ = (
     ("version", c.c_uint32), ("Alloc", _ALLOC), ("Free", _FREE), ("Info", _INFO), ("Reserve", _ALLOC),
     ("GetStats", POINTER), ("AllocOnStream", POINTER), ("Shrink", POINTER),
 )  # fmt: skip
@@ -60,7 +60,7 @@ def register_tracer(env: Any, note: Callable[[str, int, int], None]) -> None:
             libc.free(address)
 
     info = memory_info(False)
-    allocator = _Allocator()
+    allocator = Allocator()
     allocator.version = 18
     allocator.Alloc, allocator.Reserve = _ALLOC(allocate("alloc")), _ALLOC(allocate("reserve"))
     allocator.Free, allocator.Info = _FREE(free), _INFO(lambda _: info.value)

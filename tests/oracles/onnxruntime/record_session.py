@@ -22,12 +22,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from graphmem.accuracy.onnxruntime import capi as onnxruntime_capi
 from graphmem.accuracy.onnxruntime.session import CpuSession
 
+#: Regions of equal size are chosen by address, and malloc's threshold for mapping grows with what was freed, so that
+#: where one region lies beside another is chance. Held at its default, each is mapped by itself, below those before.
+MAPPED = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
 LOGGED = re.compile(r"Extended allocation by|Reserving|memory pattern|shrunk")
 
 
 def record(job: dict[str, Any]) -> dict[str, Any]:
     """Run ``job`` in a process of its own; returns its result, or what it said on standard error."""
-    done = subprocess.run([sys.executable, __file__], input=json.dumps(job), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__], input=json.dumps(job), capture_output=True, text=True, env=os.environ | MAPPED
+    )
     if done.returncode or not done.stdout:
         return {"error": (done.stderr or f"exit code {done.returncode}")[-600:]}
     result: dict[str, Any] = json.loads(done.stdout)

@@ -14,29 +14,37 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
-import random
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.oracles.random_requests import PROFILES, random_requests
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
 GIB = 1 << 30
 
-#: profile -> (smallest, largest) request in bytes; sizes are drawn by their logarithm.
-PROFILES = {"small": (1, 64 << 10), "cnn": (4, 64 * MIB), "big": (1 * MIB, 600 * MIB)}
 #: limit, capacity of the device, coalescing, growth, garbage collection, fragmentation fraction, gap between regions.
 CONFIGS: tuple[tuple[str, int, int, int, int, int, float, int], ...] = (
     ("gpu", 16 * GIB, 16 * GIB, 0, 0, 1, 0.0, 0),
+    ("gpu", 16 * GIB, 16 * GIB, 0, 1, 1, 0.0, 0),
+    ("gpu", 16 * GIB, 16 * GIB, 1, 1, 1, 0.0, 0),
     ("gpu", 2 * GIB, 2 * GIB * 85 // 100, 0, 0, 1, 0.0, 0),
+    ("gpu", 2 * GIB, 2 * GIB * 85 // 100, 0, 1, 0, 0.0, 0),
     ("gpu", 2 * GIB, 2 * GIB * 85 // 100, 0, 1, 1, 0.0, 512),
     ("gpu", 2 * GIB, 2 * GIB, 1, 1, 1, 0.0, 0),
     ("gpu", 3 * GIB - 12345, 3 * GIB, 0, 1, 1, 0.001, 0),
     ("gpu", 1 * GIB, 1 * GIB, 0, 0, 1, 0.05, 0),
     ("bfc", 1 * GIB + 77, 3 * GIB, 1, 1, 1, 0.0, 4096),
     ("bfc", 777 * MIB, 700 * MIB, 0, 1, 0, 0.01, 0),
+    ("gpu", 1 * GIB, 1 * GIB, 0, 1, 1, 0.0, 0),
+    ("bfc", 777 * MIB, 700 * MIB, 1, 1, 1, 0.0, 512),
 )
+REQUESTS = 400
 
 
 def framework_directory() -> Path:
@@ -55,26 +63,6 @@ def build(source: str, output: Path, *extra: str) -> Path:
     command = ["g++", *flags, f"-I{framework / 'include'}", str(HERE / source), "-o", str(output), *link]
     subprocess.run(command, check=True)
     return output
-
-
-def random_operations(profile: str, seed: int, count: int = 300) -> list[list[Any]]:
-    """Requests and frees, more of the former at first, then a plateau; now and then everything is freed."""
-    chance = random.Random(seed)
-    low, high = PROFILES[profile]
-    operations: list[list[Any]] = []
-    live: list[int] = []
-    for number in range(count):
-        keep = 0.62 if number % 100 < 60 else 0.5
-        if chance.random() < 0.015:
-            operations += [["f", identifier] for identifier in live]
-            live = []
-        if not live or chance.random() < keep:
-            size = 0 if chance.random() < 0.01 else round(low * (high / low) ** chance.random())
-            operations.append(["a", number, size])
-            live.append(number)
-        else:
-            operations.append(["f", live.pop(chance.randrange(len(live)))])
-    return operations + [["f", identifier] for identifier in live]
 
 
 def record(driver: Path, config: tuple[Any, ...], operations: list[list[Any]]) -> list[Any]:
@@ -96,13 +84,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         driver = build("bfc_driver.cc", Path(folder) / "driver")
         for seed, (profile, config) in enumerate(itertools.product(PROFILES, CONFIGS * arguments.seeds)):
-            operations = random_operations(profile, seed)
+            operations = random_requests(profile, f"{seed} {profile}", REQUESTS)
             expect = record(driver, config, operations)
             named = dict(zip(names, config, strict=True))
             cases.append({"profile": profile, "config": named, "ops": operations, "expect": expect})
     source = f"tensorflow {importlib.metadata.version('tensorflow-cpu')}, its allocator over a pretended device"
-    with gzip.GzipFile(arguments.output, "wb", mtime=0) as file:
-        file.write(json.dumps({"source": source, "cases": cases}, separators=(",", ":")).encode())
+    document = json.dumps({"source": source, "cases": cases}, separators=(",", ":")).encode()
+    arguments.output.write_bytes(gzip.compress(document, 9, mtime=0))
     print(f"{len(cases)} cases, {sum(len(case['ops']) for case in cases)} operations")
 
 
