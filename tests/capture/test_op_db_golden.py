@@ -14,14 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's operator database imports it")
 
-from tests.recorded.op_db.compare import VERDICTS, Outcome, outcomes  # noqa: E402
+from tests.recorded.op_db.compare import PEAK_EQUAL, VERDICTS, Outcome, outcomes  # noqa: E402
 from tests.recorded.op_db.record import group_of, recordings  # noqa: E402
 
 RECORDED = [document for document in recordings().values() if "changes" in document]
 GROUPS = list(dict.fromkeys(group_of(document["case"]) for document in RECORDED))
 #: One call of so many is tried in every run.
 SHARE = 60
-PEAK_EQUAL = ("equal", "peak equal")
 
 
 def test_an_even_share_of_the_database_is_predicted() -> None:

@@ -11,6 +11,12 @@ CALLS_CUBLAS = {
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addbmm.default,
     _aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten.vdot.default, _aten._int_mm.default,
     _aten.addmm_.default, _aten.baddbmm_.default, _aten.mm.out, _aten.addmm.out, _aten.bmm.out, _aten.baddbmm.out,
+    *(
+        getattr(packet, overload)
+        for packet in (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm)
+        for overload in ("dtype", "dtype_out")
+        if overload in packet.overloads()  # since PyTorch 2.7
+    ),
 }  # fmt: skip
 
 #: Operators whose first argument's storage may be another size afterwards.

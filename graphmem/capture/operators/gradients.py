@@ -75,8 +75,10 @@ def _cumprod_backward(grad: Tensor, input: Tensor, dim: int, output: Tensor) -> 
 
 
 def _trace_backward(grad: Tensor, sizes: Any) -> Tensor:
+    """As many indices as the diagonal is long (``trace_backward_symint``, ATen/native/TriangularOps.cpp, 2.13)."""
     result = torch.zeros(sizes[0] * sizes[1], dtype=grad.dtype, device=grad.device)
-    indices = torch.arange(0, result.numel(), sizes[1] + 1, dtype=torch.int64, device=grad.device)
+    step = sizes[1] + 1
+    indices = torch.arange(0, min(sizes) * step, step, dtype=torch.int64, device=grad.device)
     return result.index_fill_(0, indices, grad).view(sizes)
 
 

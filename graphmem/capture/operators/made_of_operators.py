@@ -128,14 +128,32 @@ def _index(_: Selection, self: Tensor, indices: Sequence[Tensor | None]) -> Any:
     return _aten.index.Tensor(self, _positions(indices))
 
 
+def _rows_told(self: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int | None:
+    """How many positions the masks select, where the shape of ``values`` tells. They are one dimension of what is
+    written, the last of the indices' own; where indices are not neighbours, theirs come first."""
+    taken: list[int] = []
+    dim, broadcast = 0, 1
+    for index in indices:
+        is_mask = index is not None and index.dtype in _MASKS
+        width = index.dim() if index is not None and is_mask else 1
+        if index is not None:
+            taken += range(dim, dim + width)
+            broadcast = max(broadcast, 1 if is_mask else index.dim())
+        dim += width
+    are_neighbours = taken == list(range(taken[0], taken[0] + len(taken)))
+    place = (taken[0] if are_neighbours else 0) + broadcast - 1
+    place -= self.dim() - len(taken) + broadcast - values.dim()
+    return values.shape[place] if place >= 0 and values.shape[place] != 1 else None
+
+
 def _index_put(func: Any) -> Callable[..., Any]:
     def index_put(
         selection: Selection, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *rest: Any, **kwargs: Any
     ) -> Any:
-        """One host number under one mask is a fill; other values tell how many are selected."""
+        """One host number under one mask is a fill; other values may tell how many are selected."""
         if not _has_mask(indices):
             return NotImplemented
-        rows = values.shape[0] if values.dim() and values.shape[0] != 1 else None
+        rows = _rows_told(self, indices, values)
         fills = values.numel() == 1 and values.device.type == "cpu"
         if fills or (rows is None and selection.share is None):
             return NotImplemented

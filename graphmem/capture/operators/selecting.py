@@ -42,6 +42,14 @@ def _unique(
     return self.new_empty(rows), inverse, self.new_empty(rows if return_counts else 0, dtype=torch.int64)
 
 
+def _unique_in_two(
+    selection: Selection, self: Tensor, sorted: bool = True, return_inverse: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """``_unique``, the older operator, which the gradient of ``index_fill`` calls."""
+    found = _unique(selection, self, sorted, return_inverse)
+    return None if found is None else found[:2]
+
+
 def _unique_consecutive(
     selection: Selection, self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: Any = None
 ) -> Any:
@@ -88,6 +96,7 @@ def _repeat_interleave(selection: Selection, repeats: Tensor, output_size: int |
 #: Operators of PyTorch whose outputs' size is data -> their outputs for a given selection.
 SELECTING: dict[Any, Callable[..., Any]] = {
     _aten.nonzero.default: _nonzero,
+    _aten._unique.default: _unique_in_two,
     _aten._unique2.default: _unique,
     _aten.unique_consecutive.default: _unique_consecutive,
     _aten.unique_dim.default: _unique_dim,

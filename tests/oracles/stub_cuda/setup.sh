@@ -13,7 +13,7 @@ venv/bin/python -m pip install --quiet "torch===$version" numpy "onnx>=1.16" cli
 # The rest must not change PyTorch. torchvision has a release for each PyTorch: 0.28 goes with 2.13, and so downwards.
 vision=$(venv/bin/python -c "import sys; print(int(sys.argv[1].split('.')[1]) + 15)" "$version")
 venv/bin/python -m pip install --quiet --no-deps "torchvision===0.$vision.0" timm==1.0.31 pillow
-venv/bin/python -m pip install --quiet --no-deps accelerate peft psutil bitsandbytes lion-pytorch
+venv/bin/python -m pip install --quiet --no-deps accelerate peft psutil bitsandbytes lion-pytorch expecttest
 venv/bin/python -c "import torch; assert torch.version.cuda, 'this is no CUDA build of PyTorch'"
 make --quiet PYTHON=venv/bin/python
 LD_PRELOAD=$PWD/build/libfakecuda.so venv/bin/python - <<'PROGRAM'

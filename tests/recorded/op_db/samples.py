@@ -76,7 +76,10 @@ _CONTAINERS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
 
 
 class Decoder:
-    """Makes the arguments of one call on the device."""
+    """Makes the arguments of one call on the device, of values that nobody knows.
+
+    On the stub driver all that is read back is zero: every mask selects nothing. A capture is told to take the same.
+    """
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.Tensor] = {}
@@ -109,7 +112,7 @@ class Decoder:
             elements *= size
         number, length, offset = document.get("storage", (len(self._storages), elements, 0))
         if number not in self._storages:
-            self._storages[number] = torch.zeros(length, dtype=dtype, device="cuda")
+            self._storages[number] = torch.empty(length, dtype=dtype, device="cuda")
         flat = self._storages[number]
         if flat.dtype != dtype:
             flat = flat.view(dtype)

@@ -52,18 +52,21 @@ def is_outer_product(matrices: Sequence[torch.Tensor], torch_version: tuple[int,
     )
 
 
-@rule("aten.bmm.default")
+@rule("aten.bmm.default", "aten.bmm.dtype")
 def bmm_rule(call: Call) -> Script | None:
     matrices = [call.self, call.mat2]
     return None if is_outer_product(matrices, call.card.torch_version) else _product(matrices)
 
 
-@rule("aten.mm.default", "aten.mm.out", "aten.bmm.out")
+@rule("aten.mm.default", "aten.mm.out", "aten.mm.dtype", "aten.mm.dtype_out", "aten.bmm.out", "aten.bmm.dtype_out")
 def mm_rule(call: Call) -> Script | None:
     return _product([call.self, call.mat2])
 
 
-@rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmm.out", "aten.baddbmm.out")
+@rule(
+    "aten.addmm.default", "aten.addmm.out", "aten.addmm.dtype", "aten.addmm.dtype_out",
+    "aten.baddbmm.default", "aten.baddbmm.out", "aten.baddbmm.dtype", "aten.baddbmm.dtype_out",
+)  # fmt: skip
 def addmm_rule(call: Call) -> Script | None:
     return _product(call.tensors[1:3])
 

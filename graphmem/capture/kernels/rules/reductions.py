@@ -38,6 +38,11 @@ def _logic(value: torch.dtype, output: torch.dtype) -> Kernel:
     return Kernel(value.itemsize, 1, (output.itemsize,))
 
 
+def _hash(value: torch.dtype) -> Kernel:
+    """hash_tensor (ReduceHashKernel.cu, ReduceSumProdKernel.cu): every value's bits into one 64-bit number."""
+    return Kernel(value.itemsize, 8, (8,))
+
+
 # --- the operators ----------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +195,11 @@ def count_nonzero_rule(call: Call) -> Script | None:
     reduction_buffers(Layout.dense_like(call.self), dims, False, kernel, call.card).write(script)
     script.give(cast, mask)
     return script
+
+
+@rule("aten.hash_tensor.default")
+def hash_rule(call: Call) -> Script | None:
+    return _reduction(call.self, call.outputs, call.dim, call.keepdim, _hash(call.self.dtype), call.card)
 
 
 @rule("aten.linalg_vector_norm.default")

@@ -40,7 +40,7 @@ def nonzero_rule(call: Call) -> Script | None:
     return script
 
 
-@rule("aten._unique2.default")
+@rule("aten._unique.default", "aten._unique2.default")
 def unique_rule(call: Call) -> Script | None:
     """Sorted, then the first of every run. The result keeps the bytes of the whole input."""
     tensor = call.self
@@ -60,7 +60,7 @@ def unique_rule(call: Call) -> Script | None:
     if inverse:
         script.give(order)
         _number_runs(script, items, _INDEX)
-    _first_of_runs(script, tensor, call.return_counts)
+    _first_of_runs(script, tensor, call.get("return_counts", False))
     script.give(*reversed(held))
     return script
 
