@@ -9,11 +9,16 @@ of one's own) raises :class:`CaptureError` and says so.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    compute_elementwise_output_strides,
+    elementwise_dtypes,
+)
 
 from graphmem.capture.device.pretend_device import DEVICE, Teller
 from graphmem.capture.patches import Patches
@@ -82,6 +87,19 @@ def _host_memory_stats(*_: Any) -> dict[str, Any]:
     return {**stats, "num_host_alloc": 0, "num_host_free": 0}
 
 
+def _jiterator(
+    code: str, name: str, return_by_ref: bool, outputs: int, tensors: Sequence[torch.Tensor], extra: dict[str, Any]
+) -> Any:
+    """Outputs of a kernel written as text (``torch.cuda.jiterator``): those of an elementwise operator with type
+    promotion (``CompileAndLaunchKernel``, ATen/cuda/jiterator.cu, 2.13)."""
+    del code, name, return_by_ref, extra
+    _, dtype = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    expanded = torch.broadcast_tensors(*tensors)
+    strides = compute_elementwise_output_strides(*expanded)
+    made = [torch.empty_strided(expanded[0].shape, strides, dtype=dtype, device=DEVICE) for _ in range(outputs)]
+    return made[0] if outputs == 1 else tuple(made)
+
+
 def _patch_c_functions(patches: Patches, on_event: _OnEvent) -> None:
     answers: dict[str, Any] = {
         "getDevice": 0,
@@ -103,6 +121,7 @@ def _patch_c_functions(patches: Patches, on_event: _OnEvent) -> None:
     for name, answer in answers.items():
         patches.set(torch._C, f"_cuda_{name}", lambda *_, _answer=answer, **__: _answer)
     patches.set(torch._C, "_cuda_memoryStats", _memory_stats)
+    patches.set(torch._C, "_cuda_jiterator_compile_and_launch_kernel", _jiterator)
     patches.set(torch._C, "_cuda_hostMemoryStats", _host_memory_stats)
     patches.set(torch._C, "_cuda_synchronize", lambda *_: on_event("synchronize"))
     patches.set(torch._C, "_cuda_emptyCache", lambda *_: on_event("empty_cache"))

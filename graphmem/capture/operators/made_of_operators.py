@@ -157,9 +157,12 @@ def _index_put(func: Any) -> Callable[..., Any]:
         fills = values.numel() == 1 and values.device.type == "cpu"
         if fills or (rows is None and selection.share is None):
             return NotImplemented
+        in_place, written = func, self
+        if func is _aten.index_put.default:  # ATen/native/TensorAdvancedIndexing.cpp: a copy, written in place
+            in_place, written = _aten.index_put_.default, self.clone(memory_format=torch.preserve_format)
         with selection.exactly(rows):
             positions = _positions(indices)
-        return func(self, positions, values, *rest, **kwargs)
+        return in_place(written, positions, values, *rest, **kwargs)
 
     return index_put
 

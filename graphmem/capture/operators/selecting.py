@@ -66,7 +66,7 @@ def _unique_dim(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> Any:
-    del sorted, return_inverse
+    del sorted
     length = self.shape[dim]
     rows = selection.rows(length)
     if rows is None:
@@ -74,7 +74,14 @@ def _unique_dim(
     shape = list(self.shape)
     shape[dim] = rows
     counts = self.new_empty(rows if return_counts else 0, dtype=torch.int64)
-    return self.new_empty(shape), self.new_empty(length, dtype=torch.int64), counts
+    inverse = self.new_empty(length if return_inverse else 0, dtype=torch.int64)
+    return self.new_empty(shape), inverse, counts
+
+
+def _unique_dim_consecutive(
+    selection: Selection, self: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    return _unique_dim(selection, self, dim, True, return_inverse, return_counts)
 
 
 def _bincount(selection: Selection, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
@@ -100,6 +107,7 @@ SELECTING: dict[Any, Callable[..., Any]] = {
     _aten._unique2.default: _unique,
     _aten.unique_consecutive.default: _unique_consecutive,
     _aten.unique_dim.default: _unique_dim,
+    _aten.unique_dim_consecutive.default: _unique_dim_consecutive,
     _aten.bincount.default: _bincount,
     _aten.repeat_interleave.Tensor: _repeat_interleave,
 }

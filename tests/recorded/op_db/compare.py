@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
-import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +53,7 @@ def outcomes(documents: Iterable[dict[str, Any]]) -> Iterator[Outcome]:
     try:
         with contextlib.ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            stack.enter_context(mock.patch.object(KnownValues, "_mirror", lambda *_: None))
+            stack.enter_context(mock.patch.object(KnownValues, "_mirror", _nothing))
             recorded = [document for document in documents if "changes" in document]
             for part in _batches(recorded, _TOGETHER):
                 together = predicted_together([_run(doc) for doc in part], "op_db", cudnn_workspaces=False)
@@ -68,6 +67,10 @@ def outcomes(documents: Iterable[dict[str, Any]]) -> Iterator[Outcome]:
                 gc.freeze()
     finally:
         gc.unfreeze()
+
+
+def _nothing(*_: object) -> None:
+    """No mirror of a tensor's values."""
 
 
 def outcome(document: dict[str, Any]) -> Outcome:
@@ -143,25 +146,32 @@ def table(parts: Sequence[str]) -> None:
     _print_table(documents, found)
 
 
+def worst_by_entry(found: Sequence[Outcome]) -> dict[str, Outcome]:
+    """The worst outcome of every entry."""
+    worst: dict[str, Outcome] = {}
+    for one in found:
+        before = worst.setdefault(_entry(one.call), one)
+        if VERDICTS.index(one.verdict) > VERDICTS.index(before.verdict):
+            worst[_entry(one.call)] = one
+    return worst
+
+
 def _print_table(documents: Sequence[dict[str, Any]], found: Sequence[Outcome]) -> None:
     entries_tried = {_entry(document["case"]) for document in documents}
-    by_entry: dict[str, list[Outcome]] = {
-        entry: list(group) for entry, group in itertools.groupby(found, key=lambda one: _entry(one.call))
-    }
-    worst = {entry: max(group, key=lambda one: VERDICTS.index(one.verdict)) for entry, group in by_entry.items()}
+    worst = worst_by_entry(found)
     errors = collections.Counter(_reason(d["error"]) for d in documents if "error" in d)
     not_run: dict[str, str] = {}
     for document in documents:
-        if "error" in document and _entry(document["case"]) not in by_entry:
+        if "error" in document and _entry(document["case"]) not in worst:
             not_run.setdefault(_entry(document["case"]), _reason(document["error"]))
     calls = collections.Counter(one.verdict for one in found)
     of_entries = collections.Counter(one.verdict for one in worst.values())
     print(f"{'':30} {'entries':>8} {'calls':>8}")
     print(f"{'tried':30} {len(entries_tried):8} {len(documents):8}")
-    print(f"{'run by the CUDA build':30} {len(by_entry):8} {len(found):8}")
+    print(f"{'run by the CUDA build':30} {len(worst):8} {len(found):8}")
     for verdict in VERDICTS:
         print(f"{verdict:30} {of_entries[verdict]:8} {calls[verdict]:8}")
-    share = sum(of_entries[verdict] for verdict in PEAK_EQUAL) / max(1, len(by_entry))
+    share = sum(of_entries[verdict] for verdict in PEAK_EQUAL) / max(1, len(worst))
     print(f"peaks equal: {share:.2%} of the entries that run")
     print("\nwhy entries did not run:")
     for reason, count in collections.Counter(not_run.values()).most_common():

@@ -78,9 +78,14 @@ def segmented_sort_bytes(items: int, key: int, value: int) -> int:
     return storage(items * key, items * value)
 
 
+def _states(items: int, tile: int, state: int) -> int:
+    """Storage of a single pass: a state for each tile, and 32 to pad the front."""
+    return storage((-(-items // tile) + 32) * state)
+
+
 def _tile_states(items: int, tile: int, state: int) -> int:
-    """Storage of a single-pass scan: a state for each tile, and 32 to pad the front."""
-    return storage(storage((-(-items // tile) + 32) * state))
+    """The same where it is the one temporary of an algorithm that has room for others."""
+    return storage(_states(items, tile, state))
 
 
 def scan_bytes(items: int, value: int) -> int:
@@ -100,6 +105,38 @@ _RUN_TILE = 6144
 def select_bytes(items: int, value: int, half: bool = False) -> int:
     """DeviceSelect::Flagged and DeviceSelect::Unique."""
     return _tile_states(items, _SELECT_TILE_HALF if half else _SELECT_TILES[value], 8)
+
+
+def run_lengths_bytes(items: int) -> int:
+    """DeviceRunLengthEncode::Encode with 64-bit lengths: 128 threads with 6 items of any size. Observed on 9.0."""
+    return _states(items, 128 * 6, 16)
+
+
+# --- Thrust's, on 64-bit positions of slices that are compared through a pointer; observed on 9.0 up to 10^8 slices ---
+
+
+def sorted_positions_bytes(items: int) -> int:
+    """thrust::sort, DeviceMergeSort of keys: a second array, and the bounds of tiles (256 threads, 16 items each)."""
+    return storage(items * _OFFSET, (1 + -(-items // (256 * 16))) * _OFFSET)
+
+
+def unique_positions_bytes(items: int) -> int:
+    """thrust::unique: 128 threads with 5 items, and the number selected."""
+    return storage(_states(items, 128 * 5, 16), _OFFSET)
+
+
+def counted_positions_bytes(items: int) -> int:
+    """thrust::unique_by_key: 448 threads with 22 items, and the number selected."""
+    return storage(_states(items, 448 * 22, 16), _OFFSET)
+
+
+def position_sums_bytes(items: int) -> int:
+    """thrust::inclusive_scan: 128 threads with 21 items."""
+    return _tile_states(items, 128 * 21, 16)
+
+
+#: thrust::adjacent_difference.
+DIFFERENCE_BYTES = storage()
 
 
 def run_numbers_bytes(items: int) -> int:

@@ -36,7 +36,8 @@ def nonzero_rule(call: Call) -> Script | None:
     count = script.take(4, "number of nonzeros")
     script.give(script.take(_counts_bytes(items, call.card), "count"))
     script.output(0)
-    script.give(script.take(cub.select_bytes(items, _INDEX), "select"), count, *copies)
+    selected = [script.take(cub.select_bytes(items, _INDEX), "select")] if tensor.dim() else []
+    script.give(*selected, count, *copies)
     return script
 
 
@@ -68,14 +69,52 @@ def unique_rule(call: Call) -> Script | None:
 @rule("aten.unique_consecutive.default")
 def unique_consecutive_rule(call: Call) -> Script | None:
     tensor = call.self
-    if tensor.numel() == 0 or call.outputs[0].dim() != 1:
+    if tensor.numel() == 0:
         return None
+    if call.dim is not None:
+        return _unique_slices(call, is_sorted=False)
     script = Script()
     if call.outputs[1].numel():
         script.output(1)
         starts = script.take(int(tensor.numel()) * 4, "where runs start")
         script.give(script.take(cub.run_numbers_bytes(int(tensor.numel())), "scan"), starts)
     _first_of_runs(script, tensor, call.return_counts)
+    return script
+
+
+@rule("aten.unique_dim.default")
+def unique_dim_rule(call: Call) -> Script | None:
+    return _unique_slices(call, is_sorted=True) if call.self.numel() else None
+
+
+@rule("aten.unique_dim_consecutive.default")
+def unique_dim_consecutive_rule(call: Call) -> Script | None:
+    return _unique_slices(call, is_sorted=False) if call.self.numel() else None
+
+
+def _unique_slices(call: Call, is_sorted: bool) -> Script:
+    """Slices are rows of a contiguous copy; their positions are sorted (``unique_dim_cuda_template``, Unique.cu)."""
+    rows = call.self.movedim(call.dim, 0)
+    count = int(rows.shape[0])
+    script = Script()
+    held = script.contiguous(rows, "slices as rows")
+    held.append(script.take(count * _INDEX, "positions of slices"))
+    if is_sorted:
+        script.give(script.take(cub.sorted_positions_bytes(count), "sort"))
+    if call.return_inverse:
+        script.output(1)
+        numbers = script.take(count * _INDEX, "numbers of runs")
+        script.give(script.take(cub.DIFFERENCE_BYTES, "where runs start"))
+        script.give(script.take(cub.position_sums_bytes(count), "scan"), numbers)
+    if call.return_counts:
+        ends = script.take((count + 1) * _INDEX, "where runs end")
+        script.give(script.take(cub.counted_positions_bytes(count), "unique"))
+        if call.outputs[2].numel():
+            script.output(2).give(script.take(cub.DIFFERENCE_BYTES, "lengths of runs"))
+        script.give(ends)
+    else:
+        script.give(script.take(cub.unique_positions_bytes(count), "unique"))
+    script.output(0).give(*reversed(held))
     return script
 
 
@@ -92,7 +131,8 @@ def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool) -> None:
     if counts:
         script.output(2, items * _INDEX)
     half = tensor.is_floating_point() and element == 2
-    script.give(script.take(cub.select_bytes(items, element, half), "unique"), length)
+    size = cub.run_lengths_bytes(items) if counts else cub.select_bytes(items, element, half)
+    script.give(script.take(size, "unique"), length)
 
 
 def _take_bounds(script: Script, call: Call) -> list[int]:
@@ -104,13 +144,18 @@ def _take_bounds(script: Script, call: Call) -> list[int]:
 
 @rule("aten.bincount.default")
 def bincount_rule(call: Call) -> Script | None:
-    """The smallest and the largest value are looked at first, with the buffers of such a reduction."""
+    """The smallest and the largest value are looked at first, with the buffers of such a reduction. Weights that are
+    neither single nor double are made double before."""
     if not call.self.numel():
         return None
     script = Script()
+    weights = call.weights
+    converted = []
+    if weights is not None and weights.dtype not in (torch.float32, torch.float64):
+        converted.append(script.take(weights.numel() * 8, "weights in double precision"))
     bounds = _take_bounds(script, call)
     script.output(0)
-    script.give(*bounds)
+    script.give(*bounds, *converted)
     return script
 
 
@@ -124,8 +169,22 @@ def masked_scatter_rule(call: Call) -> Script | None:
     held = [script.take(items * _INDEX, "running sum of the mask")]
     if call.mask.numel() != items or not call.mask.is_contiguous():
         held.append(script.take(items, "contiguous mask"))
-    script.give(script.take(cub.scan_bytes(items, _INDEX), "scan"), *reversed(held))
+    _scan(script, items)
+    script.give(*reversed(held))
     return script
+
+
+#: Items that one call of CUB scans: ``max_cub_size`` of ATen/cuda/cub.cuh.
+_SCANNED_AT_ONCE = 2**30
+
+
+def _scan(script: Script, items: int) -> None:
+    """``exclusive_scan`` of ATen/cuda/cub.cuh: long ones in parts, each from the sum of those before."""
+    script.give(script.take(cub.scan_bytes(min(items, _SCANNED_AT_ONCE), _INDEX), "scan"))
+    for start in range(_SCANNED_AT_ONCE, items, _SCANNED_AT_ONCE):
+        first = script.take(_INDEX, "sum of the parts before")
+        part = min(items - start, _SCANNED_AT_ONCE)
+        script.give(script.take(cub.scan_bytes(part, _INDEX), "scan"), first)
 
 
 @rule("aten.repeat_interleave.Tensor")
