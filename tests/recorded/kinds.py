@@ -83,6 +83,12 @@ KINDS = {
         _whole("compiled/*.json.gz"),
         on_stub=False,
     ),
+    "libraries": Listed(
+        "whole programs of libraries, from their first line to their last",
+        "tests.recorded.libraries:KIND",
+        (f"{_below((2, 13))}/libraries/*.json.gz",),
+        on_stub=False,
+    ),
     "operators": Listed(
         "single operators over thousands of sizes",
         "tests.recorded.operators:KIND",

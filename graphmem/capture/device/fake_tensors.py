@@ -33,6 +33,8 @@ def patch_fake_tensors(patches: Patches) -> None:
     construct = FakeTensor.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
+            return _of_its_type(*args, **kwargs)
         fake_mode, elem, device = _constructor_arguments(args, kwargs)
         if device is None or torch.device(device).type == "cpu":
             return construct(cls, *args, **kwargs)
@@ -54,6 +56,15 @@ def patch_fake_tensors(patches: Patches) -> None:
     patches.set(torch, "save", lambda *_, **__: None)  # nothing of it is on the device, and there is no data
     if hasattr(fake_tensor, "init_gpu_context"):
         patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
+
+
+def _of_its_type(value: torch.Tensor, requires_grad: bool | None = None) -> Any:
+    """``type(parameter)(value, requires_grad=...)`` and ``type(tensor)(value)``, by which libraries make one like it.
+
+    Fake parameters are of the same class as fake tensors; accelerate's ``set_module_tensor_to_device`` always says
+    ``requires_grad``, which only parameters take.
+    """
+    return value.detach() if requires_grad is None else torch.nn.Parameter(value, requires_grad)
 
 
 def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
