@@ -1,5 +1,5 @@
-"""What plans of cuDNN take, for described cards: ``ops/conv_plans.jsonl.gz`` (the first plan of its heuristics) and
-``ops/conv_largest.jsonl.gz`` (the largest workspace of all plans).
+"""What plans of cuDNN take, for described cards: ``ops/conv_plans.jsonl.gz`` (the first plan of its heuristics),
+``ops/conv_largest.jsonl.gz`` (the largest workspace of all plans) and ``ops/rnn_spaces.jsonl.gz`` (recurrent networks).
 
 GRAPHMEM_CUDNN names the library to ask, a cuDNN 9.20 with NVIDIA's wheels for cuBLAS and NVRTC beside it; no card, no
 driver. Recording asks the questions of the lines that are there again.
@@ -11,9 +11,10 @@ import gzip
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from graphmem.cudnn.library import Cudnn
+from graphmem.cudnn.library import Cudnn, find_library
 from graphmem.cudnn.plans import Convolution
 from graphmem.devices import device_named
 from tests import places
@@ -30,6 +31,8 @@ _WORKSPACES: dict[str, Callable[[Cudnn, Convolution], int | None]] = {
     "conv_plans": Cudnn.first_workspace,
     "conv_largest": Cudnn.largest_workspace,
 }
+
+_RECURRENT = "rnn_spaces"
 
 
 def question(line: Line, direction: str) -> Convolution:
@@ -50,6 +53,15 @@ def question(line: Line, direction: str) -> Convolution:
     )
 
 
+def spaces(lines: list[Line], library: str) -> list[Line]:
+    """The lines with the work and reserve spaces that this cuDNN tells for an H200."""
+    from tests.oracles.cudnn.ask_rnn import Rnn
+
+    card = device_named("H200")
+    asked = Rnn(Path(find_library(library)), card.capability, card.sm_count)
+    return [line | dict(zip(("workspace", "reserve"), asked.spaces(line), strict=True)) for line in lines]
+
+
 def answered(lines: list[Line], family: str, library: str) -> list[Line]:
     """The lines with the answers of that cuDNN."""
     found = list(lines)
@@ -67,18 +79,19 @@ def answered(lines: list[Line], family: str, library: str) -> list[Line]:
 
 
 class _Plans:
-    """The two files as a kind of recording."""
+    """The three files as a kind of recording."""
 
     def record(self, arguments: list[str]) -> int:
         library = os.environ.get("GRAPHMEM_CUDNN")
         if not library:
             raise SystemExit("GRAPHMEM_CUDNN names the cuDNN to ask; see tests/oracles/cudnn/README.md")
-        for family in arguments or _WORKSPACES:
-            if family not in _WORKSPACES:
-                raise SystemExit(f"{family!r} is none of {', '.join(_WORKSPACES)}")
+        for family in arguments or (*_WORKSPACES, _RECURRENT):
+            if family not in (*_WORKSPACES, _RECURRENT):
+                raise SystemExit(f"{family!r} is none of {', '.join((*_WORKSPACES, _RECURRENT))}")
             path = FOLDER / f"{family}.jsonl.gz"
             lines = [json.loads(text) for text in gzip.decompress(path.read_bytes()).decode().splitlines()]
-            texts = [json.dumps(line, separators=(",", ":")) for line in answered(lines, family, library)]
+            found = spaces(lines, library) if family == _RECURRENT else answered(lines, family, library)
+            texts = [json.dumps(line, separators=(",", ":")) for line in found]
             path.write_bytes(gzip.compress(("\n".join(texts) + "\n").encode(), 9, mtime=0))
             print(family, len(texts), "lines", flush=True)
         return 0

@@ -114,9 +114,9 @@ KINDS = {
         on_stub=False,
     ),
     "cudnn": Listed(
-        "workspaces of convolutions' plans, asked of cuDNN for described cards",
+        "workspaces of convolutions' plans and of recurrent networks, asked of cuDNN for described cards",
         "tests.recorded.cudnn_plans:KIND",
-        _whole("ops/conv_plans.jsonl.gz", "ops/conv_largest.jsonl.gz"),
+        _whole("ops/conv_plans.jsonl.gz", "ops/conv_largest.jsonl.gz", "ops/rnn_spaces.jsonl.gz"),
         on_stub=False,
     ),
     "versions": Listed(
@@ -153,7 +153,6 @@ KINDS = {
 #: Goldens whose recorder was not kept, with what is known of it. Nothing may be added.
 WITHOUT_RECORDER = {
     "onnxruntime/models/*": "exported by ``tests/oracles/onnxruntime/export_models.py``, weights replaced by a pattern",
-    "pytorch/2.13/ops/rnn_spaces.jsonl.gz": "``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20, asked without a card",
 }
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (
