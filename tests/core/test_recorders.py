@@ -13,7 +13,6 @@ from tests.recorded import kinds
 FILES = sorted(str(path.relative_to(places.GOLDEN)) for path in places.GOLDEN.rglob("*") if path.is_file())
 PATTERNS = {
     **{pattern: f"recorded by {name}" for name, kind in kinds.KINDS.items() for pattern in kind.goldens},
-    **dict.fromkeys(kinds.WITHOUT_RECORDER, "recorder not kept"),
     **dict.fromkeys(kinds.WRITTEN_BY_TESTS, "written by tests"),
 }
 
@@ -27,10 +26,6 @@ def test_a_golden_has_one_origin(file: str) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pattern_has_goldens(pattern: str) -> None:
     assert any(fnmatch(file, pattern) for file in FILES)
-
-
-def test_goldens_without_a_recorder_get_fewer() -> None:
-    assert len(kinds.WITHOUT_RECORDER) <= 1
 
 
 @pytest.mark.parametrize("name", kinds.KINDS)

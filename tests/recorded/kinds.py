@@ -126,11 +126,12 @@ KINDS = {
         on_stub=False,
     ),
     "onnxruntime": Listed(
-        "arena, kernels and sessions of ONNX Runtime's CPU build",
+        "arena, kernels and sessions of ONNX Runtime's CPU build, and the models that they are of",
         "tests.recorded.programs:ONNXRUNTIME",
         (
             "onnxruntime/ort_arena_traces.json.gz",
             "onnxruntime/operators.json.gz",
+            "onnxruntime/models/*",
             "onnxruntime/ort_sessions.json.gz",
             "onnxruntime/ort_planner.json.gz",
             "onnxruntime/exports.json.gz",
@@ -149,10 +150,6 @@ KINDS = {
         ),
         on_stub=False,
     ),
-}
-#: Goldens whose recorder was not kept, with what is known of it. Nothing may be added.
-WITHOUT_RECORDER = {
-    "onnxruntime/models/*": "exported by ``tests/oracles/onnxruntime/export_models.py``, weights replaced by a pattern",
 }
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (

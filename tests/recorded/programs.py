@@ -60,6 +60,7 @@ ONNXRUNTIME = Programs(
             [_KERNELS, "between", _BETWEEN],
             [_KERNELS, "pack", _PLAIN, _BETWEEN, str(places.ONNXRUNTIME / "operators.json.gz")],
         ],
+        "models": [["-m", "tests.oracles.onnxruntime.export_samples"]],
         "arena": [["-m", "tests.oracles.onnxruntime.record_arena"]],
         "sessions": [["-m", "tests.oracles.onnxruntime.record_sessions"]],
         "planner": [["-m", "tests.oracles.onnxruntime.record_planner"]],
