@@ -244,6 +244,11 @@ GROUP_NORM_IN_FP32 = Since(
     "half group norm", (2, 13), "statistics in half", "statistics in fp32 for the time of the call",
     "ATen/native/cuda/group_norm_kernel.cu", ("2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
 )  # fmt: skip
+AUTOCAST_CACHE_SERVES_TRAINING = Since(
+    "autocast's cache of casts", (2, 11), "casts as they were made: in inference mode, or without a gradient function",
+    "none in inference mode, and all with a gradient function", "`cached_cast`, ATen/autocast_mode.cpp; pull request "
+    "165068", ("2.13.0",), "that 2.11 has it and 2.10 does not is read from the pull request's date, December 2025",
+)  # fmt: skip
 OUTER_PRODUCTS_BY_TRITON = Since(
     "`bmm` of columns by rows, where Triton is installed as it is beside the CUDA wheels", (2, 13), "cuBLAS",
     "a Triton kernel without copies or a workspace", "torch/_native/ops/bmm_outer_product; pull request 179082, taken "

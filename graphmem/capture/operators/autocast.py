@@ -3,8 +3,10 @@
 The C++ autocast kernels ask a tensor's C++ device whether it may be cast and would find ``meta``. While a capture
 runs, the entries of the dispatcher's AutocastCUDA key are therefore replaced by these, which follow the same lists
 (``aten/src/ATen/autocast_mode.h``, PyTorch 2.13: ``AT_FORALL_LOWER_PRECISION_FP``, ``AT_FORALL_FP32``,
-``AT_FORALL_FP32_SET_OPT_DTYPE``, ``AT_FORALL_PROMOTE``) and the same weight cache: a float32 leaf that requires a
-gradient is cast once until the outermost context ends. Sitting in the dispatcher, they also act inside C++ composites.
+``AT_FORALL_FP32_SET_OPT_DTYPE``, ``AT_FORALL_PROMOTE``) and the same weight cache (``cached_cast``,
+``aten/src/ATen/autocast_mode.cpp``): a float32 leaf that requires a gradient is cast once until the outermost context
+ends, with a gradient function even where gradients are off, and every time anew in inference mode. Sitting in the
+dispatcher, they also act inside C++ composites.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.values.tensors import HALF_TYPES
 
@@ -65,16 +68,25 @@ def autocast_of(func: Any) -> str | None:
 
 
 class _WeightCache:
-    """Casts of float32 leaves, kept until the outermost autocast context ends (``cached_cast``, autocast_mode.cpp)."""
+    """Casts of float32 leaves, kept until the outermost autocast context ends.
 
-    def __init__(self) -> None:
+    Who casts first may do so without gradients (a teacher, pseudo labels, the forward of an ``autograd.Function``), and
+    training takes the same cast later: it is made with gradients on. Inference tensors are of no use to training and
+    are not kept. Both since pull request 165068; before, a cast was kept as it came.
+    """
+
+    def __init__(self, torch_version: versions.Version) -> None:
         self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._serves_training = versions.AUTOCAST_CACHE_SERVES_TRAINING.holds(torch_version)
 
     def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self._serves_training and torch.is_inference_mode_enabled():
+            return tensor.to(dtype)
         held = self._casts.get(id(tensor))
         if held is not None:
             return held[1]
-        cast = tensor.to(dtype)
+        with torch.enable_grad() if self._serves_training else contextlib.nullcontext():
+            cast = tensor.to(dtype)
         self._casts[id(tensor)] = (tensor, cast)
         return cast
 
@@ -84,6 +96,9 @@ class _WeightCache:
 
 class _NoCache(_WeightCache):
     """For other threads, whose contexts nobody follows."""
+
+    def __init__(self) -> None:
+        super().__init__(versions.NEWEST)
 
     def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor.to(dtype)
@@ -114,22 +129,23 @@ def _cast(value: Any, dtype: torch.dtype, cache: _WeightCache) -> Any:
     return cache.cast(value, dtype) if cacheable else value.to(dtype)
 
 
-def _cast_all(
-    args: Any, kwargs: dict[str, Any], dtype: torch.dtype, cache: _WeightCache
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call_with_casts(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype, cache: _WeightCache) -> Any:
     """Cast the last argument first: the C++ wrappers cast inside a call's argument list, and GCC, which builds the
-    Linux wheels, evaluates that from right to left (seen in every recorded autocast run)."""
-    kwargs = {name: _cast(value, dtype, cache) for name, value in reversed(kwargs.items())}
+    Linux wheels, evaluates that from right to left. Temporaries die the other way round (both seen in every recorded
+    autocast run)."""
+    named = {name: _cast(value, dtype, cache) for name, value in reversed(kwargs.items())}
     cast = [_cast(arg, dtype, cache) for arg in reversed(args)]
-    return tuple(reversed(cast)), kwargs
+    out = op(*reversed(cast), **named)
+    while cast:
+        cast.pop()
+    return out
 
 
 def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cuda")
         with torch._C._ExcludeDispatchKeyGuard(_KEY):
-            args, kwargs = _cast_all(args, kwargs, dtype, cache)
-            return op(*args, **kwargs)
+            return _call_with_casts(op, args, kwargs, dtype, cache)
 
     return kernel
 
@@ -137,8 +153,7 @@ def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
 def _fp32(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEY):
-            args, kwargs = _cast_all(args, kwargs, torch.float32, cache)
-            return op(*args, **kwargs)
+            return _call_with_casts(op, args, kwargs, torch.float32, cache)
 
     return kernel
 
@@ -181,8 +196,7 @@ def _promote(op: Any, cache: _WeightCache) -> Callable[..., Any]:
                 if _eligible(item) and item.dtype is torch.float32:
                     widest = torch.float32
         with torch._C._ExcludeDispatchKeyGuard(_KEY):
-            args, kwargs = _cast_all(args, kwargs, widest, cache)
-            return op(*args, **kwargs)
+            return _call_with_casts(op, args, kwargs, widest, cache)
 
     return kernel
 
@@ -194,9 +208,9 @@ def _overload(name: str) -> Any | None:
 
 
 @contextlib.contextmanager
-def cuda_autocast() -> Iterator[None]:
-    """Autocast for fake device tensors works as on CUDA for the duration."""
-    cache, uncached = _WeightCache(), _NoCache()
+def cuda_autocast(torch_version: versions.Version) -> Iterator[None]:
+    """Autocast for fake device tensors works as in the CUDA build of that version for the duration."""
+    cache, uncached = _WeightCache(torch_version), _NoCache()
     kernels, patches = Kernels(), Patches()
     tables = (
         (_LOWER_PRECISION, _lower_precision),

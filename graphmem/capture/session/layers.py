@@ -282,7 +282,7 @@ LAYERS: tuple[Layer, ...] = (
         "operators/autocast",
         "C++ asks the C++ device whether a tensor may be cast",
         ("aten::* @ AutocastCUDA", "torch.clear_autocast_cache"),
-        lambda _: cuda_autocast(),
+        lambda context: cuda_autocast(context.recorder.card.torch_version),
     ),
     Layer(
         "backward thread",

@@ -1,6 +1,26 @@
 """The loops, group by group; importing this registers all of them."""
 
-from tests.recorded.cases.loops import checkpointing, gradients, loops, models, optimizers, packed, quantized
+from tests.recorded.cases.loops import (
+    checkpointing,
+    gradients,
+    loops,
+    mixed_precision,
+    models,
+    optimizers,
+    packed,
+    quantized,
+)
 from tests.recorded.cases.loops.registry import CASES, Case
 
-__all__ = ["CASES", "Case", "checkpointing", "gradients", "loops", "models", "optimizers", "packed", "quantized"]
+__all__ = [
+    "CASES",
+    "Case",
+    "checkpointing",
+    "gradients",
+    "loops",
+    "mixed_precision",
+    "models",
+    "optimizers",
+    "packed",
+    "quantized",
+]
