@@ -70,19 +70,23 @@ def attention_on(card: Card) -> Callable[..., Tensor]:
             mask_last_stride_one=attn_mask is None or attn_mask.stride(-1) == 1,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
+        mask = _float_mask(attn_mask, query, card)  # the math path keeps it until the end
         if backend == "math":
-            return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, card)
-        mask = _float_mask(attn_mask, query, card)
+            return _math_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, card)
         if backend == "cudnn":
-            return _aten._scaled_dot_product_cudnn_attention.default(
-                query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
-            )[0]
+            return _first(
+                _aten._scaled_dot_product_cudnn_attention.default(
+                    query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
+                )
+            )
         if backend == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
         mask = _aligned_mask(mask, query, key)  # one that was converted goes back before the kernel runs
-        return _aten._scaled_dot_product_efficient_attention.default(
-            query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
-        )[0]
+        return _first(
+            _aten._scaled_dot_product_efficient_attention.default(
+                query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+            )
+        )
 
     return attention
 
@@ -99,12 +103,12 @@ def _math_attention(
     card: Card,
 ) -> Tensor:
     """``_scaled_dot_product_attention_math``. Spelled out because C++ adds the mask out of place to anything that looks
-    like a tensor subclass, and in place on a card."""
+    like a tensor subclass, and in place on a card. ``mask`` is not boolean any longer; a half one stays half beside
+    queries that are raised to fp32."""
     dtype = query.dtype
     is_newer = versions.MATH_ATTENTION_IN_FP32.holds(card.torch_version) and hasattr(_aten, "_safe_softmax")
     if is_newer and dtype in HALF_TYPES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
-    mask = _float_mask(mask, query, card)
     root = math.sqrt(abs(scale if scale is not None else 1 / math.sqrt(query.shape[-1])))
     scaled = query * (-root if scale is not None and scale < 0 else root)
     if is_causal:
@@ -124,6 +128,16 @@ def _math_attention(
     out = torch.matmul(attention, value).to(dtype)
     del attention, scaled, mask, query, key, value  # locals die from the last to the first, then the result tuple
     del weights
+    return out
+
+
+def _first(results: Any) -> Tensor:
+    """The first of several results; the others die from the first to the last, as members of a ``std::tuple`` do."""
+    out, *others = results
+    del results
+    others.reverse()
+    while others:
+        others.pop()
     return out
 
 
@@ -153,9 +167,9 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causa
     scale = scale if scale is not None else 1 / math.sqrt(head)
     if head % 8 != 0:
         query, key, value = (torch.nn.functional.pad(t, (0, -t.shape[-1] % 8)) for t in (query, key, value))
-    out = _aten._scaled_dot_product_flash_attention.default(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
+    out = _first(
+        _aten._scaled_dot_product_flash_attention.default(query, key, value, dropout_p, is_causal, False, scale=scale)
+    )
     return out if head % 8 == 0 else out[..., :head]
 
 

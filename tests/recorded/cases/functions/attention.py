@@ -131,3 +131,37 @@ add("sdpa_odd_head", F.scaled_dot_product_attention, t(4, 8, 128, 50), t(4, 8, 1
 add("attention_by_hand", lambda q, k, v: F.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v, HEADS, HEADS, HEADS)
 _UNALIGNED = t(4, 12, 125, 64)
 add("sdpa_mask_unaligned", F.scaled_dot_product_attention, *[_UNALIGNED] * 3, index(4, 1, 125, 125, dtype=BOOL))
+# A boolean mask takes the query's type before the math path raises anything to fp32, and lives until the end.
+_MATH_HALF = t(4, 8, 128, 50, dtype=BF16)
+_MASKS = {"": index(4, 1, 128, 128, dtype=BOOL), "_of_heads": index(4, 8, 128, 128, dtype=BOOL)}
+for _suffix, _mask in _MASKS.items():
+    add(f"sdpa_math_bf16_mask{_suffix}", F.scaled_dot_product_attention, *[_MATH_HALF] * 3, _mask)
+    add(f"sdpa_math_mask{_suffix}", F.scaled_dot_product_attention, *[t(4, 8, 128, 50)] * 3, _mask)
+    add(f"sdpa_math_bf16_mask{_suffix}_no_grad", F.scaled_dot_product_attention, *[_MATH_HALF] * 3, _mask, grad=False)
+add(
+    "sdpa_math_bf16_float_mask",
+    F.scaled_dot_product_attention,
+    *[_MATH_HALF] * 3,
+    t(4, 1, 128, 128, dtype=BF16, grad=False),
+)
+add(
+    "sdpa_math_bf16_causal_dropout",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True),
+    *[_MATH_HALF] * 3,
+)
+_GROUPED = t(4, 2, 128, 64)
+add(
+    "sdpa_grouped_mask",
+    lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, enable_gqa=True),
+    HEADS,
+    _GROUPED,
+    _GROUPED,
+    _MASKS[""],
+)
+add(
+    "sdpa_grouped_bf16_mask",
+    lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, enable_gqa=True),
+    HEADS_HALF,
+    *[t(4, 2, 128, 64, dtype=BF16)] * 2,
+    _MASKS[""],
+)
