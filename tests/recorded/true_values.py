@@ -40,6 +40,8 @@ PLAIN = (
     if hasattr(torch.nn, "Buffer")
     else (torch.Tensor, torch.nn.Parameter)
 )
+#: Types that kernels pack into nested tensors; others are selected by a mask.
+PACKED_BY_KERNEL = (torch.float32, torch.float16)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -229,6 +231,21 @@ class TrueValues(TorchFunctionMode):
                             out.append(v.contiguous().reshape(-1)[:1].numpy().tobytes())
                 return out or None
             return None
+        if n in ("_nested_tensor_from_mask_left_aligned", "_nested_tensor_from_mask"):
+            v = val(args[1])
+            if v is None:
+                return None
+            lengths = v.long().sum(1)
+            aligned = bool((v.long().cummin(1).values == v).all())
+            if n == "_nested_tensor_from_mask_left_aligned":
+                return [bytes([aligned])]
+            sizes = torch.stack((lengths, torch.full_like(lengths, args[0].size(2))), 1)
+            check = kwargs.get("mask_check", args[2] if len(args) > 2 else True)
+            packed = [] if args[0].dtype in PACKED_BY_KERNEL else [i4(lengths.sum() * args[0].size(2))]
+            return [*([bytes([aligned])] if check else []), sizes.numpy().tobytes(), *packed]
+        if n == "_transformer_encoder_layer_fwd":  # packs again where it attends by products
+            nested = args[0].is_nested and args[0].dtype not in PACKED_BY_KERNEL
+            return [i4(args[0]._nested_tensor_size().prod(1).sum())] if nested else None
         if n == "masked_select":
             m = args[1] if len(args) > 1 else kwargs.get("mask")
             v = val(m)
@@ -399,7 +416,7 @@ class TrueValues(TorchFunctionMode):
             odd = any(not self.plain(t) for t in dev)
             primed = None
             hosts = {} if odd else {id(t): self.host(t) for t in dev}
-            if self._prime and self.table and not odd and dev:
+            if self._prime and self.table and dev and (not odd or n == "_transformer_encoder_layer_fwd"):
                 try:
                     with torch.no_grad():
                         primed = self.counts(n, tuple(args), kwargs)

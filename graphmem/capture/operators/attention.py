@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,21 @@ def fuses_attention_on(card: Card) -> Callable[..., bool]:
         return backend != "math"
 
     return fuses
+
+
+def attention_backend_of_nested(card: Card) -> Callable[[Sequence[int], torch.dtype], str]:
+    """The backend for queries, keys and values of one padded shape (batch, heads, length, head) that are nested.
+
+    cuDNN is not asked (seen: 2.13 with cuDNN 9.20 on 9.0), and flash attention takes head sizes that are multiples of 8
+    (``check_head_dim_size_flash_nested``, sdp_utils.cpp).
+    """
+
+    def backend(shape: Sequence[int], dtype: torch.dtype) -> str:
+        enabled = _enabled_backends() - ({"cudnn"} if shape[-1] % 8 == 0 else {"cudnn", "flash"})
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return choose_sdp_backend(shape, shape, shape, dtype, card, enabled=enabled, deterministic=deterministic)
+
+    return backend
 
 
 def attention_on(card: Card) -> Callable[..., Tensor]:

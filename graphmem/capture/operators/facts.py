@@ -13,7 +13,7 @@ from typing import Any
 from graphmem.capture.kernels import rule_of
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
-from graphmem.capture.operators import made_of_operators, sparse
+from graphmem.capture.operators import made_of_operators, nested, sparse
 from graphmem.capture.operators.autocast import autocast_of
 from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SUBSCRIPTS
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
@@ -31,9 +31,10 @@ class OperatorFacts:
 
     ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
     ``is_checked``: its memory is modelled, or recordings prove that it takes nothing but its outputs.
-    ``body``, ``sparse_body``: what runs in place of its fake kernel, and where an argument is sparse. ``in_place``:
-    what a formula of gradients calls instead on a card, and the autograd nodes that do so. ``selects``: the size of its
-    outputs is data. ``is_step``: a fused step of an optimizer, which allocates nothing and is not called.
+    ``body``, ``sparse_body``, ``nested_body``: what runs in place of its fake kernel, and where an argument is sparse
+    or nested. ``in_place``: what a formula of gradients calls instead on a card, and the autograd nodes that do so.
+    ``selects``: the size of its outputs is data. ``is_step``: a fused step of an optimizer, which allocates nothing and
+    is not called.
     """
 
     func: Any
@@ -43,6 +44,8 @@ class OperatorFacts:
     is_checked: bool
     body: Callable[..., Any] | None
     sparse_body: Callable[..., Any] | None
+    nested_body: Callable[..., Any] | None
+    makes_nested: bool
     in_place: tuple[Any, frozenset[str]] | None
     selects: bool
     is_step: bool
@@ -103,6 +106,8 @@ def facts_of(func: Any) -> OperatorFacts:
         is_checked=modelled or getattr(func, "is_view", False) or proven(name),
         body=made_of_operators.BODIES.get(func),
         sparse_body=sparse.BODIES.get(func),
+        nested_body=nested.MAKING.get(func) or nested.BODIES.get(func),
+        makes_nested=func in nested.MAKING,
         in_place=IN_PLACE_IN_BACKWARD.get(func),
         selects=func in SELECTING,
         is_step=func in FUSED_STEPS,

@@ -15,7 +15,8 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphmem.capture.operators import collectives, sparse
+from graphmem.capture.operators import collectives, nested, sparse
+from graphmem.capture.operators.attention import attention_backend_of_nested
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.in_place_gradients import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.made_of_operators import COMPARISONS
@@ -158,6 +159,22 @@ def _host_values(_: RecordingMode, call: OperatorCall) -> Any:
     if not host_values.computable(call.func, call.args, call.kwargs):
         return NOT_HANDLED
     return host_values.compute(call.func, call.args, call.kwargs)
+
+
+def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
+    if not (call.facts.makes_nested and on_device(call.args)) and not nested.has_nested(call.args):
+        return NOT_HANDLED
+    recorder = mode.recorder
+    recorder.note(call)
+    assert call.facts.nested_body is not None
+    run = nested.NestedRun(
+        recorder.values.of,
+        attention_backend_of_nested(recorder.card),
+        lambda remark: recorder.assumed.update([remark]),
+        recorder.selection,
+    )
+    with mode:
+        return call.facts.nested_body(run, *call.args, **call.kwargs)
 
 
 def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -314,6 +331,13 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "small host tensors are configuration, and are computed",
         None,
         _host_values,
+        is_noted=False,
+    ),
+    Interceptor(
+        "nested tensors",
+        "nn.TransformerEncoder packs padded sequences in evaluation; fake tensors cannot be nested",
+        lambda facts: facts.nested_body is not None,
+        _nested,
         is_noted=False,
     ),
     Interceptor(

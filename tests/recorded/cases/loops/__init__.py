@@ -2,6 +2,7 @@
 
 from tests.recorded.cases.loops import (
     checkpointing,
+    evaluation,
     gradients,
     loops,
     mixed_precision,
@@ -16,6 +17,7 @@ __all__ = [
     "CASES",
     "Case",
     "checkpointing",
+    "evaluation",
     "gradients",
     "loops",
     "mixed_precision",
