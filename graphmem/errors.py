@@ -32,6 +32,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
 
 
+def said(error: BaseException) -> str:
+    """Kind and first line of another library's error. Of a failed import it is the innermost cause that helps, and it
+    comes first: libraries that import their parts when they are first used say only which one could not be had."""
+    cause = error
+    while cause.__cause__ is not None and (isinstance(cause, ImportError) or "Failed to import" in str(cause)):
+        cause = cause.__cause__
+    text = f"{type(cause).__name__}: {first_line(cause) if str(cause).strip() else 'no message'}"
+    return text if cause is error else f"{text} (behind {type(error).__name__}: {first_line(error)})"
+
+
 class UsageError(GraphmemError):
     """An option, name or value that graphmem does not accept; the message lists what it does accept."""
 

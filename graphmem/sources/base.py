@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphmem.errors import SourceError
+from graphmem.sources.losses import OfTargets
 from graphmem.training.program import Program
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Built:
     """A PyTorch model with the inputs of its step.
 
     ``inputs`` is a tensor, a tuple (positional) or a dict (keyword arguments); ``loss`` is a callable on the model's
-    output, or None for the default; ``notes`` are assumptions to show.
+    output, or None for the default, and its attribute ``targets``, if it has one, moves to the device with the inputs;
+    ``notes`` are assumptions to show.
     """
 
     model: Any
@@ -75,23 +77,32 @@ def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built 
     """Call a user's factory with whichever of ``batch`` and ``seq_len`` it names, and check what it returns.
 
     Returns None when the factory is a custom step: it returned nothing and has run its iterations itself. Raises
-    :class:`SourceError` when it returns something else than ``(model, inputs)`` or ``(model, inputs, loss)``, or when
-    a size was asked for that it does not take, or needs an argument that graphmem does not know.
+    :class:`SourceError` when it returns something else than ``(model, inputs)``, ``(model, inputs, loss)`` with
+    ``loss(output)``, or ``(model, inputs, targets, loss)`` with ``loss(output, targets)``, or when a size was asked for
+    that it does not take, or needs an argument that graphmem does not know.
     """
     result = factory(**known_arguments(factory, name, sizes))
     if result is None:
         return None
-    wanted = "return (model, inputs) or (model, inputs, loss), or run the whole step and return None"
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
+    wanted = (
+        "return (model, inputs), (model, inputs, loss) or (model, inputs, targets, loss), "
+        "or run the whole step and return None"
+    )
+    if not isinstance(result, tuple) or len(result) not in (2, 3, 4):
         raise SourceError(f"{name} returned {_describe(result)}; it should {wanted}")
     model, inputs, *rest = result
     if not callable(getattr(model, "forward", None)):
         raise SourceError(f"the first value that {name} returned is {_describe(model)}, not a torch.nn.Module")
-    loss = rest[0] if rest else None
+    loss = rest[-1] if rest else None
     if loss is not None and not callable(loss):
         raise SourceError(f"the loss that {name} returned is {_describe(loss)}, not a callable on the model's output")
-    _check_loss(loss, name)
-    return Built(model, inputs, loss)
+    if len(rest) < 2:
+        _check_loss(loss, name)
+        return Built(model, inputs, loss)
+    if loss is None:
+        raise SourceError(f"{name} returned targets and no loss; the fourth value is a callable: loss(output, targets)")
+    _check_loss_of_targets(loss, name)
+    return Built(model, inputs, OfTargets(loss, rest[0]))
 
 
 #: How factories name the sizes that ``--batch`` and ``--seq-len`` give.
@@ -149,8 +160,21 @@ def _check_loss(loss: Callable[[Any], Any] | None, name: str) -> None:
             inspect.signature(loss).bind(None)
     except TypeError:
         raise SourceError(
-            f"the loss that {name} returned cannot be called with the model's output alone; put the targets into it, "
-            "for example lambda output: mse_loss(output, target.to(output.device))"
+            f"the loss that {name} returned cannot be called with the model's output alone; return "
+            "(model, inputs, targets, loss) for one that is called as loss(output, targets)"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        return
+
+
+def _check_loss_of_targets(loss: Callable[..., Any], name: str) -> None:
+    """Raises :class:`SourceError` for a loss that cannot be called with the model's output and the targets."""
+    try:
+        inspect.signature(loss).bind(None, None)
+    except TypeError:
+        raise SourceError(
+            f"the loss that {name} returned beside targets cannot be called as loss(output, targets); write one that "
+            "takes both, for example torch.nn.functional.cross_entropy"
         ) from None
     except ValueError:  # a builtin without a signature
         return

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from graphmem.devices import DEFAULT_DEVICE, device_named
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, said
 from graphmem.sources.base import TorchModel, call_factory
 
 
@@ -81,6 +81,8 @@ def _import_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        if error.name is None:  # a library's own words for a part of it that did not import
+            raise SourceError(f"importing {name} raised {_raised(error)}") from None
         hint = _CUDA_ONLY if error.name in _CUDA_PACKAGES else "for a file, write path/to/file.py:factory"
         raise SourceError(f"no Python module {error.name!r} ({hint})") from None
     except Exception as error:
@@ -99,8 +101,4 @@ _CUDA_ONLY = (
 def _raised(error: BaseException) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     hint = f" ({_CUDA_ONLY})" if missing.partition(".")[0] in _CUDA_PACKAGES else ""
-    return f"{type(error).__name__}: {_first_line(error)}{hint}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{said(error)}{hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -19,3 +20,13 @@ class CrossEntropy:
         if isinstance(scores, (tuple, list)):
             scores = scores[0]
         return functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), self.targets.reshape(-1))
+
+
+class OfTargets:
+    """``loss(output, targets)`` as a loss of the output alone; the targets move to the device with the inputs."""
+
+    def __init__(self, loss: Callable[[Any, Any], Any], targets: Any) -> None:
+        self.loss, self.targets = loss, targets
+
+    def __call__(self, output: Any) -> Any:
+        return self.loss(output, self.targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ def returns_one():
 
 def returns_four():
     return nn.Linear(2, 2), torch.zeros(1, 2), None, None
+
+def returns_five():
+    return nn.Linear(2, 2), torch.zeros(1, 2), None, None, None
+
+def with_targets(batch=4):
+    return nn.Linear(2, 8), torch.zeros(batch, 2), torch.zeros(batch, 8), nn.functional.mse_loss
+
+def loss_without_targets():
+    return nn.Linear(2, 2), torch.zeros(1, 2), torch.zeros(1, 2), lambda output: output.mean()
 
 def returns_no_model():
     return {}, torch.zeros(1, 2)
@@ -230,7 +240,9 @@ def test_a_factory_that_raises_names_its_line(user_file: Path) -> None:
     [
         ("returns_text", "returned a str"),
         ("returns_one", "a tuple of 1"),
-        ("returns_four", "a tuple of 4"),
+        ("returns_four", "targets and no loss"),
+        ("returns_five", "a tuple of 5"),
+        ("loss_without_targets", "cannot be called as loss(output, targets)"),
         ("returns_no_model", "not a torch.nn.Module"),
         ("returns_no_loss", "not a callable"),
     ],
@@ -272,6 +284,39 @@ def test_a_file_that_does_not_import(tmp_path: Path) -> None:
     (tmp_path / "typo.py").write_text("def build(:\n")
     with pytest.raises(SourceError, match="SyntaxError"):
         analyze(f"{tmp_path}/typo.py:build")
+
+
+def test_of_a_failed_import_the_innermost_cause_comes_first(tmp_path: Path) -> None:
+    """As transformers imports its classes: when they are first used, whatever broke below."""
+    (tmp_path / "lazy_library.py").write_text(
+        "def __getattr__(name):\n"
+        "    if name.startswith('__'):\n"
+        "        raise AttributeError(name)\n"
+        "    try:\n"
+        "        raise RuntimeError('operator vision::nms does not exist')\n"
+        "    except RuntimeError as error:\n"
+        "        raise ModuleNotFoundError(f'Could not import module {name!r}') from error\n"
+    )
+    (tmp_path / "at_the_top.py").write_text("from lazy_library import Trainer\n")
+    (tmp_path / "inside.py").write_text("def build():\n    from lazy_library import Trainer\n")
+    said = r"RuntimeError: operator vision::nms does not exist \(behind ModuleNotFoundError: Could not import"
+    with pytest.raises(SourceError, match=said):
+        analyze(f"{tmp_path}/at_the_top.py:build")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(GraphmemError, match=said):
+            analyze(f"{tmp_path}/inside.py:build")
+        with pytest.raises(SourceError, match=said):
+            analyze("at_the_top:build")
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_a_loss_of_targets(user_file: Path) -> None:
+    """The targets are on the card: 8 floats a sample, beside 2 of the input."""
+    small, large = (analyze(f"{user_file}:with_targets", batch=batch) for batch in (1000, 2000))
+    assert small.breakdown["INPUT"] == 1000 * (8 + 2) * 4
+    assert large.breakdown["INPUT"] == 2 * small.breakdown["INPUT"]
 
 
 def test_a_file_that_chooses_its_device_while_it_is_imported(tmp_path: Path) -> None:

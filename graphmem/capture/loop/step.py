@@ -124,7 +124,7 @@ def _forward_loss(model: nn.Module, inputs: Any, loss: Any, amp: str | None) -> 
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise CaptureError(
             f"the loss is {_describe(value)}; it should be a tensor of one element that requires a gradient. "
-            "Return a loss from the factory: (model, inputs, loss)"
+            "Return a loss from the factory: (model, inputs, loss) or (model, inputs, targets, loss)"
         )
     return value
 

@@ -55,7 +55,7 @@ _EXPLAINED = (
     (
         r"FakeTensorDeviceMismatchError.*cuda:0 and cpu|FakeTensorDeviceMismatchError.*cpu and cuda:0",
         "an operator gets tensors of the device and of the host, which would fail on a card too; move them with .to(), "
-        "or give them as example inputs, which are moved",
+        "or give them as example inputs or targets, which are moved: return (model, inputs, targets, loss)",
     ),
     (r"Legacy CUDA profiling", "torch.profiler finds no device; leave it out of the analysed step"),
     (

@@ -29,7 +29,7 @@ from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
-from graphmem.errors import CaptureError, GraphmemError, first_line
+from graphmem.errors import CaptureError, GraphmemError, said
 from graphmem.trace import Category, Trace, TraceBuilder
 
 
@@ -167,8 +167,7 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
         known = explained(error)
         if known is not None:
             raise CaptureError(f"{where}: {known}") from error
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        raise CaptureError(f"{where}: the step raised {type(error).__name__}: {first_line}") from error
+        raise CaptureError(f"{where}: the step raised {said(error)}") from error
 
 
 def raised_by_program(error: Exception) -> str | None:
@@ -177,7 +176,7 @@ def raised_by_program(error: Exception) -> str | None:
     if isinstance(error, ours) or explained(error) is not None:
         return None
     where = raised_at(error)
-    return f"{where}{': ' if where else ''}{type(error).__name__}: {first_line(error)}"
+    return f"{where}{': ' if where else ''}{said(error)}"
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
