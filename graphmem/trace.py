@@ -85,6 +85,10 @@ _OF_POOLS = (
 )
 
 
+#: Phases of a program that are no part of a training step.
+BESIDE = ("evaluate", "generate", "save", "load")
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A stretch of a run. ``iteration`` 0 is everything before the first iteration."""
@@ -93,7 +97,11 @@ class Phase:
     name: str
 
     def __str__(self) -> str:
-        return self.name if self.iteration == 0 else f"iteration {self.iteration} {self.name}"
+        if self.iteration == 0:
+            return self.name
+        if self.name in BESIDE:
+            return f"{self.name} after iteration {self.iteration}"
+        return f"iteration {self.iteration} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from graphmem.estimate import Diagnostic, Estimate, Moment, Timeline
 from graphmem.reports.text import WORDS, clean, levels_of
+from graphmem.trace import Phase
 from graphmem.units import format_bytes
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 960, 300, 80, 24, 12
@@ -159,7 +160,7 @@ def _top(estimate: Estimate) -> str:
 def _phases(estimate: Estimate) -> str:
     rows = []
     for phase in estimate.phases:
-        name = phase.name if phase.iteration == 0 else f"iteration {phase.iteration} {phase.name}"
+        name = str(Phase(phase.iteration, phase.name))
         peak = phase.peak
         figures = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
         rows.append((name, *map(format_bytes, figures)))

@@ -18,6 +18,7 @@ from rich.text import Text
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, PoolUse
 from graphmem.runtimes import runtime_named
+from graphmem.trace import Phase
 from graphmem.units import format_bytes
 
 DEFAULT_WIDTH = 80
@@ -268,7 +269,7 @@ def _inside(module: str) -> str:
 
 
 def _phase_name(phase: PhasePeak) -> str:
-    return phase.name if phase.iteration == 0 else f"iteration {phase.iteration} {phase.name}"
+    return str(Phase(phase.iteration, phase.name))
 
 
 def _figures(count: int, total: int) -> tuple[str, str, str]:

@@ -311,3 +311,104 @@ def test_the_trace_is_that_of_a_shorter_program(tmp_path: Path) -> None:
         sizes = [trace.storages[e.subject].bytes for e in trace.events() if e.kind == EventKind.ALLOC]
         traces.append((trace.kinds.tolist(), sizes))
     assert traces[0] == traces[1]
+
+
+SAVE_AND_LOAD = """
+import copy, io, os, shutil
+from pathlib import Path
+train_step()
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 7, "seen": seen}, "last.pt")
+os.replace("last.pt", "best.pt")
+shutil.copy("best.pt", "copy.pt")
+print(os.path.exists("last.pt"), os.path.isfile("best.pt"), Path("copy.pt").exists(), sorted(os.listdir(".")))
+print(os.path.getsize("best.pt") > 3 * 64 * 64 * 4)
+loaded = torch.load("best.pt", %s)
+weight, state = loaded["model"]["weight"], loaded["optimizer"]["state"][0]
+print(loaded["epoch"], loaded["seen"], weight.device, state["exp_avg"].shape)
+model.load_state_dict(loaded["model"])
+optimizer.load_state_dict(loaded["optimizer"])
+os.remove("copy.pt")
+buffer = io.BytesIO()
+torch.save(model, buffer)
+buffer.seek(0)
+print(type(torch.load(buffer, weights_only=False)).__name__, os.path.exists("copy.pt"))
+try: torch.load("never.pt")
+except FileNotFoundError: print("not found")
+try: torch.save(lambda: 1, "bad.pt")
+except Exception as error: print(type(error).__name__)
+train_step()
+"""
+
+
+@pytest.mark.parametrize("how", ["map_location='cpu'", "map_location='cuda'", "weights_only=True"])
+def test_what_is_saved_is_loaded_and_never_written(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    estimate = run(tmp_path, SAVE_AND_LOAD % how)
+    device = "cpu" if "cpu" in how else "cuda:0"
+    assert said(capsys).splitlines() == [
+        "False True True ['best.pt', 'copy.pt', 'train.py']",
+        "True",
+        f"7 ['step'] {device} torch.Size([64, 64])",
+        "Linear False",
+        "not found",
+        "PicklingError",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    trace = estimate.trace
+    assert trace is not None
+    loaded = [
+        trace.storages[event.subject].bytes
+        for event in trace.events()
+        if event.kind == EventKind.ALLOC
+        and trace.phases[trace.operators[event.operator].phase].name == "load"
+        and trace.storages[event.subject].place.name == "DEVICE"
+    ]
+    # weight and bias, then exp_avg and exp_avg_sq of both; steps are kept on the host; then the module in the buffer.
+    state = [16384, 256, 16384, 16384, 256, 256]
+    assert loaded == ([16384, 256] if "cpu" in how else [*state, 16384, 256])
+
+
+def test_safetensors_are_kept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
+    source = """
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+save_file(model.state_dict(), "model.safetensors", metadata={"format": "pt"})
+loaded = load_file("model.safetensors", device="cuda")
+print(sorted(loaded), loaded["weight"].shape, loaded["weight"].device)
+with safe_open("model.safetensors", "pt") as file:
+    print(file.metadata(), file.get_slice("weight").get_shape(), file.get_tensor("bias").device)
+"""
+    run(tmp_path, source)
+    assert said(capsys).splitlines() == [
+        "['bias', 'weight'] torch.Size([64, 64]) cuda:0",
+        "{'format': 'pt'} [64, 64] cpu",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_phases_say_what_they_are(tmp_path: Path) -> None:
+    source = """
+def evaluate():
+    model.eval()
+    with torch.no_grad(): model(x())
+    model.train()
+def generate():
+    model.eval()
+    with torch.no_grad(): model(x())
+    model.train()
+evaluate()
+for _ in range(9):
+    train_step()
+    evaluate()
+generate()
+torch.load(torch.save(model.state_dict(), "a.pt") or "a.pt")
+"""
+    phases = [(phase.iteration, phase.name) for phase in run(tmp_path, source, iterations=2).phases]
+    steps = [(k, name) for k in (1, 2) for name in ("forward", "backward", "optimizer", "evaluate")]
+    assert phases == [(0, "build"), (0, "evaluate"), *steps, (2, "generate"), (2, "load")]

@@ -53,7 +53,6 @@ def patch_fake_tensors(patches: Patches) -> None:
     patches.set(torch.Tensor, "pin_memory", _pin_memory)
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
-    patches.set(torch, "save", lambda *_, **__: None)  # nothing of it is on the device, and there is no data
     if hasattr(fake_tensor, "init_gpu_context"):
         patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
 

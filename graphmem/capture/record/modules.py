@@ -16,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.values.callers import called_to_generate
 from graphmem.trace import Category
 
 
@@ -62,7 +63,7 @@ class ModuleWatch:
         if not self._stack:
             if id(module) not in self._names:
                 self.adopt(module)
-            self._begin_forward(inputs)
+            self._begin_forward(module, inputs)
         name = self._names.get(id(module))
         if name is None:
             name = f"{self._stack[-1] if self._stack else ''}.{type(module).__name__}"
@@ -84,16 +85,18 @@ class ModuleWatch:
                     self.adopt(model)
         self._recorder.leave_module(self._stack[-1] if self._stack else "", was_entered=was_entered)
 
-    def _begin_forward(self, inputs: Any) -> None:
+    def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""
         recorder = self._recorder
         if torch._C._current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
         recorder.forward_passes += 1
         on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in inputs)
-        if recorder.stage == "optimizer" or (recorder.stage == "build" and on_device):
+        if recorder.names_stages and _is_evaluated(module):
+            recorder.step_aside("generate" if called_to_generate() else "evaluate")
+        elif recorder.stage == "optimizer" or (recorder.stage == "build" and on_device):
             recorder.begin_iteration()
-        elif recorder.stage == "backward":
+        elif recorder.stage == "backward" or recorder.is_aside:
             recorder.enter("forward")
         for tensor in inputs:
             if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
@@ -118,6 +121,13 @@ class ModuleWatch:
                 for key, value in state.items():
                     for tensor in value if isinstance(value, list) else [value]:  # L-BFGS keeps lists
                         self._recorder.storages.label(tensor, Category.OPTIMIZER_STATE, str(key))
+
+
+def _is_evaluated(module: nn.Module) -> bool:
+    """Whether a model that is trained runs without gradients. Frozen ones do so within a training step too."""
+    if torch.is_grad_enabled() or module.training:
+        return False
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _as_written(name: str) -> str:

@@ -62,9 +62,11 @@ class Recorder:
         self.in_optimizer_step = False
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
         self.is_paused = False
+        self.names_stages = False  # whether evaluation, generation and saving are told apart: in whole programs
         self._phase = builder.phase(0, "build")
         self._iteration = 0
         self._stage = "build"
+        self._aside = ""  # the stage beside it that runs now
 
     @property
     def builder(self) -> TraceBuilder:
@@ -84,10 +86,37 @@ class Recorder:
 
     def enter(self, stage: str) -> None:
         """Name the stage (``forward``, ``backward``, ``optimizer``) of what follows."""
-        self._stage = stage
+        self._stage, self._aside = stage, ""
         self.storages.born_as = Category.ACTIVATION if stage == "forward" else Category.TEMPORARY
         self._phase = self.builder.phase(self._iteration, stage)
         self.storages.operator = self.builder.operator(f"({stage})", phase=self._phase)
+
+    @contextlib.contextmanager
+    def stage_of(self, name: str) -> Iterator[None]:
+        """What runs in this context is a stage of its own (``save``, ``load``), beside those of an iteration."""
+        before = self._aside
+        self.step_aside(name)
+        try:
+            yield
+        finally:
+            if before:
+                self.step_aside(before)
+            elif self._aside:
+                self.enter(self._stage)
+
+    def step_aside(self, name: str) -> None:
+        """What follows is no part of a training step: ``evaluate``, ``generate``, ``save``, ``load``."""
+        if not self.names_stages or self._aside == name:
+            return
+        self._aside = name
+        self.storages.born_as = Category.ACTIVATION
+        self._phase = self.builder.phase(self._iteration, name)
+        self.storages.operator = self.builder.operator(f"({name})", phase=self._phase)
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether what runs is no part of a training step."""
+        return bool(self._aside)
 
     def begin_backward(self) -> None:
         """A backward pass begins. Steps without any module have not said that their iteration began."""
@@ -96,7 +125,7 @@ class Recorder:
         self.backward_passes += 1
         if self._stage == "build" or (self._stage == "optimizer" and not self.in_optimizer_step):
             self.begin_iteration()
-        if self._stage == "forward":
+        if self._stage == "forward" or self._aside:
             self.enter("backward")
 
     @property

@@ -45,6 +45,7 @@ from graphmem.capture.operators.convolution_layout import patch_convolution_layo
 from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.leaving import Leaving, patch_leaving
+from graphmem.capture.program.saved_files import patch_saved_files
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch, watch_modules
 from graphmem.capture.record.recorder import Recorder
@@ -143,6 +144,7 @@ def _leaving(context: Context) -> Iterator[None]:
         yield
         return
     context.leaving = Leaving(context.leave_after, context.recorder)
+    context.recorder.names_stages = True
     patches, handles = Patches(), []
     try:
         handles = patch_leaving(patches, context.leaving)
@@ -195,7 +197,6 @@ LAYERS: tuple[Layer, ...] = (
             "torch.nn.parameter.Parameter.__deepcopy__",
             "torch._subclasses.fake_tensor.*",
             "torch.utils.swap_tensors",
-            "torch.save",
         ),
         _patching(lambda patches, _: patch_fake_tensors(patches)),
     ),
@@ -400,6 +401,17 @@ LAYERS: tuple[Layer, ...] = (
         "hooks say which module runs, when a backward pass begins and when an optimizer steps",
         ("torch.autograd._make_grads",),
         _modules,
+    ),
+    Layer(
+        "saved files",
+        "program/saved_files",
+        "checkpoints have shapes and no data: they are kept in memory and loaded from there, never written",
+        ("torch.save", "torch.load", "safetensors.*", "*.safe_open", "os.*", "shutil.*"),
+        _patching(
+            lambda patches, context: patch_saved_files(
+                patches, context.recorder.stage_of, whole_program=context.leave_after is not None
+            )
+        ),
     ),
     Layer(
         "leaving",

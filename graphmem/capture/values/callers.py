@@ -159,6 +159,17 @@ def called_in_generation_loop() -> bool:
     return _called_from("transformers/generation/utils.py", loops)
 
 
+def called_to_generate() -> bool:
+    """Whether a model runs for a function that is called ``generate``, as transformers' and most others': a report
+    tells generation from evaluation."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "generate":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def called_to_validate_distribution() -> bool:
     """Whether ``torch.distributions`` looks if its parameters and samples are in range, as they are in a program that
     works."""
