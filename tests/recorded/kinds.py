@@ -77,6 +77,12 @@ KINDS = {
         _whole("steps/*.json.gz"),
         on_stub=False,
     ),
+    "scripts": Listed(
+        "whole programs in the style of published ones, for three optimizer steps",
+        "tests.recorded.scripts:KIND",
+        _whole("scripts/*.json.gz"),
+        on_stub=False,
+    ),
     "compiled": Listed(
         "whole runs under torch.compile",
         "tests.recorded.steps.kind:COMPILED",

@@ -8,8 +8,8 @@ A loop is told that it is over at its top, so that what follows it (evaluation, 
   taken and given back in the same order, and nothing kept. One that keeps something goes on to its end.
 
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
-iterators of data loaders, whoever drives them. A loop that nobody can end, in a library, is left by an exception when
-an optimizer begins a step beyond the last.
+iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch. A
+loop that nobody can end, in a library, is left by an exception when an optimizer begins a step beyond the last.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from graphmem.trace import EventKind, Place
 
 #: Iterations in a row that have to be alike.
 ALIKE = 3
+#: Epochs that a library may begin on a loader that has no batches left.
+AGAIN = 3
 
 
 class Left(BaseException):
@@ -79,7 +81,7 @@ class Loop:
         self._leaving = leaving
         self._where = where
         self._since = len(leaving.log)
-        self._is_over = False
+        self._is_over = self.has_trained = False
         self._top = self._now()
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
         self._always_goes_on = False
@@ -99,7 +101,7 @@ class Loop:
             return not self._is_over
         leaving = self._leaving
         if leaving.is_trained(self._since):
-            leaving.is_ending = self._is_over = True
+            leaving.is_ending = self._is_over = self.has_trained = True
             return False
         if self._repeats():
             leaving.repeated[self._where] += 1
@@ -152,18 +154,33 @@ def _body(builder: Any, row: int, first: int) -> list[Any] | None:
 
 def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
     """Let data loaders and optimizers tell ``leaving``; returns the handles of hooks."""
-    loops: weakref.WeakKeyDictionary[Any, Loop] = weakref.WeakKeyDictionary()
-    following = dataloader._BaseDataLoaderIter.__next__
+    loops: weakref.WeakKeyDictionary[Any, tuple[Any, Loop]] = weakref.WeakKeyDictionary()
+    finished: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # loaders -> how often since
+    begin, following = dataloader.DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
     only = patches.threads.only
 
+    def iterate(self: Any) -> Any:
+        iterator = begin(self)
+        loops[iterator] = weakref.ref(self), Loop(leaving, "a data loader")
+        return iterator
+
     def next_batch(self: Any) -> Any:
-        loop = loops.get(self)
+        loader, loop = loops.get(self, (None, None))
+        whole = loader() if loader is not None else None
         if loop is None:
-            loop = loops[self] = Loop(leaving, "a data loader")
+            return following(self)
+        if whole in finished:
+            finished[whole] += 1
+            if finished[whole] > AGAIN:
+                raise Left
+            raise StopIteration
         if not loop.goes_on():
+            if loop.has_trained and whole is not None:
+                finished[whole] = 0
             raise StopIteration
         return following(self)
 
+    patches.set(dataloader.DataLoader, "__iter__", iterate)
     patches.set(dataloader._BaseDataLoaderIter, "__next__", next_batch)
     return [
         torch_optimizer.register_optimizer_step_pre_hook(only(lambda optimizer, *_: leaving.before_step(optimizer))),

@@ -27,6 +27,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.callers import called_to_tell_storages_apart
 from graphmem.errors import CaptureError
 
 _TOKEN = b"graphmem saved object "
@@ -54,12 +55,13 @@ class _Saved:
     """What one call has saved: the pickled rest, and the tensors in it."""
 
     pickled: bytes = b""
-    tensors: list[_Tensor] = field(default_factory=list)
+    tensors: list[_Tensor | str] = field(default_factory=list)  # of those that cannot be loaded, the type's name
 
     @property
     def bytes(self) -> int:
         """About the size of the file."""
-        storages = {t.storage: t.storage_elements * t.dtype.itemsize for t in self.tensors}
+        plain = [tensor for tensor in self.tensors if isinstance(tensor, _Tensor)]
+        storages = {tensor.storage: tensor.storage_elements * tensor.dtype.itemsize for tensor in plain}
         size: int = len(self.pickled) + sum(storages.values())
         return size
 
@@ -73,9 +75,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return None
-        if obj.layout is not torch.strided or type(obj) not in (FakeTensor, torch.Tensor, torch.nn.Parameter):
-            raise CaptureError(f"torch.save of a {type(obj).__name__} is not followed; save its state without it")
-        self._saved.tensors.append(self._noted(obj))
+        is_plain = obj.layout is torch.strided and type(obj) in (FakeTensor, torch.Tensor, torch.nn.Parameter)
+        self._saved.tensors.append(self._noted(obj) if is_plain else type(obj).__name__)
         return len(self._saved.tensors) - 1
 
     def _noted(self, tensor: torch.Tensor) -> _Tensor:
@@ -109,7 +110,9 @@ class _Unpickler(pickle.Unpickler):
         return _loaded(self._saved.tensors[pid], self._place, self._storages)
 
 
-def _loaded(saved: _Tensor, place: Callable[[str], str], storages: dict[int, torch.Tensor]) -> torch.Tensor:
+def _loaded(saved: _Tensor | str, place: Callable[[str], str], storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    if isinstance(saved, str):
+        raise CaptureError(f"a {saved} was saved, and loading one is not followed; leave it out of the checkpoint")
     device = place(saved.device)
     with torch.no_grad():
         if saved.data is not None:
@@ -300,6 +303,12 @@ class _SafeFile:
     def metadata(self) -> Any:
         return self._metadata
 
+    def saved(self, name: str) -> _Tensor:
+        """What is noted of a tensor."""
+        saved = self._tensors[self._numbers[name]]
+        assert isinstance(saved, _Tensor)
+        return saved
+
     def get_tensor(self, name: str) -> torch.Tensor:
         return _loaded(self._tensors[self._numbers[name]], self._place, {})
 
@@ -307,7 +316,7 @@ class _SafeFile:
         return {name: self.get_tensor(name) for name in self._numbers}
 
     def get_slice(self, name: str) -> _Slice:
-        return _Slice(self, name, self._tensors[self._numbers[name]])
+        return _Slice(self, name)
 
 
 class _Names(pickle.Unpickler):
@@ -323,8 +332,8 @@ class _Names(pickle.Unpickler):
 class _Slice:
     """A tensor of a file that is read when it is subscripted."""
 
-    def __init__(self, file: _SafeFile, name: str, saved: _Tensor) -> None:
-        self._file, self._name, self._saved = file, name, saved
+    def __init__(self, file: _SafeFile, name: str) -> None:
+        self._file, self._name, self._saved = file, name, file.saved(name)
 
     def get_shape(self) -> list[int]:
         return list(self._saved.shape)
@@ -364,16 +373,25 @@ def patch_saved_files(patches: Patches, on_stage: Callable[[str], Any], *, whole
     if not whole_program:
         return
     saved.patch_files(patches)
+    patches.set(torch.UntypedStorage, "data_ptr", _data_ptr(torch.UntypedStorage.data_ptr))
     if find_spec("safetensors") is not None:
         module = import_module("safetensors.torch")
         patches.set(module, "serialize_file", saved.serialize_file)
         for name in ("_flatten", "_flatten_as_ptr"):  # the newer name keeps no bytes
             if hasattr(module, name):
                 patches.set(module, name, lambda tensors, *_: tensors)
+        patches.set(module, "_filter_shared_not_shared", lambda tensors, _: tensors)  # it compares addresses
         original = import_module("safetensors").safe_open
         opening = saved.opening(original)
         for owner in _that_know("safe_open", original):
             patches.set(owner, "safe_open", opening)
+
+
+def _data_ptr(original: Callable[..., int]) -> Callable[..., int]:
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        return int(self._cdata) if called_to_tell_storages_apart() else original(self)
+
+    return data_ptr
 
 
 def _that_know(name: str, value: Any) -> Iterator[Any]:

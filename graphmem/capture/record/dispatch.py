@@ -178,8 +178,8 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
 
 
 def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
-    if not torch.is_inference_mode_enabled():
-        return NOT_HANDLED
+    if not torch.is_inference_mode_enabled() and not any(t.is_inference() for t in tensors_in(call.args)):
+        return NOT_HANDLED  # tensors that were made in it keep their composites whole elsewhere, too
     composite = mode.recorder.composites.get(call.func)
     if composite is not None and on_device(call.args):
         with mode:

@@ -406,7 +406,15 @@ LAYERS: tuple[Layer, ...] = (
         "saved files",
         "program/saved_files",
         "checkpoints have shapes and no data: they are kept in memory and loaded from there, never written",
-        ("torch.save", "torch.load", "safetensors.*", "*.safe_open", "os.*", "shutil.*"),
+        (
+            "torch.save",
+            "torch.load",
+            "torch.storage.UntypedStorage.data_ptr",
+            "*.safe_open",
+            "safetensors.*",
+            "os.*",
+            "shutil.*",
+        ),
         _patching(
             lambda patches, context: patch_saved_files(
                 patches, context.recorder.stage_of, whole_program=context.leave_after is not None
@@ -417,7 +425,7 @@ LAYERS: tuple[Layer, ...] = (
         "leaving",
         "program/leaving",
         "a whole program trains for days; its loops are told after some optimizer steps that they are over",
-        ("torch.utils.data.dataloader._BaseDataLoaderIter.__next__",),
+        ("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", "torch.utils.data.dataloader.DataLoader.__iter__"),
         _leaving,
     ),
     Layer(

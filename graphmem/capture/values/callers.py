@@ -144,6 +144,13 @@ def called_to_graph_callables() -> bool:
     return caller is not None and caller.f_code.co_filename == torch.cuda.graphs.__file__
 
 
+def called_to_tell_storages_apart() -> bool:
+    """Whether ``storage_ptr`` of safetensors, huggingface_hub or transformers asks for a storage's address: to find
+    tensors that share memory, not to read it."""
+    caller = _caller()
+    return caller is not None and caller.f_code.co_name == "storage_ptr"
+
+
 # --- questions of libraries -------------------------------------------------------------------------------------------
 
 

@@ -20,13 +20,19 @@ def processes(world_size: int, backend: str = "alone") -> Iterator[None]:
     else:
         if backend == "fake":
             importlib.import_module("torch.testing._internal.distributed.fake_pg")
-        elif not hasattr(dist.Backend, "ALONE"):
-            dist.Backend.register_backend("alone", _make, devices=["cpu", "cuda"])
+        else:
+            register_alone()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=world_size)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def register_alone() -> None:
+    """Make the backend ``alone`` known."""
+    if not hasattr(dist.Backend, "ALONE"):
+        dist.Backend.register_backend("alone", _make, devices=["cpu", "cuda"])
 
 
 def _done(tensors: Any) -> dist.Work:
