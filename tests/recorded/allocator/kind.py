@@ -9,6 +9,7 @@ from pathlib import Path
 from tests import places
 from tests.recorded import stub
 from tests.recorded.allocator.jobs import JOBS
+from tests.recorded.allocator.pool_traces import TRACES
 from tests.recorded.allocator.replayed import first_difference, load
 from tests.recorded.kind import Kind
 
@@ -68,10 +69,8 @@ class _Allocator(_Sequences):
 
 class _Pools(_Sequences):
     def _commands(self) -> Iterator[tuple[str, Mapping[str, str], list[str]]]:
-        from tests.recorded.allocator.pool_traces import TRACES  # needs PyTorch
-
         for name, (*_, environment) in TRACES.items():
-            yield name, environment, ["tests.recorded.allocator.pool_traces", name, str(self.folder)]
+            yield name, environment, ["tests.recorded.allocator.pool_record", name, str(self.folder)]
 
 
 class _Snapshot:

@@ -1,6 +1,4 @@
-"""Record private pools of PyTorch's own CUDA caching allocator, on the stub driver.
-
-    python -m tests.recorded pools record [NAME ...]
+"""Random sequences of allocator events with private pools, the same from the same seed.
 
 Events (a pool is a number from 1 on; a graph is a number; streams as in the other recordings):
 
@@ -11,27 +9,16 @@ Events (a pool is a number from 1 on; a graph is a number; streams as in the oth
     g GRAPH POOL STREAM CUDAGraph().capture_begin on a stream, into POOL (a new pool's number if it is not known)
     h GRAPH STREAM      capture_end on that stream      x GRAPH        drop the graph
     j STREAM FROM       STREAM waits for FROM, and so joins its capture
-
-After every event 15 columns of state as in the other recordings, and the checksum of ``memory_snapshot``.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gzip
-import json
-import os
 import random
-import sys
-import zlib
-from pathlib import Path
 from typing import Any
 
-MIB = 1 << 20
-COLUMNS = [
-    *("addr", "allocated", "active", "reserved", "inactive_split", "requested", "n_alloc", "n_active", "n_segment"),
-    *("n_inactive_split", "retries", "ooms", "dev_alloc", "dev_free", "phys", "snapshot"),
-]
+from graphmem.units import MIB
+from tests.recorded.allocator.traces import Event
+
 SIZES = (1, 512, 1000, 4096, 100_000, MIB, MIB + 1, 3 * MIB, 7 * MIB, 10 * MIB, 12 * MIB, 20 * MIB, 33 * MIB, 70 * MIB)
 
 #: name: (seed, events, kinds of events that are frequent, environment)
@@ -81,7 +68,7 @@ class Script:
     def __init__(self, seed: int, kind: str) -> None:
         self.random = random.Random(seed)
         self.kind = kind
-        self.events: list[list[Any]] = []
+        self.events: list[Event] = []
         self.live: list[int] = []
         self.allocated = 0
         self.pools: list[int] = []  # MemPools held by the program
@@ -91,7 +78,7 @@ class Script:
         self.capturing: dict[int, tuple[int, int]] = {}  # graph: pool, stream
         self.count = 0
 
-    def run(self, events: int) -> list[list[Any]]:
+    def run(self, events: int) -> list[Event]:
         weights = WEIGHTS[self.kind]
         while len(self.events) < events:
             name = self.random.choices(list(weights), list(weights.values()))[0]
@@ -110,21 +97,21 @@ class Script:
         streams = [stream for _, stream in self.capturing.values()] * 3 or [0, 0, 0]
         return ["a", self.allocated, self._size(), self.random.choice([*streams, 0, 1, 2])]
 
-    def do_f(self) -> list[Any] | None:
+    def do_f(self) -> Event | None:
         if not self.live:
             return None
         return ["f", self.live.pop(self.random.randrange(len(self.live)))]
 
-    def do_r(self) -> list[Any] | None:
+    def do_r(self) -> Event | None:
         return ["r", self.random.choice(self.live), self.random.randrange(3)] if self.live else None
 
-    def do_s(self) -> list[Any] | None:
+    def do_s(self) -> Event | None:
         return None if self.capturing else ["s"]
 
     def do_e(self) -> list[Any]:
         return ["e"]
 
-    def do_m(self) -> list[Any] | None:
+    def do_m(self) -> Event | None:
         if len(self.pools) >= 3:
             return None
         self.known += 1
@@ -133,7 +120,7 @@ class Script:
         overflow = self.kind == "overflow" and len(self.pools) == 1
         return ["m", self.known, int(overflow), int(self.random.random() < 0.2)]
 
-    def do_d(self) -> list[Any] | None:
+    def do_d(self) -> Event | None:
         busy = {pool for pool, _ in self.routed} | {pool for pool, _ in self.graphs.values()}
         free = [pool for pool in self.pools if pool not in busy]
         if not free or self.capturing:
@@ -146,14 +133,14 @@ class Script:
         free = [pool for pool in self.pools if pool not in {routed for routed, _ in self.routed}]
         return self.random.choice(free) if free else None
 
-    def do_u(self) -> list[Any] | None:
+    def do_u(self) -> Event | None:
         pool = self._routable()
         if pool is None:
             return None
         self.routed.append((pool, "u"))
         return ["u", pool]
 
-    def do_v(self) -> list[Any] | None:
+    def do_v(self) -> Event | None:
         ends = [route for route in self.routed if route[1] == "u"]
         if not ends:
             return None
@@ -161,7 +148,7 @@ class Script:
         self.routed.remove(route)
         return ["v", route[0]]
 
-    def do_g(self) -> list[Any] | None:
+    def do_g(self) -> Event | None:
         if self.capturing:  # one capture at a time, as PyTorch asks
             return None
         busy = {stream for _, stream in self.capturing.values()}
@@ -179,7 +166,7 @@ class Script:
         self.routed.append((pool, "g"))
         return ["g", self.count, pool, stream]
 
-    def do_h(self) -> list[Any] | None:
+    def do_h(self) -> Event | None:
         if not self.capturing:
             return None
         graph = self.random.choice(list(self.capturing))
@@ -187,7 +174,7 @@ class Script:
         self.routed.remove((self.graphs[graph][0], "g"))
         return ["h", graph, self.graphs[graph][1]]
 
-    def do_x(self) -> list[Any] | None:
+    def do_x(self) -> Event | None:
         # Dropping a graph during another capture is refused by a real driver.
         if not self.graphs or self.capturing:
             return None
@@ -195,165 +182,10 @@ class Script:
         del self.graphs[graph]
         return ["x", graph]
 
-    def do_j(self) -> list[Any] | None:
+    def do_j(self) -> Event | None:
         if not self.capturing:
             return None
         _, origin = self.random.choice(list(self.capturing.values()))
         busy = {stream for _, stream in self.capturing.values()}
         others = [stream for stream in (1, 2, 3) if stream not in busy]
         return ["j", self.random.choice(others), origin] if others else None
-
-
-class Recorder:
-    """Does the events with PyTorch, and looks at its allocator after each."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.torch = torch
-        torch.cuda.init()
-        self.driver = ctypes.CDLL(None)
-        for name in ("used", "peak", "base", "vbase"):
-            getattr(self.driver, f"fake_cuda_{name}").restype = ctypes.c_ulonglong
-        self.streams = {0: torch.cuda.default_stream()}
-        self.live: dict[int, Any] = {}
-        self.pools: dict[int, Any] = {}
-        self.graphs: dict[int, Any] = {}
-        self.ids: dict[int, tuple[int, int]] = {}
-        self.own_pools = 0
-        self.messages: list[str] = []
-
-    def stream(self, index: int) -> Any:
-        while index not in self.streams:
-            self.streams[len(self.streams)] = self.torch.cuda.Stream()
-        return self.streams[index]
-
-    def handle(self, pool: int) -> tuple[int, int] | None:
-        """What to capture into: a known pool, or a new one, every second of which the graph makes for itself."""
-        if pool in self.ids:
-            return self.ids[pool]
-        if pool % 2:
-            self.ids[pool] = self.torch.cuda.graph_pool_handle()
-            return self.ids[pool]
-        self.own_pools += 1
-        self.ids[pool] = (self.own_pools, 0)
-        return None
-
-    def address(self, pointer: int) -> int:
-        virtual = self.driver.fake_cuda_vbase()
-        return pointer - virtual if pointer >= virtual else pointer - self.driver.fake_cuda_base()
-
-    def step(self, event: list[Any]) -> int:
-        torch, allocator = self.torch, self.torch._C
-        match event:
-            case ["a", name, size, stream]:
-                torch.cuda.set_stream(self.stream(stream))
-                try:
-                    self.live[name] = torch.empty(size, dtype=torch.uint8, device="cuda")
-                except torch.OutOfMemoryError as error:
-                    self.messages.append(str(error))
-                    return -1
-                return self.address(self.live[name].data_ptr())
-            case ["f", name]:
-                self.live.pop(name, None)
-            case ["r", name, stream]:
-                if name in self.live:
-                    self.live[name].record_stream(self.stream(stream))
-            case ["s"]:
-                torch.cuda.synchronize()
-            case ["e"]:
-                torch.cuda.empty_cache()
-            case ["m", pool, on_oom, no_split]:
-                self.pools[pool] = torch.cuda.MemPool(use_on_oom=bool(on_oom), no_split=bool(no_split))
-                self.ids[pool] = self.pools[pool].id
-            case ["d", pool]:
-                del self.pools[pool]
-            case ["u", pool]:
-                allocator._cuda_beginAllocateCurrentThreadToPool(0, self.ids[pool])
-            case ["v", pool]:
-                allocator._cuda_endAllocateToPool(0, self.ids[pool])
-                allocator._cuda_releasePool(0, self.ids[pool])
-            case ["g", graph, pool, stream]:
-                torch.cuda.set_stream(self.stream(stream))
-                self.graphs[graph] = torch.cuda.CUDAGraph()
-                self.graphs[graph].capture_begin(self.handle(pool), "relaxed")
-            case ["h", graph, stream]:
-                torch.cuda.set_stream(self.stream(stream))
-                self.graphs[graph].capture_end()
-            case ["x", graph]:
-                del self.graphs[graph]
-            case ["j", stream, origin]:
-                self.stream(stream).wait_stream(self.stream(origin))
-            case _:
-                raise ValueError(event)
-        return -2
-
-    def snapshot(self) -> list[Any]:
-        streams = {stream.cuda_stream: index for index, stream in self.streams.items()}
-        pools = {identity: pool for pool, identity in self.ids.items()} | {(0, 0): 0}
-        return sorted(
-            [
-                self.address(segment["address"]),
-                segment["total_size"],
-                streams[segment["stream"]],
-                segment["segment_type"],
-                int(segment["is_expandable"]),
-                pools[tuple(segment["segment_pool_id"])],
-                [
-                    [block["size"], 0 if block["state"] == "inactive" else block["requested_size"], block["state"]]
-                    for block in segment["blocks"]
-                ],
-            ]
-            for segment in self.torch.cuda.memory_snapshot()
-        )
-
-    def row(self, address: int) -> tuple[int, ...]:
-        stats = self.torch._C._cuda_memoryStats(0)
-        names = (
-            "allocated_bytes active_bytes reserved_bytes inactive_split_bytes requested_bytes allocation active segment"
-        )
-        current = [stats[name]["all"]["current"] for name in [*names.split(), "inactive_split"]]
-        counters = [stats[n] for n in ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free")]
-        checksum = zlib.crc32(json.dumps(self.snapshot(), separators=(",", ":")).encode())
-        return (address, *current, *counters, self.driver.fake_cuda_used(), checksum)
-
-
-def record(name: str, folder: Path) -> None:
-    seed, count, kind, environment = TRACES[name]
-    for key, value in environment.items():
-        assert os.environ.get(key) == value, f"run with {key}={value}"
-    events = Script(seed, kind).run(count)
-    recorder = Recorder()
-    rows = [recorder.row(recorder.step(event)) for event in events]
-    stats = recorder.torch.cuda.memory_stats(0)
-    pools = {f"{first}_{second}": pool for pool, (first, second) in recorder.ids.items()}
-    document = {
-        "config": {
-            "torch": recorder.torch.__version__,
-            "alloc_conf": environment.get("PYTORCH_ALLOC_CONF", ""),
-            "total_mib": int(environment.get("FAKE_CUDA_TOTAL_MIB", 81920)),
-            "other_mib": 0,
-            "va": environment.get("FAKE_CUDA_VA", "firstfit"),
-            "event_lag": int(environment.get("FAKE_CUDA_EVENT_LAG", 0)),
-        },
-        "ev": events,
-        "d": {
-            column: [value - before for before, value in zip((0, *values), values, strict=False)]
-            for column, values in zip(COLUMNS, zip(*rows, strict=True), strict=True)
-        },
-        "pool_ids": pools,
-        "peaks": {key: value for key, value in stats.items() if key.endswith(".peak")},
-        "final": {key: value for key, value in stats.items() if not key.endswith(".peak")},
-        "phys_peak": recorder.driver.fake_cuda_peak(),
-        "oom_messages": recorder.messages[:3],
-        "snapshot": recorder.snapshot(),
-    }
-    packed = gzip.compress(json.dumps(document, separators=(",", ":")).encode(), 9, mtime=0)
-    (folder / f"{name}.json.gz").write_bytes(packed)
-    # Everything is still held: leave without destructors, whose order at exit is nobody's business.
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    record(sys.argv[1], Path(sys.argv[2]))

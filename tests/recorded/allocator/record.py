@@ -32,7 +32,7 @@ _FORMAT = (
     "differences from the previous event (first from 0), one per event, taken AFTER the event. addr is the returned "
     "address minus base (cudaMalloc arena) or vbase (expandable arena); -1: OOM; -2: not an alloc or nothing done."
 )
-_OUT_OF_MEMORY, _NOTHING = -1, -2
+_OUT_OF_MEMORY, NOTHING = -1, -2
 _MESSAGES = 3
 
 
@@ -72,12 +72,16 @@ class Allocator:
                 torch.cuda.set_per_process_memory_fraction(fraction)
             case _:
                 raise ValueError(event)
-        return _NOTHING
+        return NOTHING
 
-    def _allocate(self, name: int, size: int, stream: Any) -> int:
+    def use(self, stream: Any) -> None:
+        """Make ``stream`` the current one."""
         if self.current is not stream:
             torch.cuda.set_stream(stream)
             self.current = stream
+
+    def _allocate(self, name: int, size: int, stream: Any) -> int:
+        self.use(stream)
         try:
             self.live[name] = torch.empty(size, dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError as error:
@@ -119,9 +123,9 @@ def record(events: list[Event]) -> dict[str, Any]:
     peak = stub.counter("peak")
     return {
         "format": _FORMAT,
-        "config": _configuration(),
+        "config": configuration(),
         "ev": events,
-        "d": {name: _differences(column) for name, column in zip(COLUMNS, columns, strict=True)},
+        "d": {name: differences(column) for name, column in zip(COLUMNS, columns, strict=True)},
         "peaks": {name: value for name, value in stats.items() if name.endswith(".peak")},
         "final": {name: value for name, value in stats.items() if not name.endswith(".peak")},
         "phys_peak": -1 if peak is None else peak,
@@ -130,7 +134,7 @@ def record(events: list[Event]) -> dict[str, Any]:
     }
 
 
-def _configuration() -> dict[str, Any]:
+def configuration() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -142,7 +146,7 @@ def _configuration() -> dict[str, Any]:
     }
 
 
-def _differences(column: tuple[int, ...]) -> list[int]:
+def differences(column: tuple[int, ...]) -> list[int]:
     return [value - before for value, before in zip(column, (0, *column[:-1]), strict=True)]
 
 
