@@ -165,3 +165,14 @@ add(
     *[t(4, 2, 128, 64, dtype=BF16)] * 2,
     _MASKS[""],
 )
+module("decoder", lambda: nn.TransformerDecoder(DECODER(), 2), MODEL, t(8, 64, 512))
+module(
+    "transformer",
+    lambda: nn.Transformer(256, 4, 2, 2, 512, batch_first=True),
+    t(4, 64, 256),
+    t(4, 32, 256),
+)
+
+
+def DECODER() -> nn.Module:
+    return nn.TransformerDecoderLayer(512, 8, 2048, batch_first=True)

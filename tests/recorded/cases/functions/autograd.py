@@ -178,3 +178,20 @@ module(
     t(6, 3, 16, 16),
     run=_critic_penalty,
 )
+module("double_backward_weights", MLP, TOKENS, run=lambda m, x: _meta_step(m, x))
+module("hessian_vector_product", MLP, t(64, 512), run=lambda m, x: _hessian_vector(m, x))
+
+
+def _meta_step(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """One inner step of gradient descent that is differentiated again."""
+    weights = dict(m.named_parameters())
+    loss = torch.func.functional_call(m, weights, x).pow(2).mean()
+    gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    moved = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
+    return torch.func.functional_call(m, moved, x).mean()
+
+
+def _hessian_vector(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    parameters = list(m.parameters())
+    gradients = torch.autograd.grad(m(x).pow(2).sum(), parameters, create_graph=True)
+    return sum((g * g.detach()).sum() for g in gradients)

@@ -103,3 +103,9 @@ add(
     t(4, 8, 16, 24, layout="sliced"),
     grad=False,
 )
+add("local_response_norm_1d", lambda x: F.local_response_norm(x, 3), SERIES)
+add("pixel_unshuffle_channels_last", lambda x: F.pixel_unshuffle(x, 2), IMAGE_LAST)
+add("unfold_strided", lambda x: F.unfold(x, 3, dilation=2, stride=2), SMALL)
+add("grid_sample_border", lambda x, g: F.grid_sample(x, g, "bilinear", "border"), SMALL, t(4, 14, 14, 2))
+add("grid_sample_reflection", lambda x, g: F.grid_sample(x, g, "nearest", "reflection"), SMALL, t(4, 14, 14, 2))
+add("grid_sample_bf16", F.grid_sample, t(4, 32, 28, 28, dtype=BF16), t(4, 14, 14, 2, dtype=BF16))

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
-from tests.recorded.cases.functions.common import TABLE, X
-from tests.recorded.cases.functions.registry import BF16, BOOL, I32, add, group, index, t
+from tests.recorded.cases.functions.common import TABLE, XH, X
+from tests.recorded.cases.functions.registry import BF16, BOOL, I32, add, group, index, module, t
 
 group("indexing")
 add("embedding", lambda i, w: F.embedding(i, w), index(8, 128), TABLE)
@@ -110,3 +111,38 @@ add(
     index(8, 512, 7),
     TABLE,
 )
+add("index_add_last", lambda x, i, s: x.index_add(1, i, s, alpha=2.0), t(64, 1000), index(300), t(64, 300))
+add("index_reduce", lambda x, i, s: x.index_reduce(0, i, s, "mean"), t(1000, 64), index(300), t(300, 64), grad=False)
+add("put", lambda x, i, s: x.put(i, s), t(64, 1000), index(500), t(500))
+add("put_accumulate", lambda x, i, s: x.put(i, s, accumulate=True), t(64, 1000), index(500), t(500))
+add("scatter_reduce_sum", lambda x, i, s: x.scatter_reduce(1, i, s, "sum"), t(64, 1000), index(64, 100), t(64, 100))
+add(
+    "scatter_reduce_mean_exclusive",
+    lambda x, i, s: x.scatter_reduce(1, i, s, "mean", include_self=False),
+    t(64, 1000),
+    index(64, 100),
+    t(64, 100),
+)
+add("scatter_multiply", lambda x, i: x.scatter(1, i, 2.0, reduce="multiply"), t(64, 1000), index(64, 100), grad=False)
+add("select_scatter", lambda x, s: torch.select_scatter(x, s, 0, 3), X, t(4096))
+add("slice_scatter", lambda x, s: torch.slice_scatter(x, s, 0, 8, 24), X, t(16, 4096))
+add("diagonal_scatter", lambda x, s: torch.diagonal_scatter(x, s), t(512, 512), t(512))
+add("masked_scatter_broadcast", lambda x, m, s: x.masked_scatter(m, s), X, index(64, 1, dtype=BOOL), X)
+add("index_put_mask_fill", lambda x, m: _fill_masked(x, m), X, index(64, 4096, dtype=BOOL))
+add("bincount_minlength", lambda i: torch.bincount(i, minlength=64), index(100000), grad=False)
+add("bincount_weights", lambda i, w: torch.bincount(i, w, 64), index(1000), t(1000, grad=False), grad=False)
+add("where_positions", lambda m: torch.where(m), index(64, 4096, dtype=BOOL))
+add("index_mask_elements", lambda x, m: x[m], X, index(64, 4096, dtype=BOOL))
+add("masked_select_row", lambda x, m: x.masked_select(m), X, index(64, 1, dtype=BOOL))
+add("bucketize_int32", lambda x, b: torch.bucketize(x, b, out_int32=True), X, t(100, grad=False), grad=False)
+add("searchsorted_rows", lambda b, x: torch.searchsorted(b, x), t(64, 100, grad=False), t(64, 50), grad=False)
+add("histogram_like", lambda x: torch.histc(x.float(), 64), XH, grad=False)
+add("embedding_max_norm", lambda i, w: F.embedding(i, w.detach(), max_norm=1.0), index(8, 128), TABLE, grad=False)
+add("embedding_scaled", lambda i, w: F.embedding(i, w, scale_grad_by_freq=True), index(8, 1024), TABLE)
+module("embedding_bag_module", lambda: nn.EmbeddingBag(10000, 256, include_last_offset=True), index(1024), index(65))
+
+
+def _fill_masked(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[m] = 2.0
+    return y

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
 from tests.recorded.cases.functions.common import LABELS_2D, LOGITS_2D, XH, X, Y
-from tests.recorded.cases.functions.registry import BF16, add, group, index, t
+from tests.recorded.cases.functions.registry import BF16, add, group, index, module, t
 
 group("losses")
 LOGITS, LABELS = t(512, 10000), index(512)
@@ -103,3 +104,17 @@ add("multi_margin", lambda x, y: F.multi_margin_loss(x, y), X, index(64))
 add("multilabel_margin", lambda x, y: F.multilabel_margin_loss(x, y), X, index(64, 4096))
 add("multilabel_soft_margin", lambda x, y: F.multilabel_soft_margin_loss(x, y), X, Y)
 add("ctc", lambda x, y: F.ctc_loss(x, y, (200,) * 16, (30,) * 16), t(200, 16, 64), index(16, 30))
+add("l1_smooth_beta", lambda x, y: F.smooth_l1_loss(x, y, beta=0.5), X, Y)
+add("mse_weight", lambda x, y, w: F.mse_loss(x, y, weight=w), X, Y, Y)
+add("cross_entropy_4d_probabilities", lambda x, y: F.cross_entropy(x, y), LOGITS_2D, t(4, 21, 128, 128, grad=False))
+add("nll_loss_2d", lambda x, y: F.nll_loss(x, y), LOGITS_2D, LABELS_2D)
+add("multi_margin_p2", lambda x, y: F.multi_margin_loss(x, y, p=2), X, index(64))
+add("gaussian_nll_full", lambda x, y, v: F.gaussian_nll_loss(x, y, v, full=True), X, Y, t(64, 1))
+add("triplet_p1", lambda a, p, n: F.triplet_margin_loss(a, p, n, p=1), X, X, X)
+add("ctc_sum", lambda x, y: F.ctc_loss(x, y, (200,) * 16, (30,) * 16, reduction="sum"), t(200, 16, 64), index(16, 30))
+module(
+    "adaptive_softmax",
+    lambda: nn.AdaptiveLogSoftmaxWithLoss(64, 1000, [100, 500]),
+    t(128, 64),
+    run=lambda m, x: m.log_prob(x),
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from tests.recorded.cases.functions.common import X
 from tests.recorded.cases.functions.registry import BOOL, add, group, index, t
 
@@ -34,3 +36,18 @@ add("mode", lambda x: x.mode(-1)[0], t(64, 512))
 add("quantile", lambda x: x.quantile(0.5, -1), X)
 add("unique", lambda x: x.unique(), index(1000))
 add("msort", lambda x: x.msort(), X)
+add("cummin", lambda x: x.cummin(-1)[0], X)
+add("cumprod_grad", lambda x: x.cumprod(-1), t(64, 512))
+add("kthvalue_first", lambda x: x.kthvalue(5, 0)[0], X)
+add("nanmedian", lambda x: x.nanmedian(), X)
+add("nanmedian_dim", lambda x: x.nanmedian(-1)[0], X)
+add("quantile_all", lambda x: torch.quantile(x, 0.9), t(64, 1000))
+add("quantile_many", lambda x, q: torch.quantile(x, q, dim=0), X, t(3, grad=False))
+add("nanquantile", lambda x: torch.nanquantile(x, 0.5, 1), X)
+add(
+    "unique_inverse",
+    lambda i: i.unique(return_inverse=True, return_counts=True),
+    index(5000),
+)
+add("unique_float", lambda x: x.unique(), t(100000), refused="needs the values", grad=False)
+add("unique_rows_consecutive", lambda i: torch.unique_consecutive(i), index(5000))

@@ -51,3 +51,5 @@ add(
     lambda x: F.avg_pool2d(x.permute(3, 2, 1, 0), 2).permute(3, 2, 1, 0).contiguous(),
     t(56, 56, 64, 8),
 )
+add("lp_pool3d", lambda x: F.lp_pool3d(x, 2.0, 2), VOLUME)
+add("max_unpool1d", lambda x, i: F.max_unpool1d(x, i, 2), t(8, 64, 100), index(8, 64, 100))

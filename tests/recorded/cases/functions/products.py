@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from tests.recorded.cases.functions.common import X
 from tests.recorded.cases.functions.registry import BF16, FP16, T, add, group, module, t
 
 group("products")
@@ -109,3 +110,16 @@ add(
     t(8, 512, 256, dtype=BF16),
 )
 add("grouped_mm_fp32", _grouped, t(1024, 256), t(8, 256, 512))
+add("einsum_batch_outer", lambda x, y: torch.einsum("bi,bj->bij", x, y), t(64, 256), t(64, 128))
+add("einsum_trace", lambda x: torch.einsum("ii->", x), t(512, 512))
+add("einsum_heads", lambda x, w: torch.einsum("bsd,hde->bhse", x, w), t(4, 128, 512), t(8, 512, 64))
+add("tensordot_two", lambda x, w: torch.tensordot(x, w, 2), t(64, 32, 16), t(32, 16, 128))
+add("inner", torch.inner, t(64, 512), t(128, 512))
+add("kron_rectangular", torch.kron, t(8, 32), t(64, 4))
+add("matrix_power", lambda x: torch.matrix_power(x, 5), t(128, 128))
+add("vecdot", torch.linalg.vecdot, X, X)
+add("linalg_cross", torch.linalg.cross, t(4096, 3), t(4096, 3))
+add("addr", torch.addr, t(512, 256), t(512), t(256))
+module("bilinear_unequal", lambda: nn.Bilinear(64, 48, 4, bias=False), t(128, 64), t(128, 48))
+module("bilinear_sequence", lambda: nn.Bilinear(32, 32, 8), t(4, 16, 32), t(4, 16, 32))
+module("lazy_linear", lambda: nn.Sequential(nn.LazyLinear(256), nn.ReLU(), nn.LazyLinear(64)), t(128, 512))

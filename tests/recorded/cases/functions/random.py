@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tests.recorded.cases.functions.common import IMAGE, SERIES, VOLUME, XH, X
-from tests.recorded.cases.functions.registry import add, group, t
+from tests.recorded.cases.functions.registry import FP16, add, group, t
 
 group("random")
 add("dropout", lambda x: F.dropout(x, 0.1), X)
@@ -41,3 +41,11 @@ add("extrema_along_columns", lambda x: torch.aminmax(x, dim=0), COLUMNS)
 add("histogram_of_columns", lambda x: torch.histc(x, 64), COLUMNS)
 add("exponential", lambda x: torch.empty_like(x).exponential_(), X, grad=False)
 add("drop_path", lambda x: x * x.new_empty((64, 1)).bernoulli_(0.9).div_(0.9), X)
+add("multinomial_row", lambda x: torch.multinomial(x, 10), t(4096, grad=False))
+add("multinomial_row_many", lambda x: torch.multinomial(x, 10, replacement=True), t(4096, grad=False))
+add("multinomial_half", lambda x: torch.multinomial(x, 10), t(64, 4096, dtype=FP16, grad=False))
+add("poisson", torch.poisson, t(64, 4096, grad=False))
+add("cauchy", lambda x: torch.empty_like(x).cauchy_(), X, grad=False)
+add("log_normal", lambda x: torch.empty_like(x).log_normal_(), X, grad=False)
+add("fused_dropout_bf16", lambda x: F.dropout(x, 0.1), XH)
+add("rand_generator", lambda x: x + torch.rand(4096, device="cuda", generator=torch.Generator("cuda")), X)

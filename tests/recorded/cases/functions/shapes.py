@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.recorded.cases.functions.common import IMAGE, IMAGE_LAST, XH, X
-from tests.recorded.cases.functions.registry import BOOL, C64, add, group, index, t
+from tests.recorded.cases.functions.registry import BOOL, C64, I32, add, group, index, t
 
 group("shapes")
 add("cat", lambda x, y: torch.cat((x, y)), X, X)
@@ -82,3 +82,6 @@ add(
     lambda x: x.new_zeros((4, torch.div(1536, 512, rounding_mode="trunc") - 1, 1000)) + x,
     t(4, 2, 1000),
 )
+add("repeat_interleave_int32", lambda x, n: x.repeat_interleave(n, 0, output_size=128), X, index(64, dtype=I32))
+add("block_diag", lambda x, y: torch.block_diag(x, y), t(64, 64), t(128, 32))
+add("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z), X, X, X)
