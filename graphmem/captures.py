@@ -151,7 +151,8 @@ def _record_step(question: Question, loaded: TorchModel) -> Recorded:
     step = question.step
     words = step.describe(built.weights(step)) if not captured.custom_step else loaded.step_words or _OWN_STEP
     if ending is not None:
-        words = f"whole program, {ending.steps} optimizer steps"
+        launcher = loaded.program.launcher if loaded.program is not None else ""
+        words = f"whole program, {ending.steps} optimizer steps{launcher and ', '}{launcher}"
     return Recorded(captured, words, loaded.notes, told)
 
 

@@ -63,6 +63,14 @@ class PoolUse:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """What a whole program holds from step to step at the peak, and the line that made it."""
+
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """When the peak happens: index of the event, and the operator that made it."""
 
@@ -226,6 +234,7 @@ class Estimate:
     details: Mapping[str, Any] = field(default_factory=dict)
     pools: tuple[PoolUse, ...] = ()
     last_growth: Moment | None = None
+    held: tuple[HeldBytes, ...] = ()
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
@@ -286,6 +295,7 @@ class Estimate:
             "diagnostics": [asdict(d) for d in self.diagnostics],
             "details": dict(self.details),
             "pools": [asdict(pool) for pool in self.pools],
+            "held": [asdict(held) for held in self.held],
             "top": [asdict(storage) for storage in self.top],
         }
 

@@ -15,6 +15,7 @@ from graphmem.estimate import (
     Diagnostic,
     Estimate,
     Fit,
+    HeldBytes,
     LiveStorage,
     Moment,
     Peak,
@@ -78,6 +79,7 @@ def summarize(
         diagnostics=diagnostics,
         details={} if details is None else details,
         pools=tuple(_pools(trace, replay, position)),
+        held=tuple(_held(trace, position)),
         timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
         trace=trace,
     )
@@ -104,13 +106,34 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
     requested = sum(by_category.values())
     allocated = int(replay.allocated_bytes[position]) if position >= 0 else 0
     reserved = replay.peak_reserved_bytes
-    breakdown = {category.name: size for category, size in by_category.items() if category != Category.UNKNOWN}
-    if by_category[Category.UNKNOWN]:
-        breakdown[Category.UNKNOWN.name] = by_category[Category.UNKNOWN]
+    breakdown = {category.name: size for category, size in by_category.items() if category not in _RARE}
+    breakdown |= {category.name: by_category[category] for category in _RARE if by_category[category]}
     breakdown["ROUNDING"] = allocated - requested
     breakdown["FRAGMENTATION"] = reserved - allocated
     breakdown["CONTEXT"] = context_bytes
     return breakdown
+
+
+#: Shown only where there is something of it.
+_RARE = (Category.HELD, Category.UNKNOWN)
+
+
+def _held(trace: Trace, position: int) -> list[HeldBytes]:
+    """What the program holds, by the line that made it."""
+    births = dict(_births(trace))
+    by_line = Counter[str]()
+    for index in trace.live_at(position):
+        storage = trace.storages[index]
+        if storage.category == Category.HELD and storage.place == Place.DEVICE:
+            operator = trace.operators[births[index]]
+            by_line[operator.source or operator.name] += storage.bytes
+    return [HeldBytes(size, line) for line, size in by_line.most_common()]
+
+
+def _births(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Storages, and the operators that made them."""
+    is_birth = trace.kinds == EventKind.ALLOC
+    yield from zip(trace.subjects[is_birth].tolist(), trace.event_operators[is_birth].tolist(), strict=True)
 
 
 def _pools(trace: Trace, replay: Replay, position: int) -> Iterator[PoolUse]:
@@ -153,8 +176,7 @@ def _phases(trace: Trace, replay: Replay, context_bytes: int) -> list[PhasePeak]
 def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
     live = [i for i in trace.live_at(position) if trace.storages[i].place == Place.DEVICE]
     largest = sorted(live, key=lambda index: (-trace.storages[index].bytes, index))[:top]
-    is_birth = trace.kinds == EventKind.ALLOC
-    births = dict(zip(trace.subjects[is_birth].tolist(), trace.event_operators[is_birth].tolist(), strict=True))
+    births = dict(_births(trace))
     found = []
     for index in largest:
         storage, operator = trace.storages[index], trace.operators[births[index]]

@@ -38,6 +38,7 @@ class Category(IntEnum):
     WORKSPACE = 7
     COMMUNICATION = 8
     UNKNOWN = 9  # a recorded run that does not say
+    HELD = 10  # what a whole program keeps from step to step: copies for averaging, caches, buffers of its own
 
 
 class Place(IntEnum):

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
+from graphmem.cli.launch import Launch, launch_of
 from graphmem.cli.options import POSITIVE, cudnn_options, output_of, output_options, target_of, target_options
 from graphmem.cli.output import check_output, show, working
 from graphmem.errors import UsageError
@@ -61,6 +62,21 @@ _PROGRAM_OPTIONS = (
 )
 
 
+#: As torchrun writes them; both with hyphens and with underscores.
+_LAUNCH_OPTIONS = (
+    click.option(
+        "--nproc-per-node", "--nproc_per_node", type=POSITIVE, metavar="N", help="As torchrun: processes a machine."
+    ),
+    click.option("--nnodes", type=POSITIVE, metavar="N", help="As torchrun: machines. Default 1."),
+    click.option(
+        "--node-rank", "--node_rank", type=click.IntRange(min=0), metavar="N", help="Which of them. Default 0."
+    ),
+    click.option("--master-addr", "--master_addr", metavar="HOST", help="What MASTER_ADDR is set to."),
+    click.option("--master-port", "--master_port", type=POSITIVE, metavar="PORT", help="What MASTER_PORT is set to."),
+    click.option("--config", metavar="FILE.yaml", help="A configuration of accelerate, as accelerate launch reads it."),
+)
+
+
 @click.command(
     "run",
     cls=_Runs,
@@ -69,6 +85,7 @@ _PROGRAM_OPTIONS = (
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ITS ARGUMENTS]...")
 @grouped("Program", _PROGRAM_OPTIONS)
+@grouped("Launcher", _LAUNCH_OPTIONS)
 @cudnn_options
 @target_options
 @output_options
@@ -87,8 +104,9 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     """
     output = output_of(options)
     check_output(output.output)
-    program = _program(words, module)
-    step = Training(data_dependent=options["data_dependent"])
+    launch = launch_of(**{name: options[name] for name in _LAUNCH_NAMES})
+    program = _program(words, module, launch)
+    step = Training(data_dependent=options["data_dependent"], world_size=launch.processes)
     with working() as progress, _silenced(quiet):
         from graphmem.analyze import analyze
 
@@ -108,12 +126,15 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
         click.get_current_context().exit(1)
 
 
-def _program(words: tuple[str, ...], module: str | None) -> Program:
+_LAUNCH_NAMES = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "config")
+
+
+def _program(words: tuple[str, ...], module: str | None, launch: Launch) -> Program:
     if module is not None:
-        return Program(module, words, is_module=True)
+        return Program(module, words, True, launch.environment, launch.words)
     if not words:
         raise UsageError("no program given; write graphmem run train.py, or graphmem run -m package.module")
-    return Program(words[0], words[1:])
+    return Program(words[0], words[1:], False, launch.environment, launch.words)
 
 
 @contextlib.contextmanager

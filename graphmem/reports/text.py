@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.errors import UsageError
-from graphmem.estimate import LEVELS, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, PoolUse
+from graphmem.estimate import LEVELS, Diagnostic, Estimate, HeldBytes, LiveStorage, Moment, PhasePeak, PoolUse
 from graphmem.runtimes import runtime_named
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
@@ -35,6 +35,7 @@ WORDS = {
     "TEMPORARY": "temporaries",
     "WORKSPACE": "library workspaces",
     "COMMUNICATION": "communication buffers",
+    "HELD": "held by the program",
     "UNKNOWN": "not told by the recording",
     "ROUNDING": "rounding (allocated - requested)",
     "FRAGMENTATION": "fragmentation (reserved - allocated)",
@@ -163,10 +164,27 @@ def _breakdown(estimate: Estimate) -> RenderableType:
     if estimate.pools:
         parts.append(Text("Of that, reserved in private pools, where only the pool's own requests are served:"))
         parts.append(_pools(estimate.pools))
+    if estimate.held:
+        parts.append(Text("Held by the program from step to step, by the line that made it:"))
+        parts.append(_held(estimate.held))
     if total != estimate.device:
         later = format_bytes(estimate.device)
         parts.append(Text(f"The device level's own maximum, {later}, is reached at another moment of the run."))
     return _section("What it is made of at the peak (device level)", *parts)
+
+
+#: Lines that are shown; the JSON has all.
+_LINES = 5
+
+
+def _held(held: Sequence[HeldBytes]) -> Table:
+    table = _table(">", "")
+    for one in held[:_LINES]:
+        table.add_row(format_bytes(one.bytes), clean(one.source))
+    if len(held) > _LINES:
+        rest = sum(one.bytes for one in held[_LINES:])
+        table.add_row(format_bytes(rest), f"{len(held) - _LINES} more lines")
+    return table
 
 
 def _pools(pools: Iterable[PoolUse]) -> Table:

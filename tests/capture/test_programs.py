@@ -413,3 +413,36 @@ torch.load(torch.save(model.state_dict(), "a.pt") or "a.pt")
     phases = [(phase.iteration, phase.name) for phase in run(tmp_path, source, iterations=2).phases]
     steps = [(k, name) for k in (1, 2) for name in ("forward", "backward", "optimizer", "evaluate")]
     assert phases == [(0, "build"), (0, "evaluate"), *steps, (2, "generate"), (2, "load")]
+
+
+def held(estimate: Estimate) -> list[tuple[str, int]]:
+    return [(one.source.rpartition("/")[2], one.bytes) for one in estimate.held]
+
+
+def test_what_the_program_holds_is_named_with_its_line(tmp_path: Path) -> None:
+    """An average of the weights, made before, and what is kept of the first step; not the last loss."""
+    source = """
+average = {name: p.detach().clone() for name, p in model.named_parameters()}
+first = []
+for _ in range(9):
+    train_step()
+    loss = model(x(512)).sum()
+    if not first: first.append(torch.zeros(1000, device="cuda"))
+"""
+    estimate = run(tmp_path, source)
+    assert held(estimate) == [("train.py:16", 64 * 64 * 4 + 64 * 4), ("train.py:21", 4000)]
+    assert estimate.breakdown["HELD"] == 64 * 64 * 4 + 64 * 4 + 4000
+    assert "HELD" not in run(tmp_path, "train_step()").breakdown
+
+
+def test_a_cache_that_grows_while_generating_is_held(tmp_path: Path) -> None:
+    source = """
+def generate():
+    model.eval()
+    cache = torch.zeros(64, 0, 64, device="cuda")
+    with torch.no_grad():
+        for _ in range(8):
+            cache = torch.cat([cache, model(x(64))[:, None]], 1)
+generate()
+"""
+    assert held(run(tmp_path, source)) == [("train.py:21", 64 * 7 * 64 * 4)]

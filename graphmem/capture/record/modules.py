@@ -90,7 +90,6 @@ class ModuleWatch:
         recorder = self._recorder
         if torch._C._current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
-        recorder.forward_passes += 1
         on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in inputs)
         if recorder.names_stages and _is_evaluated(module):
             recorder.step_aside("generate" if called_to_generate() else "evaluate")
@@ -98,6 +97,7 @@ class ModuleWatch:
             recorder.begin_iteration()
         elif recorder.stage == "backward" or recorder.is_aside:
             recorder.enter("forward")
+        recorder.note_pass()
         for tensor in inputs:
             if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
                 recorder.storages.label_input(tensor)

@@ -62,6 +62,7 @@ class Recorder:
         self.in_optimizer_step = False
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
         self.is_paused = False
+        self.passes_aside: list[int] = []  # rows at which forward passes of evaluation and generation began
         self.names_stages = False  # whether evaluation, generation and saving are told apart: in whole programs
         self._phase = builder.phase(0, "build")
         self._iteration = 0
@@ -103,6 +104,12 @@ class Recorder:
                 self.step_aside(before)
             elif self._aside:
                 self.enter(self._stage)
+
+    def note_pass(self) -> None:
+        """An outermost module is called."""
+        self.forward_passes += 1
+        if self._aside in ("generate", "evaluate"):
+            self.passes_aside.append(len(self.builder.rows))
 
     def step_aside(self, name: str) -> None:
         """What follows is no part of a training step: ``evaluate``, ``generate``, ``save``, ``load``."""

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
+from graphmem.capture.program.held import label_held
 from graphmem.capture.program.leaving import Leaving
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
@@ -119,6 +120,8 @@ def capture(
         with _readable_errors(recorder), interrupts.let_in():
             run(Session(recorder, context.watch, context.leaving))
         assumed = _assumptions(recorder) | context.compiled.assumed
+        if context.leaving is not None:
+            label_held(recorder)
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     notes = (*context.compiled.notes(), *recorder.notes)

@@ -1,0 +1,190 @@
+"""How launchers start a program: what ``torchrun`` and ``accelerate launch`` put into its environment.
+
+One process is analysed: the first of its machine. What a launcher's file asks for and no analysis does is refused by
+its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+
+#: Larger files are no configuration.
+_LARGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``processes``: how many there are on all machines; None where no launcher starts any."""
+
+    environment: tuple[tuple[str, str], ...] = ()
+    processes: int | None = None
+    words: str = ""
+
+
+def launch_of(
+    nproc_per_node: int | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    config: str | None,
+) -> Launch:
+    """What the options ask for. Raises :class:`UsageError`."""
+    if config is not None:
+        if (nproc_per_node, nnodes, node_rank, master_addr, master_port) != (None,) * 5:
+            raise UsageError(
+                "--config says how many processes there are; leave out the options of torchrun, or --config"
+            )
+        return accelerate_launch(Path(config))
+    if nproc_per_node is None:
+        if (nnodes, node_rank, master_addr, master_port) != (None,) * 4:
+            raise UsageError("--nnodes, --node-rank, --master-addr and --master-port need --nproc-per-node")
+        return Launch()
+    return _torchrun(nproc_per_node, nnodes or 1, node_rank or 0, master_addr, master_port)
+
+
+def _torchrun(each: int, nodes: int, node: int, address: str | None, port: int | None) -> Launch:
+    """``LocalElasticAgent._start_workers`` (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+    if node >= nodes:
+        raise UsageError(f"--node-rank {node} of {nodes} node{'s' * (nodes > 1)}; the first is 0")
+    world = each * nodes
+    values: dict[str, Any] = {
+        "RANK": each * node, "LOCAL_RANK": 0, "GROUP_RANK": node, "ROLE_RANK": each * node, "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": each, "WORLD_SIZE": world, "GROUP_WORLD_SIZE": nodes, "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": address or "127.0.0.1", "MASTER_PORT": port or 29500, "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0, "TORCHELASTIC_RUN_ID": "none", "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+    }  # fmt: skip
+    words = f"one of {world} processes, {each} a node"
+    return Launch(tuple((name, str(value)) for name, value in values.items()), world, words)
+
+
+# --- accelerate -------------------------------------------------------------------------------------------------------
+
+_PRECISIONS = ("no", "fp16", "bf16")
+#: Keys that say where and how processes are started, which no analysis depends on.
+_OF_NO_INFLUENCE = {
+    "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids", "main_training_function",
+    "rdzv_backend", "same_network", "tpu_env", "tpu_use_cluster", "tpu_use_sudo",
+}  # fmt: skip
+_READ = {
+    "distributed_type", "mixed_precision", "num_processes", "num_machines", "machine_rank", "main_process_ip",
+    "main_process_port", "use_cpu", "dynamo_config", "fsdp_config", "gradient_accumulation_steps",
+}  # fmt: skip
+_DISTRIBUTED = ("NO", "MULTI_GPU", "FSDP")
+
+
+def accelerate_launch(path: Path) -> Launch:
+    """What ``accelerate launch --config_file`` makes of a file (``prepare_simple_launcher_cmd_env`` and
+    ``prepare_multi_gpu_env``, accelerate/utils/launch.py). Raises :class:`UsageError`."""
+    given = _read_yaml(path)
+    for key, value in given.items():
+        if key not in _READ | _OF_NO_INFLUENCE and value not in (None, {}, False):
+            raise UsageError(f"{path}: {key} is not modelled; analyse the program without it")
+    kind = str(given.get("distributed_type", "NO")).upper()
+    if kind not in _DISTRIBUTED:
+        raise UsageError(f"{path}: distributed_type {kind} is not modelled; accepted: {', '.join(_DISTRIBUTED)}")
+    if given.get("use_cpu"):
+        raise UsageError(f"{path}: use_cpu is set, and then nothing runs on a GPU")
+    precision = str(given.get("mixed_precision") or "no").lower()
+    if given.get("mixed_precision") is False:  # "no" without quotes, to YAML
+        precision = "no"
+    if precision not in _PRECISIONS:
+        raise UsageError(f"{path}: mixed_precision {precision} is not modelled; accepted: {', '.join(_PRECISIONS)}")
+    values = {"ACCELERATE_USE_CPU": "False", "ACCELERATE_MIXED_PRECISION": precision}
+    if given.get("gradient_accumulation_steps") is not None:
+        values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(_whole(path, given, "gradient_accumulation_steps", 1, 1))
+    values |= _dynamo(given.get("dynamo_config") or {}, path)
+    values |= _fsdp(given.get("fsdp_config") or {}, path, kind)
+    machines = _whole(path, given, "num_machines", 1, 1)
+    processes = _whole(path, given, "num_processes", 1, 1)
+    if kind == "NO":
+        return Launch(tuple(values.items()), None, f"accelerate, mixed precision {precision}")
+    if processes % machines:
+        raise UsageError(f"{path}: num_processes {processes} is no multiple of num_machines {machines}")
+    port = _whole(path, given, "main_process_port", 1, 29500)
+    rank = _whole(path, given, "machine_rank", 0, 0)
+    started = _torchrun(processes // machines, machines, rank, given.get("main_process_ip"), port)
+    words = f"{started.words}, accelerate {kind}, mixed precision {precision}"
+    return Launch((*started.environment, *values.items()), processes, words)
+
+
+def _dynamo(config: Mapping[str, Any], path: Path) -> dict[str, str]:
+    names: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "dynamo_backend": ("ACCELERATE_DYNAMO_BACKEND", lambda value: str(value).upper()),
+        "dynamo_mode": ("ACCELERATE_DYNAMO_MODE", str),
+        "dynamo_use_fullgraph": ("ACCELERATE_DYNAMO_USE_FULLGRAPH", str),
+        "dynamo_use_dynamic": ("ACCELERATE_DYNAMO_USE_DYNAMIC", str),
+        "dynamo_use_regional_compilation": ("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", str),
+    }
+    return _translated(config, names, path, "dynamo_config")
+
+
+#: What ``accelerate config`` asks about FSDP, below ``fsdp_config``.
+_FSDP = (
+    "auto_wrap_policy", "backward_prefetch", "forward_prefetch", "offload_params", "min_num_params", "state_dict_type",
+    "use_orig_params", "cpu_ram_efficient_loading", "sync_module_states", "activation_checkpointing",
+    "reshard_after_forward", "version", "transformer_layer_cls_to_wrap",
+)  # fmt: skip
+_FSDP_SPELLED = {"transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
+
+
+def _fsdp(config: Mapping[str, Any], path: Path, kind: str) -> dict[str, str]:
+    if kind != "FSDP":
+        return {}
+    if str(config.get("fsdp_version", 1)) != "2":
+        raise UsageError(f"{path}: fsdp_version 1 (FullyShardedDataParallel) is not modelled; fsdp_version: 2 is")
+
+    def spelled(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    names = {f"fsdp_{name}": (_FSDP_SPELLED.get(name, f"FSDP_{name.upper()}"), spelled) for name in _FSDP}
+    return {"ACCELERATE_USE_FSDP": "true", **_translated(config, names, path, "fsdp_config")}
+
+
+def _translated(
+    config: Mapping[str, Any], names: Mapping[str, tuple[str, Callable[[Any], str]]], path: Path, section: str
+) -> dict[str, str]:
+    values = {}
+    for key, value in config.items():
+        if key not in names:
+            raise UsageError(f"{path}: {section}.{key} is not modelled; analyse the program without it")
+        name, spelled = names[key]
+        if value is not None:
+            values[name] = spelled(value)
+    return values
+
+
+def _whole(path: Path, given: Mapping[str, Any], key: str, least: int, default: int) -> int:
+    value = given.get(key)
+    if value is None:
+        return default
+    if type(value) is not int or not least <= value < 1 << 31:
+        raise UsageError(f"{path}: {key} is a whole number of at least {least}, not {shown(value)}")
+    return value
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError("a configuration of accelerate is YAML; install PyYAML to read it") from None
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise UsageError(f"{path} is too large for a configuration")
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not YAML: {error}") from None
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+        raise UsageError(f"{path} is no configuration of accelerate: it has no keys")
+    for section in ("fsdp_config", "dynamo_config"):
+        if not isinstance(given.get(section) or {}, dict):
+            raise UsageError(f"{path}: {section} is a table of keys")
+    return given
