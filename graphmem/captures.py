@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphmem import sources
 from graphmem.capture.threads import turn
 from graphmem.cudnn.library import Cudnn
-from graphmem.devices import Device, as_cuda
-from graphmem.errors import GraphmemError, SourceError, UsageError
+from graphmem.devices import as_cuda
+from graphmem.errors import GraphmemError, ProgramOutOfMemory, SourceError, UsageError
 from graphmem.question import Question, capture_key
 from graphmem.runtimes.base import Taken
 from graphmem.sources import OnnxModel, Sizes, TorchModel
@@ -35,19 +35,27 @@ class Recorded:
     """What a capture, or a plan, gives; it serves every question of its key.
 
     ``words`` describe the step. ``card_told`` is what the step's own code asked the card about itself, and was told.
+    ``within`` is the card that it ran within the memory of, where it could be refused some: :func:`limit_of`.
     """
 
     made: CapturedModel | Taken
     words: str
     notes: tuple[str, ...] = ()
     card_told: Mapping[str, Any] = field(default_factory=dict)
+    within: Hashable = None
+
+    def could_go_on(self, question: Question) -> bool:
+        """Whether this is a program that has not run within the card of ``question``: where memory ends there, it may
+        catch the error."""
+        whole_program = not isinstance(self.made, Taken) and self.made.custom_step
+        return whole_program and limit_of(question) is not None and self.within != limit_of(question)
 
 
 class Captures:
     """What was captured last for one model, kept for the next question: one with an equal :class:`CaptureKey` takes it.
 
-    A step's own code may ask the card for its name or its memory; what such a step gave serves only cards that would
-    have said the same. One capture is kept at a time, so questions are best asked key by key.
+    A step's own code may ask the card for its name or its memory, or be refused some; what such a step gave serves only
+    cards that would have said the same. One capture is kept at a time, so questions are best asked key by key.
     """
 
     def __init__(self) -> None:
@@ -58,12 +66,15 @@ class Captures:
         """The model of a question. An ONNX file is read once; a factory is made anew for every capture, as its code may
         keep a state."""
         recorded: Recorded | None = self._records.made
-        card = question.setting.device
-        if recorded is not None and any(_card_says(card, fact) != told for fact, told in recorded.card_told.items()):
-            self._models.clear()
-            self._records.clear()
+        if recorded is not None and any(_says(question, fact) != told for fact, told in recorded.card_told.items()):
+            self.forget()
         key = capture_key(question)
         return self._models.get(key.loading if question.is_onnx else key, lambda: load(question, self._files))
+
+    def forget(self) -> None:
+        """Let the next question load and record anew."""
+        self._models.clear()
+        self._records.clear()
 
     def recorded(self, question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
         """The capture or the plan for a question, whose model :meth:`loaded` gave."""
@@ -138,8 +149,7 @@ def record(question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
 
 
 def _record_step(question: Question, loaded: TorchModel) -> Recorded:
-    built = _BuiltWith(loaded.build)
-    captured, told = _capture(replace(loaded, build=built), question)
+    captured, told, built, left = _capture_within(loaded, question)
     ending = captured.ending
     if captured.custom_step and not any(s.place == Place.DEVICE for s in captured.trace.storages):
         if ending is not None:
@@ -153,11 +163,30 @@ def _record_step(question: Question, loaded: TorchModel) -> Recorded:
     if ending is not None:
         launcher = loaded.program.launcher if loaded.program is not None else ""
         words = f"whole program, {ending.steps} optimizer steps{launcher and ', '}{launcher}"
-    return Recorded(captured, words, loaded.notes, told)
+    return Recorded(captured, words, (*loaded.notes, *left), told, limit_of(question))
+
+
+def _capture_within(
+    loaded: TorchModel, question: Question
+) -> tuple[CapturedModel, dict[str, Any], _BuiltWith, tuple[str, ...]]:
+    """The captured step within the memory of the card that was named: with what it was told, how it was built, and
+    remarks. A program that ends when it is refused memory runs once more without a limit, to tell how much it needs."""
+    left: tuple[str, ...] = ()
+    if limit_of(question) is not None:
+        built = _BuiltWith(loaded.build)
+        try:
+            return *_capture(replace(loaded, build=built), question, limited=True), built, ()
+        except ProgramOutOfMemory as error:
+            left = (f"out of memory, which ends the program: {error}; the figures are of a run without a limit",)
+        again = loaded if question.is_onnx else load(question)  # its code may keep a state
+        assert isinstance(again, TorchModel)
+        loaded = again
+    built = _BuiltWith(loaded.build)
+    return *_capture(replace(loaded, build=built), question), built, left
 
 
 def _capture(
-    loaded: TorchModel, question: Question, *, record_graph: bool = False
+    loaded: TorchModel, question: Question, *, record_graph: bool = False, limited: bool = False
 ) -> tuple[CapturedModel, dict[str, Any]]:
     """The captured step, and what its code was told of the card."""
     installed_version()  # one that is too old is refused before it is imported
@@ -165,6 +194,8 @@ def _capture(
 
     card = question.setting.device
     told: set[str] = set()
+    runtime = question.runtime_by_default(loaded.runtime)
+    options = runtime.parse(question.alloc_conf, question.setting)
     with contextlib.ExitStack() as stack:
         cudnn = stack.enter_context(Cudnn(str(question.cudnn), card)) if question.cudnn is not None else None
         captured = capture_model(
@@ -180,12 +211,35 @@ def _capture(
             record_graph=record_graph,
             cudnn=cudnn,
             program=loaded.program,
+            memory=runtime.live(options, question.setting, limited=limited),
         )
-    return captured, {fact: _card_says(card, fact) for fact in sorted(told)}
+    if captured.refusals:
+        told.add("allocator")
+    return captured, {fact: _says(question, fact) for fact in sorted(told)}
 
 
-def _card_says(card: Device, fact: str) -> Any:
-    return {"name": card.name, "total_bytes": card.capacity_bytes}[fact]
+def limit_of(question: Question) -> Hashable:
+    """What decides when memory runs out on the card that was named; None where none was."""
+    if question.device is None:
+        return None
+    card, configuration = (
+        question.setting.device,
+        (question.runtime, question.alloc_conf, question.setting.torch_version),
+    )
+    return card.capacity_bytes, card.context_bytes, configuration
+
+
+def _says(question: Question, fact: str) -> Any:
+    """What a step's own code is told: by the card, and by the allocator, for which the whole of its options stands."""
+    card = question.setting.device
+    if fact == "allocator":
+        return limit_of(question) or (question.runtime, question.alloc_conf)
+    facts = {
+        "name": card.name,
+        "total_bytes": card.capacity_bytes,
+        "free_bytes": card.capacity_bytes - card.context_bytes,
+    }
+    return facts[fact]
 
 
 def operator_graph(question: Question) -> Any:

@@ -58,6 +58,10 @@ class CaptureError(GraphmemError):
     """The step cannot be run on fake tensors, for example because it needs the data itself."""
 
 
+class ProgramOutOfMemory(CaptureError):
+    """The program was refused memory, as on its card, and does not go on."""
+
+
 class TraceError(GraphmemError):
     """A trace or snapshot breaks the rules of its format."""
 

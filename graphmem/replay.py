@@ -8,13 +8,14 @@ figures are bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from graphmem.allocators.base import Allocator, PoolAllocator, SegmentView
+from graphmem.allocators.base import Allocator, LimitedAllocator, PoolAllocator, SegmentView
 from graphmem.errors import DeviceOutOfMemory, TraceError
 from graphmem.trace import MAX_STORAGE_BYTES, EventKind, Place, Trace
 
@@ -54,6 +55,67 @@ class Replay:
         return len(self.requested_bytes)
 
 
+class Player:
+    """Shows the events of one run to an allocator. The columns of the table of storages may grow while it plays."""
+
+    def __init__(self, allocator: Allocator, sizes: list[int], streams: list[int], pools: list[int]) -> None:
+        self._allocator = allocator
+        self._sizes, self._streams, self._pools = sizes, streams, pools
+        self._handles: dict[int, Any] = {}
+        #: Of the request that was refused last.
+        self.error: DeviceOutOfMemory
+
+    def play(
+        self,
+        events: Iterator[tuple[int, int, int]],
+        note_allocated: Callable[[int], Any],
+        note_reserved: Callable[[int], Any],
+        fractions: Sequence[float] = (),
+    ) -> int:
+        """Play (kind, subject, stream) to the end, and tell what is allocated and reserved after each; -1.
+
+        The storage whose request is refused ends it, with a :class:`DeviceOutOfMemory` that is kept in ``error``: its
+        index. Playing goes on after it with the same iterator.
+        """
+        allocator, handles = self._allocator, self._handles
+        sizes, own_streams, pools = self._sizes, self._streams, self._pools
+        malloc, free = allocator.malloc, allocator.free
+        private = allocator if isinstance(allocator, PoolAllocator) else None
+        for kind, subject, stream in events:
+            if kind <= _ALLOC:
+                try:
+                    if kind == _ALLOC:
+                        handles[subject] = malloc(sizes[subject], own_streams[subject])
+                    else:
+                        assert private is not None
+                        handles[subject] = private.malloc_in_pool(sizes[subject], own_streams[subject], pools[subject])
+                except DeviceOutOfMemory as error:
+                    self.error = error.with_traceback(None)  # which would hold the frames of who plays
+                    return subject
+            elif kind == _FREE:
+                handle = handles.pop(subject, None)
+                if handle is not None:  # nothing was allocated: 0 bytes, or refused
+                    free(handle)
+            elif kind == _RECORD_STREAM:
+                if handles.get(subject) is not None:
+                    allocator.record_stream(handles[subject], stream)
+            elif kind == _SYNCHRONIZE:
+                allocator.synchronize()
+            elif kind == _EMPTY_CACHE:
+                allocator.empty_cache()
+            elif kind in (_REFUSED, _MEMORY_FRACTION):
+                if isinstance(allocator, LimitedAllocator):
+                    if kind == _REFUSED:
+                        allocator.refuse(sizes[subject], own_streams[subject], pools[subject] if pools else 0)
+                    else:
+                        allocator.limit_to_fraction(fractions[subject])
+            elif private is not None and kind < _ELSEWHERE:
+                _pool_event(private, kind, subject)
+            note_allocated(allocator.allocated_bytes)
+            note_reserved(allocator.reserved_bytes)
+        return -1
+
+
 def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> Replay:
     """Run the whole trace through ``allocator``, which should be new.
 
@@ -62,51 +124,27 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     places = np.array([storage.place for storage in trace.storages], dtype=np.int64)
     sizes = [storage.bytes for storage in trace.storages]
     own_streams = [storage.stream for storage in trace.storages]
-    handles: list[Any] = [None] * len(trace.storages)
     refused: set[int] = set()
     out_of_memory: OutOfMemory | None = None
 
     allocated: list[int] = []
     reserved: list[int] = []
-    note_allocated, note_reserved = allocated.append, reserved.append
-    malloc, free = allocator.malloc, allocator.free
     pools = [storage.pool for storage in trace.storages] if trace.pools else []
     private = allocator if trace.pools and isinstance(allocator, PoolAllocator) else None
     if private is not None:
         for number, pool in enumerate(trace.pools, 1):
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
     kinds = _device_kinds(trace, places, pools if private is not None else [])
-    subjects, streams = trace.subjects.tolist(), trace.event_streams.tolist()
-    for kind, subject, stream in zip(kinds, subjects, streams, strict=True):
-        if kind <= _ALLOC:
-            try:
-                if kind == _ALLOC:
-                    handles[subject] = malloc(sizes[subject], own_streams[subject])
-                else:
-                    assert private is not None
-                    handles[subject] = private.malloc_in_pool(sizes[subject], own_streams[subject], pools[subject])
-            except DeviceOutOfMemory as error:
-                refused.add(subject)
-                if out_of_memory is None:
-                    out_of_memory = OutOfMemory(len(allocated), error)
-                if stop_at_oom:
-                    break
-        elif kind == _FREE:
-            handle = handles[subject]
-            if handle is not None:  # nothing was allocated: 0 bytes, or refused
-                free(handle)
-                handles[subject] = None
-        elif kind == _RECORD_STREAM:
-            if handles[subject] is not None:
-                allocator.record_stream(handles[subject], stream)
-        elif kind == _SYNCHRONIZE:
-            allocator.synchronize()
-        elif kind == _EMPTY_CACHE:
-            allocator.empty_cache()
-        elif private is not None and kind < _ELSEWHERE:
-            _pool_event(private, kind, subject)
-        note_allocated(allocator.allocated_bytes)
-        note_reserved(allocator.reserved_bytes)
+    events = zip(kinds, trace.subjects.tolist(), trace.event_streams.tolist(), strict=True)
+    player = Player(allocator, sizes, own_streams, pools if private is not None else [])
+    while (subject := player.play(events, allocated.append, reserved.append, trace.fractions)) >= 0:
+        refused.add(subject)
+        if out_of_memory is None:
+            out_of_memory = OutOfMemory(len(allocated), player.error)
+        if stop_at_oom:
+            break
+        allocated.append(allocator.allocated_bytes)
+        reserved.append(allocator.reserved_bytes)
 
     done = len(allocated)
     rest = len(trace) - done
@@ -140,8 +178,24 @@ _FREE = int(EventKind.FREE)
 _RECORD_STREAM = int(EventKind.RECORD_STREAM)
 _SYNCHRONIZE = int(EventKind.SYNCHRONIZE)
 _EMPTY_CACHE = int(EventKind.EMPTY_CACHE)
+_REFUSED = int(EventKind.REFUSED)
+_MEMORY_FRACTION = int(EventKind.MEMORY_FRACTION)
+_WITH_STORAGE = (_ALLOC, _FREE, _RECORD_STREAM, _REFUSED)
 _ALLOC_IN_POOL = -1
 _ELSEWHERE = 1 << 20
+
+
+def events_on_device(
+    rows: Iterable[tuple[int, int, int, int]], places: Sequence[Place], pools: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Rows of a :class:`TraceBuilder` as a :class:`Player` takes them."""
+    for kind, subject, _, stream in rows:
+        if kind in _WITH_STORAGE:
+            if places[subject] is not Place.DEVICE:
+                continue
+            if kind == _ALLOC and pools[subject]:
+                kind = _ALLOC_IN_POOL
+        yield kind, subject, stream
 
 
 def _pool_event(allocator: PoolAllocator, kind: int, pool: int) -> None:
@@ -165,7 +219,7 @@ def _pool_event(allocator: PoolAllocator, kind: int, pool: int) -> None:
 def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int]) -> list[int]:
     """The kind of every event, ``_ALLOC_IN_POOL`` where the storage goes to a private pool, or ``_ELSEWHERE`` where it
     is not on the device."""
-    has_subject = np.isin(trace.kinds, (_ALLOC, _FREE, _RECORD_STREAM))
+    has_subject = np.isin(trace.kinds, _WITH_STORAGE)
     elsewhere = np.zeros(len(trace), dtype=bool)
     elsewhere[has_subject] = places[trace.subjects[has_subject]] != Place.DEVICE
     kinds = np.where(elsewhere, _ELSEWHERE, trace.kinds)

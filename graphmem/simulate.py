@@ -42,6 +42,16 @@ def answer(
     What another thread loads and traces is waited for.
     """
     shelf = Captures() if captures is None else captures
+    estimate, may_go_on = _answer(question, shelf, say)
+    if may_go_on and (estimate.fit is None or not estimate.fit.fits):
+        with turn():
+            shelf.forget()
+        estimate, _ = _answer(question, shelf, say)
+    return estimate
+
+
+def _answer(question: Question, shelf: Captures, say: Callable[[str], None]) -> tuple[Estimate, bool]:
+    """The estimate, and whether the program, run within the card of the question, may do otherwise."""
     with turn():
         say("loading")
         loaded = shelf.loaded(question)
@@ -50,7 +60,8 @@ def answer(
         say("tracing")
         recorded = shelf.recorded(question, loaded)
     say("replaying")
-    return replay_on(_traced(question, loaded, runtime, recorded), runtime, options, question)
+    estimate = replay_on(_traced(question, loaded, runtime, recorded), runtime, options, question)
+    return estimate, recorded.could_go_on(question)
 
 
 # --- what runs it -----------------------------------------------------------------------------------------------------
@@ -117,7 +128,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
             f"{setting.device.name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}"
         )
     assumptions.extend(version_notes(setting.torch_version, made.installed_version))
-    diagnostics = [Diagnostic("unknown", message, count) for message, count in made.unknown.items()]
+    diagnostics = [Diagnostic("note", message) for message in made.refusals]
+    diagnostics.extend(Diagnostic("unknown", message, count) for message, count in made.unknown.items())
     details: dict[str, Any] = {}
     if made.ending is not None:
         details["program"] = {**asdict(made.ending), "words": made.ending.words()}

@@ -22,6 +22,9 @@ from graphmem.errors import TraceError
 SCHEMA = "graphmem.trace/1"
 #: The same with private pools: a table of pools, and the pool of every storage. Written only where there are any.
 SCHEMA_WITH_POOLS = "graphmem.trace/2"
+#: The same with what a program did about its limit: requests that were refused, and fractions of the card's memory that
+#: it set. Written only where there are any, with the pools if there are any.
+SCHEMA_WITH_LIMITS = "graphmem.trace/3"
 MAX_STORAGE_BYTES = 2**63 - 1
 
 
@@ -60,6 +63,10 @@ class EventKind(IntEnum):
     A private pool exists while it is held: ``CREATE_POOL`` and ``BEGIN_POOL`` hold it once more, ``RELEASE_POOL`` once
     less. Between ``BEGIN_POOL`` and ``END_POOL`` requests are routed to it, though not all need be: each storage says
     where it lies. Between ``ENTER_CAPTURE`` and ``LEAVE_CAPTURE`` the current stream is captured into a CUDA graph.
+
+    ``REFUSED`` is a request that was out of memory, and that the program went on without: its storage never lives. From
+    ``MEMORY_FRACTION`` on a part of the card's memory is all that may be reserved; its subject is a row of the trace's
+    table of fractions.
     """
 
     ALLOC = 0
@@ -74,9 +81,11 @@ class EventKind(IntEnum):
     EMPTY_POOL = 9
     ENTER_CAPTURE = 10
     LEAVE_CAPTURE = 11
+    REFUSED = 12
+    MEMORY_FRACTION = 13
 
 
-_OF_STORAGES = (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM)
+_OF_STORAGES = (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM, EventKind.REFUSED)
 _OF_POOLS = (
     EventKind.CREATE_POOL,
     EventKind.BEGIN_POOL,
@@ -154,7 +163,7 @@ class Trace:
     """The whole run. Event columns are parallel arrays of one length (int64); a storage is allocated exactly once.
 
     ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are
-    the private pools; the first is number 1.
+    the private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1.
     """
 
     source: str
@@ -167,9 +176,16 @@ class Trace:
     event_streams: npt.NDArray[np.int64]
     notes: tuple[tuple[str, str], ...] = ()
     pools: tuple[MemoryPool, ...] = ()
+    fractions: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.kinds)
+
+    @property
+    def refused(self) -> list[int]:
+        """Indices of the storages that were asked for in vain, in order."""
+        refused: list[int] = self.subjects[self.kinds == EventKind.REFUSED].tolist()
+        return refused
 
     def events(self) -> Iterable[Event]:
         """The events as values, in order (convenient, not fast)."""
@@ -199,6 +215,7 @@ class TraceBuilder:
     labels: list[str] = field(default_factory=list)
     storage_pools: list[int] = field(default_factory=list)
     pools: list[MemoryPool] = field(default_factory=list)
+    fractions: list[float] = field(default_factory=list)
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -245,6 +262,18 @@ class TraceBuilder:
         """Record the death of a storage."""
         self.rows.append((1, storage, operator, 0))
 
+    def refuse(self, storage: int) -> None:
+        """The birth of a storage, among the last events, was refused instead."""
+        position = len(self.rows) - 1
+        while self.rows[position][:2] != (int(EventKind.ALLOC), storage):  # another may have died meanwhile
+            position -= 1
+        self.rows[position] = (int(EventKind.REFUSED), *self.rows[position][1:])
+
+    def memory_fraction(self, fraction: float, operator: int) -> None:
+        """Record that no more than this part of the card's memory may be reserved."""
+        self.fractions.append(fraction)
+        self.event(EventKind.MEMORY_FRACTION, operator, len(self.fractions) - 1)
+
     def event(self, kind: EventKind, operator: int, subject: int = -1, stream: int = 0) -> None:
         """Record a stream or cache event."""
         self.rows.append((int(kind), subject, operator, stream))
@@ -265,9 +294,14 @@ class TraceBuilder:
             event_streams=columns[:, 3].copy(),
             notes=tuple(self.notes),
             pools=tuple(self.pools),
+            fractions=tuple(self.fractions),
         )
         validate(trace)
         return trace
+
+
+#: What has become of a storage, in words.
+_STATES = ("is not allocated yet", "is already alive", "has been freed", "was refused")
 
 
 def validate(trace: Trace) -> None:
@@ -282,24 +316,29 @@ def validate(trace: Trace) -> None:
     for index, operator in enumerate(trace.operators):
         if not 0 <= operator.phase < len(trace.phases):
             raise TraceError(f"operator {index} ({operator.name}) names phase {operator.phase}, which does not exist")
-    state = [0] * len(trace.storages)  # 0 not yet allocated, 1 alive, 2 freed
+    for fraction in trace.fractions:
+        if not 0.0 <= fraction <= 1.0:
+            raise TraceError(f"a memory fraction is {fraction}; accepted: 0 to 1")
+    state = [0] * len(trace.storages)  # an index of _STATES
     pools = _PoolStates(len(trace.pools))
     for position, event in enumerate(trace.events()):
         if not 0 <= event.operator < len(trace.operators):
             raise TraceError(f"event {position} names operator {event.operator}, which does not exist")
         if event.kind in _OF_POOLS:
             pools.check(position, event)
+        if event.kind == EventKind.MEMORY_FRACTION and not 0 <= event.subject < len(trace.fractions):
+            raise TraceError(f"event {position} names memory fraction {event.subject}, which does not exist")
         if event.kind not in _OF_STORAGES:
             continue
         if not 0 <= event.subject < len(state):
             raise TraceError(f"event {position} names storage {event.subject}, which does not exist")
-        expected = 0 if event.kind == EventKind.ALLOC else 1
+        expected = 0 if event.kind in (EventKind.ALLOC, EventKind.REFUSED) else 1
         if state[event.subject] != expected:
-            problem = ("is not allocated yet", "is already alive", "has been freed")[state[event.subject]]
+            problem = _STATES[state[event.subject]]
             raise TraceError(f"event {position} ({event.kind.name}): storage {event.subject} {problem}")
-        if event.kind == EventKind.ALLOC:
-            pools.check_held(position, trace.storages[event.subject].pool)
-            state[event.subject] = 1
+        if expected == 0:
+            pools.check_held(position, trace.storages[event.subject].pool, event.kind)
+            state[event.subject] = 1 if event.kind == EventKind.ALLOC else 3
         elif event.kind == EventKind.FREE:
             state[event.subject] = 2
 
@@ -328,17 +367,17 @@ class _PoolStates:
         if event.kind in (EventKind.BEGIN_POOL, EventKind.END_POOL):
             self._routed ^= {number}
 
-    def check_held(self, position: int, number: int) -> None:
+    def check_held(self, position: int, number: int, kind: EventKind) -> None:
         """Complain about an allocation in a pool that nothing holds."""
         if number and not self._holders[number]:
-            raise TraceError(f"event {position} (ALLOC): nothing holds pool {number}")
+            raise TraceError(f"event {position} ({kind.name}): nothing holds pool {number}")
 
 
 def to_json(trace: Trace) -> str:
     """The trace as one JSON document (columns of equal length, bytes as integers).
 
     The schema is ``graphmem.trace/1``, or ``graphmem.trace/2`` where there are private pools: it adds the table of
-    pools and a last column to the storages.
+    pools and a last column to the storages. ``graphmem.trace/3`` adds refused requests and the table of fractions.
     """
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -359,7 +398,13 @@ def to_json(trace: Trace) -> str:
         document["pools"] = [[pool.label, pool.use_on_oom, pool.no_split] for pool in trace.pools]
         for row, storage in zip(document["storages"], trace.storages, strict=True):
             row.append(storage.pool)
+    if trace.fractions or trace.refused:
+        document["schema"] = SCHEMA_WITH_LIMITS
+        document["fractions"] = list(trace.fractions)
     return json.dumps(document, separators=(",", ":"))
+
+
+_SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS)
 
 
 def from_json(text: str) -> Trace:
@@ -368,7 +413,7 @@ def from_json(text: str) -> Trace:
         document = parse_json(text)
     except ValueError as error:
         raise TraceError(f"not a graphmem trace: {error}") from None
-    if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, SCHEMA_WITH_POOLS):
+    if not isinstance(document, dict) or document.get("schema") not in _SCHEMAS:
         raise TraceError(f"not a graphmem trace: the key 'schema' must be {SCHEMA!r} or {SCHEMA_WITH_POOLS!r}")
     try:
         trace = _decode(document)
@@ -398,6 +443,7 @@ def _decode(document: dict[str, Any]) -> Trace:
         pools=tuple(
             MemoryPool(_text(label), bool(oom), bool(whole)) for label, oom, whole in document.get("pools", ())
         ),
+        fractions=tuple(_fraction(value) for value in document.get("fractions", ())),
     )
 
 
@@ -409,6 +455,12 @@ def _whole(value: Any) -> int:
     if type(value) is not int or abs(value) > MAX_STORAGE_BYTES:
         raise ValueError(f"{shown(value)} is no whole number of 64 bits")
     return value
+
+
+def _fraction(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{shown(value)} is no number")
+    return float(value)
 
 
 def _text(value: Any) -> str:

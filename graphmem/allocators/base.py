@@ -83,3 +83,14 @@ class PoolAllocator(Allocator, Protocol):
     def enter_capture(self) -> None: ...
 
     def leave_capture(self) -> None: ...
+
+
+@runtime_checkable
+class LimitedAllocator(Allocator, Protocol):
+    """An allocator whose limit a program may meet and set while it runs."""
+
+    def refuse(self, size: int, stream: int, pool: int) -> None:
+        """A request that was out of memory when the run was recorded, with all that is tried before giving up."""
+
+    def limit_to_fraction(self, fraction: float) -> None:
+        """No more than this part of the card's memory may be reserved; nothing where there is no card."""

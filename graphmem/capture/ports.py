@@ -9,11 +9,58 @@ from typing import Any, Protocol
 
 import torch
 
-from graphmem.trace import Category
+from graphmem.trace import Category, TraceBuilder
 
 #: What PyTorch calls a pool: {0, n} made by the user (MemPool, graph_pool_handle), {n, 0} by a graph for itself
 #: (``MemPool::graph_pool_handle``, ATen/cuda/MemPool.h).
 PoolId = tuple[int, int]
+
+
+class DeviceMemory(Protocol):
+    """The card's memory as the allocator keeps it while the program runs. All figures are bytes."""
+
+    def follow(self, builder: TraceBuilder) -> None:
+        """Answer for the events of ``builder``, those to come included."""
+
+    def lift_limit(self) -> None:
+        """From now on no request is refused."""
+
+    def refusal(self, index: int) -> str | None:
+        """PyTorch's message where the request for storage ``index``, recorded just now, is out of memory."""
+
+    def statistics(self) -> dict[str, Any]:
+        """What ``torch._C._cuda_memoryStats`` returns now."""
+
+    def reset_peaks(self) -> None: ...
+
+    def reset_accumulated(self) -> None: ...
+
+    def free_bytes(self) -> int:
+        """What ``cudaMemGetInfo`` calls free now."""
+
+    def segments(self) -> list[dict[str, Any]]:
+        """The segments of ``torch.cuda.memory_snapshot`` now."""
+
+    @property
+    def fraction(self) -> float: ...
+
+    def fraction_set(self, fraction: float) -> None:
+        """The program limits itself to this part of the card's memory; the event is recorded."""
+
+
+class MemoryBook(Protocol):
+    """What the program is told of its memory, and what it does about it."""
+
+    @property
+    def memory(self) -> DeviceMemory | None: ...
+
+    def settle(self) -> None:
+        """What a handled error kept alive on the host's side alone dies before the program is answered."""
+
+    def memory_fraction(self, fraction: float) -> None: ...
+
+    def allocator_event(self, name: str) -> None:
+        """``synchronize`` or ``empty_cache``."""
 
 
 class StreamBook(Protocol):

@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from graphmem.allocators.alloc_conf import parse_alloc_conf
-from graphmem.allocators.base import SegmentView
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.allocators.pytorch_caching.views import as_snapshot
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
 from graphmem.trace import EventKind, Operator, Place, Trace
 from graphmem.versions import version_named
-
-_STATES = {"allocated": "active_allocated", "pending": "active_awaiting_free", "free": "inactive"}
 
 #: Version of pickle that every Python that runs PyTorch reads.
 _PROTOCOL = 4
@@ -40,7 +38,7 @@ def snapshot(trace: Trace, alloc_conf: str | None = None, torch_version: str | N
     allocator = _Recording(trace, text, version)
     replay(trace, allocator)
     return {
-        "segments": [_segment(view) for view in allocator.segments()],
+        "segments": [as_snapshot(view) for view in allocator.segments()],
         "device_traces": [allocator.rows],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": text},
         "external_annotations": [],
@@ -136,30 +134,3 @@ def _without(ranges: list[Interval], others: list[Interval]) -> Iterator[Interva
             at += 1
         if begin < end:
             yield begin, end
-
-
-def _segment(view: SegmentView) -> dict[str, Any]:
-    held = [block for block in view.blocks if block.state != "free"]
-    return {
-        "device": 0,
-        "address": view.address,
-        "total_size": view.total_size,
-        "allocated_size": sum(block.size for block in held if block.state == "allocated"),
-        "active_size": sum(block.size for block in held),
-        "requested_size": sum(block.requested_bytes for block in held),
-        "stream": view.stream,
-        "segment_type": view.kind,
-        "segment_pool_id": (0, view.pool),
-        "is_expandable": view.is_expandable,
-        "frames": [],
-        "blocks": [
-            {
-                "address": block.address,
-                "size": block.size,
-                "requested_size": block.requested_bytes,
-                "state": _STATES[block.state],
-                "frames": [],
-            }
-            for block in view.blocks
-        ],
-    }

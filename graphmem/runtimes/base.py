@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from graphmem.allocators.base import Allocator
 from graphmem.devices import Device
@@ -20,6 +20,9 @@ from graphmem.estimate import Diagnostic, Findings
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.trace import Trace
+
+if TYPE_CHECKING:
+    from graphmem.capture.ports import DeviceMemory
 
 Options = TypeVar("Options")
 
@@ -123,6 +126,11 @@ class Runtime(Protocol[Options]):
         """A captured trace, with what the runtime would allocate besides."""
         return Taken(trace)
 
+    def live(self, options: Options, setting: Setting, *, limited: bool) -> DeviceMemory | None:
+        """The allocator that answers a captured program while it runs, on the card of ``setting``, whose memory limits
+        it or not. None: the program's questions have no answer, and are told zeros."""
+        return None
+
     def recorded_options(self, notes: Mapping[str, str]) -> str | None:
         """The options that a recorded trace with these notes ran under, as :meth:`parse` reads them."""
         return None
@@ -148,13 +156,19 @@ class Runtime(Protocol[Options]):
 
 
 def within_card(trace: Trace, make: Callable[[int | None], Allocator], device: Device) -> Runs:
-    """``trace`` without a limit and, where that exceeds the card, once more within the card.
+    """``trace`` without a limit and, where that exceeds the card, once more within the card. A program that dealt with
+    its limit, by going on after it was refused memory or by setting a fraction, runs within the card alone.
 
     ``make`` gives a fresh allocator for a capacity in bytes, None for no limit.
     """
+    room = max(0, device.capacity_bytes - device.context_bytes)
+    if trace.refused or trace.fractions:
+        within = replay(trace, make(room))
+        if within.out_of_memory is None:
+            return Runs(within, within)
     free = replay(trace, make(None))
     if free.out_of_memory is not None:  # a limit of the allocator's own, such as gpu_mem_limit
         return Runs(free, free)
-    if free.peak_reserved_bytes + device.context_bytes <= device.capacity_bytes:
+    if free.peak_reserved_bytes + device.context_bytes <= device.capacity_bytes and not trace.fractions:
         return Runs(free)
-    return Runs(free, replay(trace, make(max(0, device.capacity_bytes - device.context_bytes))))
+    return Runs(free, replay(trace, make(room)))

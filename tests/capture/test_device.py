@@ -136,7 +136,7 @@ def test_the_card_describes_itself() -> None:
     assert properties.shared_memory_per_block_optin == 232448  # 227 KiB, as a card of capability 9.0 says
     assert told(lambda: torch.cuda.get_device_capability()) == (9, 0)
     assert told(lambda: torch.cuda.get_device_name(0)) == H100.name
-    assert told(lambda: torch.cuda.mem_get_info()) == (H100.capacity_bytes, H100.capacity_bytes)
+    assert told(lambda: torch.cuda.mem_get_info()) == (H100.capacity_bytes - H100.context_bytes, H100.capacity_bytes)
     assert "L2_cache_size" in refused(lambda: torch.cuda.get_device_properties(0).L2_cache_size)
 
 

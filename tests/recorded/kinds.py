@@ -71,6 +71,12 @@ KINDS = {
         # DistributedDataParallel reads back what it has just sent, through a group that does nothing.
         {"FAKE_CUDA_SENT": "1"},
     ),
+    "answering": Listed(
+        "whole programs that ask the allocator while they run, on a small card: batch size finders",
+        "tests.recorded.answering:KIND",
+        _whole("answering.json"),
+        on_stub=False,
+    ),
     "steps": Listed(
         "whole runs: models, optimizers, allocator options, compute capabilities",
         "tests.recorded.steps.kind:STEPS",

@@ -203,6 +203,24 @@ class PyTorchCachingAllocator(PoolInterface):
         self._rejects_above = total if self.conf.throw_on_cudamalloc_oom else None
         self._collects = self._allowed is not None and self.conf.garbage_collection_threshold > 0.0
 
+    def refuse(self, size: int, stream: int = 0, pool: int = 0) -> None:
+        """A request that was out of memory when the run was recorded. On another card it may be served, and is given
+        back at once; without a limit, the cache goes back as it did before the error."""
+        if self.driver.capacity_bytes is None:
+            self.empty_cache()
+            return
+        own = PyTorchCachingAllocator  # a subclass that notes requests has no part in this one
+        try:
+            block = own.malloc_in_pool(self, size, stream, pool) if pool else own.malloc(self, size, stream)
+        except DeviceOutOfMemory:
+            return
+        own.free(self, block)
+
+    def limit_to_fraction(self, fraction: float) -> None:
+        """:meth:`set_memory_fraction`, for which no limit is no card, and no part of one."""
+        if self.driver.capacity_bytes is not None:
+            self.set_memory_fraction(fraction)
+
     def segments(self) -> tuple[SegmentView, ...]:
         """What ``torch.cuda.memory_snapshot`` shows: segments in address order, tiled by their blocks."""
         return segment_views(self._heads.values(), self._expandable_segments)
@@ -458,7 +476,23 @@ class PyTorchCachingAllocator(PoolInterface):
         split = self._max_split if self._max_split < 2**63 else -1
         return self.stats.as_dict() | counters | {"max_split_size": split}
 
+    def reset_peak_stats(self) -> None:
+        """``torch.cuda.reset_peak_memory_stats``; the peaks of a replay stay."""
+        if self.stats is not None:
+            self.stats.reset_peaks()
+
+    def reset_accumulated_stats(self) -> None:
+        """``torch.cuda.reset_accumulated_memory_stats``."""
+        if self.stats is not None:
+            self.stats.reset_accumulated()
+        self.num_alloc_retries = self.num_ooms = 0
+
     # ------------------------------------------------------------------ looking
+
+    def room_bytes(self) -> int:
+        """What may still be reserved, of the card's memory and of the fraction."""
+        free = self.driver.free_bytes()
+        return free if self._allowed is None else min(free, self._allowed - self.reserved_bytes)
 
     def add_expandable_segment(self, free_set: FreeSet) -> ExpandableSegment:
         """Reserve the address range of a new expandable segment for this stream and pool."""

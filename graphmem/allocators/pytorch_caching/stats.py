@@ -6,6 +6,8 @@ much time as allocating. Names and meaning: ``c10/core/CachingDeviceAllocator.h`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from graphmem.allocators.pytorch_caching.blocks import FREE, Block, Pool
 
 #: Counters kept three times: over both pools, over the small one, over the large one.
@@ -137,6 +139,21 @@ class DeviceStats:
             self.change("inactive_split", small, change)
         if change_bytes:
             self.change("inactive_split_bytes", small, change_bytes)
+
+    def reset_peaks(self) -> None:
+        """``resetPeakStats``: the maxima begin anew at the present values."""
+        for stat in self._all():
+            stat.peak = stat.current
+
+    def reset_accumulated(self) -> None:
+        """``resetAccumulatedStats``: the sums begin anew at 0."""
+        for stat in self._all():
+            stat.allocated = stat.freed = 0
+
+    def _all(self) -> Iterator[Stat]:
+        for stats in self._pooled.values():
+            yield from stats
+        yield from self._oversize.values()
 
     def current(self, name: str) -> int:
         """The present value over both pools."""

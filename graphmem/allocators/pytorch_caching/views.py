@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphmem.allocators.base import BlockView, SegmentView
 from graphmem.allocators.pytorch_caching.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block
@@ -14,6 +14,7 @@ from graphmem.errors import DeviceOutOfMemory
 if TYPE_CHECKING:
     from graphmem.allocators.pytorch_caching.allocator import PyTorchCachingAllocator
 
+_SNAPSHOT_STATES = {"allocated": "active_allocated", "pending": "active_awaiting_free", "free": "inactive"}
 _STATE_NAMES = {FREE: "free", ALLOCATED: "allocated", PENDING: "pending"}
 
 
@@ -37,6 +38,34 @@ def _segment_view(first: Block, *, is_expandable: bool) -> SegmentView:
     kind = "small" if first.free_set.is_small else "large"
     pool = first.free_set.pool.private_pool
     return SegmentView(first.address, total, first.free_set.stream, kind, is_expandable, tuple(blocks), pool)
+
+
+def as_snapshot(view: SegmentView) -> dict[str, Any]:
+    """A segment as ``torch.cuda.memory_snapshot`` has it (``torch/csrc/cuda/Module.cpp``, 2.13), without stacks."""
+    held = [block for block in view.blocks if block.state != "free"]
+    return {
+        "device": 0,
+        "address": view.address,
+        "total_size": view.total_size,
+        "allocated_size": sum(block.size for block in held if block.state == "allocated"),
+        "active_size": sum(block.size for block in held),
+        "requested_size": sum(block.requested_bytes for block in held),
+        "stream": view.stream,
+        "segment_type": view.kind,
+        "segment_pool_id": (0, view.pool),
+        "is_expandable": view.is_expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested_bytes,
+                "state": _SNAPSHOT_STATES[block.state],
+                "frames": [],
+            }
+            for block in view.blocks
+        ],
+    }
 
 
 def out_of_memory(

@@ -1,9 +1,8 @@
 """``torch.cuda`` and ``torch.accelerator`` as a script finds them on a machine with one card.
 
 Most of ``torch.cuda`` is Python over a few C functions. Those are replaced, so that PyTorch's own Python runs above
-them: ``memory_summary()`` prints a table of zeros, ``memory_stats()`` has every key. The statistics stay 0 during an
-analysis, because its result is only known at the end. What stands for something that is not modelled (allocators
-of one's own) raises :class:`CaptureError` and says so.
+them; what is asked of memory is answered by :mod:`graphmem.capture.device.memory_answers`. What stands for something
+that is not modelled (allocators of one's own) raises :class:`CaptureError` and says so.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from torch._prims_common import (
     elementwise_dtypes,
 )
 
+from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import DEVICE, Teller
 from graphmem.capture.patches import Patches
+from graphmem.capture.ports import MemoryBook
 from graphmem.devices import Device
 from graphmem.errors import CaptureError
 
-_OnEvent = Callable[[str], None]
 
-
-def patch_cuda_namespace(patches: Patches, teller: Teller, on_event: _OnEvent) -> None:
-    """Make ``torch.cuda`` answer for a card; ``on_event`` hears ``synchronize`` and ``empty_cache``."""
-    _patch_c_functions(patches, on_event)
+def patch_cuda_namespace(patches: Patches, teller: Teller, book: MemoryBook) -> None:
+    """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows."""
+    _patch_c_functions(patches)
     _patch_functions(patches, teller)
     _patch_generators(patches)
     _patch_profiling(patches)
@@ -40,7 +39,8 @@ def patch_cuda_namespace(patches: Patches, teller: Teller, on_event: _OnEvent) -
             if hasattr(torch.cuda, name):
                 _replace(patches, name, _refusal(f"torch.cuda.{name}", reason))
     if hasattr(torch, "accelerator"):
-        _patch_accelerator(patches, teller, on_event)
+        _patch_accelerator(patches)
+    patch_memory(patches, teller, book)
 
 
 @contextlib.contextmanager
@@ -56,29 +56,8 @@ def card_at_import(device: Device) -> Iterator[None]:
 
 # --- C functions under torch.cuda -------------------------------------------------------------------------------------
 
-#: Parts of ``torch._C._cuda_memoryStats``: kinds of memory with statistics by pool, statistics without pools, counters
-#: (``THCPModule_memoryStats``, torch/csrc/cuda/Module.cpp, 2.13).
-_BY_POOL = (
-    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
-    "inactive_split_bytes", "requested_bytes",
-)  # fmt: skip
-_OVERSIZE = ("oversize_allocations", "oversize_segments")
-_COUNTERS = (
-    "num_alloc_retries", "num_ooms", "max_split_size", "num_sync_all_streams", "num_device_alloc", "num_device_free",
-    "num_oom_rejections",
-)  # fmt: skip
 _HOST_STATISTICS = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
 _HOST_TIMES = ("host_alloc_time", "host_free_time")
-
-
-def _memory_stats(*_: Any) -> dict[str, Any]:
-    def statistic() -> dict[str, int]:
-        return {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-
-    stats: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
-    stats.update((kind, {pool: statistic() for pool in ("all", "small_pool", "large_pool")}) for kind in _BY_POOL)
-    stats.update((kind, statistic()) for kind in _OVERSIZE)
-    return stats
 
 
 def _host_memory_stats(*_: Any) -> dict[str, Any]:
@@ -100,31 +79,25 @@ def _jiterator(
     return made[0] if outputs == 1 else tuple(made)
 
 
-def _patch_c_functions(patches: Patches, on_event: _OnEvent) -> None:
+def _patch_c_functions(patches: Patches) -> None:
     answers: dict[str, Any] = {
         "getDevice": 0,
         "exchangeDevice": 0,
         "maybeExchangeDevice": 0,
         "getAllocatorBackend": "native",
-        "getMemoryFraction": 1.0,
         "canDeviceAccessPeer": False,
         "get_sync_debug_mode": 0,
-        "memorySnapshot": {"segments": [], "device_traces": [[]], "allocator_settings": {}},
         "cudaCachingAllocator_is_enabled": True,
     }
     for name in (
-        "init", "setDevice", "set_sync_debug_mode", "ipc_collect", "setMemoryFraction", "sleep",
-        "resetPeakMemoryStats", "resetAccumulatedMemoryStats", "resetPeakHostMemoryStats",
+        "init", "setDevice", "set_sync_debug_mode", "ipc_collect", "sleep", "resetPeakHostMemoryStats",
         "resetAccumulatedHostMemoryStats", "record_memory_history", "record_memory_history_legacy",
     ):  # fmt: skip
         answers[name] = None
     for name, answer in answers.items():
         patches.set(torch._C, f"_cuda_{name}", lambda *_, _answer=answer, **__: _answer)
-    patches.set(torch._C, "_cuda_memoryStats", _memory_stats)
     patches.set(torch._C, "_cuda_jiterator_compile_and_launch_kernel", _jiterator)
     patches.set(torch._C, "_cuda_hostMemoryStats", _host_memory_stats)
-    patches.set(torch._C, "_cuda_synchronize", lambda *_: on_event("synchronize"))
-    patches.set(torch._C, "_cuda_emptyCache", lambda *_: on_event("empty_cache"))
 
 
 # --- torch.cuda -------------------------------------------------------------------------------------------------------
@@ -192,17 +165,17 @@ def _patch_functions(patches: Patches, teller: Teller) -> None:
         "is_tf32_supported": teller.card.limits.bfloat16,
         "list_gpu_processes": "GPU:0\nno processes are running",
         "initial_seed": 0,
-        "cudart": _Runtime(teller),
+        "cudart": _Runtime(),
         "check_error": None,
         "is_current_stream_capturing": False,
     }
     for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
         answers[name] = None
-    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used"):
+    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
         answers[name] = 0
     for name, answer in answers.items():
         _replace(patches, name, lambda *_, _answer=answer, **__: _answer)
-    _replace(patches, "mem_get_info", lambda *_, **__: (teller.total_bytes(),) * 2)
+    _replace(patches, "mem_get_info", Answers(teller, None).free_and_total)
     _replace(patches, "set_device", _set_device)
     _replace(patches, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))
     _replace(patches, "get_rng_state_all", lambda *_, **__: [torch.empty(16, dtype=torch.uint8)])
@@ -218,11 +191,9 @@ def _replace(patches: Patches, name: str, value: Any) -> None:
 class _Runtime:
     """``torch.cuda.cudart()``: calls succeed (0), as those that start and stop a profiler."""
 
-    def __init__(self, teller: Teller) -> None:
-        self._teller = teller
-
     def cudaMemGetInfo(self, *_: Any) -> tuple[int, ...]:  # noqa: N802
-        return (self._teller.total_bytes(),) * 2
+        free_and_total: tuple[int, ...] = torch.cuda.mem_get_info()
+        return free_and_total
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("cuda"):
@@ -321,7 +292,7 @@ def _refusal(name: str, reason: str) -> Any:
 # --- torch.accelerator ------------------------------------------------------------------------------------------------
 
 
-def _patch_accelerator(patches: Patches, teller: Teller, on_event: _OnEvent) -> None:
+def _patch_accelerator(patches: Patches) -> None:
     accelerator = torch.accelerator
     answers: dict[str, Any] = {
         "is_available": True,
@@ -329,17 +300,9 @@ def _patch_accelerator(patches: Patches, teller: Teller, on_event: _OnEvent) -> 
         "device_count": 1,
         "current_device_index": 0,
         "current_device_idx": 0,
-        "reset_peak_memory_stats": None,
-        "reset_accumulated_memory_stats": None,
         "empty_host_cache": None,
     }
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        answers[name] = 0
     for name, answer in answers.items():
         patches.set(accelerator, name, lambda *_, _answer=answer, **__: _answer)
-    patches.set(accelerator, "get_memory_info", lambda *_, **__: (teller.total_bytes(),) * 2)
-    patches.set(accelerator, "memory_stats", lambda *_, **__: torch.cuda.memory_stats())
     for name in ("set_device_index", "set_device_idx"):
         patches.set(accelerator, name, _set_device)
-    for name in ("synchronize", "empty_cache"):
-        patches.set(accelerator, name, lambda *_, _name=name, **__: on_event(_name))

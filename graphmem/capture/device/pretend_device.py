@@ -15,7 +15,7 @@ DEVICE = torch.device("cuda", 0)
 @dataclass(frozen=True, slots=True)
 class Teller:
     """What the card says of itself to the step's own code, where nothing else is decided by it; ``told`` is filled with
-    what it asked: ``name``, ``total_bytes``."""
+    what it asked: ``name``, ``total_bytes``, ``free_bytes``, and ``allocator`` for what depends on its options too."""
 
     card: Device
     told: set[str] = field(default_factory=set)
@@ -29,6 +29,11 @@ class Teller:
         """The memory of the card."""
         self.told.add("total_bytes")
         return self.card.capacity_bytes
+
+    def empty_bytes(self) -> int:
+        """What is free while nothing but the context is on the card."""
+        self.told.add("free_bytes")
+        return max(0, self.card.capacity_bytes - self.card.context_bytes)
 
 
 def move(value: Any, dtype: torch.dtype | None = None) -> Any:

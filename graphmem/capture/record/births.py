@@ -29,7 +29,18 @@ class Births:
         self._kept_workspaces: dict[int, list[int]] = {}  # stream -> storages of cuBLAS workspaces
 
     def record(self, call: OperatorCall, out: Any) -> None:
-        """The operator has returned ``out``."""
+        """The operator has returned ``out``. Raises ``torch.OutOfMemoryError`` where the card would; then nothing of it
+        stays but what cuBLAS keeps."""
+        first_row = len(self._storages.builder.rows)
+        try:
+            self._record(call, out)
+        except torch.OutOfMemoryError:
+            kept = [index for indices in self._kept_workspaces.values() for index in indices]
+            self._storages.unborn(first_row, kept)
+            self._workspaces.keep_only([self._storages.builder.labels[index] for index in kept])
+            raise
+
+    def _record(self, call: OperatorCall, out: Any) -> None:
         if self.graph is not None:
             self._draw(self.graph, call, out)
         storages, facts = self._storages, call.facts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Workspaces:
         kept_lt = versions.CUBLASLT_BUFFER_KEPT.holds(self._version)
         separate_lt = not versions.CUBLASLT_SHARES_WORKSPACE.holds(self._version) and _uses_cublaslt(func, args)
         if separate_lt and kept_lt and self._is_first("cublasLt", in_backward, stream):
-            kept.append((f"cublasLt workspace ({_where(in_backward, stream)})", LT_WORKSPACE))
+            kept.append((_label("cublasLt", in_backward, stream), LT_WORKSPACE))
         temporary = LT_WORKSPACE if separate_lt and not kept_lt else 0
         return WorkspaceUse(tuple(kept), temporary) if kept or temporary else NOTHING
 
@@ -96,11 +96,15 @@ class Workspaces:
         """What a call of cuBLAS takes on ``stream``; notes that it is kept."""
         if not self.size or not self._is_first("cuBLAS", in_backward, stream):
             return NOTHING
-        return WorkspaceUse(((f"cuBLAS workspace ({_where(in_backward, stream)})", self.size),))
+        return WorkspaceUse(((_label("cuBLAS", in_backward, stream), self.size),))
 
     def forget(self, stream: int | None = None) -> None:
         """The workspaces of ``stream``, or all, were given back: the next call takes new ones."""
         self._held = {key for key in self._held if stream is not None and key[2] != stream}
+
+    def keep_only(self, labels: Collection[str]) -> None:
+        """An operator that was to take some failed before: those of these names are there, and no others."""
+        self._held = {key for key in self._held if _label(*key) in labels}
 
     def _is_first(self, library: str, in_backward: bool, stream: int) -> bool:
         key = (library, in_backward, stream)
@@ -108,6 +112,10 @@ class Workspaces:
             return False
         self._held.add(key)
         return True
+
+
+def _label(library: str, in_backward: bool, stream: int) -> str:
+    return f"{library} workspace ({_where(in_backward, stream)})"
 
 
 def _where(in_backward: bool, stream: int) -> str:

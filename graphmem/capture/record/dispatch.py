@@ -57,6 +57,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         recorder = self.recorder
         if func is _PRIM_DEVICE or recorder.is_paused:
             return func(*args, **(kwargs or {}))
+        if recorder.storages.error is not None:
+            recorder.storages.settle()
         if recorder.wrappers and not recorder.wrappers.isdisjoint(types):
             return NotImplemented  # it unwraps its tensors, and the operators on them come here
         route = self._routes.get(func)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels.parts.script import Card
+from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.attribution import Attribution
 from graphmem.capture.record.births import Births
 from graphmem.capture.record.cublas_workspaces import Workspaces
@@ -157,10 +158,32 @@ class Recorder:
 
     def allocator_event(self, name: str) -> None:
         """The step synchronised the device (``synchronize``) or emptied the cache (``empty_cache``)."""
+        self.storages.settle()
         kind = EventKind.EMPTY_CACHE if name == "empty_cache" else EventKind.SYNCHRONIZE
         if kind is EventKind.SYNCHRONIZE:
             self.refuse_in_graph_capture("the device is synchronized")
         self.builder.event(kind, self.storages.operator)
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The allocator that answers while the step runs."""
+        return self.storages.memory
+
+    def answer_from(self, memory: DeviceMemory) -> None:
+        """Let ``memory`` answer for what is recorded from the beginning on."""
+        memory.follow(self.builder)
+        self.storages.memory = memory
+
+    def settle(self) -> None:
+        """See :meth:`Storages.settle`."""
+        if self.storages.error is not None:
+            self.storages.settle()
+
+    def memory_fraction(self, fraction: float) -> None:
+        """The step limits itself to this part of the card's memory."""
+        self.builder.memory_fraction(fraction, self.storages.operator)
+        if self.memory is not None:
+            self.memory.fraction_set(fraction)
 
     def refuse_in_graph_capture(self, what: str, tensor: torch.Tensor | None = None) -> None:
         """Raise :class:`CaptureError` if the current stream is captured; for a host ``tensor`` never."""
@@ -170,6 +193,7 @@ class Recorder:
     def stop(self) -> None:
         """Stop listening: what dies from now on was alive at the end of the run."""
         self.storages.forget()
+        self.storages.memory = None
         self.builder = TraceBuilder("after the end")
         self.storages.operator = self.builder.operator("(end)")
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.memory_pools import MemoryPools
 from graphmem.capture.record.streams import Streams
+from graphmem.capture.values.callers import clear_frames_below
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 
@@ -21,6 +24,15 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
     __slots__ = ("index", "key")
     index: int
     key: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that the card could not serve: the storage, the operator that asked, PyTorch's message."""
+
+    storage: int
+    operator: int
+    message: str
 
 
 class Storages:
@@ -36,6 +48,9 @@ class Storages:
         self.pools = MemoryPools(self)
         self.live: dict[int, StorageRef] = {}
         self.born_as = Category.TEMPORARY
+        self.memory: DeviceMemory | None = None
+        self.refusals: list[Refusal] = []
+        self.error: weakref.ref[BaseException] | None = None  # of the last refusal, until it is settled
         self._purpose: tuple[Category, str] | None = None
 
     def of(self, tensor: torch.Tensor) -> StorageRef | None:
@@ -83,10 +98,45 @@ class Storages:
         place: Place = Place.DEVICE,
         stream: int | None = None,
     ) -> int:
-        """A new storage, on the current stream unless another is named; its index."""
+        """A new storage, on the current stream unless another is named; its index.
+
+        Raises ``torch.OutOfMemoryError`` where the card would.
+        """
         stream = self.streams.current if stream is None else stream
         pool = self.pools.number_now(stream) if place is Place.DEVICE else 0
-        return self.builder.alloc(size, self.operator, category, stream=stream, place=place, label=label, pool=pool)
+        index = self.builder.alloc(size, self.operator, category, stream=stream, place=place, label=label, pool=pool)
+        if self.memory is not None and place is Place.DEVICE:
+            message = self.memory.refusal(index)
+            if message is not None:
+                raise self._refused(index, message)
+        return index
+
+    def _refused(self, index: int, message: str) -> BaseException:
+        """Storage ``index`` is not born after all."""
+        self.builder.refuse(index)
+        self.refusals.append(Refusal(index, self.operator, message))
+        error: BaseException = torch.OutOfMemoryError(message)
+        self.error = weakref.ref(error)
+        return error
+
+    def settle(self) -> None:
+        """An error holds the frames that it came through, and they hold tensors. On a card those of operators are
+        C++'s, gone when it is caught; here they are Python's, and are emptied now. The program's own stay as they are.
+        """
+        error = None if self.error is None else self.error()
+        if error is None or clear_frames_below(error.__traceback__):
+            self.error = None
+
+    def unborn(self, first_row: int, kept: Iterable[int]) -> None:
+        """An operator failed: what it was given since ``first_row`` goes back, but for what is ``kept``."""
+        rows = self.builder.rows[first_row:]
+        gone = {row[1] for row in rows if row[0] == EventKind.FREE}.union(kept)
+        lost = [row[1] for row in rows if row[0] == EventKind.ALLOC and row[1] not in gone]
+        for ref in [ref for ref in self.live.values() if ref.index in lost]:
+            del self.live[ref.key]
+            ref.key = -1
+        for index in reversed(lost):
+            self.builder.free(index, self.operator)
 
     def take_and_give(self, size: int, category: Category, label: str) -> None:
         """A buffer that the current operator takes and gives back."""

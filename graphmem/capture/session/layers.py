@@ -241,9 +241,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.version.cuda",
             "torch.Generator",
         ),
-        _patching(
-            lambda patches, context: patch_cuda_namespace(patches, context.teller, context.recorder.allocator_event)
-        ),
+        _patching(lambda patches, context: patch_cuda_namespace(patches, context.teller, context.recorder)),
     ),
     Layer(
         "training tools",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,15 @@ from graphmem import versions
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
+from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.program.main_module import run_program
-from graphmem.capture.session.session import Session, capture, raised_by_program
+from graphmem.capture.session.session import Captured, Session, capture, raised_by_program, speaks_of_memory
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
+from graphmem.units import format_bytes
 
 #: The second call finds what the first one allocated.
 INFERENCE_ITERATIONS = 2
@@ -27,7 +29,7 @@ INFERENCE_ITERATIONS = 2
 @dataclass(frozen=True)
 class CapturedModel:
     """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``cudnn`` is what was
-    asked, ``ending`` how a whole program ended."""
+    asked, ``ending`` how a whole program ended, ``refusals`` say in words who was refused memory and went on."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -37,6 +39,7 @@ class CapturedModel:
     graph: Any | None = None
     cudnn: Cudnn | None = None
     ending: Ending | None = None
+    refusals: tuple[str, ...] = ()
 
 
 def capture_model(
@@ -53,13 +56,15 @@ def capture_model(
     cudnn: Cudnn | None = None,
     told: set[str] | None = None,
     program: Program | None = None,
+    memory: DeviceMemory | None = None,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
     ``build`` returning None has run it all; a ``program`` is run in its place. ``cudnn`` is asked for the plans of
-    convolutions. ``told`` is filled with what the step's own code asked of the card.
+    convolutions. ``told`` is filled with what the step's own code asked of the card. ``memory`` answers it, and refuses
+    what exceeds it while ``build`` or the program runs; nothing in the step that follows would catch the error.
 
-    Raises :class:`graphmem.errors.CaptureError`.
+    Raises :class:`graphmem.errors.CaptureError`, of which :class:`graphmem.errors.ProgramOutOfMemory` is one.
     """
     notes: list[str] = []
     custom = [False]
@@ -76,6 +81,8 @@ def capture_model(
         if built is None:
             custom[0] = True
             return
+        if memory is not None:
+            memory.lift_limit()
         notes.extend(built.notes)
         if isinstance(step, Training):
             notes.extend(run_training(session, built.model, built.inputs, built.loss, step, iterations, own))
@@ -94,6 +101,7 @@ def capture_model(
         cudnn=cudnn,
         world_size=world_size_of(step),
         leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
+        memory=memory,
     )
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"
@@ -108,6 +116,7 @@ def capture_model(
         captured.graph,
         cudnn,
         endings[0] if endings else None,
+        tuple(_in_words(captured)),
     )
 
 
@@ -118,7 +127,7 @@ def _run(program: Program, session: Session) -> Ending:
         return run_program(program, session.leaving)
     except Exception as error:
         raised = raised_by_program(error)
-        if raised is None:
+        if raised is None or (speaks_of_memory(error) and session.recorder.storages.refusals):
             raise
         return Ending("raised", session.leaving.steps, 1, raised)
 
@@ -131,6 +140,20 @@ def _remarks(ending: Ending, session: Session) -> list[str]:
         alike = f"the loop at {where} was left when its iterations were alike{often}"
         remarks.append(f"{alike}: forward passes of which nothing is kept")
     return remarks
+
+
+def _in_words(captured: Captured) -> Iterator[str]:
+    """Who was refused memory, and how much: a sentence for every line of the program."""
+    by_place: dict[str, list[int]] = {}
+    for refusal in captured.refusals:
+        operator = captured.trace.operators[refusal.operator]
+        place = operator.source or operator.module or "graphmem's loop"
+        by_place.setdefault(f"{place} ({operator.name})", []).append(captured.trace.storages[refusal.storage].bytes)
+    for place, sizes in by_place.items():
+        least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+        times = "once" if len(sizes) == 1 else f"{len(sizes)} times"
+        asked = most if least == most else f"{least} to {most}"
+        yield f"torch.OutOfMemoryError was raised {times} and caught by the program: {place} asked for {asked}"
 
 
 def world_size_of(step: Training | Inference) -> int | None:

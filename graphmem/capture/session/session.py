@@ -17,11 +17,13 @@ from torch._subclasses.fake_tensor import (
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
+from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.program.held import label_held
 from graphmem.capture.program.leaving import Leaving
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.record.storages import Refusal
 from graphmem.capture.session.error_messages import explained
 from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
@@ -30,7 +32,7 @@ from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
-from graphmem.errors import CaptureError, GraphmemError, said
+from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.trace import Category, Trace, TraceBuilder
 
 
@@ -42,6 +44,7 @@ class Captured:
     assumed: dict[str, int]
     graph: Any | None = None
     notes: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
 
 class Session:
@@ -84,13 +87,15 @@ def capture(
     data_dependent: float | None = None,
     told: set[str] | None = None,
     leave_after: int | None = None,
+    memory: DeviceMemory | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select; None refuses
     them. ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
     one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
-    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over.
+    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
+    what it asks of its memory, and refuses what exceeds it.
 
     A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
     the step needs data that fake tensors do not have; errors of the user's own code come through as
@@ -117,15 +122,19 @@ def capture(
         stack.callback(Patches.undo_all, threads)
         for layer in LAYERS:
             stack.enter_context(layer.install(context))
+        if memory is not None:
+            recorder.answer_from(memory)
         with _readable_errors(recorder), interrupts.let_in():
             run(Session(recorder, context.watch, context.leaving))
         assumed = _assumptions(recorder) | context.compiled.assumed
+        refusals = tuple(recorder.storages.refusals)
         if context.leaving is not None:
             label_held(recorder)
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     notes = (*context.compiled.notes(), *recorder.notes)
-    return Captured(builder.build(), assumed, graph.graph if graph is not None else None, notes)
+    operators = graph.graph if graph is not None else None
+    return Captured(builder.build(), assumed, operators, notes, refusals)
 
 
 def _assumptions(recorder: Recorder) -> dict[str, int]:
@@ -167,10 +176,19 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
         raise CaptureError(f"{recorder.current_source()}: {reason}") from None
     except Exception as error:
         where = raised_at(error) or recorder.current_source()
+        if speaks_of_memory(error) and recorder.storages.refusals:
+            raise ProgramOutOfMemory(f"{where}: {said(error).partition(' GPU 0 has')[0]}") from error
         known = explained(error)
         if known is not None:
             raise CaptureError(f"{where}: {known}") from error
         raise CaptureError(f"{where}: the step raised {said(error)}") from error
+
+
+def speaks_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is PyTorch's of memory, or was raised because of one."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def raised_by_program(error: Exception) -> str | None:

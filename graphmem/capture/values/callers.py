@@ -80,6 +80,27 @@ def _shorten(filename: str) -> str:
     return filename if relative.startswith("..") else relative
 
 
+#: Where operators are answered, in Python in place of C++.
+_OPERATORS = tuple(os.path.join(_CAPTURE, name) + os.sep for name in ("record", "operators"))
+
+
+def clear_frames_below(traceback: TracebackType | None) -> bool:
+    """Empty the frames of a traceback that a card does not have, where they stand for C++: from the first that works on
+    an operator downwards, and above it those of replaced functions. Whether all of them could be emptied."""
+    below, done = False, True
+    while traceback is not None:
+        frame = traceback.tb_frame
+        file = frame.f_code.co_filename
+        below = below or file.startswith(_OPERATORS)
+        if below or file.startswith(_CAPTURE):
+            try:
+                frame.clear()
+            except RuntimeError:  # it is running: the session's own, or one that handles the error now
+                done = done and not below
+        traceback = traceback.tb_next
+    return done
+
+
 def function_in_torch_cuda(traceback: TracebackType | None) -> str:
     """The last Python function of ``torch.cuda`` in a traceback. For errors of C functions that a build without CUDA
     has not: their message names the C function, and the user called a Python one."""

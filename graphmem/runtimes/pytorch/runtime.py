@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
+from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.devices import Device
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, within_card
+from graphmem.runtimes.pytorch.live import LiveMemory
 from graphmem.trace import Trace
 
 
@@ -51,11 +54,17 @@ class PyTorch(Runtime[PyTorchOptions]):
 
     def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
         """Replayed without a limit and, where that exceeds the card, within it."""
+        return within_card(
+            trace, lambda room: _on_card(options, setting.device, limited=room is not None), setting.device
+        )
 
-        def make(capacity: int | None) -> PyTorchCachingAllocator:
-            return PyTorchCachingAllocator(capacity, options.conf, options.version)
+    def live(self, options: PyTorchOptions, setting: Setting, *, limited: bool) -> LiveMemory:
+        """The allocator that a captured program finds."""
 
-        return within_card(trace, make, setting.device)
+        def make(is_limited: bool, tracks: bool) -> PyTorchCachingAllocator:
+            return _on_card(options, setting.device, limited=is_limited, track_stats=tracks)
+
+        return LiveMemory(make, setting.device, limited=limited)
 
     def recorded_options(self, notes: Mapping[str, str]) -> str | None:
         """Those in the snapshot, none where it has none: the environment is that of another machine."""
@@ -70,6 +79,14 @@ class PyTorch(Runtime[PyTorchOptions]):
 
 
 RUNTIME = PyTorch()
+
+
+def _on_card(
+    options: PyTorchOptions, card: Device, *, limited: bool, track_stats: bool = False
+) -> PyTorchCachingAllocator:
+    """A fresh allocator on the card, of which its context takes a part; or without any limit."""
+    driver = CudaDriver(card.capacity_bytes, other_bytes=card.context_bytes) if limited else CudaDriver()
+    return PyTorchCachingAllocator(None, options.conf, options.version, driver=driver, track_stats=track_stats)
 
 
 def configuration_text(given: str | None) -> str:

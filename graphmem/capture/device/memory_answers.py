@@ -1,0 +1,147 @@
+"""What ``torch.cuda`` says of its memory: the statistics, the snapshot, the free memory, and the limits a program sets.
+
+Most of it is PyTorch's own Python over a few C functions. They ask the allocator that follows the capture
+(:class:`~graphmem.capture.ports.DeviceMemory`); without one, the statistics are 0 and the card is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphmem.capture.device.pretend_device import Teller
+from graphmem.capture.patches import Patches
+from graphmem.capture.ports import DeviceMemory, MemoryBook
+
+#: Parts of ``torch._C._cuda_memoryStats``: kinds of memory with statistics by pool, statistics without pools, counters
+#: (``THCPModule_memoryStats``, torch/csrc/cuda/Module.cpp, 2.13).
+_BY_POOL = (
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes",
+    "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+_OVERSIZE = ("oversize_allocations", "oversize_segments")
+_COUNTERS = (
+    "num_alloc_retries", "num_ooms", "max_split_size", "num_sync_all_streams", "num_device_alloc", "num_device_free",
+    "num_oom_rejections",
+)  # fmt: skip
+
+
+class Answers:
+    """The questions of one program, in the order of its events."""
+
+    def __init__(self, teller: Teller, book: MemoryBook | None) -> None:
+        self._teller = teller
+        self._book = book
+
+    def _memory(self) -> DeviceMemory | None:
+        """The allocator as of now. What it says depends on its options, and near its limit on the card."""
+        memory = self._now()
+        if memory is not None:
+            self._teller.told.add("allocator")
+        return memory
+
+    def _now(self) -> DeviceMemory | None:
+        if self._book is None:
+            return None
+        self._book.settle()
+        return self._book.memory
+
+    def statistics(self, *_: Any) -> dict[str, Any]:
+        """``torch._C._cuda_memoryStats``."""
+        memory = self._memory()
+        return _zeros() if memory is None else memory.statistics()
+
+    def reset_peaks(self, *_: Any) -> None:
+        """``torch._C._cuda_resetPeakMemoryStats``."""
+        memory = self._memory()
+        if memory is not None:
+            memory.reset_peaks()
+
+    def reset_accumulated(self, *_: Any) -> None:
+        """``torch._C._cuda_resetAccumulatedMemoryStats``."""
+        memory = self._memory()
+        if memory is not None:
+            memory.reset_accumulated()
+
+    def snapshot(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """``torch._C._cuda_memorySnapshot``: the heap; no history is kept."""
+        memory = self._memory()
+        segments = [] if memory is None else memory.segments()
+        return {"segments": segments, "device_traces": [[]], "allocator_settings": {}}
+
+    def free_and_total(self, *_: Any, **__: Any) -> tuple[int, int]:
+        """``torch.cuda.mem_get_info``."""
+        empty, total = self._teller.empty_bytes(), self._teller.total_bytes()
+        memory = self._now()
+        free = empty if memory is None else memory.free_bytes()
+        if free != empty:
+            self._teller.told.add("allocator")
+        return free, total
+
+    def used(self, *_: Any, **__: Any) -> int:
+        """``torch.cuda.device_memory_used``."""
+        free, total = self.free_and_total()
+        return total - free
+
+    def fraction(self, *_: Any) -> float:
+        """``torch._C._cuda_getMemoryFraction``."""
+        memory = self._memory()
+        return 1.0 if memory is None else memory.fraction
+
+    def set_fraction(self, fraction: float, *_: Any) -> None:
+        """``torch._C._cuda_setMemoryFraction``; the bounds have been checked."""
+        if self._book is not None:
+            self._book.memory_fraction(float(fraction))
+
+
+def patch_memory(patches: Patches, teller: Teller, book: MemoryBook) -> None:
+    """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
+    answers = Answers(teller, book)
+    functions: dict[str, Callable[..., Any]] = {
+        "memoryStats": answers.statistics,
+        "resetPeakMemoryStats": answers.reset_peaks,
+        "resetAccumulatedMemoryStats": answers.reset_accumulated,
+        "memorySnapshot": answers.snapshot,
+        "getMemoryFraction": answers.fraction,
+        "setMemoryFraction": answers.set_fraction,
+        "synchronize": lambda *_: book.allocator_event("synchronize"),
+        "emptyCache": lambda *_: book.allocator_event("empty_cache"),
+    }
+    for name, function in functions.items():
+        patches.set(torch._C, f"_cuda_{name}", function)
+    for owner in (torch.cuda, torch.cuda.memory):
+        for name in ("mem_get_info", "device_memory_used"):
+            if name in vars(owner):
+                patches.set(owner, name, answers.free_and_total if name == "mem_get_info" else answers.used)
+    if hasattr(torch, "accelerator"):
+        _patch_accelerator(patches, answers, book)
+
+
+def _patch_accelerator(patches: Patches, answers: Answers, book: MemoryBook) -> None:
+    cuda, accelerator = torch.cuda, torch.accelerator
+    functions: dict[str, Callable[..., Any]] = {
+        "memory_allocated": lambda *_, **__: cuda.memory_allocated(),
+        "max_memory_allocated": lambda *_, **__: cuda.max_memory_allocated(),
+        "memory_reserved": lambda *_, **__: cuda.memory_reserved(),
+        "max_memory_reserved": lambda *_, **__: cuda.max_memory_reserved(),
+        "memory_stats": lambda *_, **__: cuda.memory_stats(),
+        "reset_peak_memory_stats": answers.reset_peaks,
+        "reset_accumulated_memory_stats": answers.reset_accumulated,
+        "get_memory_info": answers.free_and_total,
+        "synchronize": lambda *_, **__: book.allocator_event("synchronize"),
+        "empty_cache": lambda *_, **__: book.allocator_event("empty_cache"),
+    }
+    for name, function in functions.items():
+        patches.set(accelerator, name, function)
+
+
+def _zeros() -> dict[str, Any]:
+    def statistic() -> dict[str, int]:
+        return {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+
+    stats: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
+    stats.update((kind, {pool: statistic() for pool in ("all", "small_pool", "large_pool")}) for kind in _BY_POOL)
+    stats.update((kind, statistic()) for kind in _OVERSIZE)
+    return stats
