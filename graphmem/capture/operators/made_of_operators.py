@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem.capture.operators.deterministic import DETERMINISTIC
 from graphmem.capture.operators.linear_algebra import LINEAR_ALGEBRA
 from graphmem.capture.values.selection import Selection
 
@@ -272,5 +273,6 @@ BODIES: dict[Any, Callable[..., Any]] = {
     _aten.mvlgamma.default: _mvlgamma,
     _aten.isclose.default: _isclose,
     _aten.isfinite.default: _isfinite,
+    **DETERMINISTIC,
     **LINEAR_ALGEBRA,
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from graphmem.capture.kernels.cudnn.choice import choose
 from graphmem.capture.kernels.cudnn.packed import Leaf
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem
@@ -48,4 +50,8 @@ def _leaf(problem: Problem, direction: Direction, card: Card, largest: bool) -> 
 
 
 def _workspace(leaf: Leaf, problem: Problem, direction: Direction) -> Workspace:
-    return Workspace(workspace_bytes(leaf.form, problem, direction), leaf.percent >= _CERTAIN_PERCENT)
+    """In deterministic mode PyTorch passes over plans that add in any order (Conv_v8.cpp), which the trees
+    do not know: what they say is then an estimate."""
+    deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    certain = leaf.percent >= _CERTAIN_PERCENT and not deterministic
+    return Workspace(workspace_bytes(leaf.form, problem, direction), certain)

@@ -11,6 +11,7 @@ import torch
 from graphmem import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, has_flat_view
+from graphmem.capture.kernels.parts.new_memory import fill_resized, fills_resized
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 #: Up to here one kernel walks all the indices (Embedding.cu).
@@ -28,6 +29,7 @@ def take_sorted_indices(script: Script, count: int, index_bytes: int, bits: int,
     ordered = script.take(size, "sorted indices")
     origins = script.take(size, "origins of sorted indices")
     order = script.take(size, "range of indices")
+    fill_resized(script, index_bytes)
     storage = cub.radix_sort_bytes(count, index_bytes, index_bytes, bits, card)
     script.give(script.take(storage, "radix sort"), order)
     return ordered, origins
@@ -39,10 +41,10 @@ def embedding_rule(call: Call) -> Script | None:
     are copied."""
     indices = call.indices
     if has_flat_view(indices):
-        return None
+        return fill_resized(Script().output(0), call.weight.element_size()) if fills_resized() else None
     script = Script()
     copied = script.take(bytes_of(indices), "contiguous indices")
-    script.output(0).give(copied)
+    fill_resized(script.output(0), call.weight.element_size()).give(copied)
     return script
 
 

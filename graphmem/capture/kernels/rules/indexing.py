@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
+from graphmem.capture.kernels.parts.new_memory import fill_resized, fills_resized
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
 
@@ -80,17 +81,28 @@ def index_put_impl_rule(call: Call) -> Script | None:
 
 @rule("aten.index_put_.default")
 def index_put_in_place_rule(call: Call) -> Script | None:
-    return _index_put(call, Script(), not _in_backward())
+    return _index_put(call, Script(), _checks_range(call))
 
 
 @rule("aten.index_put.default")
 def index_put_rule(call: Call) -> Script | None:
-    return _index_put(call, Script().output(0), not _in_backward())
+    return _index_put(call, Script().output(0), _checks_range(call))
 
 
-def _in_backward() -> bool:
-    """Autograd's own index_put is the unsafe kind, which does not look at the indices' range."""
-    return bool(torch._C._current_graph_task_id() != -1)
+def _checks_range(call: Call) -> bool:
+    """Autograd's own index_put that adds is the unsafe kind, which does not look at the indices' range."""
+    return not call.accumulate or bool(torch._C._current_graph_task_id() == -1)
+
+
+@rule("aten._unsafe_index_put.default")
+def unsafe_index_put_rule(call: Call) -> Script | None:
+    """``index_put`` itself, in spite of its name."""
+    return _index_put(call, Script().output(0), True)
+
+
+@rule("aten.index_select.default")
+def index_select_rule(call: Call) -> Script | None:
+    return fill_resized(Script().output(0), call.self.element_size()) if fills_resized() else None
 
 
 def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:
@@ -98,7 +110,7 @@ def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:
     used = [index for index in indices if index is not None]
     if not used or any(index.dtype in (torch.bool, torch.uint8) for index in used):
         return None
-    if not call.accumulate:
+    if not call.accumulate and not torch.are_deterministic_algorithms_enabled():
         return _overwrite(script, tensor, indices, values)
     shape = torch.broadcast_shapes(*(index.shape for index in used))
     count = math.prod(shape)
@@ -107,11 +119,7 @@ def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:
     held = []
     if not tensor.is_contiguous():
         held.append(script.take(bytes_of(tensor), "contiguous tensor"))
-    if checks_range:
-        for index in used:
-            if not _on_host(index):
-                _check_range(script)
-    held.append(_take_linear_index(script, used, count))
+    held.append(_take_linear_index(script, used, count, checks_range))
     if _are_apart(indices) and tensor.is_contiguous():
         held.append(script.take(bytes_of(tensor), "contiguous tensor with the indexed dimensions in front"))
     held += _take_values(script, tensor, indices, values, shape)
@@ -133,15 +141,17 @@ def _overwrite(script: Script, tensor: torch.Tensor, indices: Sequence[Any], val
     return script
 
 
-def _check_range(script: Script) -> None:
-    """Largest and smallest index, and their comparisons with the bounds."""
+def _check_range(script: Script, index: torch.Tensor) -> None:
+    """Largest and smallest index, of a contiguous copy, and their comparisons with the bounds."""
     bounds = [script.take(8, "index bound") for _ in range(2)]
+    if not index.is_contiguous():
+        script.give(script.take(index.numel() * index.element_size(), "contiguous index"))
     for _ in bounds:
         script.give(script.take(1, "index check"))
     script.give(*reversed(bounds))
 
 
-def _take_linear_index(script: Script, indices: Sequence[torch.Tensor], count: int) -> int:
+def _take_linear_index(script: Script, indices: Sequence[torch.Tensor], count: int, checks_range: bool) -> int:
     linear = 0
     for position, index in enumerate(indices):
         if _on_host(index):  # computed there, then copied
@@ -151,6 +161,8 @@ def _take_linear_index(script: Script, indices: Sequence[torch.Tensor], count: i
             else:
                 script.give(copied)
             continue
+        if checks_range:
+            _check_range(script, index)
         wide = [] if index.dtype == torch.int64 else [script.take(index.numel() * 8, "64-bit index")]
         wrapped = script.take(count * 8, "wrapped index")
         scaled = script.take(count * 8, "linear index")
@@ -188,3 +200,9 @@ def _slice_elements(tensor: torch.Tensor, indices: Sequence[Any]) -> int:
         return int(tensor.numel() // max(1, math.prod(tensor.shape[dim] for dim in used)))
     last = max(dim for dim, index in enumerate(indices) if index is not None)
     return math.prod(tensor.shape[last + 1 :])
+
+
+@rule("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
+def arange_rule(call: Call) -> Script | None:
+    """Made empty, then resized."""
+    return fill_resized(Script().output(0), call.outputs[0].element_size()) if fills_resized() else None

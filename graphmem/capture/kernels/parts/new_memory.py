@@ -1,0 +1,24 @@
+"""New memory under ``torch.use_deterministic_algorithms(True)``: it is filled, so that what is read of it is the same.
+
+``fill_resized`` is what ``resize_`` does then (``fill_resize_deterministic_``, ATen/native/Resize.h, 2.13): a tensor of
+one element is made, only to be set to the grown storage. ``empty`` fills in place and takes nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.utils.deterministic
+
+from graphmem.capture.kernels.parts.script import Script
+
+
+def fills_resized() -> bool:
+    """Whether storages that grow are filled: ``fill_uninitialized_memory`` is on by default."""
+    return bool(torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory)
+
+
+def fill_resized(script: Script, element_bytes: int) -> Script:
+    """After the birth of an output that was resized to its size; nothing in other modes."""
+    if fills_resized():
+        script.give(script.take(element_bytes, "element of new memory"))
+    return script
