@@ -43,6 +43,7 @@ class Libraries:
                 environment = stub.REAL_CUDNN | {
                     "GRAPHMEM_TRUE_VALUES": os.environ.get("GRAPHMEM_TRUE_VALUES") or report.name,
                     "FAKE_CUDA_SENT": "1",
+                    "TRUE_VALUES_SELECT": "all",
                 }
                 failed = stub.run(["-m", "tests.recorded.libraries", program.name, str(self.folder)], environment)
             print(program.name, "FAILED" if failed else "recorded", flush=True)
@@ -142,6 +143,7 @@ def predict(program: Case, torch_version: tuple[int, int], library: str | None =
             source=program.name,
             device=CARD,
             torch_version=torch_version,
+            data_dependent=1.0,
             cudnn=stack.enter_context(Cudnn(library, runs._card(CARD))) if library else None,
         )
     for words, count in captured.assumed.items():

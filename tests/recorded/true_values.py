@@ -13,7 +13,8 @@ is unknown and reads back as zeros; the report lists those read-backs with the l
 Not followed: large tensors, floats that models make (routing, losses), reads inside C++ of values that C++ made,
 ``unique_consecutive(dim=)``, nested tensors and other subclasses, functorch. Not with torch.compile.
 
-Environment: TRUE_VALUES_INT, TRUE_VALUES_FLOAT (largest tensors followed, in elements).
+Environment: TRUE_VALUES_INT, TRUE_VALUES_FLOAT (largest tensors followed, in elements); TRUE_VALUES_SELECT=all: masks
+of which nothing is known, and torchvision's suppression of boxes, select everything, as a prediction assumes.
 """
 
 import collections
@@ -34,6 +35,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 MAX_INT = int(os.environ.get("TRUE_VALUES_INT", 65536))
 MAX_FLOAT = int(os.environ.get("TRUE_VALUES_FLOAT", 4096))
+#: Whether masks of which nothing is known select everything, as a prediction assumes, instead of nothing.
+SELECT_ALL = os.environ.get("TRUE_VALUES_SELECT") == "all"
 OFF = torch._C.DisableTorchFunction
 PLAIN = (
     (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -206,18 +209,29 @@ class TrueValues(TorchFunctionMode):
                 return a
             return self.host(a) if self.plain(a) else None
 
+        def mask(a):
+            """An unknown mask selects everything, where that is asked for, and is known from then on."""
+            v = val(a)
+            if v is None and SELECT_ALL and isinstance(a, torch.Tensor) and self.plain(a):
+                v = torch.ones(a.shape, dtype=a.dtype)
+                if a.numel() * a.element_size() == a.untyped_storage().nbytes() and self.fits(a):
+                    self.learn(a, v)
+            return v
+
         i4, i8 = (lambda c: struct.pack("<i", int(c))), (lambda c: struct.pack("<q", int(c)))
         a0 = args[0] if args else kwargs.get("input", kwargs.get("condition"))
         if n in ("nonzero", "argwhere") or (n == "where" and len(args) + len(kwargs) == 1):
-            v = val(a0)
+            v = mask(a0)
             return None if v is None else [i4(torch.count_nonzero(v))]
+        if n == "nms":  # torchvision's: what is kept is data of its kernel, never followed
+            return [i4(a0.shape[0])] if SELECT_ALL else None
         if n in ("__getitem__", "__setitem__", "index_put_", "index_put", "_index_put_impl_", "index"):
             ix = args[1] if len(args) > 1 else kwargs.get("indices")
             out = []
             some = False
             for x in ix if isinstance(ix, (tuple, list)) else (ix,):
                 if isinstance(x, torch.Tensor) and x.device.type == "cuda" and x.dtype in (torch.bool, torch.uint8):
-                    v = val(x)
+                    v = mask(x)
                     some = some or v is not None
                     c = 0 if v is None else torch.count_nonzero(v)
                     out.append(i4(c) if x.dim() else bytes([int(c)]))  # a mask of no dimensions is read itself
@@ -248,7 +262,7 @@ class TrueValues(TorchFunctionMode):
             return [i4(args[0]._nested_tensor_size().prod(1).sum())] if nested else None
         if n == "masked_select":
             m = args[1] if len(args) > 1 else kwargs.get("mask")
-            v = val(m)
+            v = mask(m)
             return None if v is None else [i4(torch.count_nonzero(v.expand(torch.broadcast_shapes(v.shape, a0.shape))))]
         if n == "repeat_interleave":
             r = args[1] if len(args) > 1 else kwargs.get("repeats", a0)

@@ -33,6 +33,7 @@ _aten = torch.ops.aten
 _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = _aten.add.Tensor
 _ITEM = _aten._local_scalar_dense.default
+_NONZERO = _aten.nonzero.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
@@ -293,6 +294,8 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
     with contextlib.nullcontext() if known is None else selection.exactly(_rows(known)):
         out = outputs_of(call.func, selection, call.args, call.kwargs)
+    if known is None and call.func is _NONZERO and out is not None and out.shape[0] == call.args[0].numel():
+        mode.recorder.values.assume_all(call.args[0])
     return NOT_HANDLED if out is None else mode.finish(call, out)
 
 

@@ -136,6 +136,14 @@ class KnownValues:
             with unset_fake_temporarily(), torch.no_grad():
                 _view(mirror.bytes, tensor).copy_(value)
 
+    def assume_all(self, mask: Any) -> None:
+        """Unknown elements were taken to be nonzero, every one: from now on they are, so that what is asked of them
+        next, or computed of their positions, agrees."""
+        if self._is_whole(mask):
+            with unset_fake_temporarily():
+                ones = torch.ones(tuple(mask.shape), dtype=mask.dtype)
+            self.learn(mask, ones)
+
     def _write(self, operator: _Operator, func: Any, args: Any, kwargs: Any) -> None:
         targets = [
             kwargs.get(name) if is_out or position >= len(args) else args[position]
