@@ -238,6 +238,7 @@ def _says(question: Question, fact: str) -> Any:
         "name": card.name,
         "total_bytes": card.capacity_bytes,
         "free_bytes": card.capacity_bytes - card.context_bytes,
+        "l2_cache_bytes": card.l2_cache_bytes,
     }
     return facts[fact]
 

@@ -72,6 +72,9 @@ class Device:
     cublas_workspace_bytes: int | None = None
     #: Highest clocks of (multiprocessors, memory) in kHz as CUDA reports them, where a rule asks for them.
     clocks_khz: tuple[int, int] | None = None
+    #: Bytes of the second-level cache as CUDA reports them, None where unknown: libraries ask. Source: NVIDIA's
+    #: whitepapers of the architectures (P100 to RTX Blackwell).
+    l2_cache_bytes: int | None = None
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -190,6 +193,7 @@ def _device(row: dict[str, Any]) -> Device:
         unified_memory=row.get("unified_memory", False),
         cublas_workspace_bytes=row.get("cublas_workspace_bytes"),
         clocks_khz=tuple(row["clocks_khz"]) if "clocks_khz" in row else None,
+        l2_cache_bytes=row.get("l2_cache_bytes"),
     )
 
 

@@ -34,6 +34,7 @@ _KINDS: Mapping[str, Any] = {
     "unified_memory": bool,
     "cublas_workspace_bytes": int | None,
     "clocks_khz": tuple[int, int],
+    "l2_cache_bytes": int | None,
 }
 #: No card has more of anything than this, and a card has some memory.
 _MOST = 1 << 50

@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.devices import device_named  # noqa: E402
 from tests.support.captures import record  # noqa: E402
 
 #: Functions of one integer tensor of at least one dimension, as data pipelines and models use them.
@@ -112,3 +114,19 @@ def test_libraries_do_not_recognise_the_tensors() -> None:
     with torch._subclasses.FakeTensorMode():
         seen.append(namespace["is_fake"](torch.ones(2)))
     assert seen == [False, True]
+
+
+def test_a_mask_that_was_assumed_to_select_everything_stays_so() -> None:
+    """Positions drawn from it, as detectors sample boxes, are known, and so is a mask that is made of them."""
+    sizes = []
+
+    def step() -> None:
+        unknown = torch.rand(10_000, device="cuda") > 0.5
+        positions = torch.where(unknown)[0]
+        chosen = positions[torch.randperm(positions.numel(), device="cuda")[:64]]
+        mask = torch.zeros(10_000, dtype=torch.uint8, device="cuda")
+        mask[chosen] = 1
+        sizes.append((positions.numel(), torch.where(mask)[0].numel(), int(unknown.sum())))
+
+    capture(lambda _: step(), source="sampler", device=device_named("H100"), torch_version=(2, 13), data_dependent=1.0)
+    assert sizes == [(10_000, 64, 10_000)]

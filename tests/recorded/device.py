@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from graphmem.devices import described_device
-from graphmem.units import GIB
+from graphmem.units import GIB, MIB
 from tests import places
 
-CARD = described_device("H200", (9, 0), 80 * GIB, 132, 2048)
+CARD = replace(described_device("H200", (9, 0), 80 * GIB, 132, 2048), l2_cache_bytes=50 * MIB)
 TORCH_VERSION = places.PYTORCH_VERSION
 
 

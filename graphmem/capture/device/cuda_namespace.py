@@ -96,6 +96,7 @@ def _patch_c_functions(patches: Patches) -> None:
         answers[name] = None
     for name, answer in answers.items():
         patches.set(torch._C, f"_cuda_{name}", lambda *_, _answer=answer, **__: _answer)
+    patches.set(torch._C, "_CudaDeviceProperties", _Properties)
     patches.set(torch._C, "_cuda_jiterator_compile_and_launch_kernel", _jiterator)
     patches.set(torch._C, "_cuda_hostMemoryStats", _host_memory_stats)
 
@@ -116,6 +117,11 @@ class _Properties(SimpleNamespace):
         if name in self._told:
             return getattr(vars(self)["_teller"], self._told[name])()
         raise AttributeError(f"the property {name} of this card is not known to graphmem")
+
+    @property
+    def L2_cache_size(self) -> int:  # noqa: N802 - PyTorch's name; libraries ask the class whether it has it
+        teller: Teller = vars(self)["_teller"]
+        return teller.l2_cache_bytes()
 
     def __repr__(self) -> str:
         known = {name: value for name, value in vars(self).items() if name != "_teller"}

@@ -15,7 +15,8 @@ DEVICE = torch.device("cuda", 0)
 @dataclass(frozen=True, slots=True)
 class Teller:
     """What the card says of itself to the step's own code, where nothing else is decided by it; ``told`` is filled with
-    what it asked: ``name``, ``total_bytes``, ``free_bytes``, and ``allocator`` for what depends on its options too."""
+    what it asked: ``name``, ``total_bytes``, ``free_bytes``, ``l2_cache_bytes``, and ``allocator`` for what depends
+    on its options too."""
 
     card: Device
     told: set[str] = field(default_factory=set)
@@ -34,6 +35,13 @@ class Teller:
         """What is free while nothing but the context is on the card."""
         self.told.add("free_bytes")
         return max(0, self.card.capacity_bytes - self.card.context_bytes)
+
+    def l2_cache_bytes(self) -> int:
+        """The second-level cache of the card. Raises ``AttributeError`` where it is unknown."""
+        self.told.add("l2_cache_bytes")
+        if self.card.l2_cache_bytes is None:
+            raise AttributeError("the second-level cache of this card is not known to graphmem")
+        return self.card.l2_cache_bytes
 
 
 def move(value: Any, dtype: torch.dtype | None = None) -> Any:

@@ -235,6 +235,7 @@ LAYERS: tuple[Layer, ...] = (
         (
             "torch.cuda.*",
             "torch._C._cuda_*",
+            "torch._C._CudaDeviceProperties",
             "torch.accelerator.*",
             "torch.backends.cuda.*",
             "torch.backends.cudnn.*",
