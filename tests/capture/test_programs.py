@@ -9,6 +9,7 @@ import pytest
 
 from graphmem.analyze import analyze
 from graphmem.capture.program.loops import compiled
+from graphmem.devices import custom_device
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.trace import EventKind
@@ -446,3 +447,48 @@ def generate():
 generate()
 """
     assert held(run(tmp_path, source)) == [("train.py:21", 64 * 7 * 64 * 4)]
+
+
+_SEARCH = """
+batch, best = 2**20, 0
+while batch:
+    try:
+        for _ in range(5):
+            model(x(batch)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        best, batch = batch, batch * 2
+    except torch.cuda.OutOfMemoryError:
+        optimizer.zero_grad()
+        break
+print(best)
+for _ in range(3000):
+    train_step()
+print(len(seen) <= 4)
+"""
+
+_MANY_BATCHES = """
+for _ in range(3000):
+    try:
+        train_step()
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+print(len(seen))
+"""
+
+
+def test_a_loop_that_looks_for_the_largest_batch_looks_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(MODEL + _SEARCH, encoding="utf-8")
+    estimate = analyze(Program(str(path)), device=custom_device(4 << 30))
+    assert said(capsys) == f"{2**22}\nTrue"  # 1 GiB of each of input, output and gradient
+    assert estimate.fit is not None
+    assert estimate.fit.fits
+
+
+def test_a_loop_over_batches_that_skips_those_too_large_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, _MANY_BATCHES)
+    assert said(capsys) == "3"

@@ -7,6 +7,9 @@ A loop is told that it is over at its top, so that what follows it (evaluation, 
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
   taken and given back in the same order, and nothing kept. One that keeps something goes on to its end.
 
+- a loop that *searches*, by handling errors of memory in its iterations, goes on after such steps with its optimizers'
+  steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
+
 Loops are the ``for`` and ``while`` loops of the program's own files (:mod:`graphmem.capture.program.loops`) and the
 iterators of data loaders, whoever drives them; a loader that has trained has no batches left for the next epoch. A
 loop that nobody can end, in a library, is left by an exception when an optimizer begins a step beyond the last.
@@ -29,6 +32,8 @@ from graphmem.trace import EventKind, Place
 
 #: Iterations in a row that have to be alike.
 ALIKE = 3
+#: Sizes that a search tries, as many as Lightning's tuner by default; more are batches of many lengths.
+MOST_TRIALS = 25
 #: Epochs that a library may begin on a loader that has no batches left.
 AGAIN = 3
 
@@ -68,6 +73,10 @@ class Leaving:
     def _number(self, optimizer: Any) -> int:
         return self._numbers.setdefault(optimizer, len(self._numbers))
 
+    def begin_anew(self) -> None:
+        """Every optimizer makes its steps once more."""
+        self.made.clear()
+
     def is_trained(self, since: int) -> bool:
         """Whether the steps from number ``since`` on are there, and were the last of all their optimizers."""
         stepped = set(self.log[since:])
@@ -77,9 +86,11 @@ class Leaving:
 class Loop:
     """One run of one loop, from its beginning to its end."""
 
-    def __init__(self, leaving: Leaving, where: str) -> None:
+    def __init__(self, leaving: Leaving, where: str, searches: bool = False) -> None:
         self._leaving = leaving
         self._where = where
+        self._trials_left = MOST_TRIALS if searches else 0
+        self._trial_peak, self._trial_row = -1, len(leaving.recorder.builder.rows)
         self._since = len(leaving.log)
         self._is_over = self.has_trained = False
         self._top = self._now()
@@ -100,7 +111,13 @@ class Loop:
         if self._is_over or self._always_goes_on:
             return not self._is_over
         leaving = self._leaving
+        takes_other = self._trials_left > 0 and self._takes_other_memory()
         if leaving.is_trained(self._since):
+            if takes_other:
+                self._trials_left -= 1
+                self._since = len(leaving.log)
+                leaving.begin_anew()
+                return True
             leaving.is_ending = self._is_over = self.has_trained = True
             return False
         if self._repeats():
@@ -108,6 +125,12 @@ class Loop:
             self._is_over = True
             return False
         return True
+
+    def _takes_other_memory(self) -> bool:
+        """Whether the last iteration needed more or less than the one before: a search tries another size."""
+        builder, before = self._leaving.recorder.builder, self._trial_peak
+        self._trial_peak, self._trial_row = _peak(builder, self._trial_row), len(builder.rows)
+        return self._trial_peak != before
 
     def _repeats(self) -> bool:
         """Whether the last iterations were forward passes without training, alike, and kept nothing."""
@@ -123,6 +146,17 @@ class Loop:
         if body is not None:
             self._bodies.append(body)
         return len(self._bodies) >= ALIKE
+
+
+def _peak(builder: Any, row: int) -> int:
+    """The most bytes on the device since a row of the trace, over those that were there."""
+    held = most = 0
+    signs = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
+    for kind, subject, _, _ in builder.rows[row:]:
+        if kind in signs and builder.places[subject] is Place.DEVICE:
+            held += signs[kind] * builder.storage_bytes[subject]
+            most = max(most, held)
+    return most
 
 
 def _body(builder: Any, row: int, first: int) -> list[Any] | None:
@@ -194,13 +228,13 @@ class Loops:
     def __init__(self, leaving: Leaving) -> None:
         self._leaving = leaving
 
-    def over(self, items: Iterable[Any], where: str) -> Iterator[Any]:
+    def over(self, items: Iterable[Any], where: str, searches: bool = False) -> Iterator[Any]:
         """The items of a ``for`` loop, until it is over."""
-        return _Items(iter(items), Loop(self._leaving, where))
+        return _Items(iter(items), Loop(self._leaving, where, searches))
 
-    def begin(self, where: str) -> Loop:
+    def begin(self, where: str, searches: bool = False) -> Loop:
         """A ``while`` loop begins."""
-        return Loop(self._leaving, where)
+        return Loop(self._leaving, where, searches)
 
 
 class _Items:

@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 from graphmem.capture.program.leaving import Loops
 
 NAME = "__graphmem_loops__"
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def compiled(source: str | bytes, filename: str) -> CodeType:
@@ -57,11 +59,24 @@ class _Rewritten(ast.NodeTransformer):
 
     def _call(self, function: str, node: ast.stmt, *arguments: ast.expr) -> ast.Call:
         called = ast.Attribute(ast.Name(NAME, ast.Load()), function, ast.Load())
-        return ast.Call(called, [*arguments, ast.Constant(f"{self._file}:{node.lineno}")], [])
+        searches = [ast.Constant(True)] if _handles_memory(node) else []
+        return ast.Call(called, [*arguments, ast.Constant(f"{self._file}:{node.lineno}"), *searches], [])
 
 
 def _at(node: ast.stmt, place: ast.stmt) -> ast.stmt:
     return ast.copy_location(node, place)
+
+
+def _handles_memory(loop: ast.AST) -> bool:
+    """Whether an iteration of the loop handles an error of memory, by what its ``except`` clauses name."""
+    found: list[ast.AST] = list(ast.iter_child_nodes(loop))
+    while found:
+        node = found.pop()
+        if isinstance(node, ast.ExceptHandler) and re.search("memory|oom", ast.unparse(node), re.IGNORECASE):
+            return True
+        if not isinstance(node, (*_FUNCTIONS, ast.For, ast.While)):
+            found.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def _yields(function: ast.AST) -> bool:
@@ -71,7 +86,7 @@ def _yields(function: ast.AST) -> bool:
         node = found.pop()
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return True
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+        if not isinstance(node, _FUNCTIONS):
             found.extend(ast.iter_child_nodes(node))
     return False
 
