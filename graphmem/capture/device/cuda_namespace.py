@@ -19,6 +19,7 @@ from torch._prims_common import (
     elementwise_dtypes,
 )
 
+from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import DEVICE, Teller
 from graphmem.capture.patches import Patches
@@ -49,7 +50,8 @@ def card_at_import(device: Device) -> Iterator[None]:
     patches = Patches()
     try:
         _patch_functions(patches, Teller(device))
-        yield
+        with bitsandbytes_without_card(patches.threads):
+            yield
     finally:
         patches.undo()
 

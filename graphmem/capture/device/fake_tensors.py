@@ -10,6 +10,7 @@ ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,8 @@ def patch_fake_tensors(patches: Patches) -> None:
     patches.set(FakeTensor, "get_device", lambda self: 0 if self.is_cuda else -1)
     patches.set(torch.Tensor, "pin_memory", _pin_memory)
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
+    patches.set(torch.Tensor, "_make_subclass", _make_subclass(torch.Tensor._make_subclass))
+    patches.set(FakeTensor, "data", _data(torch.Tensor.data))
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
     if hasattr(fake_tensor, "init_gpu_context"):
         patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
@@ -86,6 +89,48 @@ def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
     for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
         setattr(self, memo, None)
     return self
+
+
+def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
+    """``Tensor._make_subclass``, by which libraries make parameters of a class of their own (bitsandbytes'
+    ``Params4bit``): of a fake tensor, one of both classes. PyTorch refuses tensors that have a Python object already.
+    """
+
+    def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor) or cls is FakeTensor:
+            return construct(cls, data, require_grad, **options)
+        with torch.no_grad():
+            made: Any = data.detach()
+        made.__class__ = cls if issubclass(cls, FakeTensor) else _fake_kind(cls)
+        return made.requires_grad_(require_grad)
+
+    return make
+
+
+@functools.cache
+def _fake_kind(kind: Any) -> Any:
+    """The class of fake tensors that are of this class too, to all appearance the class itself."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind, FakeTensor), names)
+
+
+def is_of_own_class(parameter: Any) -> bool:
+    """Whether a library made this fake parameter of a class of its own."""
+    return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
+
+
+def _data(original: Any) -> property:
+    """``Tensor.data``, which another device's tensor may be assigned to: then this one is on that device."""
+
+    def get(self: Any) -> Any:
+        return original.__get__(self, type(self))
+
+    def assign(self: Any, value: Any) -> None:
+        original.__set__(self, value)
+        if isinstance(value, FakeTensor) and value.fake_device != self.fake_device:
+            self.__dict__["_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device"] = value.fake_device
+
+    return property(get, assign)
 
 
 def _stand_in(device: Any) -> Any:

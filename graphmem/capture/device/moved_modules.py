@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from graphmem.capture.device.factories import moved_lazy
+from graphmem.capture.device.fake_tensors import is_of_own_class
 from graphmem.capture.patches import Patches
 
 
@@ -46,12 +47,24 @@ def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
         ]
         for table, name, _ in lazy:
             table[name] = None  # keeps its place
+        own = {name: parameter for name, parameter in self._parameters.items() if is_of_own_class(parameter)}
+        for name in own:
+            self._parameters[name] = None  # keeps its place
         applied = original(self, *args, **kwargs)
+        for name, parameter in own.items():
+            self._parameters[name] = _converted(parameter, args[0] if args else kwargs["fn"])
         for table, name, tensor in lazy:
             table[name] = moved_lazy(tensor, args[0] if args else kwargs["fn"])
         return applied
 
     return apply
+
+
+def _converted(parameter: Any, convert: Callable[[Any], Any]) -> Any:
+    """As ``Module._apply`` does with parameters that are no fake tensors: the same object has the converted data."""
+    with torch.no_grad():
+        parameter.data = convert(parameter)
+    return parameter
 
 
 class _Originals:

@@ -13,7 +13,7 @@ from typing import Any
 from graphmem.capture.kernels import rule_of
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
-from graphmem.capture.operators import made_of_operators, nested, sparse, torchvision
+from graphmem.capture.operators import bitsandbytes, made_of_operators, nested, sparse, torchvision
 from graphmem.capture.operators.autocast import autocast_of
 from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SUBSCRIPTS
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
@@ -97,14 +97,14 @@ def facts_of(func: Any) -> OperatorFacts:
     name = str(func)
     rule = rule_of(name)
     tables = (made_of_operators.BODIES, made_of_operators.COMPARISONS, SELECTING, FUSED_STEPS, COLLECTIVES)
-    body = made_of_operators.BODIES.get(func) or torchvision.BODIES.get(name)
+    body = made_of_operators.BODIES.get(func) or torchvision.BODIES.get(name) or bitsandbytes.body_of(func)
     modelled = rule is not None or body is not None or any(func in table for table in tables)
     return OperatorFacts(
         func=func,
         name=name,
         rule=rule,
         unmodelled=unmodelled(name, modelled),
-        is_checked=modelled or getattr(func, "is_view", False) or proven(name),
+        is_checked=modelled or getattr(func, "is_view", False) or proven(name) or bitsandbytes.is_update(func),
         body=body,
         sparse_body=sparse.BODIES.get(func),
         nested_body=nested.MAKING.get(func) or nested.BODIES.get(func),

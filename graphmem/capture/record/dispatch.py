@@ -48,6 +48,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.recorder = recorder
         self._routes: dict[Any, Route] = {}
+        self.in_body = False  # what runs now stands in place of a kernel, below autograd
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -181,7 +182,8 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
 
 
 def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
-    if not torch.is_inference_mode_enabled() and not any(t.is_inference() for t in tensors_in(call.args)):
+    is_whole = mode.in_body or torch.is_inference_mode_enabled()
+    if not is_whole and not any(t.is_inference() for t in tensors_in(call.args)):
         return NOT_HANDLED  # tensors that were made in it keep their composites whole elsewhere, too
     composite = mode.recorder.composites.get(call.func)
     if composite is not None and on_device(call.args):
@@ -259,6 +261,11 @@ def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
     if value is None and device_values.is_validation(tensor):
         recorder.assumed[device_values.VALID] += 1
         return True
+    answer = device_values.answered()
+    if value is None and answer is not None:
+        value, remark = answer
+        recorder.assumed[remark] += 1
+        return value
     in_module = recorder.attribution.module_depth > 0
     if value is not None or (in_module and recorder.selection.share is None):
         return value
@@ -284,8 +291,12 @@ def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, body: Callable[
     selection = mode.recorder.selection
     if not on_device(call.args) and selection.share is None:
         return NOT_HANDLED
-    with mode:
-        out = body(selection, *call.args, **call.kwargs)
+    outer, mode.in_body = mode.in_body, True
+    try:
+        with mode:
+            out = body(selection, *call.args, **call.kwargs)
+    finally:
+        mode.in_body = outer
     return NOT_HANDLED if out is NotImplemented else out
 
 
@@ -347,7 +358,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     ),
     Interceptor(
         "inference decomposition",
-        "in inference mode composites arrive whole",
+        "in inference mode composites arrive whole, and so they do from what runs in place of a kernel",
         lambda facts: facts.is_composite or facts.decomposes,
         _inference_decomposition,
         is_noted=False,

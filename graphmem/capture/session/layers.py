@@ -35,6 +35,7 @@ from graphmem.capture.device.reading_values import patch_reading
 from graphmem.capture.device.streams_api import patch_streams
 from graphmem.capture.device.torch_versions import patch_module_conversion
 from graphmem.capture.device.training_tools import patch_training_tools
+from graphmem.capture.device.triton_kernels import triton_kernels
 from graphmem.capture.device.unnoticed import unnoticed
 from graphmem.capture.distributed.process_groups import one_rank
 from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
@@ -297,6 +298,13 @@ LAYERS: tuple[Layer, ...] = (
         "importing it asks for a driver, and its paged states come from its own C library",
         ("bitsandbytes.functional.*",),
         lambda _: bitsandbytes_in_captures(),
+    ),
+    Layer(
+        "Triton kernels",
+        "device/triton_kernels",
+        "without Triton a library takes another path than on a card; its kernels are launched without effect",
+        ("trl.kernels.*",),
+        lambda context: triton_kernels(context.recorder.values.forget),
     ),
     Layer(
         "initializers",

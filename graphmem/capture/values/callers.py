@@ -172,6 +172,12 @@ def called_to_tell_storages_apart() -> bool:
     return caller is not None and caller.f_code.co_name == "storage_ptr"
 
 
+def called_by_bitsandbytes_kernel() -> bool:
+    """Whether a CUDA kernel of bitsandbytes, whose Python runs, asks for an address; nothing reads there."""
+    caller = _caller()
+    return caller is not None and str(caller.f_globals.get("__name__")).startswith("bitsandbytes.backends.")
+
+
 # --- questions of libraries -------------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,25 @@ def descending() -> Iterator[None]:
         _descents.pop()
 
 
+#: What library code that runs now is told of values that it reads back, and what the output says of that.
+_answers: list[tuple[Any, str]] = []
+
+
+@contextlib.contextmanager
+def answering(value: Any, remark: str) -> Iterator[None]:
+    """Until the end, what is read from the device and is not known is ``value``; ``remark`` tells of it."""
+    _answers.append((value, remark))
+    try:
+        yield
+    finally:
+        _answers.pop()
+
+
+def answered() -> tuple[Any, str] | None:
+    """The innermost answer of :func:`answering` and its remark; None outside of it."""
+    return _answers[-1] if _answers else None
+
+
 def follow(func: Any, args: Sequence[Any], out: Any) -> str | None:
     """Note the value of every element of ``out`` if it is known. ``func`` is one of :data:`TRACKED`.
 

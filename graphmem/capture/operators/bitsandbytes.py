@@ -1,0 +1,140 @@
+"""bitsandbytes' own CUDA backend in place of its fake kernels, so that every buffer that it takes is recorded.
+
+Its kernels are Python that makes tensors with PyTorch and hands their addresses to a C library
+(``bitsandbytes/backends/cuda/ops.py`` and ``backends/default/ops.py``, 0.50): 4-bit and 8-bit quantisation, the choice
+between a fused product and dequantised weights (by card and shape), scratch for nested statistics. A private copy of
+these two files runs here, with a C library whose functions do nothing. Updates of optimizers allocate nothing and keep
+their fake kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.values import device_values
+from graphmem.capture.values.selection import Selection
+
+_PACKAGE, _OPERATORS = "bitsandbytes", "bitsandbytes._ops"
+#: Files whose kernels a CUDA tensor reaches, the later ones before the earlier ones.
+_BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.ops")
+#: They write into tensors that are there.
+_UPDATES = ("bitsandbytes::optimizer_update_",)
+#: What LLM.int8() does with activations beyond its threshold depends on them.
+NO_OUTLIERS = "no activation was taken to exceed the threshold of LLM.int8(), so none is multiplied in 16 bits"
+
+
+class _Backend:
+    """The private copies: their kernels by qualified operator name."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Callable[..., Any]] = {}
+        self.modules: list[ModuleType] = []
+
+    def load(self) -> None:
+        if self.kernels or _OPERATORS not in sys.modules:
+            return
+        patches = Patches()
+        try:
+            patches.set(sys.modules[_OPERATORS], "register_kernel", self._register)
+            patches.set(sys.modules["bitsandbytes.cextension"], "lib", _NoLibrary())
+            patches.set(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0)
+            patches.set(torch, "compile", lambda function=None, **_: function or (lambda given: given))
+            with _disable_current_modes():
+                for name in _BACKENDS:
+                    self.modules.append(_copy(name))
+        finally:
+            patches.undo()
+        self.kernels["bitsandbytes::int8_vectorwise_dequant"] = _int8_vectorwise_dequant
+
+    def _register(self, name: str, device: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def note(kernel: Callable[..., Any]) -> Callable[..., Any]:
+            if device in ("cuda", "default") and not name.startswith(_UPDATES):
+                self.kernels[name] = kernel
+            return kernel
+
+        return note
+
+    def forget_card(self) -> None:
+        """The copies keep the card's properties, and what they chose for it."""
+        for module in self.modules:
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+class _NoLibrary:
+    """The C library: every function is there, does nothing, and reports no error."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def native(*_: Any) -> int:
+            return 0
+
+        return native
+
+
+class _NoContext:
+    """``bitsandbytes.functional.CUBLAS_Context``: cuBLAS's handle, which is made outside PyTorch's allocator."""
+
+    @classmethod
+    def get_instance(cls) -> _NoContext:
+        return cls()
+
+    def get_context(self, _: Any) -> int:
+        return 0
+
+
+_backend = _Backend()
+
+
+def follow_bitsandbytes() -> None:
+    """Load the backend once the package is imported; at the start of a capture, forget the last one's card."""
+    _backend.load()
+    _backend.forget_card()
+
+
+def body_of(func: Any) -> Callable[..., Any] | None:
+    """What runs in place of the fake kernel of an operator of bitsandbytes; None for any other operator."""
+    if func.namespace != _PACKAGE:
+        return None
+    kernel = _backend.kernels.get(func._schema.name + (f".{func._overloadname}" * (func._overloadname != "default")))
+    return None if kernel is None else partial(_run, kernel)
+
+
+def is_update(func: Any) -> bool:
+    """Whether it is one of bitsandbytes' updates of parameters, which take nothing (the recorded optimizers)."""
+    return bool(func._schema.name.startswith(_UPDATES))
+
+
+def _run(kernel: Callable[..., Any], _: Selection, *args: Any, **kwargs: Any) -> Any:
+    with device_values.answering(False, NO_OUTLIERS):
+        return kernel(*args, **kwargs)
+
+
+def _int8_vectorwise_dequant(quantized: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
+    """The kernel of that name in ``bitsandbytes/_ops.py``: two products, one after the other."""
+    return quantized * stats.view(-1, 1) * (1 / 127)
+
+
+def _copy(name: str) -> ModuleType:
+    """The module once more, under its name and not in ``sys.modules``, its tensors without addresses."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "CUBLAS_Context"):
+        vars(module)["CUBLAS_Context"] = _NoContext
+    return module
