@@ -17,8 +17,9 @@ from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.validator import CheckedAllocator
+from graphmem.errors import TraceError
 from graphmem.replay import replay
-from graphmem.trace import EventKind, Place, Trace, TraceBuilder
+from graphmem.trace import EventKind, Place, Trace, TraceBuilder, from_json
 from graphmem.units import MIB
 from tests import places
 
@@ -146,3 +147,67 @@ def test_levels_are_ordered_and_ideal_is_requested(steps: list[tuple[int, int, b
     assert (real.requested_bytes <= real.allocated_bytes).all()
     assert (real.allocated_bytes <= real.reserved_bytes).all()
     assert ideal.peak_reserved_bytes == real.peak_requested_bytes == max(real.requested_bytes.tolist(), default=0)
+
+
+def test_what_was_refused_is_tried_again_on_a_card_and_left_out_without_one() -> None:
+    builder = TraceBuilder("a program that went on")
+    operator = builder.operator("aten.empty")
+    cached = builder.alloc(30 * MIB, operator)
+    builder.free(cached, operator)
+    builder.refuse(builder.alloc(80 * MIB, operator))
+    builder.alloc(20 * MIB, operator)
+    trace = builder.build()
+    assert trace.refused == [1]
+    tight, roomy = (PyTorchCachingAllocator(capacity) for capacity in (50 * MIB, 200 * MIB))
+    result = replay(trace, tight)
+    assert result.out_of_memory is None
+    assert (tight.num_ooms, tight.num_alloc_retries) == (1, 1)
+    assert result.reserved_bytes.tolist() == [30 * MIB, 30 * MIB, 0, 20 * MIB]
+    assert result.requested_bytes.tolist() == [30 * MIB, 0, 0, 20 * MIB]
+    assert replay(trace, roomy).peak_reserved_bytes == 110 * MIB  # there it is served, and given back at once
+    assert replay(trace, PyTorchCachingAllocator()).reserved_bytes.tolist() == result.reserved_bytes.tolist()
+    assert replay(trace, IdealAllocator()).peak_reserved_bytes == 30 * MIB
+
+
+def test_a_fraction_limits_what_follows_on_a_card() -> None:
+    builder = TraceBuilder("a program that leaves room")
+    operator = builder.operator("aten.empty")
+    builder.alloc(40 * MIB, operator)
+    builder.memory_fraction(0.5, operator)
+    builder.alloc(40 * MIB, operator)
+    trace = builder.build()
+    stopped = replay(trace, PyTorchCachingAllocator(100 * MIB)).out_of_memory
+    assert stopped is not None
+    assert stopped.event == 2
+    assert "50.00 MiB allowed" in str(stopped.error)
+    assert replay(trace, PyTorchCachingAllocator()).out_of_memory is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "subjects", "message"),
+    [
+        ([12, 1], [0, 0], "was refused"),
+        ([0, 12], [0, 0], "already alive"),
+        ([13], [1], "memory fraction 1, which does not exist"),
+    ],
+)
+def test_rules_of_limits(kinds: list[int], subjects: list[int], message: str) -> None:
+    document = {
+        "schema": "graphmem.trace/3",
+        "source": "a test",
+        "notes": {},
+        "phases": [[0, "run"]],
+        "operators": [["aten.empty", "", 0, ""]],
+        "storages": [[512, "UNKNOWN", 0, "DEVICE", ""]],
+        "events": {
+            "kind": kinds,
+            "subject": subjects,
+            "operator": [0] * len(kinds),
+            "stream": [0] * len(kinds),
+        },
+        "fractions": [0.5],
+    }
+    with pytest.raises(TraceError, match=message):
+        from_json(json.dumps(document))
+    with pytest.raises(TraceError, match="accepted: 0 to 1"):
+        from_json(json.dumps(document | {"fractions": [1.5]}))

@@ -150,11 +150,11 @@ def snapshot_pickles() -> tuple[bytes, ...]:
 
 @cache
 def traces() -> tuple[Any, ...]:
-    """Exported traces, one with private pools."""
+    """Exported traces, one with private pools, one with limits too."""
     from graphmem.trace import Category, EventKind, Place, TraceBuilder, to_json
 
     documents = []
-    for pooled in (False, True):
+    for pooled, limited in ((False, False), (True, False), (True, True)):
         builder = TraceBuilder("a test", notes=[("allocator settings", ""), ("recorded peak reserved", "2097152")])
         pool = builder.pool("graph") if pooled else 0
         operator = builder.operator("aten.mm", "model.layer", builder.phase(1, "forward"), "model.py:1")
@@ -168,6 +168,9 @@ def traces() -> tuple[Any, ...]:
         builder.event(EventKind.SYNCHRONIZE, operator)
         builder.free(second, operator)
         builder.event(EventKind.EMPTY_CACHE, operator)
+        if limited:
+            builder.memory_fraction(0.5, operator)
+            builder.refuse(builder.alloc(8 * MIB, operator))
         documents.append(json.loads(to_json(builder.build())))
     return tuple(documents)
 
