@@ -303,3 +303,42 @@ def test_the_command_line_names_the_modes(factories: Path) -> None:
     result = CliRunner().invoke(cli, ["analyze", f"{factories}:plain", "--compile-mode", "fast"])
     assert result.exit_code != 0
     assert "reduce-overhead" in result.output
+
+
+def _sampled() -> None:
+    """Validated, this looks at its parameters: comparisons of a byte an element, and their reductions."""
+    mean = torch.ones(8, 64, device="cuda")
+    torch.distributions.Normal(mean, mean.exp()).rsample()
+
+
+def _compiled_and_sampled() -> None:
+    torch.compile(lambda x: x + 1)(torch.ones(8, 64, device="cuda"))
+    _sampled()
+
+
+def test_compiling_ends_the_validation_of_distributions_in_its_own_run_only() -> None:
+    validated = [born.bytes for born in births(record(_sampled))]
+    compiled = [born.bytes for born in births(record(_compiled_and_sampled))]
+    assert [born.bytes for born in births(record(_sampled))] == validated
+    assert [born.bytes for born in births(record(_compiled_and_sampled))] == compiled
+    assert 8 * 64 in validated
+    assert 8 * 64 not in compiled
+    assert torch.distributions.Distribution._validate_args is __debug__
+
+
+def test_a_program_that_compiles_may_want_validation_all_the_same() -> None:
+    def step() -> None:
+        compiled = torch.compile(lambda x: x + 1)
+        torch.distributions.Distribution.set_default_validate_args(True)
+        compiled(torch.ones(8, 64, device="cuda"))
+        _sampled()
+
+    assert 8 * 64 in [born.bytes for born in births(record(step))]
+
+
+def test_distributions_can_be_compiled() -> None:
+    @torch.compile(fullgraph=True)
+    def log_probability(x: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(x, x.exp()).log_prob(x)
+
+    assert births(record(lambda: log_probability(torch.ones(8, 64, device="cuda"))))

@@ -19,6 +19,7 @@ from torch.nn.modules import module as nn_module
 from graphmem import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
 from graphmem.capture.compile.inductor import import_compiler, pretend_inductor
+from graphmem.capture.compile.validation import patched_by_dynamo, without_validation
 from graphmem.capture.patches import Patches, ignored_warnings
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
@@ -127,6 +128,8 @@ class CompiledCode:
         _check_version()
         self._open = True
         import_compiler()
+        patched_by_dynamo()
+        without_validation(patches)
         _open_dynamo(patches, self)
 
     def _prepare(self) -> None:

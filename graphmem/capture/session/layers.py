@@ -444,6 +444,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._dynamo.*",
             "torch._inductor.*",
             "torch._C._dynamo.guards.*",
+            "torch.distributions.distribution.Distribution.*",
             "torch._subclasses.*",
             "torch.fx.experimental.*",
             "torch.utils._triton.*",
