@@ -3,8 +3,9 @@
 The fused cells follow ``aten/src/ATen/native/cuda/RNN.cu``, cuDNN's networks ``aten/src/ATen/native/cudnn/RNN.cpp``.
 
 cuDNN tells the sizes of its reserve and work space by ``cudnnGetRNNTempSpaceSizes``. Asked without a device it returns
-them together with an error; from 153 such answers of cuDNN 9.20 the reserve is known to the block. The work space is
-not: its main parts are, and the rest depends on which algorithm fits, so it is labelled an estimate.
+them together with an error; from 153 such answers of cuDNN 9.20 (``tests/oracles/cudnn/ask_rnn.py``) the reserve is
+known to the block. The work space is not: its main parts are, and the rest depends on the algorithm that PyTorch
+chooses (``get_algo``, the same file: one of its own for few hidden values), so it is labelled an estimate.
 """
 
 from __future__ import annotations
