@@ -69,7 +69,7 @@ def _scaled_and_squared(batch: Tensor, norm: Tensor) -> Tensor:
     for _ in range(2):
         squared = _product(torch.empty_like(squared), squared, squared)
     output = torch.cat([squared])
-    positions = origins.argsort()
+    positions = origins.sort(0)[1]
     found = output.index_select(0, positions)
     del positions, output, squared, squarings, edges, counts, exponents_in_order, origins, order, approximated, scaled
     return found
@@ -99,5 +99,14 @@ def _product(out: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return _aten.bmm.out(left, right, out=out)
 
 
+def _check_errors(_: Selection, infos: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """``_linalg_check_errors``: whether any matrix had an error is read back."""
+    del api_name, is_matrix
+    infos.any()
+
+
 #: Operator -> its body.
-LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = {_aten.linalg_matrix_exp.default: _matrix_exp}
+LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = {
+    _aten.linalg_matrix_exp.default: _matrix_exp,
+    _aten._linalg_check_errors.default: _check_errors,
+}

@@ -169,8 +169,8 @@ def _index_put(func: Any) -> Callable[..., Any]:
 
 
 def _masked_select(_: Selection, self: Tensor, mask: Tensor) -> Tensor:
-    self, mask = torch.broadcast_tensors(self, mask)
-    return _aten.index.Tensor(self, _positions([mask]))
+    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    return _aten.index.Tensor(self.expand(shape), _positions([mask.expand(shape)]))
 
 
 def _masked_scatter_backward(selection: Selection, grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:

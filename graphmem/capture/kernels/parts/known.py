@@ -14,10 +14,10 @@ from typing import Any
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
 _UNMODELLED = {
     "aten._fft_": "cuFFT's plan workspace, of which a part is estimated",
-    "aten._linalg_det": "the factorization's workspace (cuSOLVER)",
+    "aten._linalg_det": "cuSOLVER's workspace, where the matrix is large or the only one",
     "aten._linalg_eigh": "the decomposition's workspace (cuSOLVER)",
-    "aten._linalg_slogdet": "the factorization's workspace (cuSOLVER)",
-    "aten._linalg_solve_ex": "the factorization's workspace (cuSOLVER)",
+    "aten._linalg_slogdet": "cuSOLVER's workspace, where the matrix is large or the only one",
+    "aten._linalg_solve_ex": "cuSOLVER's workspace, where the matrix is large or the only one",
     "aten._linalg_svd": "the decomposition's workspace (cuSOLVER)",
     "aten._spdiags": "sparse matrices",
     "aten._sparse": "sparse matrices (cuSPARSE)",
@@ -27,10 +27,11 @@ _UNMODELLED = {
     "aten.linalg_cholesky_ex": "the factorization's workspace (cuSOLVER)",
     "aten.linalg_eig": "the decomposition's workspace (MAGMA or cuSOLVER)",
     "aten.linalg_householder_product": "the product's workspace (cuSOLVER)",
-    "aten.linalg_inv_ex": "the factorization's workspace (cuSOLVER)",
+    "aten.linalg_inv_ex": "cuSOLVER's workspace, where the matrix is large or the only one",
     "aten.linalg_ldl": "the factorization's workspace (cuSOLVER)",
     "aten.linalg_lstsq": "the solver's workspace (cuSOLVER)",
     "aten.linalg_lu": "the factorization's workspace (cuSOLVER)",
+    "aten.linalg_lu_factor": "cuSOLVER's workspace, where the matrix is large or the only one",
     "aten.linalg_qr": "the decomposition's workspace (cuSOLVER)",
     "aten.linalg_solve_triangular": "copies of operands",
     "aten.lu_": "the factorization's workspace (cuSOLVER)",
@@ -40,7 +41,10 @@ _UNMODELLED = {
 }
 
 #: Those that have a rule all the same, which estimates.
-_ESTIMATED = ("aten._fft_", "aten.isin.Tensor_Tensor", "aten.mode")
+_ESTIMATED = (
+    "aten._fft_", "aten._linalg_det", "aten._linalg_slogdet", "aten._linalg_solve_ex", "aten.isin.Tensor_Tensor",
+    "aten.linalg_inv_ex", "aten.linalg_lu_factor", "aten.linalg_solve_triangular", "aten.mode",
+)  # fmt: skip
 
 #: Namespaces of operators whose kernels have rules, or allocate nothing but outputs.
 _MODELLED_LIBRARIES = frozenset(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from graphmem.capture.kernels.parts import cub
-from graphmem.capture.kernels.parts.layout import bytes_of
+from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 
 _INDEX = 8
@@ -94,10 +94,10 @@ def unique_dim_consecutive_rule(call: Call) -> Script | None:
 
 def _unique_slices(call: Call, is_sorted: bool) -> Script:
     """Slices are rows of a contiguous copy; their positions are sorted (``unique_dim_cuda_template``, Unique.cu)."""
-    rows = call.self.movedim(call.dim, 0)
-    count = int(rows.shape[0])
+    tensor, dim = call.self, call.dim % call.self.dim()
+    count = int(tensor.shape[dim])
     script = Script()
-    held = script.contiguous(rows, "slices as rows")
+    held = [] if _is_first(tensor, dim) else [script.take(bytes_of(tensor), "slices as rows")]
     held.append(script.take(count * _INDEX, "positions of slices"))
     if is_sorted:
         script.give(script.take(cub.sorted_positions_bytes(count), "sort"))
@@ -116,6 +116,14 @@ def _unique_slices(call: Call, is_sorted: bool) -> Script:
         script.give(script.take(cub.unique_positions_bytes(count), "unique"))
     script.output(0).give(*reversed(held))
     return script
+
+
+def _is_first(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether the tensor is contiguous once this dimension comes first."""
+    order = [dim, *(other for other in range(tensor.dim()) if other != dim)]
+    shape, strides = [tensor.shape[d] for d in order], [tensor.stride(d) for d in order]
+    expected = contiguous_strides(shape)
+    return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
 
 
 def _number_runs(script: Script, items: int, element: int) -> None:
