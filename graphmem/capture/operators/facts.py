@@ -19,7 +19,7 @@ from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, R
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
 from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators, shapes
 from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
-from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD
+from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD, ON_CARD, OnCard
 from graphmem.capture.operators.output_layouts import RELAID
 from graphmem.capture.operators.selecting import SELECTING
 from graphmem.capture.values.device_values import TRACKED
@@ -32,9 +32,9 @@ class OperatorFacts:
     ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
     ``is_checked``: its memory is modelled, or recordings prove that it takes nothing but its outputs.
     ``body``, ``sparse_body``, ``nested_body``: what runs in place of its fake kernel, and where an argument is sparse
-    or nested. ``in_place``: what a formula of gradients calls instead on a card, and the autograd nodes that do so.
-    ``selects``: the size of its outputs is data. ``is_step``: a fused step of an optimizer, which allocates nothing and
-    is not called.
+    or nested. ``in_place``: what a formula of gradients calls instead on a card, and the autograd nodes that do so;
+    ``on_card``: the same where it is more than writing in place. ``selects``: the size of its outputs is data.
+    ``is_step``: a fused step of an optimizer, which allocates nothing and is not called.
     """
 
     func: Any
@@ -47,6 +47,7 @@ class OperatorFacts:
     nested_body: Callable[..., Any] | None
     makes_nested: bool
     in_place: tuple[Any, frozenset[str]] | None
+    on_card: OnCard | None
     selects: bool
     is_step: bool
     is_relaid: bool
@@ -110,6 +111,7 @@ def facts_of(func: Any) -> OperatorFacts:
         nested_body=nested.MAKING.get(func) or nested.BODIES.get(func),
         makes_nested=func in nested.MAKING,
         in_place=IN_PLACE_IN_BACKWARD.get(func),
+        on_card=ON_CARD.get(func),
         selects=func in SELECTING,
         is_step=func in FUSED_STEPS,
         is_relaid=func in RELAID,

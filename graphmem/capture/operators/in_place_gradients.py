@@ -1,15 +1,21 @@
-"""Formulas of gradients that write in place on a card.
+"""Formulas of gradients that go another way on a card: they write in place, read data back, or compute in single
+precision.
 
-C++ asks whether a tensor "is like a subclass", as every fake tensor is, and then avoids writing in place
-(``areAnyTensorSubclassLike``, torch/csrc/autograd/FunctionsManual.cpp). Formulas are no operators, so they are known
-by the node that runs.
+C++ asks whether a tensor "is like a subclass", as every fake tensor is, and then avoids writing in place and reading
+data (``areAnyTensorSubclassLike``, torch/csrc/autograd/FunctionsManual.cpp); and it asks the device, which is not CUDA
+to C++. Formulas are no operators, so they are known by the node that runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from graphmem.capture.values.selection import Selection
 
 _aten = torch.ops.aten
 
@@ -32,15 +38,50 @@ IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
 
 _PRODUCTS = "the gradient of prod was taken to go the way of inputs with zeros; without any, a card takes less"
 _FILLED = "the gradient of a fill value was taken to hold the whole tensor; a card holds what the mask selects"
-_NORMS = "the gradient of renorm was taken to be computed in double precision; a card computes it in single"
-_SIGNS = "the gradient of sgn was taken to be a tensor of zeros; a card makes none"
 #: Name of an autograd node -> what is assumed where its formula, for fake tensors, goes another way than on a card.
 OTHER_WAYS = {
     "ProdBackward0": _PRODUCTS,
     "ProdBackward1": _PRODUCTS,
-    "MaskedFillBackward1": _FILLED,
-    "RenormBackward0": _NORMS,
-    "SgnBackward0": _SIGNS,
+}
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """What a card runs in place of an operator that an autograd ``node`` calls. ``body`` answers NotImplemented where
+    it is the same; a ``remark`` then says what is assumed."""
+
+    node: str
+    body: Callable[..., Any]
+    remark: str | None = None
+
+
+def _selected_of_mask(selection: Selection, mask: Tensor, grad: Tensor, zero: Tensor) -> Any:
+    """``masked_fill_backward``: the gradient of the fill value is the sum of what the mask selects."""
+    return NotImplemented if selection.share is None else _aten.masked_select.default(grad, mask)
+
+
+def _host_zero(selection: Selection, value: Any, **_: Any) -> Any:
+    """The other argument of ``where``, which a card does not call."""
+    return NotImplemented if selection.share is None else torch.zeros((), device="cpu")
+
+
+def _in_single(func: Any) -> Callable[..., Any]:
+    """``renorm_backward`` accumulates in ``toAccumulateType`` of the device, which is single on CUDA."""
+
+    def accumulate(_: Selection, self: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
+        if dtype is not torch.float64 or self.dtype is torch.float64:
+            return NotImplemented
+        return func(self, *args, dtype=torch.float32)
+
+    return accumulate
+
+
+#: Operator -> what a card runs instead of it in one formula.
+ON_CARD: dict[Any, OnCard] = {
+    _aten.where.self: OnCard("MaskedFillBackward1", _selected_of_mask, _FILLED),
+    _aten.scalar_tensor.default: OnCard("MaskedFillBackward1", _host_zero),
+    _aten.linalg_vector_norm.default: OnCard("RenormBackward0", _in_single(_aten.linalg_vector_norm.default)),
+    _aten.sum.dim_IntList: OnCard("RenormBackward0", _in_single(_aten.sum.dim_IntList)),
 }
 
 #: (in-place operator, name of the operator before it, node): out of place on a card too, unlike others of the node. The

@@ -240,6 +240,20 @@ def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> Any:
     return mode.go_on_as(in_place, call) if made_here and called_by_engine() else NOT_HANDLED
 
 
+def _formula_on_card(mode: RecordingMode, call: OperatorCall) -> Any:
+    formula = call.facts.on_card
+    assert formula is not None
+    if not call.in_backward or node_name() != formula.node or torch.is_grad_enabled():
+        return NOT_HANDLED
+    with mode:
+        out = formula.body(mode.recorder.selection, *call.args, **call.kwargs)
+    if out is not NotImplemented:
+        return out
+    if formula.remark is not None:
+        mode.recorder.assumed[formula.remark] += 1
+    return NOT_HANDLED
+
+
 def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
     if call.in_backward:
         return NOT_HANDLED
@@ -386,6 +400,12 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "formulas write in place, but not on what is like a subclass",
         lambda facts: facts.in_place is not None,
         _in_place_gradients,
+    ),
+    Interceptor(
+        "formulas on a card",
+        "formulas avoid to read data of what is like a subclass, and ask the device for a precision",
+        lambda facts: facts.on_card is not None,
+        _formula_on_card,
     ),
     Interceptor(
         "decisions",

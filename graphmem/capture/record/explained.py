@@ -87,6 +87,8 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
     if facts.in_place is not None:
         in_place, nodes = facts.in_place
         yield "in backward", f"{in_place} in place, where {', '.join(sorted(nodes))} calls it"
+    if facts.on_card is not None:
+        yield "in backward", f"other in {facts.on_card.node} on a card (capture/operators/in_place_gradients.py)"
     if facts.is_composite:
         yield "composite", "calls what CUDA's version calls (capture/operators/composites.py)"
     elif facts.is_fused_on_cuda:

@@ -43,7 +43,7 @@ def test_arguments_have_the_names_and_defaults_of_the_schema() -> None:
     assert (bound.k, bound.dim, bound.largest, bound.sorted) == (3, -1, False, True)
     assert bound.operator == "aten.topk.default"
     assert bound.dtype is torch.float32
-    assert bound.tensors == [values]
+    assert bound.all_tensors == [values]
 
 
 def test_a_name_the_schema_lacks_is_an_error_that_tells_the_names() -> None:

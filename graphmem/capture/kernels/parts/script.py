@@ -102,7 +102,7 @@ class Call:
         return self.outputs[0].dtype
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def all_tensors(self) -> list[torch.Tensor]:
         """The arguments that are tensors, in the order of the schema: for operators that name the same one otherwise,
         as ``mat1`` of addmm and ``batch1`` of baddbmm."""
         values = (getattr(self, name) for name in self._names())

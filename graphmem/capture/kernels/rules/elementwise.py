@@ -16,6 +16,12 @@ def complex_to_real_rule(call: Call) -> Script | None:
     return script
 
 
+@rule("aten._efficientzerotensor.default")
+def zero_tensor_rule(call: Call) -> Script:
+    """A tensor of zeros without memory: the gradient of ``sgn`` (``sgn_backward``, FunctionsManual.cpp)."""
+    return Script().output(0, 0)
+
+
 @rule("aten.where.self")
 def where_rule(call: Call) -> Script | None:
     """Values of another type than the result's are converted first (``where_self_out``,

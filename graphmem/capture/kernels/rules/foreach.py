@@ -5,6 +5,8 @@ Source of the reductions: ``aten/src/ATen/native/cuda/ForeachReduceOp.cu``, PyTo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,4 +62,43 @@ def is_infinite(call: Call) -> Script | None:
     script = Script()
     magnitude = script.take(bytes_of(value), "absolute values")
     script.output(0).give(magnitude)
+    return script
+
+
+#: Bytes that one thread block copies (ATen/native/cuda/TensorShape.cu).
+_BLOCK_BYTES = 2048
+
+
+@rule("aten._chunk_cat.default", "aten._chunk_cat.out")
+def chunk_cat_rule(call: Call) -> Script | None:
+    """One kernel copies contiguous tensors, told by seven lists of 64-bit numbers; others are padded and concatenated.
+
+    Source: ``get_chunk_cat_metadata`` and ``_chunk_cat_cuda`` (ATen/native/cuda/TensorShape.cu, 2.13).
+    """
+    tensors, chunks = call.tensors, call.num_chunks
+    if not tensors or not call.outputs[0].numel():
+        return None
+    dim = call.dim % tensors[0].dim()
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        return _padded_and_concatenated(tensors, dim, chunks)
+    element = call.outputs[0].element_size()
+    blocks = 0
+    for tensor in tensors:
+        trailing = math.prod(tensor.shape[dim + 1 :])
+        blocks += -(-(-(-tensor.shape[dim] // chunks) * trailing * element) // _BLOCK_BYTES)
+    script = Script().output(0)
+    script.give(script.take((6 * len(tensors) + 2 + blocks) * 8, "lists of tensors, blocks and sizes"))
+    return script
+
+
+def _padded_and_concatenated(tensors: Sequence[torch.Tensor], dim: int, chunks: int) -> Script:
+    script = Script()
+    padded = []
+    for tensor in tensors:
+        size = tensor.shape[dim]
+        longer = -(-size // chunks) * chunks
+        if longer != size:
+            padded.append(script.take(bytes_of(tensor) // size * longer, "padded tensor"))
+    script.output(0)
+    script.give(*padded)
     return script

@@ -49,8 +49,8 @@ def _copies(script: Script, *tensors: torch.Tensor) -> None:
 def dense_input_rule(call: Call) -> Script | None:
     """In its own memory format (AveragePool2d.cu, UpSampleNearest2d.cu, UpSampleBi{linear,cubic}2d.cu)."""
     script = Script().output(0)
-    if not _is_channels_last(call.tensors[0]):
-        _copies(script, call.tensors[0])
+    if not _is_channels_last(call.all_tensors[0]):
+        _copies(script, call.all_tensors[0])
     return script
 
 
@@ -91,7 +91,7 @@ def upsample_bilinear2d_rule(call: Call) -> Script | None:
 def contiguous_input_rule(call: Call) -> Script | None:
     """In contiguous format, whatever its own (the ``contiguous()`` at the head of each kernel's launcher)."""
     script = Script().output(0)
-    _copies(script, call.tensors[0])
+    _copies(script, call.all_tensors[0])
     return script
 
 

@@ -245,3 +245,19 @@ def inv_rule(call: Call) -> Script | None:
     _solve(script, batch, size, size, bytes_of(matrices), adjoint)
     script.give(pivots, factors)
     return script
+
+
+@rule("aten.lu_unpack.default")
+def lu_unpack_rule(call: Call) -> Script | None:
+    """The pivots become a permutation, counted from the identity."""
+    factors = call.LU_data
+    if not call.unpack_pivots or not factors.numel():
+        return None
+    rows, batch = factors.shape[-2], _batch(factors)
+    script = Script()
+    for output in range(len(call.outputs)):
+        script.output(output)
+    identity = script.take(rows * _INDEX, "identity permutation")
+    permutation = [script.take(batch * rows * _INDEX, "permutation")] if batch > 1 else []
+    script.give(identity, *permutation)
+    return script

@@ -68,10 +68,10 @@ def mm_rule(call: Call) -> Script | None:
     "aten.baddbmm.default", "aten.baddbmm.out", "aten.baddbmm.dtype", "aten.baddbmm.dtype_out",
 )  # fmt: skip
 def addmm_rule(call: Call) -> Script | None:
-    return _product(call.tensors[1:3])
+    return _product(call.all_tensors[1:3])
 
 
 @rule("aten.mv.default", "aten.addmv.default")
 def mv_rule(call: Call) -> Script | None:
     """``addmv``: a matrix without a contiguous row or column is copied."""
-    return _product([call.tensors[-2]])
+    return _product([call.all_tensors[-2]])

@@ -225,7 +225,10 @@ def renorm_rule(call: Call) -> Script | None:
     return script
 
 
-@rule("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims")
+@rule(
+    "aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims",
+    "aten._is_all_true.default", "aten._is_any_true.default",
+)  # fmt: skip
 def logic_rule(call: Call) -> Script | None:
     if call.self.numel() == 1 and call.self.dtype != torch.bool:
         # ReduceOps.cpp copies the one value, cast to bool, instead of launching a reduction.

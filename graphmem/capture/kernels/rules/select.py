@@ -41,6 +41,22 @@ def nonzero_rule(call: Call) -> Script | None:
     return script
 
 
+@rule("aten.nonzero_static.default")
+def nonzero_static_rule(call: Call) -> Script | None:
+    """How many each block finds, and how many were found before it: 512 threads with 16 items at a time, in as many
+    rounds as leave a block a multiprocessor (``nonzero_static_cuda_out_impl``, Nonzero.cu)."""
+    items = int(call.self.numel())
+    if items == 0 or call.size == 0:
+        return None
+    tiles = -(-items // (512 * 16))
+    blocks = -(-tiles // -(-tiles // call.card.sm_count))
+    script = Script().output(0)
+    found = script.take(blocks * 4, "found by each block")
+    before = script.take(blocks * _INDEX, "found before each block")
+    script.give(before, found)
+    return script
+
+
 @rule("aten._unique.default", "aten._unique2.default")
 def unique_rule(call: Call) -> Script | None:
     """Sorted, then the first of every run. The result keeps the bytes of the whole input."""
@@ -241,4 +257,28 @@ def scatter_reduce_rule(call: Call) -> Script | None:
     ones = script.take(bytes_of(source), "ones")
     counts = script.take(bytes_of(tensor), "counts")
     script.give(script.take(tensor.numel(), "counts below one"), counts, ones)
+    return script
+
+
+@rule("aten.segment_reduce.default", "aten._segment_reduce_backward.default")
+def segment_reduce_rule(call: Call) -> Script | None:
+    """Lengths are summed up to offsets, offsets differenced to lengths (ATen/native/cuda/SegmentReduce.cu)."""
+    lengths, offsets = call.lengths, call.offsets
+    script = Script()
+    copies = script.contiguous(call.data, "contiguous values")
+    if lengths is not None:
+        length = lengths.shape[-1]
+        rows = lengths.numel() // max(1, length)
+        copies += script.contiguous(lengths, "contiguous lengths")
+        script.output(0)
+        first = script.take(rows * _INDEX, "zeros")
+        sums = torch.empty((*lengths.shape[:-1], length + 1), dtype=lengths.dtype, device="meta")
+        held = script.take(bytes_of(sums), "offsets of segments")
+        script.give(first)
+        script.call("aten.cumsum", sums, -1, card=call.card, outputs=[sums], births=[None])
+        script.give(held, *copies)
+    elif offsets is not None:
+        script.output(0)
+        rows = offsets.numel() // max(1, offsets.shape[-1])
+        script.give(script.take((offsets.numel() - rows) * offsets.element_size(), "lengths of segments"), *copies)
     return script

@@ -158,7 +158,7 @@ def _sort_selected(script: Script, values: torch.Tensor, dim: int, card: Card) -
 # --- cumulative sums --------------------------------------------------------------------------------------------------
 
 
-@rule("aten.cumsum.default", "aten.cumprod.default")
+@rule("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
 def cumulative_rule(call: Call) -> Script | None:
     tensor, dim = call.self, call.dim
     output = call.outputs[0]
