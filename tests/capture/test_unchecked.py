@@ -6,9 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.kernels.parts.known import proven, unmodelled  # noqa: E402
+from graphmem.analyze import analyze  # noqa: E402
+from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled  # noqa: E402
+from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.operators.facts import facts_of  # noqa: E402
+from graphmem.capture.operators.made_of_operators import _rows_told  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.reports.text import render  # noqa: E402
+from graphmem.training import Inference  # noqa: E402
 from tests.recorded.device import CARD, TORCH_VERSION  # noqa: E402
 from tests.recorded.op_db import proven as evidence  # noqa: E402
 
@@ -69,3 +74,44 @@ def test_a_matrix_exponential_takes_its_powers(batch: tuple[int, ...]) -> None:
     ).trace
     born = [storage.bytes for storage in trace.storages]
     assert born.count(5 * matrix) == 2, "powers of the matrix, and their combinations"
+
+
+def test_a_report_says_what_a_matrix_exponential_was_taken_to_need() -> None:
+    class Rotation(torch.nn.Module):
+        def forward(self, angles: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.matrix_exp(angles)
+
+    estimate = analyze(Rotation(), torch.ones(32, 32), training=Inference(), device="H200")
+    assert ASSUMED["aten.linalg_matrix_exp.default"] in " ".join(render(estimate).split())
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
+def test_products_of_another_type_call_cublas_as_others_do(name: str) -> None:
+    for overload in ("dtype", "dtype_out"):
+        func = getattr(getattr(_aten, name), overload)
+        assert func in CALLS_CUBLAS
+        assert facts_of(func).rule is not None
+
+
+def test_a_product_of_another_type_copies_what_cublas_cannot_read() -> None:
+    def step() -> None:
+        gaps = torch.ones(64, 256, device="cuda", dtype=torch.bfloat16)[:, ::4]
+        torch.mm(gaps, gaps, out_dtype=torch.float32)
+
+    trace = capture(lambda session: step(), source="test", device=CARD, torch_version=TORCH_VERSION).trace
+    born = [storage.bytes for storage in trace.storages]
+    assert born.count(64 * 64 * 2) == 2, "both operands"
+    assert born.count(64 * 64 * 4) == 1, "the product"
+    assert max(born) > 2**23, "the workspace of cuBLAS"
+
+
+@pytest.mark.parametrize(
+    ("indices", "values", "rows"),
+    [((1,), (40,), None), ((1,), (7, 40), 7), ((2,), (9,), 9), ((1,), (1, 40), None), ((0, 1), (40, 5), 5)],
+)
+def test_values_tell_how_many_a_mask_selects_only_where_they_have_its_dimension(
+    indices: tuple[int, ...], values: tuple[int, ...], rows: int | None
+) -> None:
+    """``indices``: dimensions of each mask, 0 for no index. A row of 40 under a mask of 40 rows says nothing."""
+    masks = [torch.ones((40,) * dims, dtype=torch.bool) if dims else None for dims in indices]
+    assert _rows_told(torch.empty(40, 40), masks, torch.empty(values)) == rows

@@ -123,3 +123,14 @@ add("addr", torch.addr, t(512, 256), t(512), t(256))
 module("bilinear_unequal", lambda: nn.Bilinear(64, 48, 4, bias=False), t(128, 64), t(128, 48))
 module("bilinear_sequence", lambda: nn.Bilinear(32, 32, 8), t(4, 16, 32), t(4, 16, 32))
 module("lazy_linear", lambda: nn.Sequential(nn.LazyLinear(256), nn.ReLU(), nn.LazyLinear(64)), t(128, 512))
+for _name, _layout in {"": "contiguous", "_gaps": "sliced", "_transposed": "transposed"}.items():
+    _matrix = t(256, 256, dtype=BF16, grad=False, layout=_layout)
+    _matrices = t(4, 256, 256, dtype=BF16, grad=False, layout=_layout)
+    add(f"mm_out_dtype{_name}", lambda a, b: torch.mm(a, b, out_dtype=torch.float32), _matrix, _matrix)
+    add(f"bmm_out_dtype{_name}", lambda a, b: torch.bmm(a, b, out_dtype=torch.float32), _matrices, _matrices)
+    _bias = t(256, 256, grad=False)
+    add(
+        f"addmm_out_dtype{_name}",
+        lambda bias, a, b: torch.addmm(bias, a, b, out_dtype=torch.float32),
+        *(_bias, _matrix, _matrix),
+    )
