@@ -315,3 +315,24 @@ def test_a_kernel_outside_pytorch_is_counted_as_unknown() -> None:
         assert said.count == 2
     finally:
         library._destroy()
+
+
+def test_what_is_built_on_meta_is_not_on_the_device() -> None:
+    """By a context, by a factory, by ``Tensor.to`` and by ``Module.to``: nothing of it is on the card."""
+    allocated = []
+
+    def step() -> None:
+        with torch.device("meta"):
+            layer = torch.nn.Linear(256, 256, bias=False)
+        unread = torch.empty(1000, device="meta") + 1
+        allocated.append((layer.weight.is_cuda, unread.is_cuda))
+        layer.to_empty(device="cuda")
+        layer(torch.zeros(1, 256, device="cuda")).sum().backward()
+        layer.to("meta")
+        layer.weight.grad = None
+        allocated.append((layer.weight.is_cuda, torch.ones(3, device="cuda").to("meta").is_cuda))
+
+    taken = [born.bytes for born in births(record(step))]
+    assert allocated == [(False, False), (False, False)]
+    assert taken.count(256 * 256 * 4) == 2  # the weight and its gradient
+    assert 4000 not in taken

@@ -14,9 +14,15 @@ from torch.utils import _device
 from graphmem.capture.device.cuda_namespace import check_device
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.callers import package_that_makes
 
 #: Factories that convert data. They make a host tensor and copy it, as on a card; C++ would ask a driver to.
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
+#: Programs that build on ``meta``, where tensors have no memory, are given host tensors, whose data nobody reads
+#: either: to C++ every device tensor is on ``meta``, and one that really is could not be told from it. PyTorch's own
+#: code, and ours, mean what they say.
+_HOST = torch.device("cpu")
+_KNOWS = ("torch", "graphmem")
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 
 
@@ -31,6 +37,7 @@ def patch_factories(patches: Patches) -> None:
         if name not in _FROM_DATA and getattr(torch, name, None) is function:
             patches.set(torch, name, _with_numbered_device(function))
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
+    patches.set(_device.DeviceContext, "__init__", _context_on(_device.DeviceContext.__init__))
     patches.set(torch._C._nn, "_parse_to", _parse_to(torch._C._nn._parse_to))
     _patch_old_types(patches)
     _patch_lazy(patches)
@@ -43,7 +50,24 @@ def device_named(device: Any) -> Any:
     check_device(device)
     if isinstance(device, int):
         return DEVICE
-    return torch.device(device) if isinstance(device, str) else device
+    device = torch.device(device) if isinstance(device, str) else device
+    return _HOST if device.type == "meta" and package_that_makes() not in _KNOWS else device
+
+
+def _without_meta(device: Any) -> Any:
+    """The device that a program names, where it is known to be the program."""
+    device = device_named(device)
+    return _HOST if isinstance(device, torch.device) and device.type == "meta" else device
+
+
+def _context_on(original: Callable[..., None]) -> Callable[..., None]:
+    """``with torch.device("meta")``, and a default device of that kind."""
+
+    def init(self: Any, device: Any) -> None:
+        original(self, torch.device(device))
+        self.device = _without_meta(self.device)
+
+    return init
 
 
 def _with_numbered_device(factory: Any) -> Callable[..., Any]:
@@ -91,9 +115,9 @@ def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def parse(*args: Any, **kwargs: Any) -> Any:
         if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
-            args = (device_named(args[0]), *args[1:])
+            args = (_without_meta(args[0]), *args[1:])
         if "device" in kwargs:
-            kwargs["device"] = device_named(kwargs["device"])
+            kwargs["device"] = _without_meta(kwargs["device"])
         return original(*args, **kwargs)
 
     return parse

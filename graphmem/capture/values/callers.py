@@ -239,3 +239,20 @@ def package_that_asks() -> str:
     """The top-level package of the code that reads an attribute, asked by the property that answers: PyTorch's own code
     has to recognise fake tensors, and no library may."""
     return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]
+
+
+#: Modules whose functions stand for PyTorch's own, between the code that calls and what it calls.
+_STANDING_IN = {
+    "graphmem.capture.patches",
+    "graphmem.capture.device.factories",
+    "graphmem.capture.device.fake_tensors",
+}
+
+
+def package_that_makes() -> str:
+    """The top-level package of the code that asks for a tensor on some device, asked inside a replaced function:
+    programs that build on ``meta`` mean no memory, PyTorch's own code and ours mean what they say."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in _STANDING_IN:
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__", "")).partition(".")[0]
