@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,3 +74,12 @@ def cudnn_switches() -> Iterator[None]:
     before = cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark
     yield
     cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+@pytest.fixture(autouse=True)
+def validated_distributions() -> Iterator[None]:
+    """A test that compiles outside of a capture ends the validation of distributions for the process, as programs do
+    (``graphmem/capture/compile/validation.py``): the tests after it begin with it."""
+    yield
+    if "torch.distributions" in sys.modules:
+        sys.modules["torch.distributions"].Distribution.set_default_validate_args(__debug__)
