@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.known_values import KnownValues
 
 _META = torch.device("meta")
 #: What fake operators gave under the pretence, as ``FakeTensorMode.cache``: nothing for other modes, nor theirs for it.
@@ -29,8 +30,8 @@ _RESULTS: dict[Any, Any] = {}
 _FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
 
 
-def patch_fake_tensors(patches: Patches) -> None:
-    """Make fake tensors on ``cuda`` work until ``patches`` are undone."""
+def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
+    """Make fake tensors on ``cuda`` work until ``patches`` are undone. ``values``: what is known goes with a copy."""
     construct = FakeTensor.__new__
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,8 +47,8 @@ def patch_fake_tensors(patches: Patches) -> None:
     patches.set(torch.Tensor, "to", _to)
     patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(DEVICE))
     patches.set(torch.Tensor, "__setitem__", _set_item)
-    patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__))
-    patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__))
+    patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__, values))
+    patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__, values))
     patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
     patches.set(FakeTensor, "is_meta", property(lambda self: False))
     patches.set(FakeTensor, "get_device", lambda self: 0 if self.is_cuda else -1)
@@ -165,7 +166,7 @@ def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(self, pin_memory=True).copy_(self)
 
 
-def _deep_copy(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _deep_copy(original: Callable[..., torch.Tensor], values: KnownValues) -> Callable[..., torch.Tensor]:
     """``copy.deepcopy`` of a tensor, which would ask for a fake tensor's data.
 
     Parameters are cloned. Of any other tensor the storage is copied, once for all tensors that share it, and the new
@@ -185,6 +186,9 @@ def _deep_copy(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
                 copied = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
             else:
                 copied = _storage_copied(self, memo).requires_grad_(self.requires_grad)
+                known = values.of(self)
+                if known is not None:
+                    values.learn(copied, known)
                 if self.grad is not None:
                     copied.grad = copy.deepcopy(self.grad, memo)
         memo[id(self)] = copied

@@ -1,8 +1,9 @@
 """``torch.nn.init`` on fake tensors.
 
-Filling a host tensor allocates nothing on the device and computes values nobody will read, so on fake host tensors the
-initializers return at once. On the device they run, except truncated normals, whose rejection loop asks the data
-whether it is done: one round of resampling is recorded, which holds as much memory as any further round.
+Nobody reads the values of a parameter, so on the host the initializers of parameters return at once, and the program's
+generator is set ahead by as many words as they draw. On the device they run, except truncated normals, whose rejection
+loop asks the data whether it is done: one round of resampling is recorded, which holds as much memory as any further
+round.
 """
 
 from __future__ import annotations
@@ -16,42 +17,70 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import versions
 from graphmem.capture.patches import Patches
+from graphmem.capture.values import generators
+from graphmem.capture.values.known_values import KnownValues
 
-_FILLERS = (
-    "uniform_", "normal_", "constant_", "ones_", "zeros_", "eye_", "dirac_", "xavier_uniform_", "xavier_normal_",
-    "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_", "_no_grad_uniform_", "_no_grad_normal_",
-    "_no_grad_fill_", "_no_grad_zero_",
-)  # fmt: skip
+_CONSTANTS = ("constant_", "ones_", "zeros_", "eye_", "dirac_", "_no_grad_fill_", "_no_grad_zero_")
+_UNIFORM = ("uniform_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_uniform_")
+#: An orthogonal matrix is made of a normal one.
+_NORMAL = ("normal_", "xavier_normal_", "kaiming_normal_", "_no_grad_normal_", "orthogonal_")
 
 
-def patch_initializers(patches: Patches) -> None:
+def patch_initializers(patches: Patches, values: KnownValues) -> None:
     """Replace the initializers until ``patches`` are undone."""
     init = torch.nn.init
-    for name in _FILLERS:
-        if hasattr(init, name):
-            patches.set(init, name, _skip_on_host(getattr(init, name)))
+    for names, words in (
+        (_CONSTANTS, lambda tensor: 0),
+        (_UNIFORM, lambda tensor: generators.words_of_uniform(tensor.numel(), tensor.dtype)),
+        (_NORMAL, _words_of_normal),
+        (("sparse_",), _words_of_sparse),
+    ):
+        for name in names:
+            if hasattr(init, name):
+                patches.set(init, name, _skip_on_host(getattr(init, name), words, values))
     truncated = getattr(init, "_no_grad_trunc_normal_", None)
     if truncated is not None:
-        patches.set(init, "_no_grad_trunc_normal_", _one_round(truncated))
+        patches.set(init, "_no_grad_trunc_normal_", _one_round(truncated, values))
 
 
-def _skip_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
+def _words_of_normal(tensor: Any) -> int | None:
+    return generators.words_of_normal(tensor.numel(), tensor.dtype) if tensor.is_contiguous() else None
+
+
+def _words_of_sparse(tensor: Any) -> int | None:
+    """Normal ones, and for each column an order of its rows, of which the last has no choice."""
+    words = _words_of_normal(tensor)
+    rows, columns = tensor.shape
+    return None if words is None else words + columns * (rows - 1)
+
+
+def _skip_on_host(
+    original: Callable[..., Any], words_of: Callable[[Any], int | None], values: KnownValues
+) -> Callable[..., Any]:
     def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, FakeTensor) and not tensor.is_cuda:
-            return tensor
+        if isinstance(tensor, FakeTensor) and not tensor.is_cuda and values.is_weight(tensor):
+            words = words_of(tensor)
+            if words is not None and kwargs.get("generator") is None:
+                generators.current().skip(words)
+                return tensor
         return original(tensor, *args, **kwargs)
 
     return fill
 
 
-def _one_round(original: Callable[..., Any]) -> Callable[..., Any]:
+def _one_round(original: Callable[..., Any], values: KnownValues) -> Callable[..., Any]:
     def fill(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
         if not isinstance(tensor, FakeTensor):
             return original(tensor, mean, std, a, b, generator)
+        by_rejection = versions.TRUNCATED_NORMAL_BY_REJECTION.holds(versions.version_of(torch.__version__))
         if not tensor.is_cuda:
-            return tensor
+            words = _words_of_truncated(tensor, mean, std, a, b, by_rejection)
+            if words is not None and generator is None and values.is_weight(tensor):
+                generators.current().skip(words)
+                return tensor
+            return values.draw_aside(tensor, lambda real, drawn: original(real, mean, std, a, b, drawn), generator)
         with torch.no_grad():
-            if not versions.TRUNCATED_NORMAL_BY_REJECTION.holds(versions.version_of(torch.__version__)):
+            if not by_rejection:
                 return _by_inverse(tensor, a, b, mean, std)
             result = tensor.normal_(mean, std)
             mask = (result < a) | (result > b)
@@ -59,6 +88,18 @@ def _one_round(original: Callable[..., Any]) -> Callable[..., Any]:
             return tensor.copy_(result)
 
     return fill
+
+
+def _words_of_truncated(tensor: Any, mean: float, std: float, a: float, b: float, by_rejection: bool) -> int | None:
+    """Words that a truncated normal draws where nothing is out of bounds; None where something may be.
+
+    The largest normal number of a uniform one of n bits is sqrt(2 n log 2) (Box, Muller); floats have 24, doubles 53.
+    """
+    if not by_rejection:
+        return generators.words_of_uniform(tensor.numel(), tensor.dtype)
+    largest = math.sqrt(2 * 53 * math.log(2)) if tensor.dtype is torch.float64 else math.sqrt(2 * 24 * math.log(2))
+    is_within = a < mean - 1.01 * largest * std and b > mean + 1.01 * largest * std
+    return _words_of_normal(tensor) if is_within else None
 
 
 def _by_inverse(tensor: Any, a: float, b: float, mean: float, std: float) -> Any:

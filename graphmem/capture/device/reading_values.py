@@ -1,4 +1,4 @@
-"""What Python reads of a fake tensor's data, outside PyTorch's dispatcher: ``.numpy()`` and formatted numbers."""
+"""What Python reads of a fake tensor's data, outside PyTorch's dispatcher: numpy, lists, text, formatted numbers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.host_values import LIMIT
+from graphmem.capture.values.known_values import KnownValues
 
 
-def patch_reading(patches: Patches) -> None:
-    """Let logs and metrics of a training loop read tensors: what ``.item()`` would assume stands for each element."""
-    patches.set(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy))
+def patch_reading(patches: Patches, values: KnownValues) -> None:
+    """Let programs read what is known of a tensor; of any other, what ``.item()`` would assume stands for each element.
+
+    An array shares its memory with the host tensor that it is of, as PyTorch's does.
+    """
+    patches.set(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values))
+    patches.set(torch.Tensor, "tolist", _to_list(torch.Tensor.tolist, values))
+    patches.set(torch.Tensor, "__repr__", _repr(torch.Tensor.__repr__, values))
     patches.set(torch.Tensor, "__format__", _format(torch.Tensor.__format__))
 
 
-def _numpy(original: Any) -> Any:
+def _numpy(original: Any, values: KnownValues) -> Any:
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not isinstance(self, FakeTensor):
             return original(self, force=force)
@@ -29,14 +36,41 @@ def _numpy(original: Any) -> Any:
             raise TypeError("can't convert a tensor on cuda:0 to numpy; call .cpu() first")
         if self.requires_grad:
             raise RuntimeError("can't call numpy() on a tensor that requires a gradient; call .detach() first")
+        known = values.of(self)
+        if known is not None:
+            with _disable_current_modes():
+                return original(known)
         dtype = numpy.dtype(str(self.dtype).removeprefix("torch."))
         if self.numel() == 0:
             return numpy.empty(tuple(self.shape), dtype)
         value = numpy.asarray(self.new_empty(()).item(), dtype)
-        values = numpy.broadcast_to(value, tuple(self.shape))
-        return values.copy() if self.numel() <= LIMIT else values
+        assumed = numpy.broadcast_to(value, tuple(self.shape))
+        return assumed.copy() if self.numel() <= LIMIT else assumed
 
     return numpy
+
+
+def _to_list(original: Any, values: KnownValues) -> Any:
+    def tolist(self: torch.Tensor) -> Any:
+        known = values.of(self) if isinstance(self, FakeTensor) else None
+        if known is None:
+            return original(self)
+        with _disable_current_modes():
+            return original(known)
+
+    return tolist
+
+
+def _repr(original: Any, values: KnownValues) -> Any:
+    def repr_(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
+        known = values.of(self) if isinstance(self, FakeTensor) and tensor_contents is None else None
+        if known is None:
+            return str(original(self, tensor_contents=tensor_contents))
+        with _disable_current_modes():
+            text = str(original(known))
+        return text if not self.is_cuda else f"{text[:-1]}, device='cuda:0')"
+
+    return repr_
 
 
 def _format(original: Any) -> Any:

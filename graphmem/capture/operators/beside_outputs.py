@@ -27,3 +27,6 @@ SUBSCRIPTS = {_aten.index.Tensor, _aten.index_put_.default}
 
 #: Answers about whole tensors that are one Python value.
 DECISIONS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.allclose.default}
+
+#: Operators that read lengths on the host, though PyTorch does not tag them so.
+SIZED_BY_DATA = {_aten._pack_padded_sequence.default}

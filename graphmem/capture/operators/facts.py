@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import torch
+
 from graphmem.capture.kernels import rule_of
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
 from graphmem.capture.operators import bitsandbytes, made_of_operators, nested, sparse, torchvision
 from graphmem.capture.operators.autocast import autocast_of
-from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SUBSCRIPTS
+from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
 from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators, shapes
 from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
@@ -23,6 +25,8 @@ from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD, 
 from graphmem.capture.operators.output_layouts import RELAID
 from graphmem.capture.operators.selecting import SELECTING
 from graphmem.capture.values.device_values import TRACKED
+
+_DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +89,13 @@ class OperatorFacts:
         """What gives its outputs' shapes in place of PyTorch's own."""
         namespace, name, overload = self.name.split(".")
         return shapes().get(f"{namespace}::{name}") if overload == "default" else None
+
+    @cached_property
+    def sized_by_data(self) -> bool:
+        """Whether the size of its outputs is data, or their values are read back."""
+        return (
+            self.selects or self.is_decision or self.func in SIZED_BY_DATA or bool(_DATA_DEPENDENT & {*self.func.tags})
+        )
 
     @cached_property
     def takes_pinned(self) -> bool:

@@ -159,10 +159,18 @@ def _bookkeeping(_: RecordingMode, call: OperatorCall) -> Any:
     return host_values.compute(call.func, call.args, call.kwargs)
 
 
-def _host_values(_: RecordingMode, call: OperatorCall) -> Any:
-    if not host_values.computable(call.func, call.args, call.kwargs):
+def _host_values(mode: RecordingMode, call: OperatorCall) -> Any:
+    values = mode.recorder.values
+    if not host_values.computable(values, call.func, call.args, call.kwargs):
         return NOT_HANDLED
-    return host_values.compute(call.func, call.args, call.kwargs)
+    return values.run_for_real(call.func, call.args, call.kwargs)
+
+
+def _data_on_host(mode: RecordingMode, call: OperatorCall) -> Any:
+    if on_device(call.args):
+        return NOT_HANDLED
+    known = mode.recorder.values.result(call.func, call.args, call.kwargs)
+    return NOT_HANDLED if known is None else known
 
 
 def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -358,9 +366,16 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     ),
     Interceptor(
         "host values",
-        "small host tensors are configuration, and are computed",
+        "host tensors that are no fakes are computed",
         None,
         _host_values,
+        is_noted=False,
+    ),
+    Interceptor(
+        "data on the host",
+        "the size of the outputs is data, which is known there: they are real",
+        lambda facts: facts.sized_by_data,
+        _data_on_host,
         is_noted=False,
     ),
     Interceptor(

@@ -150,8 +150,10 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
     patches.set(torch.autograd, "_make_grads", root_gradients)
     only = patches.threads.only  # these hooks hear every thread's modules and optimizers
     handles: list[Any] = []
+    hold_weight = recorder.values.hold_weight
     try:
         for register, hook in (
+            (nn_module.register_module_parameter_registration_hook, lambda _, __, parameter: hold_weight(parameter)),
             (nn_module.register_module_forward_pre_hook, lambda module, inputs: watch.enter(module, inputs)),
             (_always_called, lambda *_: watch.leave()),
             (torch_optimizer.register_optimizer_step_pre_hook, lambda optimizer, *_: watch.before_step(optimizer)),

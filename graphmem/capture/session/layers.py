@@ -26,6 +26,7 @@ from graphmem.capture.compile import CompiledCode, follow_compiled_code
 from graphmem.capture.device.backward_thread import numbered_as_on_a_card
 from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
 from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
+from graphmem.capture.device.data_loaders import patch_data_loaders
 from graphmem.capture.device.factories import patch_factories
 from graphmem.capture.device.fake_tensors import patch_fake_tensors
 from graphmem.capture.device.initializers import patch_initializers
@@ -199,7 +200,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._subclasses.fake_tensor.*",
             "torch.utils.swap_tensors",
         ),
-        _patching(lambda patches, _: patch_fake_tensors(patches)),
+        _patching(lambda patches, context: patch_fake_tensors(patches, context.recorder.values)),
     ),
     Layer(
         "factories",
@@ -218,9 +219,16 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "read-back",
         "device/reading_values",
-        "logs and metrics read values outside the dispatcher, and there are none",
-        ("torch.Tensor.numpy", "torch.Tensor.__format__"),
-        _patching(lambda patches, _: patch_reading(patches)),
+        "numpy, lists and logs read values outside the dispatcher: those that are known, else what is assumed",
+        ("torch.Tensor.numpy", "torch.Tensor.tolist", "torch.Tensor.__repr__", "torch.Tensor.__format__"),
+        _patching(lambda patches, context: patch_reading(patches, context.recorder.values)),
+    ),
+    Layer(
+        "data loaders",
+        "device/data_loaders",
+        "a worker process would have no capture: the batches that it sends are fetched here",
+        ("torch.utils.data.dataloader.*", "torch.utils.data._utils.signal_handling.*"),
+        _patching(lambda patches, _: patch_data_loaders(patches)),
     ),
     Layer(
         "unnoticed",
@@ -311,7 +319,7 @@ LAYERS: tuple[Layer, ...] = (
         "device/initializers",
         "nobody reads the values of parameters, and a truncated normal asks them whether it is done",
         ("torch.nn.init.*",),
-        _patching(lambda patches, _: patch_initializers(patches)),
+        _patching(lambda patches, context: patch_initializers(patches, context.recorder.values)),
     ),
     Layer(
         "recurrent modules",

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
-from graphmem.capture.values import host_values
+from graphmem.capture.values import generators
 
 #: (reads it, sets it) in ``torch._C``.
 _OWN = (
@@ -149,15 +149,15 @@ def _keep_apart(patches: Patches) -> None:
 
 
 def _patch_random_numbers(patches: Patches) -> None:
-    """A generator of the capture's own, the same in every capture: seeding disturbs no other thread, and what is drawn
-    on the host does not depend on what was drawn before."""
-    generator: Any = host_values.new_generator()
+    """A generator of the capture's own, which begins as PyTorch's does in a new process: seeding disturbs no other
+    thread, and what is drawn on the host does not depend on what was drawn before."""
+    host = generators.new_generator()
     functions: dict[str, Callable[..., Any]] = {
-        "manual_seed": lambda seed: generator.manual_seed(int(seed)),
-        "seed": lambda: generator.seed(),
-        "initial_seed": lambda: generator.initial_seed(),
-        "get_rng_state": lambda: generator.get_state(),
-        "set_rng_state": lambda new_state: generator.set_state(new_state),
+        "manual_seed": lambda seed: host.restart().manual_seed(int(seed)),
+        "seed": lambda: host.restart().seed(),
+        "initial_seed": lambda: host.generator.initial_seed(),
+        "get_rng_state": lambda: host.settled().get_state(),
+        "set_rng_state": lambda new_state: host.restart().set_state(new_state),
     }
     for name, function in functions.items():
         for owner in (torch.random, torch):

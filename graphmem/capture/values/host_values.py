@@ -1,7 +1,8 @@
-"""Small host tensors that Python code reads back: step counters, ``linspace`` of drop-path rates, literal tensors.
+"""Operators that make small host tensors of numbers: ranges, orders, indices, literal tensors.
 
-Model code computes such values on the host and turns them into Python numbers. They are configuration, not data, so
-they are computed for real instead of on fake tensors. Everything big, and everything on the device, stays fake.
+Nobody makes weights with them, and Python code reads them: what they make is a real tensor, and what is made of real
+tensors alone is real too (:mod:`graphmem.capture.values.known_values`). Everything else on the host is a fake tensor
+whose values are kept beside it.
 """
 
 from __future__ import annotations
@@ -12,53 +13,41 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.tensors import tensors_in
 
 _aten = torch.ops.aten
 
-#: Largest number of elements of a host tensor that is computed for real.
-LIMIT = 1 << 16
+#: Largest number of elements that is made for real.
+LIMIT = 1 << 22
 
 _RANGES = {
     _aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default, _aten.logspace.default,
 }  # fmt: skip
-#: Uniform random numbers drawn on the host (layer drop, augmentation) count as their mean, so that the same step gives
-#: the same trace every time.
-_UNIFORM = {_aten.rand.default}
-#: Random orders (a data loader's) count as the natural order.
 _ORDERS = {_aten.randperm.default, _aten.randperm.generator}
+_INTEGERS = {
+    _aten.randint.default: 1, _aten.randint.generator: 1, _aten.randint.low: 2, _aten.randint.low_generator: 2,
+}  # fmt: skip
 _SHAPED = {_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.empty.memory_format}
 
 
-#: Draws in place of PyTorch's default one, which belongs to the process.
-_generator: Any = torch._C.Generator("cpu")
-
-
-def new_generator() -> Any:
-    """The generator of the capture that begins; it draws the same numbers in every capture."""
-    return _generator.manual_seed(0)
-
-
-def computable(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether this call makes or uses only small host values."""
+def computable(values: KnownValues, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether this call makes or uses only host tensors that are real."""
+    first = next(tensors_in(args), None)
+    if first is not None:
+        is_on_device = isinstance(first, FakeTensor) and first.fake_device.type == "cuda"
+        return not is_on_device and values.runs_for_real(func, args, kwargs)
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         return False
-    has_tensor = False
-    for tensor in tensors_in(args):
-        if isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" or tensor.numel() > LIMIT:
-            return False
-        has_tensor = True
-    if has_tensor:
-        return True
     if func in _SHAPED:
         return len(args[0]) == 0
     if _is_of_numbers(func, args):
         return True
-    if func in _UNIFORM:
-        return bool(math.prod(args[0]) <= LIMIT)
     if func in _ORDERS:
         return bool(args[0] <= LIMIT)
+    if func in _INTEGERS:
+        return bool(math.prod(args[_INTEGERS[func]]) <= LIMIT)
     return (func in _RANGES and _length(func, args) <= LIMIT) or func is _aten.scalar_tensor.default
 
 
@@ -69,14 +58,8 @@ def _is_of_numbers(func: Any, args: Any) -> bool:
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run the call on real host tensors."""
+    """Run the call on real host tensors, as PyTorch's reducer needs them."""
     with unset_fake_temporarily():
-        if func in _UNIFORM:
-            return torch.full(args[0], 0.5, dtype=kwargs.get("dtype"))
-        if func in _ORDERS:
-            return torch.arange(args[0], dtype=kwargs.get("dtype"))
-        if kwargs.get("generator") is None and any(given.name == "generator" for given in func._schema.arguments):
-            kwargs = {**kwargs, "generator": _generator}
         return func(*args, **kwargs)
 
 

@@ -1,50 +1,76 @@
-"""Values that a program knows before it runs on a card: masks, ids, lengths, positions, and what follows from them.
+"""Values that a program knows before it runs on a card: host tensors, and what follows from them on the device.
 
-A small tensor made from host numbers keeps its values here, beside the fake tensor, and every operator on such tensors
-is also computed on the host. So what the program reads back (``attention_mask.all()``, the size of ``nonzero()``, the
-longest of some lengths) is what a card would answer. Values belong to storages: views share them, and writing into a
-view changes them for all.
+Host tensors are real: within a budget their values are kept here, beside the fake tensor, and every operator on the
+host is computed with PyTorch's own kernels and the program's own random numbers. What is large, and what a parameter
+holds, has a shape only. A small integer or boolean tensor on the device keeps the values that it came with through
+the operators that follow. So what the program reads back (a batch's lengths, ``attention_mask.all()``, the size of
+``nonzero()``) is what a card would answer.
 
-Random integers are a possible draw. Floating-point values of any size to speak of, and whatever a model computes, stay
-unknown.
+Values belong to storages: views share them, and writing into a view changes them for all. Random integers on the
+device are a possible draw; whatever a model computes stays unknown.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem.capture.values import generators
+from graphmem.capture.values.deferred import LEAST, Deferred, Geometry
 from graphmem.capture.values.tensors import tensors_in
+from graphmem.units import MIB
 
 _aten = torch.ops.aten
 
-#: Largest tensors whose values are followed, in elements. Integers and booleans decide what a program does (masks of a
-#: batch of 128 sequences of 8,192 tokens fit); floats seldom do, and cost time.
+#: Largest tensors on the device whose values are followed, in elements. Integers and booleans decide what a program
+#: does (masks of a batch of 128 sequences of 8,192 tokens fit); floats seldom do, and cost time.
 INTEGER_LIMIT, FLOAT_LIMIT = 1 << 20, 1 << 12
+#: Parameters with so few elements are configuration (a temperature, a scale), and keep their values.
+_SMALL_PARAMETER = 16
+
+#: Random numbers that are drawn though nobody reads them, because nobody could count them: one or two seconds.
+_MOST_ASIDE = 1 << 26
 
 #: Operators whose results have no values yet.
 _UNWRITTEN = {
     _aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default, _aten.new_empty.default,
-    _aten.new_empty_strided.default, _aten.empty_permuted.default, _aten.resize_.default, _aten.resize_as_.default,
+    _aten.new_empty_strided.default, _aten.empty_permuted.default,
 }  # fmt: skip
+_RESIZING = {_aten.resize_.default, _aten.resize_as_.default}
 #: Operators that write every element of their first argument and read none of it.
 _OVERWRITING = {
     "aten::copy_", "aten::fill_", "aten::zero_", "aten::random_", "aten::uniform_", "aten::normal_", "aten::bernoulli_",
     "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_",
 }  # fmt: skip
+#: Random operators whose draws are counted by shape.
+_UNIFORM = {"aten::uniform_", "aten::rand", "aten::rand_like"}
+_NORMAL = {"aten::normal_", "aten::randn", "aten::randn_like", "aten::normal"}
+#: What a host operator may raise: then nothing is known of its result.
+_FAILURES = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many bytes of host tensors are real: of one, and of all together."""
+
+    one: int = 64 * MIB
+    together: int = 512 * MIB
 
 
 class _Operator:
     """What following needs to know of an operator: which arguments it writes, and whether its results are views."""
 
-    __slots__ = ("follows", "is_random", "is_view", "overwrites", "written")
+    __slots__ = ("follows", "is_random", "is_unwritten", "is_view", "name", "overwrites", "written")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
+        self.name = schema.name
         self.written = tuple(
             (position, argument.name, argument.is_out)
             for position, argument in enumerate(schema.arguments)
@@ -54,24 +80,42 @@ class _Operator:
         self.is_view = not self.written and bool(aliases) and all(alias is not None for alias in aliases)
         self.overwrites = schema.name in _OVERWRITING
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
-        self.follows = func.namespace == "aten" and func not in _UNWRITTEN and bool(schema.returns or self.written)
+        self.is_unwritten = func in _UNWRITTEN
+        known = func.namespace == "aten" and func not in _RESIZING
+        self.follows = known and bool(schema.returns or self.written)
+
+    def targets(self, args: Any, kwargs: Any) -> Iterator[Any]:
+        """The tensors that a call writes into."""
+        for position, name, is_out in self.written:
+            yield from tensors_in(kwargs.get(name) if is_out or position >= len(args) else args[position])
 
 
 class _Mirror:
-    """The bytes of one storage on the host, for as long as the storage lives."""
+    """What is known of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
+    nothing has been written yet; a parameter's is never followed."""
 
-    __slots__ = ("bytes", "reference")
+    __slots__ = ("bytes", "is_blank", "is_weight", "later", "nbytes", "reference")
 
     def __init__(self, storage: torch.UntypedStorage, forget: Callable[[Any], None]) -> None:
         self.reference = weakref.ref(storage, forget)
-        self.bytes = torch.UntypedStorage(storage.nbytes())
+        self.nbytes = storage.nbytes()
+        self.bytes: torch.UntypedStorage | None = None
+        self.later: Deferred | None = None
+        self.is_blank = True
+        self.is_weight = False
 
 
 class KnownValues:
     """The values of one capture's tensors, by storage."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, budget: Budget | None = None, seed: int = 0) -> None:
+        self.budget = budget or Budget()
+        self.exceeded = 0  # host tensors that found no room in the budget
+        self.guessed_draws = 0  # host operators whose random numbers could not be counted
+        self._held = 0
+        self._aside = 0
         self._mirrors: dict[int, _Mirror] = {}
+        self._stale: dict[int, Any] = {}  # real tensors that hold other values than the program's
         self._operators: dict[Any, _Operator] = {}
         with unset_fake_temporarily():
             self._draws = torch.Generator().manual_seed(seed)
@@ -84,15 +128,16 @@ class KnownValues:
         if tensor.layout is not torch.strided:
             return None
         if not isinstance(tensor, FakeTensor):
-            return tensor if tensor.device.type == "cpu" and _fits(tensor) else None
-        storage = tensor.untyped_storage()
-        mirror = self._mirrors.get(storage._cdata)
-        if mirror is None:
+            return tensor if self._is_true(tensor) and tensor.nbytes <= self.budget.one else None
+        mirror = self._current(tensor)
+        if mirror is None or mirror.is_blank or mirror.is_weight:
             return None
-        if mirror.bytes.nbytes() != storage.nbytes():  # resized in place
+        data = mirror.bytes or self._compute(mirror)
+        if data is None:
             self.forget(tensor)
             return None
-        return _view(mirror.bytes, tensor)
+        with unset_fake_temporarily():
+            return Geometry.of(tensor).on(data)
 
     def result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What ``func`` returns for these arguments, computed on the host; None where one is not known."""
@@ -100,28 +145,111 @@ class KnownValues:
             return None
         return self._computed(func, args, kwargs)
 
+    def _is_true(self, tensor: torch.Tensor) -> bool:
+        """Whether a real tensor is the host's, and holds what the program's does."""
+        if tensor.device.type != "cpu":
+            return False
+        return not self._stale or tensor.untyped_storage()._cdata not in self._stale
+
+    def _current(self, tensor: FakeTensor) -> _Mirror | None:
+        storage = tensor.untyped_storage()
+        mirror = self._mirrors.get(storage._cdata)
+        if mirror is not None and mirror.nbytes != storage.nbytes():  # resized in place
+            self.forget(tensor)
+            return None
+        return mirror
+
+    # --- host tensors that are no fakes -------------------------------------------------------------------------------
+
+    def runs_for_real(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator of tensors goes on outside the fake mode: all are real, or it writes known values into
+        real ones."""
+        tensors = list(tensors_in((args, list(kwargs.values()))))
+        fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+        if len(fakes) == len(tensors) or any(tensor.fake_device.type == "cuda" for tensor in fakes):
+            return False
+        if _names_device(kwargs) or not all(tensor.device.type == "cpu" for tensor in tensors):
+            return False
+        operator = self._operator(func)
+        if fakes:
+            targets = list(operator.targets(args, kwargs))
+            if not targets or any(isinstance(tensor, FakeTensor) for tensor in targets):
+                return False
+            return all(self.of(tensor) is not None for tensor in tensors)
+        if operator.is_view:
+            return True
+        return all(self._is_true(tensor) for tensor in tensors) and self._has_room(operator, func, args, kwargs)
+
+    def run_for_real(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What an operator returns that :meth:`runs_for_real`. Raises what it raises."""
+        known = {
+            id(tensor): tensor if not isinstance(tensor, FakeTensor) else self.of(tensor)
+            for tensor in tensors_in((args, list(kwargs.values())))
+        }
+        args = _on_host(args, known)
+        kwargs = {name: _on_host(value, known) for name, value in kwargs.items() if name != "pin_memory"}
+        with unset_fake_temporarily():
+            out = _drawing(func, args, kwargs) if self._operator(func).is_random else func(*args, **kwargs)
+        if isinstance(out, torch.Tensor) and out.nbytes >= MIB:
+            self._hold_real(out)
+        return out
+
+    def _has_room(self, operator: _Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        tensors = list(tensors_in((args, list(kwargs.values()))))
+        if any(tensor.nbytes > self.budget.one for tensor in tensors) and func not in _LOOK_UPS:
+            return False
+        if operator.written:
+            return True
+        bound = 8 * _elements_at_most(func, args)
+        if bound > self.budget.one or bound + self._held > self.budget.together:
+            bound = _bytes_on_meta(func, args, kwargs)
+        return bound <= self.budget.one and bound + self._held <= self.budget.together
+
+    def _hold_real(self, tensor: torch.Tensor) -> None:
+        size = tensor.untyped_storage().nbytes()
+        self._held += size
+        weakref.finalize(tensor.untyped_storage(), self._let_go, size).atexit = False
+
+    def _let_go(self, size: int) -> None:
+        self._held -= size
+
     # --- following ----------------------------------------------------------------------------------------------------
 
     def follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Note what is known after ``func`` has run on fake tensors and returned ``out``."""
         operator = self._operators.get(func)
         if operator is None:
-            operator = self._operators[func] = _Operator(func)
+            operator = self._operator(func)
         if operator.is_view:
+            return
+        if operator.is_random and self._draw_on_host(operator, func, args, kwargs, out):
             return
         if operator.written:
             self._write(operator, func, args, kwargs)
         elif operator.follows:
             self._make(operator, func, args, kwargs, out)
 
+    def _operator(self, func: Any) -> _Operator:
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = _Operator(func)
+        return operator
+
     def _make(self, operator: _Operator, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
-        if not fakes or not all(_fits(tensor) and tensor.layout is torch.strided for tensor in fakes):
+        if not fakes or not all(self._fits(tensor) and tensor.layout is torch.strided for tensor in fakes):
+            return
+        if operator.is_unwritten:
+            self._mirror(fakes[0])
+            return
+        if len(outputs) == 1 and self._defer(func, args, kwargs, fakes[0]):
             return
         computed = self._computed(func, args, kwargs, operator.is_random)
-        if computed is None:
-            return
+        if computed is not None:
+            self._learn_all(outputs, computed)
+
+    def _learn_all(self, outputs: Sequence[Any], computed: Any) -> None:
         values = [computed] if isinstance(computed, torch.Tensor) else list(tensors_in(computed))
         if len(values) != len(outputs):
             return
@@ -131,10 +259,10 @@ class KnownValues:
 
     def learn(self, tensor: FakeTensor, value: torch.Tensor) -> None:
         """From now on the tensor has these values."""
-        mirror = self._mirror(tensor)
-        if mirror is not None:
+        data = self._written(tensor)
+        if data is not None:
             with unset_fake_temporarily(), torch.no_grad():
-                _view(mirror.bytes, tensor).copy_(value)
+                Geometry.of(tensor).on(data).copy_(value)
 
     def assume_all(self, mask: Any) -> None:
         """Unknown elements were taken to be nonzero, every one: from now on they are, so that what is asked of them
@@ -145,33 +273,49 @@ class KnownValues:
             self.learn(mask, ones)
 
     def _write(self, operator: _Operator, func: Any, args: Any, kwargs: Any) -> None:
-        targets = [
-            kwargs.get(name) if is_out or position >= len(args) else args[position]
-            for position, name, is_out in operator.written
-        ]
-        tensors = [tensor for target in targets for tensor in tensors_in(target) if isinstance(tensor, FakeTensor)]
-        if operator.overwrites and len(tensors) == 1 and self._is_whole(tensors[0]):
-            if not self._known_sources(args[1:], kwargs) or self._mirror(tensors[0]) is None:
-                return self._forget_all(tensors)
-        elif not self._mirrors or all(self.of(tensor) is None for tensor in tensors):
-            return None
+        targets = list(operator.targets(args, kwargs))
+        tensors = [tensor for tensor in targets if not isinstance(tensor, FakeTensor) or self._fits(tensor)]
+        if not tensors:
+            return
+        mirrors = [self._current(tensor) if isinstance(tensor, FakeTensor) else None for tensor in tensors]
+        if len(tensors) == 1 and operator.overwrites and self._is_whole(tensors[0]):
+            if mirrors[0] is not None and mirrors[0].is_weight:
+                return
+        elif all(mirror is None or mirror.is_weight for mirror in mirrors) and not _has_real(tensors):
+            return
+        if func in _RESIZING or not self._known_sources(operator, args, kwargs, tensors):
+            self._forget_all(tensors)
+            return
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor) and self._written(tensor) is None:
+                self._forget_all(tensors)
+                return
         if self._computed(func, args, kwargs, operator.is_random) is None:
             self._forget_all(tensors)
-        return None
 
-    def _known_sources(self, args: Any, kwargs: Any) -> bool:
-        return all(self.of(tensor) is not None for tensor in (*tensors_in(args), *tensors_in(list(kwargs.values()))))
+    def _known_sources(self, operator: _Operator, args: Any, kwargs: Any, targets: Sequence[Any]) -> bool:
+        """Whether all that an operator reads is known: of what it writes, what it does not overwrite."""
+        written = {id(tensor) for tensor in targets}
+        for tensor in tensors_in((args, list(kwargs.values()))):
+            if id(tensor) not in written:
+                if self.of(tensor) is None:
+                    return False
+            elif isinstance(tensor, FakeTensor) and not operator.overwrites:
+                mirror = self._current(tensor)
+                if mirror is None or mirror.is_weight:
+                    return False
+        return True
 
     def _is_whole(self, tensor: Any) -> bool:
-        """Whether a tensor of a moderate size is all of its storage."""
-        if not isinstance(tensor, FakeTensor) or not _fits(tensor) or tensor.layout is not torch.strided:
+        """Whether a tensor is all of its storage."""
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return False
         return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
     def _computed(self, func: Any, args: Any, kwargs: Any, is_random: bool = False) -> Any:
         """``func`` on the host, writing into what is kept here; None where an argument is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
-        for tensor in (*tensors_in(args), *tensors_in(list(kwargs.values()))):
+        for tensor in tensors_in((args, list(kwargs.values()))):
             value = self.of(tensor)
             if value is None:
                 return None
@@ -186,33 +330,280 @@ class KnownValues:
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 return func(*host_args, **host_kwargs)
-        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+        except _FAILURES:
             return None  # the host cannot, or will not: then nothing is known of the result
+
+    # --- values that wait ---------------------------------------------------------------------------------------------
+
+    def _defer(self, func: Any, args: Any, kwargs: Any, out: FakeTensor) -> bool:
+        """Let the result of a large operator on the host wait, if one of its arguments does."""
+        if out.numel() <= LEAST or out.fake_device.type == "cuda" or not self._waits(args):
+            return False
+        mirror = self._mirror(out)
+        waiting = None if mirror is None else self._waiting((args, kwargs))
+        if mirror is None or waiting is None:
+            return False
+        later = Deferred(func, waiting[0], waiting[1], out, False, None)
+        if not later.may_wait:
+            return False
+        mirror.later, mirror.is_blank = later, False
+        return True
+
+    def _waits(self, args: Any) -> bool:
+        for tensor in tensors_in(args):
+            if isinstance(tensor, FakeTensor):
+                mirror = self._current(tensor)
+                if mirror is not None and mirror.later is not None:
+                    return True
+        return False
+
+    def _waiting(self, value: Any) -> Any:
+        """Arguments as they are now, for later; None where one is unknown, or large and may change."""
+        if isinstance(value, torch.Tensor):
+            mirror = self._current(value) if isinstance(value, FakeTensor) else None
+            if mirror is not None and mirror.later is not None:
+                return mirror.later.part(Geometry.of(value))
+            known = self.of(value) if value.numel() <= LEAST else None
+            if known is None:
+                return None
+            with unset_fake_temporarily():
+                return known.clone()
+        if isinstance(value, dict):
+            kept = {name: self._waiting(item) for name, item in value.items() if name not in ("device", "pin_memory")}
+            return None if any(kept[name] is None and value[name] is not None for name in kept) else kept
+        if isinstance(value, (list, tuple)):
+            items = [self._waiting(item) for item in value]
+            is_lost = any(new is None and old is not None for new, old in zip(items, value, strict=True))
+            return None if is_lost else items
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    def _compute(self, mirror: _Mirror) -> torch.UntypedStorage | None:
+        assert mirror.later is not None
+        if not self._reserve(mirror):
+            return None
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                mirror.bytes = mirror.later.compute()
+        except _FAILURES:
+            self._held -= mirror.nbytes
+            return None
+        mirror.later = None
+        return mirror.bytes
+
+    # --- random numbers of the host -----------------------------------------------------------------------------------
+
+    def _draw_on_host(self, operator: _Operator, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+        """Follow a random operator on the host: its numbers are the program's, and its generator goes on as there.
+        False for one on the device."""
+        target = next(operator.targets(args, kwargs), None)
+        if target is None:
+            target = next(tensors_in(out), None)
+        if not isinstance(target, FakeTensor) or target.fake_device.type == "cuda":
+            return False
+        mirror = self._current(target)
+        is_weight = mirror is not None and mirror.is_weight
+        words = _words(operator, target)
+        generator = kwargs.get("generator")
+        if is_weight or not self._fits(target):
+            if words is None:
+                words = self._drawn_for_nothing(func, args, kwargs, target)
+            self._skip(words, generator)
+            if not is_weight:
+                self._forget_all([target])
+        elif words is not None and target.numel() > LEAST and generator is None and self._is_whole(target):
+            self._draw_later(operator, func, args, kwargs, target, words)
+        else:
+            self._draw_now(operator, func, args, kwargs, target, out)
+        return True
+
+    def _draw_later(
+        self, operator: _Operator, func: Any, args: Any, kwargs: Any, target: FakeTensor, words: int
+    ) -> None:
+        host = generators.current()
+        mirror, with_generator = self._mirror(target), _with_generator(func)
+        rest = self._waiting((args[1:] if operator.written else args, kwargs))
+        if mirror is not None and with_generator is not None and rest is not None:
+            self._release(mirror)
+            values, options = rest
+            mirror.later = Deferred(with_generator, values, options, target, bool(operator.written), host.mark())
+            mirror.is_blank = False
+        else:
+            self.forget(target)
+        host.skip(words)
+
+    def _draw_now(self, operator: _Operator, func: Any, args: Any, kwargs: Any, target: FakeTensor, out: Any) -> None:
+        tensors = list(tensors_in((args, list(kwargs.values()))))
+        if operator.written and ((operator.overwrites and self._is_whole(target)) or self._current(target) is not None):
+            self._written(target)
+        known = {id(tensor): self.of(tensor) for tensor in tensors}
+        is_known = all(value is not None for value in known.values())
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                # Unknown tensors are ones: the draws are as many.
+                filled = {
+                    id(tensor): torch.ones(tensor.shape, dtype=tensor.dtype) if (v := known[id(tensor)]) is None else v
+                    for tensor in tensors
+                }
+                host_kwargs = {name: _on_host(value, filled) for name, value in kwargs.items() if name != "pin_memory"}
+                drawn = _drawing(func, _on_host(args, filled), host_kwargs)
+        except _FAILURES:
+            self.guessed_draws += 1
+            self._forget_all([target])
+            return
+        if not is_known:
+            self._forget_all([target])
+        elif not operator.written:
+            self._learn_all([out] if isinstance(out, torch.Tensor) else list(tensors_in(out)), drawn)
+
+    def draw_aside(self, tensor: Any, draw: Callable[[Any, Any], Any], generator: Any) -> Any:
+        """Let ``draw`` fill a real tensor in place of a host one with a generator, and keep what it draws there,
+        unless the tensor is a parameter's; the host tensor."""
+        if tensor.nbytes > self.budget.one or self._aside + tensor.numel() > _MOST_ASIDE:
+            self.guessed_draws += 1
+            return tensor
+        self._aside += tensor.numel()
+        with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+            real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            draw(real, generators.current().settled() if generator is None else generator)
+        if not self.is_weight(tensor):
+            self.learn(tensor, real)
+        return tensor
+
+    def _drawn_for_nothing(self, func: Any, args: Any, kwargs: Any, target: FakeTensor) -> int:
+        """Draw what nobody will read, where nobody knows how much it is; 0 further words are to be skipped."""
+        if (
+            target.nbytes > self.budget.one
+            or next(tensors_in(args[1:]), None) is not None
+            or self._aside + target.numel() > _MOST_ASIDE
+        ):
+            self.guessed_draws += 1
+            return 0
+        self._aside += target.numel()
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                scratch = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
+                _drawing(func, _on_host(args, {id(target): scratch}), kwargs)
+        except _FAILURES:
+            self.guessed_draws += 1
+        return 0
+
+    def _skip(self, words: int, generator: Any) -> None:
+        if generator is None:
+            generators.current().skip(words)
+        else:
+            generators.advance(generator, words)
 
     # --- the book -----------------------------------------------------------------------------------------------------
 
+    def is_weight(self, tensor: Any) -> bool:
+        """Whether the tensor is a parameter's, whose values nobody follows."""
+        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
+        return mirror is not None and mirror.is_weight
+
+    def hold_weight(self, tensor: Any) -> None:
+        """The tensor is a parameter from now on: it has a shape only, unless it is a handful of numbers."""
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return
+        if tensor.numel() <= _SMALL_PARAMETER:
+            return
+        self.forget(tensor)
+        self._new_mirror(tensor).is_weight = True
+
+    def _fits(self, tensor: Any) -> bool:
+        limit = FLOAT_LIMIT if tensor.is_floating_point() or tensor.is_complex() else INTEGER_LIMIT
+        if tensor.numel() <= limit:
+            return True
+        return bool(tensor.fake_device.type != "cuda" and tensor.nbytes <= self.budget.one)
+
     def _mirror(self, tensor: FakeTensor) -> _Mirror | None:
+        """The tensor's entry, made if there is none; None where it is too large."""
+        mirror = self._current(tensor)
+        if mirror is not None:
+            return mirror
+        if tensor.untyped_storage().nbytes() > self.budget.one:
+            return None
+        return self._new_mirror(tensor)
+
+    def _new_mirror(self, tensor: FakeTensor) -> _Mirror:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if storage.nbytes() > 8 * INTEGER_LIMIT:
-            return None
-        mirror = self._mirrors.get(key)
-        if mirror is None or mirror.bytes.nbytes() != storage.nbytes():
 
-            def died(_: Any) -> None:
-                self._mirrors.pop(key, None)
+        def died(_: Any) -> None:
+            mirror = self._mirrors.pop(key, None)
+            if mirror is not None and mirror.bytes is not None:
+                self._held -= mirror.nbytes
 
-            mirror = self._mirrors[key] = _Mirror(storage, died)
+        mirror = self._mirrors[key] = _Mirror(storage, died)
         return mirror
+
+    def _written(self, tensor: FakeTensor) -> torch.UntypedStorage | None:
+        """The bytes of a tensor that is written into; None where there is no room."""
+        mirror = self._mirror(tensor)
+        if mirror is None or mirror.is_weight:
+            return None
+        if mirror.bytes is None and mirror.later is not None:
+            self._compute(mirror)
+        if mirror.bytes is None and self._reserve(mirror):
+            with unset_fake_temporarily():
+                mirror.bytes = torch.UntypedStorage(mirror.nbytes)
+        if mirror.bytes is not None:
+            mirror.is_blank = False
+        return mirror.bytes
+
+    def _reserve(self, mirror: _Mirror) -> bool:
+        if mirror.nbytes >= MIB and self._held + mirror.nbytes > self.budget.together:
+            self.exceeded += 1
+            return False
+        self._held += mirror.nbytes
+        return True
+
+    def _release(self, mirror: _Mirror) -> None:
+        if mirror.bytes is not None:
+            self._held -= mirror.nbytes
+            mirror.bytes = None
 
     def forget(self, tensor: Any) -> None:
         """Nobody knows the values of the tensor's storage any longer."""
-        if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
-            self._mirrors.pop(tensor.untyped_storage()._cdata, None)
+        if tensor.layout is not torch.strided:
+            return
+        key = tensor.untyped_storage()._cdata
+        if isinstance(tensor, FakeTensor):
+            mirror = self._mirrors.pop(key, None)
+            if mirror is not None:
+                self._release(mirror)
+        elif tensor.device.type == "cpu":
+            self._stale[key] = weakref.ref(tensor.untyped_storage(), lambda _: self._stale.pop(key, None))
 
     def _forget_all(self, tensors: Sequence[Any]) -> None:
         for tensor in tensors:
             self.forget(tensor)
+
+
+# --- operators on the host --------------------------------------------------------------------------------------------
+
+#: Operators that take a few elements out of a tensor of any size.
+_LOOK_UPS = {_aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.gather.default}
+
+
+def _words(operator: _Operator, target: FakeTensor) -> int | None:
+    """The words that a random operator draws on the host for what it makes; None where its shape does not tell."""
+    if operator.name in _UNIFORM:
+        return generators.words_of_uniform(target.numel(), target.dtype)
+    if operator.name in _NORMAL and target.is_contiguous() and not target.is_complex():
+        return generators.words_of_normal(target.numel(), target.dtype)
+    return None
+
+
+def _drawing(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A random operator on real tensors: it draws from the generator that it is given, else from the program's."""
+    if kwargs.get("generator") is not None:
+        return func(*args, **kwargs)
+    host = generators.current()
+    with_generator = _with_generator(func)
+    if with_generator is not None:
+        return with_generator(*args, **{**kwargs, "generator": host.settled()})
+    with generators.in_place_of_default(host.settled()):
+        return func(*args, **kwargs)
 
 
 def _with_generator(func: Any) -> Any:
@@ -224,18 +615,55 @@ def _with_generator(func: Any) -> Any:
     return getattr(func.overloadpacket, "generator" if name == "default" else f"{name}_generator", None)
 
 
-def _fits(tensor: torch.Tensor) -> bool:
-    limit = FLOAT_LIMIT if tensor.is_floating_point() or tensor.is_complex() else INTEGER_LIMIT
-    return bool(tensor.numel() <= limit)
+def _elements_at_most(func: Any, args: Any) -> int:
+    """More elements than the result of an operator can have, mostly: the product of all that it is given."""
+    if torch.Tag.pointwise in func.tags:
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(args)]
+        return _product(max(sizes) for sizes in _aligned(shapes))
+    elements = 1
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            elements *= max(1, value.numel())
+        elif isinstance(value, int):
+            elements *= max(1, abs(value))
+        elif isinstance(value, (list, tuple)):
+            if any(isinstance(item, torch.Tensor) for item in value):
+                elements *= max(1, sum(item.numel() for item in value if isinstance(item, torch.Tensor)))
+            else:
+                elements *= _product(max(1, abs(item)) for item in value if isinstance(item, int))
+    return elements
 
 
-def _view(data: torch.UntypedStorage, tensor: torch.Tensor) -> torch.Tensor:
-    with unset_fake_temporarily():
-        empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(data, tensor.storage_offset(), tensor.size(), tensor.stride())
+def _aligned(shapes: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
+    for position in range(1, max(map(len, shapes), default=0) + 1):
+        yield [shape[-position] if position <= len(shape) else 1 for shape in shapes]
 
 
-def _on_host(value: Any, known: dict[int, torch.Tensor]) -> Any:
+def _product(numbers: Any) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
+
+
+def _bytes_on_meta(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
+    """Bytes of what an operator returns, from shapes; where they are data, as many as its arguments have."""
+    tensors = list(tensors_in((args, list(kwargs.values()))))
+    with unset_fake_temporarily(), torch.no_grad():
+        try:
+            like = {
+                id(tensor): torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                for tensor in tensors
+            }
+            named = {"device": torch.device("meta")} if "device" in kwargs else {}
+            kept = {name: _on_host(v, like) for name, v in kwargs.items() if name not in ("pin_memory", "generator")}
+            out = func(*_on_host(args, like), **{**kept, **named})
+            return sum(tensor.nbytes for tensor in tensors_in(out))
+        except _FAILURES:
+            return sum(8 * max(1, tensor.dim()) * tensor.numel() for tensor in tensors)
+
+
+def _on_host(value: Any, known: dict[int, Any]) -> Any:
     """``value`` with what is known in place of tensors, and the host in place of devices."""
     if isinstance(value, torch.Tensor):
         return known[id(value)]
@@ -244,6 +672,11 @@ def _on_host(value: Any, known: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_on_host(item, known) for item in value]
     return value
+
+
+def _names_device(kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type != "cpu"
 
 
 def _has_real(args: Any) -> bool:

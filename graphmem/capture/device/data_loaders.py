@@ -1,0 +1,210 @@
+"""The workers of ``torch.utils.data.DataLoader``, which run in this process: a capture has one.
+
+PyTorch's own iterator keeps all its books (prefetching, the order of batches, who is exhausted); its queues and
+processes are replaced. A worker is a copy of the dataset and three random states, seeded as ``_worker_loop`` of
+``torch/utils/data/_utils/worker.py`` seeds a process's, and put in place while it fetches. So batches are those that
+processes would send, without their tensors being shared.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe, _utils, dataloader
+from torch.utils.data.graph_settings import apply_random_seed
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.values import generators
+
+_worker = _utils.worker
+
+
+def patch_data_loaders(patches: Patches) -> None:
+    """Run workers here until ``patches`` are undone."""
+    patches.set(dataloader, "_MultiProcessingDataLoaderIter", _InProcess)
+    for name in ("_set_worker_pids", "_remove_worker_pids", "_set_SIGCHLD_handler"):
+        patches.set(_utils.signal_handling, name, lambda *_: None)
+
+
+class _InProcess(dataloader._MultiProcessingDataLoaderIter):  # type: ignore[misc]
+    """PyTorch's iterator over processes, without them."""
+
+    def __init__(self, loader: Any) -> None:
+        own = copy.copy(loader)
+        vars(own)["_DataLoader__multiprocessing_context"] = _Context()
+        super().__init__(own)
+
+    @property
+    def _pin_memory(self) -> bool:
+        return False  # by no thread: below
+
+    @_pin_memory.setter
+    def _pin_memory(self, wanted: bool) -> None:
+        self._pins = wanted
+
+    def _process_data(self, data: Any, *args: Any) -> Any:
+        data = super()._process_data(data, *args)
+        return _utils.pin_memory.pin_memory(data, self._pin_memory_device) if self._pins else data
+
+
+class _Context:
+    """What ``multiprocessing`` is asked for: queues of tasks and of results, processes, an event."""
+
+    def __init__(self) -> None:
+        self.tasks: deque[tuple[_Queue, Any]] = deque()
+
+    def Queue(self) -> _Queue:  # noqa: N802 - multiprocessing's name
+        return _Queue(self)
+
+    def Event(self) -> Event:  # noqa: N802
+        return Event()
+
+    def Process(self, target: Any, args: Any) -> _Worker:  # noqa: N802
+        del target
+        worker = _Worker(*args)
+        args[2].worker = worker
+        return worker
+
+
+class _Queue:
+    """Tasks that are put into any queue are done in their order when a result is asked for."""
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+        self.worker: _Worker | None = None
+
+    def put(self, task: Any) -> None:
+        self._context.tasks.append((self, task))
+
+    def get(self, timeout: float | None = None) -> Any:
+        del timeout
+        while self._context.tasks:
+            queue, task = self._context.tasks.popleft()
+            result = queue.worker.result(task) if queue.worker is not None and task is not None else None
+            if result is not None:
+                return result
+        raise RuntimeError("a data loader waits for a batch that no worker was asked for")
+
+    def cancel_join_thread(self) -> None:
+        pass
+
+    close = cancel_join_thread
+
+
+class _Worker:
+    """A process that fetches batches."""
+
+    pid = 0
+    daemon = False
+
+    def __init__(
+        self, kind: Any, dataset: Any, _tasks: Any, _results: Any, _done: Any, auto_collation: bool, collate: Any,
+        drop_last: bool, base_seed: int, init: Callable[[int], None] | None, number: int, workers: int,
+        _persistent: bool, shared_seed: int | None,
+    ) -> None:  # fmt: skip
+        self._dataset = copy.copy(dataset)  # a process has its own
+        self._options = (auto_collation, collate, drop_last)
+        self._kind, self._init, self._number, self._workers = kind, init, number, workers
+        self._base_seed, self._shared_seed = base_seed, shared_seed
+        self._states: Any = None
+        self._failed: ExceptionWrapper | None = None
+        self._has_ended = self._is_joined = False
+
+    def start(self) -> None:
+        """As a process begins; what fails here is told with the first batch."""
+        with _Place(self):
+            try:
+                seed = self._base_seed + self._number
+                random.seed(seed)
+                torch.manual_seed(seed)
+                np.random.seed(_worker._generate_state(self._base_seed, self._number))
+                self._shuffle_pipe(self._shared_seed)
+                self._info = _worker.WorkerInfo(
+                    id=self._number, num_workers=self._workers, seed=seed, dataset=self._dataset
+                )
+                _worker._worker_info = self._info
+                if self._init is not None:
+                    self._init(self._number)
+                self._make_fetcher()
+            except Exception:
+                self._failed = ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+
+    def is_alive(self) -> bool:
+        return not self._is_joined
+
+    def join(self, timeout: float | None = None) -> None:
+        del timeout
+        self._has_ended = self._is_joined = True
+
+    def result(self, task: Any) -> Any:
+        """What the process puts into the queue of results for a task; None for nothing."""
+        if isinstance(task, _worker._ResumeIteration):
+            self._has_ended = False
+            with _Place(self):
+                self._shuffle_pipe(task.seed)
+                self._make_fetcher()
+            return task, None
+        if self._has_ended:
+            return None
+        number, index = task
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return number, failed
+        with _Place(self):
+            return number, self._fetched(index)
+
+    def _fetched(self, index: Any) -> Any:
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            if self._kind != dataloader._DatasetKind.Iterable:
+                return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+            self._has_ended = True
+            return _worker._IterableDatasetStopIteration(self._number)
+        except Exception:
+            return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+
+    def _shuffle_pipe(self, seed: int | None) -> None:
+        if isinstance(self._dataset, IterDataPipe) and seed is not None:
+            shared = torch.Generator()
+            shared.manual_seed(seed)
+            self._dataset = apply_random_seed(self._dataset, shared)
+
+    def _make_fetcher(self) -> None:
+        self._fetcher = dataloader._DatasetKind.create_fetcher(self._kind, self._dataset, *self._options)
+
+
+class _Place:
+    """While it lasts, this process is the worker's: its random states, and what ``get_worker_info`` says."""
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+
+    def __enter__(self) -> None:
+        self._outside = _random_states(), _worker._worker_info
+        if self._worker._states is not None:
+            _set_random_states(self._worker._states)
+            _worker._worker_info = self._worker._info
+
+    def __exit__(self, *_: Any) -> None:
+        self._worker._states = _random_states()
+        states, _worker._worker_info = self._outside
+        _set_random_states(states)
+
+
+def _random_states() -> Any:
+    return generators.current().settled().get_state(), random.getstate(), np.random.get_state()
+
+
+def _set_random_states(states: Any) -> None:
+    generators.current().restart().set_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])

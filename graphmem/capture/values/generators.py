@@ -1,0 +1,241 @@
+"""Random numbers of the host: PyTorch's own generator with the program's seeds, without drawing what nobody reads.
+
+``at::mt19937`` (ATen/core/MT19937RNGEngine.h) gives one 32-bit word a draw. How many words an initializer takes follows
+from its shape, so the generator is set ahead by that many: over short distances by drawing them, over long ones by the
+recurrence itself, which is linear over GF(2): the state after n steps is t**n modulo the characteristic polynomial,
+applied to the state (Matsumoto, Nishimura: Mersenne Twister, ACM TOMACS 8, 1998, with the polynomial on page 19;
+Haramoto et al.: Efficient jump ahead for F2-linear random number generators, INFORMS J. on Computing 20, 2008).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
+
+from graphmem.capture.values.tensors import HALF_TYPES
+
+#: What PyTorch's generator begins with where nobody seeds it (``default_rng_seed_val``, c10/core/GeneratorImpl.h).
+DEFAULT_SEED = 67280421310721
+#: Draws in place of PyTorch's default generator, which belongs to the process.
+_generator: Any = torch._C.Generator("cpu")
+
+_WORDS, _MIDDLE, _LOW_BITS = 624, 397, 31
+_TWIST = 0x9908B0DF
+_DEGREE = _WORDS * 32 - _LOW_BITS
+#: Words that are drawn rather than computed: so many take as long as a jump, less than a tenth of a second.
+_FAR = 1 << 22
+_CHUNK = 1 << 16
+#: Where the words left in the block, the position in it and the block stand in a generator's state
+#: (``CPUGeneratorImplStateLegacy``, ATen/CPUGeneratorImpl.cpp).
+_LEFT, _NEXT, _BLOCK = slice(8, 12), slice(16, 24), slice(24, 24 + 8 * _WORDS)
+
+
+class HostGenerator:
+    """The capture's default generator, and how far it is behind the program's."""
+
+    def __init__(self, seed: int = DEFAULT_SEED) -> None:
+        self._behind = 0
+        self._state: torch.Tensor | None = None
+        self.generator = _generator
+        self.generator.manual_seed(seed)
+
+    def settled(self) -> Any:
+        """The generator where the program's stands now, to be drawn from."""
+        self._state = None
+        if self._behind:
+            words, self._behind = self._behind, 0
+            advance(self.generator, words)
+        return self.generator
+
+    def skip(self, words: int) -> None:
+        """The program draws so many words that nobody looks at."""
+        self._behind += words
+
+    def mark(self) -> Mark:
+        """Where the program's generator stands now."""
+        if self._state is None:
+            self._state = self.generator.get_state()
+        return Mark(self._state, self._behind)
+
+    def restart(self) -> Any:
+        """The generator, for somebody who sets its state."""
+        self._behind, self._state = 0, None
+        return self.generator
+
+
+class Mark:
+    """A point in a generator's sequence."""
+
+    __slots__ = ("_ahead", "_state")
+
+    def __init__(self, state: torch.Tensor, ahead: int) -> None:
+        self._state = state
+        self._ahead = ahead
+
+    def generator(self) -> Any:
+        """A generator that stands there."""
+        generator: Any = torch._C.Generator("cpu")
+        generator.set_state(self._state)
+        advance(generator, self._ahead)
+        return generator
+
+
+_current: list[HostGenerator] = [HostGenerator()]
+
+
+def new_generator() -> HostGenerator:
+    """The generator of the capture that begins; it draws the same numbers in every capture."""
+    _current[0] = HostGenerator()
+    return _current[0]
+
+
+def current() -> HostGenerator:
+    """The generator of the running capture."""
+    return _current[0]
+
+
+@contextlib.contextmanager
+def in_place_of_default(generator: Any) -> Iterator[None]:
+    """For operators that take no generator: PyTorch's default one stands where ``generator`` does, and what is drawn
+    moves that one on. No mode may be on."""
+    default = torch.default_generator
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+# --- how much operators draw ------------------------------------------------------------------------------------------
+
+
+def words_of_uniform(numel: int, dtype: torch.dtype) -> int:
+    """Words that ``uniform_`` draws: one an element, two for a double (``uniform_real_distribution``,
+    ATen/core/DistributionsHelper.h)."""
+    return numel * (2 if dtype is torch.float64 else 1)
+
+
+def words_of_normal(numel: int, dtype: torch.dtype) -> int | None:
+    """Words that ``normal_`` draws for a contiguous tensor: as uniform ones, and the last 16 once more where their
+    number is not a multiple of 16 (``normal_fill``, ATen/native/cpu/DistributionTemplates.h; of 16-bit floats the first
+    time without the incomplete block). None below 16 elements, which are drawn one by one, every second from what the
+    first left."""
+    if numel < 16:
+        return None if numel else 0
+    rest = numel % 16
+    if rest:
+        numel += 16 - (rest if dtype in HALF_TYPES else 0)
+    return words_of_uniform(numel, dtype)
+
+
+# --- setting a generator ahead ----------------------------------------------------------------------------------------
+
+
+def advance(generator: Any, words: int) -> None:
+    """Set a CPU generator ahead by ``words`` draws of 32 bits."""
+    with _disable_current_modes(), unset_fake_temporarily():
+        state = generator.get_state().numpy()
+        in_block = int(state[_LEFT].view(np.int32)[0]) - 1
+        if words - in_block > _FAR:
+            blocks = (words - in_block - 1) // _WORDS
+            _to_end_of_block(state, blocks)
+            generator.set_state(torch.from_numpy(state))
+            words -= in_block + blocks * _WORDS
+        scratch = torch.empty(min(words, _CHUNK))
+        while words > 0:
+            count = min(words, _CHUNK)
+            scratch[:count].uniform_(generator=generator)
+            words -= count
+
+
+def _to_end_of_block(state: NDArray[np.uint8], blocks: int) -> None:
+    """The state after all of ``blocks`` further blocks has been drawn."""
+    block = state[_BLOCK].view(np.uint64)
+    # The first word's low bits are none of the recurrence's: the last block is made by it.
+    jumped = _jumped(block.astype(np.uint32), (blocks - 1) * _WORDS)
+    block[:] = _sequence(jumped, 2 * _WORDS)[_WORDS:]
+    state[_LEFT].view(np.int32)[0] = 1
+    state[_NEXT].view(np.uint64)[0] = _WORDS
+
+
+def _jumped(block: NDArray[np.uint32], steps: int) -> NDArray[np.uint32]:
+    power = _power_of_t(steps)
+    sequence = _sequence(block, _DEGREE + _WORDS)
+    bits = np.unpackbits(np.frombuffer(power.to_bytes(_DEGREE // 8 + 1, "little"), np.uint8), bitorder="little")
+    result = np.zeros(_WORDS, np.uint32)
+    windows = np.lib.stride_tricks.sliding_window_view(sequence, _WORDS)
+    for some in np.array_split(np.flatnonzero(bits), 16):
+        result ^= np.bitwise_xor.reduce(windows[some], axis=0)
+    return result
+
+
+def _sequence(block: NDArray[np.uint32], length: int) -> NDArray[np.uint32]:
+    """``length`` words of the recurrence, the block's first, before they are tempered."""
+    words = np.empty(length, np.uint32)
+    words[:_WORDS] = block
+    reach = _WORDS - _MIDDLE  # so many words follow from those that are there
+    for start in range(_WORDS, length, reach):
+        count = min(reach, length - start)
+        oldest = words[start - _WORDS : start - _WORDS + count + 1]
+        mixed = (oldest[:-1] & np.uint32(0x80000000)) | (oldest[1:] & np.uint32(0x7FFFFFFF))
+        twisted = (mixed >> np.uint32(1)) ^ np.where(mixed & np.uint32(1), np.uint32(_TWIST), np.uint32(0))
+        words[start : start + count] = words[start - reach : start - reach + count] ^ twisted
+    return words
+
+
+# --- polynomials over GF(2), as integers whose bits are the coefficients ----------------------------------------------
+
+
+def _power_of_t(exponent: int) -> int:
+    """t**exponent modulo the characteristic polynomial."""
+    squarings = max(0, exponent.bit_length() - _DEGREE.bit_length() + 1)
+    power = 1 << (exponent >> squarings)
+    for position in reversed(range(squarings)):
+        square = int(f"{power:b}", 4)  # a zero between every two coefficients
+        power = _reduced(square << (exponent >> position & 1))
+    return power
+
+
+def _reduced(polynomial: int) -> int:
+    while polynomial >> _DEGREE:
+        high = polynomial >> _DEGREE
+        polynomial &= (1 << _DEGREE) - 1
+        for exponent in _lower_terms():
+            polynomial ^= high << exponent
+    return polynomial
+
+
+@cache
+def _lower_terms() -> tuple[int, ...]:
+    """Exponents of the characteristic polynomial, its leading one left out."""
+    word, before = (1 << _WORDS) | (1 << _MIDDLE), (1 << (_WORDS - 1)) | (1 << (_MIDDLE - 1))
+    whole = _product(word, _power(before, _LOW_BITS))
+    for bit in range(32):
+        if _TWIST >> bit & 1:
+            whole ^= 1 if bit == _LOW_BITS else _product(word, _power(before, _LOW_BITS - 1 - bit))
+    return tuple(exponent for exponent in range(_DEGREE) if whole >> exponent & 1)
+
+
+def _power(base: int, exponent: int) -> int:
+    result = 1
+    for _ in range(exponent):
+        result = _product(base, result)
+    return result
+
+
+def _product(sparse: int, other: int) -> int:
+    result = 0
+    while sparse:
+        result ^= other << (sparse.bit_length() - 1)
+        sparse ^= 1 << (sparse.bit_length() - 1)
+    return result
