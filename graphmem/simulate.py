@@ -128,7 +128,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
             f"{setting.device.name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}"
         )
     assumptions.extend(version_notes(setting.torch_version, made.installed_version))
-    diagnostics = [Diagnostic("note", message) for message in made.refusals]
+    diagnostics = [Diagnostic("assumed", message, count) for message, count in made.decided.items()]
+    diagnostics.extend(Diagnostic("note", message) for message in made.refusals)
     diagnostics.extend(Diagnostic("unknown", message, count) for message, count in made.unknown.items())
     details: dict[str, Any] = {}
     if made.ending is not None:

@@ -18,10 +18,12 @@ from graphmem.training import (
     AMP_DTYPES,
     COMPILE_MODES,
     DTYPES,
+    MOST_HOST_MIB,
     OPTIMIZERS,
     DataParallel,
     Inference,
     Training,
+    parse_assumption,
     parse_optimizer_arg,
 )
 from graphmem.units import MIB, parse_bytes
@@ -75,7 +77,19 @@ _STEP_OPTIONS = (
         "--data-dependent",
         type=float,
         metavar="SHARE",
-        help="How much nonzero, boolean masks and unique select, e.g. 0.25. Default: such operators are refused.",
+        help="How much nonzero, boolean masks and unique select where it is not known, e.g. 0.25. Default: all.",
+    ),
+    click.option(
+        "--assume",
+        multiple=True,
+        metavar="FILE.py:LINE=VALUE",
+        help="What a line reads of unknown data: a number, true, false, or how many it selects. Repeatable.",
+    ),
+    click.option(
+        "--host-values",
+        type=click.IntRange(0, MOST_HOST_MIB),
+        metavar="MIB",
+        help="Host tensors up to this size hold real data, eight times as much together. Default 64.",
     ),
 )
 
@@ -199,17 +213,18 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     chosen = [written for name, written in _TRAINING_ONLY.items() if _is_given(given[name])]
     training = given["training"]
     mode = given["compile_mode"] or ("default" if given["compile_"] else None)
+    values = _values(given)
     if model.startswith("zoo:") and not chosen and given["dtype"] is None and given["amp"] is None:
         from graphmem.sources.zoo import usual_step
 
         usual = usual_step(model.removeprefix("zoo:"), training=training is not False)
-        return replace(usual, data_dependent=given["data_dependent"] or usual.data_dependent, compile=mode)
+        return replace(usual, data_dependent=given["data_dependent"] or usual.data_dependent, compile=mode, **values)
     if training is None:
         training = bool(chosen) or Path(model).suffix.lower() != ".onnx"
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
-        return Inference(given["dtype"] or "fp32", given["amp"], given["data_dependent"], mode)
+        return Inference(given["dtype"] or "fp32", given["amp"], given["data_dependent"], mode, **values)
     return Training(
         optimizer=given["optimizer"] or "adamw",
         optimizer_args=tuple(parse_optimizer_arg(text) for text in given["optimizer_arg"]),
@@ -223,7 +238,16 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         world_size=given["world_size"],
         data_dependent=given["data_dependent"],
         compile=mode,
+        **values,
     )
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of values: of lines, and how much of the host is real."""
+    values: dict[str, Any] = {"assume": tuple(parse_assumption(text) for text in given["assume"])}
+    if given["host_values"] is not None:
+        values["host_values_mb"] = given["host_values"]
+    return values
 
 
 def _data_parallel(given: Mapping[str, Any]) -> DataParallel | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.estimate import Diagnostic, Estimate, Moment, Timeline
-from graphmem.reports.text import WORDS, clean, levels_of
+from graphmem.reports.text import DECIDED, WORDS, clean, levels_of
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
 
@@ -53,6 +53,9 @@ def _sections(estimate: Estimate) -> Iterator[str]:
     about = (("step", estimate.step), ("runtime", estimate.runtime), ("allocator", estimate.allocator))
     yield _table((), [*about, ("gpu", estimate.gpu)])
     yield _verdict(estimate)
+    decided = [_said(one) for one in estimate.diagnostics if one.kind == "assumed"]
+    if decided:
+        yield _heading(DECIDED) + _list(decided)
     yield _heading("Peak memory, each level's own maximum over the run") + _levels(estimate)
     if estimate.timeline is not None and len(estimate.timeline.reserved_bytes):
         yield _heading("Over the events of the run") + _timeline(estimate, estimate.timeline)

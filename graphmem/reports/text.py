@@ -42,6 +42,9 @@ WORDS = {
     "CONTEXT": "context (device - reserved)",
 }
 
+#: Over assumed values that decide sizes or branches.
+DECIDED = "Assumed: your data decides here (--assume FILE:LINE=VALUE)"
+
 _DIAGNOSTIC_TITLES = (
     ("unknown", "Unknown: counted, not modelled"),
     ("warning", "Warnings"),
@@ -91,6 +94,7 @@ def clean(text: object) -> str:
 def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableType]:
     yield _title(estimate)
     yield _verdict(estimate)
+    yield from _decided(estimate)
     yield _levels(estimate)
     yield _breakdown(estimate)
     yield _moment(estimate, len(estimate.top) if details else top)
@@ -256,6 +260,13 @@ def _remarks(estimate: Estimate) -> Iterator[RenderableType]:
         found = [_diagnostic(d) for d in estimate.diagnostics if d.kind == kind]
         if found:
             yield _section(title, *_bullets(found))
+
+
+def _decided(estimate: Estimate) -> Iterator[RenderableType]:
+    """Before the figures that depend on it: what was assumed of data that decides a size or a branch."""
+    found = [_diagnostic(d) for d in estimate.diagnostics if d.kind == "assumed"]
+    if found:
+        yield _section(DECIDED, *_bullets(found))
 
 
 def _diagnostic(diagnostic: Diagnostic) -> str:

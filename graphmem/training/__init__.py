@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ __all__ = [
     "amp_named",
     "check_optimizer",
     "dtype_named",
+    "parse_assumption",
     "parse_optimizer_arg",
     "parse_value",
 ]
@@ -47,6 +49,11 @@ AMP_DTYPES = ("bf16", "fp16")
 
 #: Modes of ``torch.compile``.
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+#: What a line can be told to read.
+Assumed = int | float | bool
+#: The largest budget of one host tensor, in MiB.
+MOST_HOST_MIB = 1 << 16
 
 #: How gradients are cleared: dropped (PyTorch's default), or filled with zeros and kept.
 ZERO_GRAD = ("set_to_none", "zeros")
@@ -69,7 +76,10 @@ class Training:
         ddp: data-parallel training, or None for a single process.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         data_dependent: the share of candidates, above 0 and at most 1, that operators select whose result's size is
-            data (``nonzero``, boolean masks, ``unique``); None refuses them.
+            data (``nonzero``, boolean masks, ``unique``) and is not known; None takes all of them.
+        assume: what lines read of unknown data, as ``("train.py:31", 300)`` pairs or a mapping: a number or a boolean,
+            or how many elements an operator there selects.
+        host_values_mb: how much of host tensors is real, in MiB: of one, and eight times as much of all together.
         compile: mode of ``torch.compile``, one of :data:`COMPILE_MODES`, or None for eager mode.
 
     Raises:
@@ -88,6 +98,8 @@ class Training:
     world_size: int | None = None
     data_dependent: float | None = None
     compile: str | None = None
+    assume: tuple[tuple[str, Assumed], ...] = ()
+    host_values_mb: int = 64
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -101,6 +113,8 @@ class Training:
         if clip is not None and not (_is_number(clip) and clip > 0):
             raise UsageError(f"clip_grad_norm is a number above 0 or None, not {clip!r}")
         _check_share(self.data_dependent)
+        object.__setattr__(self, "assume", _checked_assumptions(self.assume))
+        _check_budget(self.host_values_mb)
         _check_compile(self.compile)
         if self.zero_grad not in ZERO_GRAD:
             raise UsageError(f"unknown zero_grad {self.zero_grad!r}; accepted: {', '.join(ZERO_GRAD)}")
@@ -142,18 +156,22 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent`` and ``compile`` as in
-    :class:`Training`; raises :class:`UsageError`."""
+    """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent``, ``compile``, ``assume`` and
+    ``host_values_mb`` as in :class:`Training`; raises :class:`UsageError`."""
 
     dtype: str = "fp32"
     amp: str | None = None
     data_dependent: float | None = None
     compile: str | None = None
+    assume: tuple[tuple[str, Assumed], ...] = ()
+    host_values_mb: int = 64
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         object.__setattr__(self, "amp", amp_named(self.amp))
         _check_share(self.data_dependent)
+        object.__setattr__(self, "assume", _checked_assumptions(self.assume))
+        _check_budget(self.host_values_mb)
         _check_compile(self.compile)
 
     def describe(self, weights: str | None = None) -> str:
@@ -198,6 +216,42 @@ def _check_compile(mode: object) -> None:
 def _check_share(share: object) -> None:
     if share is not None and not (_is_number(share) and 0 < share <= 1):  # type: ignore[operator]
         raise UsageError(f"data_dependent is a share above 0 and at most 1, or None, not {share!r}")
+
+
+def parse_assumption(text: str) -> tuple[str, Assumed]:
+    """``FILE.py:LINE=VALUE`` as a pair. Raises :class:`UsageError`."""
+    place, equals, value = text.rpartition("=")
+    words = {"true": True, "false": False}
+    known: Assumed | None = words.get(value.strip().lower())
+    if known is None:
+        try:
+            known = float(value) if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value) else int(value)
+        except ValueError:
+            known = math.nan
+    if not equals or (not isinstance(known, bool) and not math.isfinite(known)):
+        raise UsageError(
+            f"--assume is FILE.py:LINE=VALUE with a number, true or false, as train.py:31=300, not {text!r}"
+        )
+    return _checked_assumptions(((place.strip(), known),))[0]
+
+
+def _checked_assumptions(given: object) -> tuple[tuple[str, Assumed], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        checked = tuple((str(place), value) for place, value in pairs)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise UsageError(f'assume is pairs as ("train.py:31", 300), not {given!r}') from None
+    for place, value in checked:
+        if not re.fullmatch(r"[^\0]+:[1-9][0-9]{0,8}", place):
+            raise UsageError(f"assume names lines as train.py:31, not {place!r}")
+        if not isinstance(value, bool) and not _is_number(value):
+            raise UsageError(f"{place} is assumed to be {value!r}; accepted: numbers, true, false")
+    return checked
+
+
+def _check_budget(mib: object) -> None:
+    if type(mib) is not int or not 0 <= mib <= MOST_HOST_MIB:
+        raise UsageError(f"host_values_mb is a whole number from 0 to {MOST_HOST_MIB}, not {mib!r}")
 
 
 def _is_number(value: object) -> bool:

@@ -9,11 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.host_values import LIMIT
 from graphmem.capture.values.known_values import KnownValues
 
 
-def patch_reading(patches: Patches, values: KnownValues) -> None:
+def patch_reading(patches: Patches, values: KnownValues, assumed: AssumedValues) -> None:
     """Let programs read what is known of a tensor; of any other, what ``.item()`` would assume stands for each element.
 
     An array shares its memory with the host tensor that it is of, as PyTorch's does.
@@ -22,14 +23,16 @@ def patch_reading(patches: Patches, values: KnownValues) -> None:
     patches.set(torch.Tensor, "tolist", _to_list(torch.Tensor.tolist, values))
     patches.set(torch.Tensor, "__repr__", _repr(torch.Tensor.__repr__, values))
     patches.set(torch.Tensor, "__format__", _format(torch.Tensor.__format__))
+    item = torch.Tensor.item
+    patches.set(torch.Tensor, "item", lambda self: assumed.followed(lambda: item(self)))
+    for name, how in (("__bool__", "bool"), ("__int__", "int"), ("__index__", "index")):
+        patches.set(torch.Tensor, name, _read_as(getattr(torch.Tensor, name), how, assumed))
 
 
 def _numpy(original: Any, values: KnownValues) -> Any:
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not isinstance(self, FakeTensor):
             return original(self, force=force)
-        import numpy
-
         if force:
             self = self.detach().cpu()
         if self.is_cuda:
@@ -40,25 +43,41 @@ def _numpy(original: Any, values: KnownValues) -> Any:
         if known is not None:
             with _disable_current_modes():
                 return original(known)
-        dtype = numpy.dtype(str(self.dtype).removeprefix("torch."))
-        if self.numel() == 0:
-            return numpy.empty(tuple(self.shape), dtype)
-        value = numpy.asarray(self.new_empty(()).item(), dtype)
-        assumed = numpy.broadcast_to(value, tuple(self.shape))
-        return assumed.copy() if self.numel() <= LIMIT else assumed
+        return _assumed(self)
 
     return numpy
+
+
+def _assumed(tensor: torch.Tensor) -> Any:
+    """An array of what is assumed of each element."""
+    import numpy
+
+    is_half = tensor.dtype is torch.bfloat16  # numpy has none
+    dtype = numpy.dtype("float32" if is_half else str(tensor.dtype).removeprefix("torch."))
+    if tensor.numel() == 0:
+        return numpy.empty(tuple(tensor.shape), dtype)
+    value = numpy.asarray(tensor.new_empty(()).item(), dtype)
+    array = numpy.broadcast_to(value, tuple(tensor.shape))
+    return array.copy() if tensor.numel() <= LIMIT else array
 
 
 def _to_list(original: Any, values: KnownValues) -> Any:
     def tolist(self: torch.Tensor) -> Any:
         known = values.of(self) if isinstance(self, FakeTensor) else None
         if known is None:
-            return original(self)
+            return original(self) if not isinstance(self, FakeTensor) else _assumed(self).tolist()
         with _disable_current_modes():
             return original(known)
 
     return tolist
+
+
+def _read_as(original: Any, how: str, assumed: AssumedValues) -> Any:
+    def read(self: torch.Tensor) -> Any:
+        with assumed.reading(how):
+            return original(self)
+
+    return read
 
 
 def _repr(original: Any, values: KnownValues) -> Any:

@@ -1,7 +1,6 @@
-"""Results whose size is data: ``nonzero``, boolean masks, ``unique``. The user says how much they select.
-
-Without that share such operators are refused, as PyTorch's fake tensors do. Where the program itself says the size (the
-gradient of a masked selection, counts with ``minlength``), no share is needed.
+"""Results whose size is data: ``nonzero``, boolean masks, ``unique``. What is known is counted; else they select all
+that they can, or what the user says. Where the program itself says the size (the gradient of a masked selection, counts
+with ``minlength``), nothing is assumed.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ _aten = torch.ops.aten
 
 
 def outputs_of(func: Any, selection: Selection, args: Any, kwargs: Any) -> Any:
-    """What an operator of :data:`SELECTING` returns, by its rules of shape; None where its size stays unknown."""
+    """What an operator of :data:`SELECTING` returns, by its rules of shape."""
     return SELECTING[func](selection, *args, **kwargs)
 
 
-def _nonzero(selection: Selection, self: Tensor) -> Tensor | None:
-    rows = selection.rows(self.numel())
-    return None if rows is None else self.new_empty((self.dim(), rows), dtype=torch.int64).t()
+def _nonzero(selection: Selection, self: Tensor) -> Tensor:
+    rows = selection.rows(self.numel(), "nonzero, or a mask,")
+    return self.new_empty((self.dim(), rows), dtype=torch.int64).t()
 
 
 def _unique(
@@ -35,9 +34,7 @@ def _unique(
     return_counts: bool = False,
 ) -> Any:
     del sorted
-    rows = selection.rows(self.numel())
-    if rows is None:
-        return None
+    rows = selection.rows(self.numel(), "unique")
     inverse = self.new_empty(self.shape if return_inverse else (0,), dtype=torch.int64)
     return self.new_empty(rows), inverse, self.new_empty(rows if return_counts else 0, dtype=torch.int64)
 
@@ -68,9 +65,7 @@ def _unique_dim(
 ) -> Any:
     del sorted
     length = self.shape[dim]
-    rows = selection.rows(length)
-    if rows is None:
-        return None
+    rows = selection.rows(length, "unique")
     shape = list(self.shape)
     shape[dim] = rows
     counts = self.new_empty(rows if return_counts else 0, dtype=torch.int64)
@@ -84,20 +79,19 @@ def _unique_dim_consecutive(
     return _unique_dim(selection, self, dim, True, return_inverse, return_counts)
 
 
-def _bincount(selection: Selection, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor | None:
+def _bincount(selection: Selection, self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """As long as ``minlength``, which models set to the number of classes or experts."""
-    length = minlength or selection.rows(self.numel())
-    if length is None:
-        return None
-    length = max(1, length)
+    length = max(1, minlength or selection.rows(self.numel(), "bincount"))
     if weights is None:
         return self.new_empty(length, dtype=torch.int64)
     return self.new_empty(length, dtype=weights.dtype if weights.dtype is torch.float32 else torch.float64)
 
 
-def _repeat_interleave(selection: Selection, repeats: Tensor, output_size: int | None = None) -> Tensor | None:
-    rows = output_size if output_size is not None else selection.exact
-    return None if rows is None else repeats.new_empty(rows)
+def _repeat_interleave(selection: Selection, repeats: Tensor, output_size: int | None = None) -> Tensor:
+    rows = (
+        output_size if output_size is not None else selection.rows(repeats.numel(), "repeat_interleave, of each once,")
+    )
+    return repeats.new_empty(rows)
 
 
 #: Operators of PyTorch whose outputs' size is data -> their outputs for a given selection.

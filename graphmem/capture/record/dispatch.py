@@ -263,40 +263,40 @@ def _formula_on_card(mode: RecordingMode, call: OperatorCall) -> Any:
 
 
 def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
-    if call.in_backward:
-        return NOT_HANDLED
-    if call.func in COMPARISONS and on_device(call.args):
+    if call.func in COMPARISONS and on_device(call.args) and not call.in_backward:
         with mode:
             COMPARISONS[call.func](*call.args, **call.kwargs)
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
     if known is not None:
         mode.recorder.refuse_in_graph_capture("a tensor's value is read back", call.args[0])
         return known
-    value = _read_back(mode.recorder, call.func is _ITEM, call.args[0])
-    return NOT_HANDLED if value is None else value
+    return _read_back(mode.recorder, call.func is _ITEM, call.args[0])
 
 
 def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
-    """What reading a tensor's data gives; None where the step must not go on without them."""
+    """What reading a tensor's unknown data gives."""
     recorder.refuse_in_graph_capture("a tensor's value is read back", tensor)
     value = device_values.known(tensor) if is_item else None
-    if value is None and device_values.is_validation(tensor):
+    if value is not None:
+        return value
+    if device_values.is_validation(tensor):
         recorder.assumed[device_values.VALID] += 1
         return True
     answer = device_values.answered()
-    if value is None and answer is not None:
+    if answer is not None:
         value, remark = answer
         recorder.assumed[remark] += 1
         return value
-    in_module = recorder.attribution.module_depth > 0
-    if value is not None or (in_module and recorder.selection.share is None):
-        return value
     device_values.refuse_decisions()
-    if in_module:
-        recorder.assumed[device_values.ASSUMED_IN_MODEL] += 1
-    else:
-        recorder.values_assumed += 1
-    return device_values.assumed(tensor) if is_item else False
+    value = device_values.of_descent(tensor) if is_item else None
+    if value is not None:
+        recorder.assumed_values.logged += 1
+        return value
+    if not is_item or tensor.dtype is torch.bool:
+        return recorder.assumed_values.answer(recorder.iteration)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return recorder.assumed_values.number()
+    return recorder.assumed_values.whole_number()
 
 
 def _lists_in_subscript(mode: RecordingMode, call: OperatorCall) -> Any:

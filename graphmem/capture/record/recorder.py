@@ -24,6 +24,7 @@ from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import on_device
@@ -45,6 +46,8 @@ class Recorder:
         workspaces: Workspaces,
         graph: GraphRecorder | None = None,
         selection: Selection | None = None,
+        values: KnownValues | None = None,
+        assumed_values: AssumedValues | None = None,
     ) -> None:
         self.card = card
         self.storages = Storages(builder)
@@ -52,10 +55,10 @@ class Recorder:
         self.attribution = Attribution(self.storages)
         self.births = Births(self.storages, card, workspaces, graph)
         self.composites: dict[Any, Callable[..., Any]] = {}
-        self.selection = selection or Selection(None)
+        self.assumed_values = assumed_values or AssumedValues()
+        self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
-        self.values = KnownValues()
-        self.values_assumed = 0
+        self.values = values or KnownValues()
         self.unmodelled: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
         self.notes: list[str] = []  # remarks for the reader

@@ -220,8 +220,15 @@ LAYERS: tuple[Layer, ...] = (
         "read-back",
         "device/reading_values",
         "numpy, lists and logs read values outside the dispatcher: those that are known, else what is assumed",
-        ("torch.Tensor.numpy", "torch.Tensor.tolist", "torch.Tensor.__repr__", "torch.Tensor.__format__"),
-        _patching(lambda patches, context: patch_reading(patches, context.recorder.values)),
+        (
+            "torch.Tensor.numpy",
+            "torch.Tensor.tolist",
+            "torch.Tensor.item",
+            "torch.Tensor.__[bifr]*__",
+        ),
+        _patching(
+            lambda patches, context: patch_reading(patches, context.recorder.values, context.recorder.assumed_values)
+        ),
     ),
     Layer(
         "data loaders",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,12 +15,13 @@ from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.program.main_module import run_program
 from graphmem.capture.session.session import Captured, Session, capture, raised_by_program, speaks_of_memory
+from graphmem.capture.values.known_values import Budget
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
-from graphmem.units import format_bytes
+from graphmem.units import MIB, format_bytes
 
 #: The second call finds what the first one allocated.
 INFERENCE_ITERATIONS = 2
@@ -28,8 +29,9 @@ INFERENCE_ITERATIONS = 2
 
 @dataclass(frozen=True)
 class CapturedModel:
-    """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``cudnn`` is what was
-    asked, ``ending`` how a whole program ended, ``refusals`` say in words who was refused memory and went on."""
+    """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``decided`` assumed
+    values that decide sizes or branches; ``cudnn`` is what was asked, ``ending`` how a whole program ended,
+    ``refusals`` say in words who was refused memory and went on."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -40,6 +42,7 @@ class CapturedModel:
     cudnn: Cudnn | None = None
     ending: Ending | None = None
     refusals: tuple[str, ...] = ()
+    decided: dict[str, int] = field(default_factory=dict)
 
 
 def capture_model(
@@ -98,6 +101,8 @@ def capture_model(
         torch_version=torch_version,
         record_graph=record_graph,
         data_dependent=step.data_dependent,
+        assume=step.assume,
+        budget=Budget(step.host_values_mb * MIB, 8 * step.host_values_mb * MIB),
         cudnn=cudnn,
         world_size=world_size_of(step),
         leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
@@ -117,6 +122,7 @@ def capture_model(
         cudnn,
         endings[0] if endings else None,
         tuple(_in_words(captured)),
+        captured.decided,
     )
 
 

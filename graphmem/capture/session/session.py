@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,7 +28,9 @@ from graphmem.capture.session.error_messages import explained
 from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.threads import capturing
+from graphmem.capture.values.assumed_values import AssumedValues, Told
 from graphmem.capture.values.callers import raised_at
+from graphmem.capture.values.known_values import Budget, KnownValues
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
@@ -38,13 +40,16 @@ from graphmem.trace import Category, Trace, TraceBuilder
 
 @dataclass(frozen=True)
 class Captured:
-    """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for."""
+    """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for.
+
+    ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count)."""
 
     trace: Trace
     assumed: dict[str, int]
     graph: Any | None = None
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    decided: dict[str, int] = field(default_factory=dict)
 
 
 class Session:
@@ -85,14 +90,17 @@ def capture(
     cudnn: Cudnn | None = None,
     world_size: int | None = None,
     data_dependent: float | None = None,
+    assume: Told = (),
+    budget: Budget | None = None,
     told: set[str] | None = None,
     leave_after: int | None = None,
     memory: DeviceMemory | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
-    ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select; None refuses
-    them. ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
+    ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select where it is not
+    known; None for all. ``assume`` says of lines what they read; ``budget`` how much of host tensors is real.
+    ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
     one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
     own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
     what it asks of its memory, and refuses what exceeds it.
@@ -114,7 +122,9 @@ def capture(
 
         graph = GraphRecorder()
     workspaces = Workspaces(device.limits, torch_version, measured_bytes=device.cublas_workspace_bytes)
-    recorder = Recorder(builder, card, workspaces, graph, Selection(data_dependent))
+    assumed_values = AssumedValues(assume)
+    selection = Selection(data_dependent, assumed_values)
+    recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
     context = Context(Teller(device, set() if told is None else told), recorder, world_size, leave_after)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
@@ -134,15 +144,23 @@ def capture(
         recorder.stop()
     notes = (*context.compiled.notes(), *recorder.notes)
     operators = graph.graph if graph is not None else None
-    return Captured(builder.build(), assumed, operators, notes, refusals)
+    return Captured(builder.build(), assumed, operators, notes, refusals, dict(assumed_values.named))
 
 
 def _assumptions(recorder: Recorder) -> dict[str, int]:
     """What a capture had to assume, in words -> how often."""
     selection = recorder.selection
     assumed = dict(recorder.assumed + recorder.attribution.assumed)
-    if recorder.values_assumed:
-        assumed["values read back from the device by the training loop were assumed to be 1"] = recorder.values_assumed
+    logged, values = recorder.assumed_values.logged, recorder.values
+    if logged:
+        assumed["values that are read back for logs and checks were assumed to be 1, and checks to be passed"] = logged
+    for line in recorder.assumed_values.unused():
+        assumed[f"--assume {line}: nothing unknown was read there"] = 1
+    if values.exceeded:
+        assumed["host tensors exceeded the budget (--host-values) and have shapes only"] = values.exceeded
+    if values.guessed_draws:
+        guessed = "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"
+        assumed[guessed] = values.guessed_draws
     if selection.assumed:
         share = f"nonzero, boolean masks and unique were assumed to select {selection.share:.0%} of the candidates"
         assumed[share] = selection.assumed
@@ -163,10 +181,8 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
         where = recorder.current_source()
         operator = getattr(error, "func", "an operator")
         raise CaptureError(
-            f"{where}: {operator} needs the values of a tensor, and an analysis has only shapes. "
-            "Keep .item(), bool(tensor), nonzero() and masks that select out of the model's forward, "
-            "replace them by a fixed size for the analysis, or say with --data-dependent SHARE how much nonzero, masks "
-            "and unique select; numbers that are read back are then assumed to be 1"
+            f"{where}: {operator} needs the values of a tensor, and an analysis has only shapes; replace it by an "
+            "operator of a fixed size for the analysis"
         ) from None
     except UnsupportedOperatorException as error:
         reason = explained(error) or (

@@ -52,6 +52,18 @@ def user_line() -> str:
     return ""
 
 
+def user_place() -> tuple[str, str, int]:
+    """The same for a value that is read: ``file:line``, and the file and the line for who looks into the source."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        shown = "" if code.co_filename.startswith(_OWN_LOOP) else _shorten(code.co_filename)
+        if shown:
+            return f"{shown}:{frame.f_lineno}", code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", "", 0
+
+
 def raised_at(error: BaseException) -> str:
     """``file:line`` of the deepest line in an error's traceback that is the user's or a model library's; "" if none."""
     found = ""

@@ -2,8 +2,7 @@
 
 A learning rate kept in a tensor on the card was copied from a number: comparing it with another number has a known
 answer, and the optimizers ask (``if not 0.0 <= lr``). A tensor filled with a number is known too, and what follows from
-such tensors: generation keeps its list of unfinished sequences so. Everything else that a training loop reads back is
-data; a harmless constant is assumed, and counted.
+such tensors: generation keeps its list of unfinished sequences so.
 """
 
 from __future__ import annotations
@@ -45,7 +44,10 @@ _COMBINATIONS: dict[Any, Callable[..., Any]] = {
 }
 _NOT = _aten.bitwise_not.default
 #: Operators that keep the value of a filled tensor.
-_REDUCTIONS = {_aten.max.default, _aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim}
+_REDUCTIONS = {
+    _aten.max.default, _aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim, _aten._is_any_true.default,
+    _aten._is_all_true.default,
+}  # fmt: skip
 #: Whether a token ends its sequence (``transformers/generation/stopping_criteria.py``).
 _ENDS = _aten.isin.Tensor_Tensor
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
@@ -159,19 +161,9 @@ def known(tensor: torch.Tensor) -> Any:
     return value if value is not None and not tensor.is_inference() and version == tensor._version else None
 
 
-#: What the output says of values that a model reads back, where the user lets data be assumed (``--data-dependent``).
-ASSUMED_IN_MODEL = (
-    "values that the model reads back from the device were assumed to be 1, and its questions to be false"
-)
-
-
-def assumed(tensor: torch.Tensor) -> float | int | bool:
-    """What a training loop reads back for its log: no data exists, so a harmless constant."""
-    if tensor.dtype is torch.bool:
-        return False
-    if _descents and tensor.is_floating_point():
-        return next(_descents[-1])
-    return 1.0 if tensor.is_floating_point() else 1
+def of_descent(tensor: torch.Tensor) -> float | None:
+    """The loss that is read next in a descent; None outside one."""
+    return next(_descents[-1]) if _descents and tensor.is_floating_point() else None
 
 
 def is_validation(tensor: torch.Tensor) -> bool:

@@ -6,22 +6,26 @@ import contextlib
 import math
 from collections.abc import Iterator
 
+from graphmem.capture.values.assumed_values import AssumedValues
+
 
 class Selection:
-    """How many elements are selected: ``share`` of the candidates (above 0, at most 1), or None for "refuse"."""
+    """How many elements are selected: what the user says of the line, or ``share`` of the candidates (above 0, at most
+    1), or with None for the share all of them, which is noted."""
 
-    def __init__(self, share: float | None) -> None:
+    def __init__(self, share: float | None, values: AssumedValues | None = None) -> None:
         self.share = share
+        self._values = values or AssumedValues()
         self.assumed = 0
         self.distinct = 0  # sparse tensors whose indices were taken to be distinct
         self._exact: int | None = None
 
-    def rows(self, candidates: int) -> int | None:
-        """The number selected out of ``candidates``, rounded up; None where nobody knows."""
+    def rows(self, candidates: int, what: str = "a selection") -> int:
+        """The number selected out of ``candidates``, rounded up."""
         if self._exact is not None:
             return self._exact
-        if self.share is None:
-            return None
+        if self.share is None or self._values.is_told():
+            return self._values.selected(candidates, what)
         self.assumed += 1
         return math.ceil(self.share * candidates)
 

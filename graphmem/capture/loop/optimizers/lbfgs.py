@@ -30,11 +30,11 @@ def _descending(original: Callable[..., Any], recorder: Recorder) -> Callable[..
             recorder.enter("optimizer")
             return value
 
-        read_before = recorder.values_assumed
+        read_before = recorder.assumed_values.logged
         with device_values.descending():
             value = original(self, evaluate)
-        if recorder.values_assumed > read_before:
-            recorder.values_assumed = read_before
+        if recorder.assumed_values.logged > read_before:
+            recorder.assumed_values.logged = read_before
             recorder.assumed["steps of L-BFGS went on: every evaluation lowered the loss and entered the history"] += 1
         return value
 

@@ -1,0 +1,218 @@
+"""Values that a program reads and nobody knows: what they are taken to be, and which of them decide something.
+
+A number that is only written into a log is assumed quietly. One that becomes a size, an index, a bound or a branch is
+named with the line that reads it, for the top of the report, and the user may say there what it is (``--assume``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from graphmem.capture.values import callers, reading_lines
+
+#: Answers to the same question in one iteration after which the other one is given: a loop waits for it.
+_PATIENCE = 256
+
+Told = Sequence[tuple[str, "float | int | bool"]]
+
+
+class AssumedValues:
+    """The assumptions of one capture. ``told``: ``("train.py:31", 300)`` for lines whose value the user names."""
+
+    def __init__(self, told: Told = ()) -> None:
+        self._told = tuple(told)
+        self.used: set[str] = set()
+        self.logged = 0  # numbers that only reach a log
+        self.named: Counter[str] = Counter()
+        self._asked: Counter[tuple[str, int]] = Counter()
+        self._reading = ""
+        self._judged: dict[Any, Any] = {}
+        self._last_place: str | None = None
+
+    def unused(self) -> list[str]:
+        """Lines that the user names and where nothing unknown was read."""
+        return [line for line, _ in self._told if line not in self.used]
+
+    @contextmanager
+    def reading(self, how: str) -> Iterator[None]:
+        """Numbers that are read inside are read as ``index``, ``int`` or ``bool``."""
+        before, self._reading = self._reading, how
+        try:
+            yield
+        finally:
+            self._reading = before
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+
+    def told(self, place: str) -> Any:
+        """What the user says of a line; None for nothing."""
+        for line, value in self._told:
+            if place == line or place.endswith("/" + line):
+                self.used.add(line)
+                return value
+        return None
+
+    def is_told(self) -> bool:
+        """Whether the user says something of the line that runs now."""
+        return bool(self._told) and self.told(callers.user_place()[0]) is not None
+
+    def answer(self, iteration: int) -> bool:
+        """The answer to a question about unknown values."""
+        place, file, line = callers.user_place()
+        told = self.told(place)
+        if told is not None:
+            return bool(told)
+        passing = self._judge(reading_lines.passes_if, file, line)
+        if passing is not None:
+            self.logged += 1
+            return bool(passing)
+        key = place, iteration
+        self._asked[key] += 1
+        answer = self._asked[key] > _PATIENCE and bool(place)
+        if self._reading == "item" and self._judge(reading_lines.only_logs, file, line):
+            self.logged += 1
+        else:
+            self._name(place, f"a question about values is answered with {'yes' if answer else 'no'}")
+        return answer
+
+    def whole_number(self) -> int:
+        """A whole number that is read."""
+        place, file, line = callers.user_place()
+        told = self.told(place)
+        if told is not None:
+            return int(told)
+        if self._reading not in ("index", "bool") and self._judge(reading_lines.only_logs, file, line):
+            self.logged += 1
+        else:
+            self._name(place, "a whole number is taken to be 1")
+        return 1
+
+    def number(self) -> float:
+        """A floating-point number that is read."""
+        place, file, line = callers.user_place()
+        told = self.told(place)
+        if told is not None:
+            return float(told)
+        is_decisive = self._reading in ("index", "bool")
+        if self._reading == "int":
+            is_decisive = not self._judge(reading_lines.only_logs, file, line)
+        elif self._reading == "" and file:
+            is_decisive = not self._judge(reading_lines.only_logs, file, line, True)
+        self._last_place = place
+        if is_decisive:
+            self._name(place, "a number is taken to be 1")
+        else:
+            self.logged += 1
+        return 1.0
+
+    def followed(self, read: Callable[[], Any]) -> Any:
+        """What ``read`` returns; an assumed floating-point number as one that tells when it decides something."""
+        self._last_place = None
+        with self.reading("item"):
+            value = read()
+        if self._last_place is not None and type(value) is float:
+            return AssumedNumber.of(value, self, self._last_place)
+        return value
+
+    def _judge(self, judge: Callable[..., Any], *about: Any) -> Any:
+        key = judge, *about
+        if key not in self._judged:
+            self._judged[key] = judge(*about) if about[0] else None
+        return self._judged[key]
+
+    def selected(self, candidates: int, what: str) -> int:
+        """How many of some candidates are selected: all, unless the user says otherwise."""
+        place, _, _ = callers.user_place()
+        told = self.told(place)
+        if told is not None:
+            return max(0, int(told))
+        self._name(place, f"{what} takes all of {candidates:,}")
+        return candidates
+
+    def _name(self, place: str, what: str) -> None:
+        self.named[f"{place or 'a line that is not known'}: {what}"] += 1
+
+    def decides(self, place: str, how: str) -> None:
+        """A number that was read at ``place`` decides something."""
+        self._name(place, f"a number is taken to be 1; it decides {how}")
+
+
+class AssumedNumber(float):
+    """A number that was read of unknown data, and what is computed of it: it tells when it becomes a whole number or
+    decides a branch."""
+
+    _book: AssumedValues
+    _place: str
+
+    @classmethod
+    def of(cls, value: float, book: AssumedValues, place: str) -> AssumedNumber:
+        number = cls(value)
+        number._book, number._place = book, place
+        return number
+
+    def _decides(self, how: str) -> None:
+        self._book.decides(self._place, how)
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+    def __bool__(self) -> bool:
+        self._decides("a branch")
+        return float(self) != 0
+
+    def __hash__(self) -> int:
+        return float.__hash__(self)
+
+    def __int__(self) -> int:
+        self._decides("a whole number")
+        return int(float(self))
+
+    __trunc__ = __int__
+
+    def __floor__(self) -> int:
+        self._decides("a whole number")
+        return float(self).__floor__()
+
+    def __ceil__(self) -> int:
+        self._decides("a whole number")
+        return float(self).__ceil__()
+
+    def __round__(self, digits: Any = None) -> Any:
+        if digits is not None:
+            return round(float(self), digits)
+        self._decides("a whole number")
+        return round(float(self))
+
+
+def _computing(name: str) -> Any:
+    original = getattr(float, name)
+
+    def compute(self: AssumedNumber, *others: Any) -> Any:
+        result = original(self, *others)
+        return AssumedNumber.of(result, self._book, self._place) if type(result) is float else result
+
+    return compute
+
+
+def _comparing(name: str) -> Any:
+    original = getattr(float, name)
+
+    def compare(self: AssumedNumber, other: Any) -> Any:
+        is_check = other is self or (isinstance(other, float) and other in (float("inf"), float("-inf")))
+        if not is_check:  # whether it is finite
+            self._decides("a branch")
+        return original(self, other)
+
+    return compare
+
+
+for _operation in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    for _side in ("", "r"):
+        setattr(AssumedNumber, f"__{_side}{_operation}__", _computing(f"__{_side}{_operation}__"))
+for _operation in ("neg", "pos", "abs"):
+    setattr(AssumedNumber, f"__{_operation}__", _computing(f"__{_operation}__"))
+for _operation in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(AssumedNumber, f"__{_operation}__", _comparing(f"__{_operation}__"))

@@ -1,0 +1,198 @@
+"""Unknown values that decide something are named with the line that reads them; what only reaches a log is not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import math  # noqa: E402
+
+from torch import nn  # noqa: E402
+
+from graphmem import Inference, Training, analyze  # noqa: E402
+from graphmem.capture.session.session import Captured, capture  # noqa: E402
+from graphmem.errors import UsageError  # noqa: E402
+from graphmem.reports import text  # noqa: E402
+from graphmem.training import parse_assumption  # noqa: E402
+from tests.support.captures import H100, TORCH_VERSION  # noqa: E402
+
+
+def captured(step: Callable[[], Any], **options: Any) -> Captured:
+    return capture(lambda _: step(), source="test", device=H100, torch_version=TORCH_VERSION, **options)
+
+
+def lines(found: Captured) -> set[int]:
+    """Lines of this file that the capture names."""
+    return {int(place.split(":")[1]) for place in found.decided if place.startswith("tests/capture/test_assumed")}
+
+
+def planted(function: Callable[..., Any]) -> set[int]:
+    """Lines of a function that are marked as reads that decide."""
+    source, first = inspect.getsourcelines(function)
+    return {first + number for number, line in enumerate(source) if line.rstrip().endswith("# decides")}
+
+
+def unknown(length: int) -> Any:
+    """Numbers on the device that nobody knows."""
+    return torch.randn(length, 5000, device="cuda").sum(1)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.seen = 0
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        if y.sum() > 0:  # decides
+            y = y * 2
+        keep = int(y.argmax())  # decides
+        z = y[: keep + 1]
+        for _ in range(y.argmin().item()):  # decides
+            z = z + 1
+        self.seen += y.argmax(1).max().item()  # decides
+        assert torch.isfinite(y).all()  # a check
+        assert (y.abs() < 1e9).all()  # another
+        if not (y == y).all() or not (y < 3).any():  # decides
+            z = z - 1
+        return z.sum() + y[y > 0].sum()  # decides
+
+
+def _training() -> None:
+    model = Model().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    best, correct, losses = math.inf, 0, []
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8, device="cuda"))
+        loss.backward()
+        if loss.item() > 3:  # decides
+            optimizer.zero_grad()
+        return loss
+
+    def hook(gradient: Any) -> Any:
+        scale = gradient.norm().item()  # decides
+        return gradient * 0.5 if scale > 1 else gradient
+
+    model.linear.weight.register_hook(hook)
+    for step in range(2):
+        loss = closure()
+        optimizer.step()
+        value = loss.item()  # decides
+        if value < best:
+            best = value
+        losses.append(float(loss))
+        correct += (model.linear.weight.argmax(1) == 1).sum().item()
+        print(f"{step} {loss.item():.3f} {correct / 4}")
+    print(sum(losses) / len(losses), loss.tolist())
+
+
+def _sizes() -> None:
+    x = unknown(64)
+    torch.zeros(x.argmax().item(), device="cuda")  # decides
+    x[: x.argmax()]  # decides
+    n = x.argmax().item()  # decides
+    torch.empty(n + 1)
+    width = math.ceil(x.sum().item() * 2)  # decides
+    x.nonzero()  # decides
+    torch.unique(x)  # decides
+    torch.masked_select(x, x > 0)  # decides
+    rows = x.argsort()[:3].tolist()  # decides
+    [x[row] for row in rows]
+    while x.sum() > 10:  # decides
+        x = x / 2
+    while not (x > 3).all():  # decides
+        x = x + 1
+    if torch.equal(x, x + 1):  # decides
+        x = x + width
+    counts = x.argsort().cpu().numpy()  # decides
+    x[: counts[0]]
+    bool(x.any()) and x.add_(1)  # decides
+
+
+def test_reads_that_decide_are_named() -> None:
+    """Sizes, indices, bounds and branches, in modules, hooks, closures and loops: twenty and more, and none else."""
+    expected = planted(Model.forward) | planted(_training) | planted(_sizes)
+    found = captured(lambda: (_training(), _sizes()))
+    assert len(expected) >= 20
+    assert lines(found) == expected
+
+
+def test_what_is_logged_is_counted_only() -> None:
+    def step() -> None:
+        loss = unknown(3).requires_grad_().sum()
+        with torch.autograd.set_detect_anomaly(True):
+            loss.backward()
+        total, metrics = 0.0, {}
+        total += loss.item()
+        metrics["loss"] = loss.item()
+        print(f"{loss:.3f} {loss.item()} {total}", loss.argmax().item(), float(loss), metrics)
+        if math.isnan(loss.item()) or loss.item() == math.inf:
+            raise ValueError
+
+    found = captured(step)
+    assert not found.decided
+    assert any("read back for logs" in said for said in found.assumed)
+
+
+def test_a_line_can_be_told() -> None:
+    seen: list[Any] = []
+
+    def step() -> None:
+        x = unknown(64)
+        seen.append(x.argmax().item())
+        seen.append(tuple(x.nonzero().shape))
+        seen.append(bool((x > 0).any()))
+        seen.append(x.sum().item())
+
+    first = step.__code__.co_firstlineno + 2
+    told = [(f"test_assumed_values.py:{first + at}", value) for at, value in enumerate([7, 12, True, 2.5])]
+    found = captured(step, assume=(*told, ("nowhere.py:3", 1)))
+    assert seen == [7, (12, 1), True, 2.5]
+    assert not found.decided
+    assert [said for said in found.assumed if "nowhere.py:3" in said]
+
+
+def test_the_report_names_them_at_the_top() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x)
+            return y * 2 if y.max() > 1 else y
+
+    report = text.render(analyze(Branching(4, 4), torch.zeros(2, 4), iterations=1))
+    line = Branching.forward.__code__.co_firstlineno + 2
+    assert f"test_assumed_values.py:{line}: a question" in " ".join(report.split()).replace("/ ", "/")
+    assert report.index("your data decides here") < report.index("allocated")
+    told = Training(assume={f"test_assumed_values.py:{line}": True})
+    assert "your data decides" not in text.render(analyze(Branching(4, 4), torch.zeros(2, 4), training=told))
+
+
+@pytest.mark.parametrize(
+    ("given", "value"), [("a/train.py:31=300", 300), ("t.py:1=true", True), ("t.py:2=-0.5", -0.5), ("a=b.py:3=2", 2)]
+)
+def test_assumptions_are_read(given: str, value: Any) -> None:
+    place, read = parse_assumption(given)
+    assert (place, read) == (given.rpartition("=")[0], value)
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "=", "train.py=3", "train.py:0=3", "train.py:3=", "train.py:3=x", "a:3=nan", "3"]
+)
+def test_assumptions_that_are_none(given: str) -> None:
+    with pytest.raises(UsageError, match="assume"):
+        parse_assumption(given)
+
+
+@pytest.mark.parametrize("given", [3, [("train.py:3",)], [("train.py", 3)], {"train.py:3": "x"}])
+def test_settings_that_are_none(given: Any) -> None:
+    for kind in (Training, Inference):
+        with pytest.raises(UsageError, match="assume"):
+            kind(assume=given)
