@@ -72,7 +72,7 @@ class AssumedValues:
         key = place, iteration
         self._asked[key] += 1
         answer = self._asked[key] > _PATIENCE and bool(place)
-        if self._reading == "item" and self._judge(reading_lines.only_logs, file, line):
+        if self._reading and self._judge(reading_lines.only_logs, file, line, False, self._reading == "bool"):
             self.logged += 1
         else:
             self._name(place, f"a question about values is answered with {'yes' if answer else 'no'}")

@@ -32,7 +32,7 @@ _aten = torch.ops.aten
 #: does (masks of a batch of 128 sequences of 8,192 tokens fit); floats seldom do, and cost time.
 INTEGER_LIMIT, FLOAT_LIMIT = 1 << 20, 1 << 12
 #: Parameters with so few elements are configuration (a temperature, a scale), and keep their values.
-_SMALL_PARAMETER = 16
+_SMALL_PARAMETER = 1
 
 #: Random numbers that are drawn though nobody reads them, because nobody could count them: one or two seconds.
 _MOST_ASIDE = 1 << 26
@@ -132,7 +132,7 @@ class KnownValues:
         mirror = self._current(tensor)
         if mirror is None or mirror.is_blank or mirror.is_weight:
             return None
-        data = mirror.bytes or self._compute(mirror)
+        data = mirror.bytes if mirror.bytes is not None else self._compute(mirror)
         if data is None:
             self.forget(tensor)
             return None

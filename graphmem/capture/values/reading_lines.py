@@ -21,13 +21,15 @@ _GATHERS = {"append", "extend", "add"}
 _READS = {"item", "tolist", "numpy", "int", "float", "bool", "__int__", "__float__"}
 
 
-def only_logs(file: str, line: int, is_number: bool = False) -> bool:
+def only_logs(file: str, line: int, is_number: bool = False, is_question: bool = False) -> bool:
     """Whether what is read at this line of a file is only written down. ``is_number``: of floats, what is not seen to
-    decide is taken to be logged."""
+    decide is taken to be logged. ``is_question``: it is ``bool`` that reads, or a branch."""
     program = _parsed(file)
     if program is None:
         return is_number
     reads = program.reads_at(line)
+    if is_question:
+        reads = [node for node in reads if isinstance(node, ast.Call) and _name(node) == "bool"]
     return bool(reads or is_number) and all(_Use(program, is_number).is_harmless(node) for node in reads)
 
 
