@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import numpy as np  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info  # noqa: E402
 
 from graphmem.capture.values import generators  # noqa: E402
 from tests.support.captures import record  # noqa: E402
@@ -258,6 +260,57 @@ def test_what_the_issue_names() -> None:
     assert same(program)[0] == 300
 
 
+def _distributions() -> Any:
+    beta, normal = torch.distributions.Beta(0.4, 0.4), torch.distributions.Normal(0.0, 1.0)
+    chosen = torch.distributions.Categorical(torch.ones(4))
+    return float(beta.sample()), normal.sample((2,)).tolist(), chosen.sample((3,)).tolist()
+
+
+def _forked() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(9)
+        inside = torch.rand(3).tolist()
+    return inside, torch.rand(2, generator=torch.default_generator).tolist()
+
+
+def _mixed() -> Any:
+    """Real tensors and followed ones write into each other."""
+    real, followed = torch.arange(10), torch.zeros(10, dtype=torch.long)
+    real += followed + 1
+    followed[2:4] = real[2:4]
+    followed.numpy()[5] = 7
+    real[6:8] = followed[5]
+    counts = followed.scatter_add_(0, real % 3, real)
+    return real.tolist(), counts.tolist(), torch.equal(real, followed)
+
+
+def _masks() -> Any:
+    torch.manual_seed(4)
+    padded = nn.utils.rnn.pad_sequence([torch.randint(1, 9, (n,)) for n in (3, 7, 2)], True, -100)
+    mask = padded != -100
+    lengths = mask.sum(1)
+    return [int(n) for n in lengths], max(lengths).item(), tuple(padded[mask].shape), torch.where(mask)[1].tolist()
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "random_split": lambda: list(torch.utils.data.random_split(range(20), [15, 5])[0].indices),
+    "weighted sampler": lambda: list(torch.utils.data.WeightedRandomSampler([0.1, 0.9, 0.5], 10)),
+    "deep copy": lambda: copy.deepcopy(torch.randn(4, 5)).tolist(),
+    "pickle": lambda: pickle.loads(pickle.dumps(torch.randn(4, 5).to(torch.bfloat16))).tolist(),
+    "distributions": _distributions,
+    "forked generator": _forked,
+    "mixed": _mixed,
+    "masks": _masks,
+    "image": lambda: torch.from_numpy((torch.rand(3, 8, 8) * 255).byte().permute(1, 2, 0).numpy()).float().sum().item(),
+    "linear algebra": lambda: torch.linalg.inv(torch.eye(4) + torch.rand(4, 4)).tolist(),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_people_do_with_them(name: str) -> None:
+    same(PROGRAMS[name])
+
+
 class Ragged(Dataset[Any]):
     """Sequences of many lengths, with draws of every generator that a dataset uses."""
 
@@ -266,6 +319,16 @@ class Ragged(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.arange(index + 1), random.random(), float(np.random.rand()), torch.rand(1)
+
+
+class Numbers(IterableDataset[Any]):
+    """A stream that its workers share."""
+
+    def __iter__(self) -> Any:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for number in range(first, 11, step):
+            yield number + torch.rand(1).item()
 
 
 def _collate(items: list[Any]) -> Any:
@@ -291,3 +354,13 @@ def test_loaders_shuffle_as_they_would(workers: int, pinned: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # without an accelerator, nothing is pinned
         same(program)
+
+
+def test_workers_that_stay_and_streams() -> None:
+    def program() -> Any:
+        data = TensorDataset(torch.randn(10, 3), torch.arange(10))
+        loader = DataLoader(data, 3, shuffle=True, num_workers=2, persistent_workers=True, drop_last=True)
+        seen: list[Any] = [[(float(x.sum()), y.tolist()) for x, y in loader] for _ in range(2)]
+        return seen, [batch.tolist() for batch in DataLoader(Numbers(), 2, num_workers=3)]
+
+    same(program)

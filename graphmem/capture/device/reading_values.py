@@ -23,6 +23,7 @@ def patch_reading(patches: Patches, values: KnownValues, assumed: AssumedValues)
     patches.set(torch.Tensor, "tolist", _to_list(torch.Tensor.tolist, values))
     patches.set(torch.Tensor, "__repr__", _repr(torch.Tensor.__repr__, values))
     patches.set(torch.Tensor, "__format__", _format(torch.Tensor.__format__))
+    patches.set(torch.Tensor, "__reduce_ex__", _reduce(torch.Tensor.__reduce_ex__, values))
     item = torch.Tensor.item
     patches.set(torch.Tensor, "item", lambda self: assumed.followed(lambda: item(self)))
     for name, how in (("__bool__", "bool"), ("__int__", "int"), ("__index__", "index")):
@@ -90,6 +91,25 @@ def _repr(original: Any, values: KnownValues) -> Any:
         return text if not self.is_cuda else f"{text[:-1]}, device='cuda:0')"
 
     return repr_
+
+
+def _reduce(original: Any, values: KnownValues) -> Any:
+    def reduce(self: torch.Tensor, protocol: Any) -> Any:
+        is_host = isinstance(self, FakeTensor) and not self.is_cuda
+        known = values.of(self) if is_host and not values.is_weight(self) else None
+        if known is None:
+            return original(self, protocol)
+        with _disable_current_modes():
+            data = bytearray(known.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return _rebuilt, (data, self.dtype, tuple(self.shape), self.requires_grad)
+
+    return reduce
+
+
+def _rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    """A host tensor of pickled bytes."""
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape).requires_grad_(requires_grad)
 
 
 def _format(original: Any) -> Any:

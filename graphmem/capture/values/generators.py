@@ -106,7 +106,7 @@ def current() -> HostGenerator:
 def in_place_of_default(generator: Any) -> Iterator[None]:
     """For operators that take no generator: PyTorch's default one stands where ``generator`` does, and what is drawn
     moves that one on. No mode may be on."""
-    default = torch.default_generator
+    default = torch._C.default_generator
     before = default.get_state()
     default.set_state(generator.get_state())
     try:
@@ -114,6 +114,14 @@ def in_place_of_default(generator: Any) -> Iterator[None]:
     finally:
         generator.set_state(default.get_state())
         default.set_state(before)
+
+
+def named(generator: Any) -> Any:
+    """The generator that an operator is given, None for the program's default one: functions hold the process's as the
+    default of an argument (``torch.utils.data.random_split``)."""
+    if generator is None or generator._cdata in (torch._C.default_generator._cdata, current().generator._cdata):
+        return None  # the same one may have several Python objects
+    return generator
 
 
 # --- how much operators draw ------------------------------------------------------------------------------------------

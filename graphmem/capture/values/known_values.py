@@ -79,7 +79,8 @@ class _Operator:
         aliases = [returned.alias_info for returned in schema.returns]
         self.is_view = not self.written and bool(aliases) and all(alias is not None for alias in aliases)
         self.overwrites = schema.name in _OVERWRITING
-        self.is_random = torch.Tag.nondeterministic_seeded in func.tags
+        takes_generator = any(argument.name == "generator" for argument in schema.arguments)
+        self.is_random = takes_generator or torch.Tag.nondeterministic_seeded in func.tags
         self.is_unwritten = func in _UNWRITTEN
         known = func.namespace == "aten" and func not in _RESIZING
         self.follows = known and bool(schema.returns or self.written)
@@ -403,7 +404,7 @@ class KnownValues:
         mirror = self._current(target)
         is_weight = mirror is not None and mirror.is_weight
         words = _words(operator, target)
-        generator = kwargs.get("generator")
+        generator = generators.named(kwargs.get("generator"))
         if is_weight or not self._fits(target):
             if words is None:
                 words = self._drawn_for_nothing(func, args, kwargs, target)
@@ -596,7 +597,7 @@ def _words(operator: _Operator, target: FakeTensor) -> int | None:
 
 def _drawing(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A random operator on real tensors: it draws from the generator that it is given, else from the program's."""
-    if kwargs.get("generator") is not None:
+    if generators.named(kwargs.get("generator")) is not None:
         return func(*args, **kwargs)
     host = generators.current()
     with_generator = _with_generator(func)
