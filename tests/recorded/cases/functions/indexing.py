@@ -64,6 +64,7 @@ add("masked_select", lambda x, m: x.masked_select(m), X, index(64, 4096, dtype=B
 add("where", lambda m, x, y: torch.where(m, x, y), index(64, 4096, dtype=BOOL), X, X)
 add("where_mixed_types", lambda m, x, y: torch.where(m, x, y), index(64, 4096, dtype=BOOL), X, t(4096, dtype=BF16))
 add("where_scalar", lambda m, x: torch.where(m, x, 0.0), index(64, 4096, dtype=BOOL), X)
+add("nonzero", lambda x: x.nonzero(), X)
 add("bucketize", lambda x, b: torch.bucketize(x, b), X, t(100, grad=False), grad=False)
 add("searchsorted", lambda b, x: torch.searchsorted(b, x), t(100, grad=False), X, grad=False)
 add("bincount", lambda i: torch.bincount(i), index(1000))

@@ -49,4 +49,5 @@ add(
     lambda i: i.unique(return_inverse=True, return_counts=True),
     index(5000),
 )
+add("unique_float", lambda x: x.unique(), t(100000), grad=False)
 add("unique_rows_consecutive", lambda i: torch.unique_consecutive(i), index(5000))
