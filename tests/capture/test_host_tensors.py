@@ -96,6 +96,23 @@ def test_initializers_draw_as_many(name: str, dtype: Any) -> None:
     same(program)
 
 
+def test_draws_that_nobody_reads_wait() -> None:
+    """A batch is drawn and moved to the card, what is read later is drawn where it would be."""
+
+    def program() -> Any:
+        torch.manual_seed(5)
+        images = torch.randn(4, 3, 224, 224)
+        labels, order = torch.randint(0, 10, (64,)), torch.randperm(1000)
+        moved, flipped = labels.to(images.dtype) * 2, labels.view(8, 8)[0]
+        more, few = torch.rand(200_000), torch.randint(-3, 1 << 30, (5,))
+        state = torch.rand(3).tolist()
+        first = labels.sum().item()
+        labels[3] = 77  # what was made of it stays
+        return state, first, moved.tolist(), flipped.tolist(), order.tolist(), few.tolist(), float(more.sum())
+
+    same(program)
+
+
 def test_a_model_is_built_before_its_data_is_drawn() -> None:
     def program() -> Any:
         torch.manual_seed(1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,54 +38,72 @@ _CHUNK = 1 << 16
 _LEFT, _NEXT, _BLOCK = slice(8, 12), slice(16, 24), slice(24, 24 + 8 * _WORDS)
 
 
+class _Stretch:
+    """Draws that were counted and not made, one after the other: where they begin, and how far somebody has looked."""
+
+    __slots__ = ("_begin", "_reached")
+
+    def __init__(self, begin: torch.Tensor) -> None:
+        self._begin = begin
+        self._reached = 0, begin
+
+    def generator_at(self, words: int) -> Any:
+        """A generator that stands ``words`` behind the beginning."""
+        reached, state = self._reached if self._reached[0] <= words else (0, self._begin)
+        generator: Any = torch._C.Generator("cpu")
+        generator.set_state(state)
+        advance(generator, words - reached)
+        if words > self._reached[0]:
+            self._reached = words, generator.get_state()
+        return generator
+
+
+class Mark(NamedTuple):
+    """A point in a generator's sequence."""
+
+    stretch: _Stretch
+    words: int
+
+    def generator(self) -> Any:
+        """A generator that stands there."""
+        return self.stretch.generator_at(self.words)
+
+
 class HostGenerator:
     """The capture's default generator, and how far it is behind the program's."""
 
     def __init__(self, seed: int = DEFAULT_SEED) -> None:
         self._behind = 0
-        self._state: torch.Tensor | None = None
+        self._stretch: _Stretch | None = None
         self.generator = _generator
         self.generator.manual_seed(seed)
 
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether to draw now takes long: what is drawn should wait until it is read."""
+        return self._behind > _CHUNK
+
     def settled(self) -> Any:
         """The generator where the program's stands now, to be drawn from."""
-        self._state = None
-        if self._behind:
-            words, self._behind = self._behind, 0
-            advance(self.generator, words)
-        return self.generator
+        if self._behind and self._stretch is not None:
+            self.generator.set_state(self._stretch.generator_at(self._behind).get_state())
+        return self.restart()
 
     def skip(self, words: int) -> None:
         """The program draws so many words that nobody looks at."""
+        self.mark()
         self._behind += words
 
     def mark(self) -> Mark:
         """Where the program's generator stands now."""
-        if self._state is None:
-            self._state = self.generator.get_state()
-        return Mark(self._state, self._behind)
+        if self._stretch is None:
+            self._stretch = _Stretch(self.generator.get_state())
+        return Mark(self._stretch, self._behind)
 
     def restart(self) -> Any:
-        """The generator, for somebody who sets its state."""
-        self._behind, self._state = 0, None
+        """The generator, for somebody who sets its state, or draws."""
+        self._behind, self._stretch = 0, None
         return self.generator
-
-
-class Mark:
-    """A point in a generator's sequence."""
-
-    __slots__ = ("_ahead", "_state")
-
-    def __init__(self, state: torch.Tensor, ahead: int) -> None:
-        self._state = state
-        self._ahead = ahead
-
-    def generator(self) -> Any:
-        """A generator that stands there."""
-        generator: Any = torch._C.Generator("cpu")
-        generator.set_state(self._state)
-        advance(generator, self._ahead)
-        return generator
 
 
 _current: list[HostGenerator] = [HostGenerator()]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.values import generators
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.tensors import tensors_in
 
@@ -44,10 +45,10 @@ def computable(values: KnownValues, func: Any, args: Any, kwargs: Any) -> bool:
         return len(args[0]) == 0
     if _is_of_numbers(func, args):
         return True
-    if func in _ORDERS:
-        return bool(args[0] <= LIMIT)
-    if func in _INTEGERS:
-        return bool(math.prod(args[_INTEGERS[func]]) <= LIMIT)
+    if func in _ORDERS or func in _INTEGERS:
+        elements = args[0] if func in _ORDERS else math.prod(args[_INTEGERS[func]])
+        waits = generators.named(kwargs.get("generator")) is None and generators.current().is_far_behind
+        return bool(elements <= LIMIT) and not waits
     return (func in _RANGES and _length(func, args) <= LIMIT) or func is _aten.scalar_tensor.default
 
 

@@ -116,6 +116,7 @@ class KnownValues:
         self._held = 0
         self._aside = 0
         self._mirrors: dict[int, _Mirror] = {}
+        self._later: set[int] = set()  # storages whose values wait, and some that did
         self._stale: dict[int, Any] = {}  # real tensors that hold other values than the program's
         self._operators: dict[Any, _Operator] = {}
         with unset_fake_temporarily():
@@ -316,7 +317,10 @@ class KnownValues:
     def _computed(self, func: Any, args: Any, kwargs: Any, is_random: bool = False) -> Any:
         """``func`` on the host, writing into what is kept here; None where an argument is not known or it fails."""
         known: dict[int, torch.Tensor] = {}
-        for tensor in tensors_in((args, list(kwargs.values()))):
+        tensors = list(tensors_in((args, list(kwargs.values()))))
+        if self._later and any(isinstance(tensor, FakeTensor) and self._current(tensor) is None for tensor in tensors):
+            return None  # before what waits is computed in vain
+        for tensor in tensors:
             value = self.of(tensor)
             if value is None:
                 return None
@@ -337,8 +341,8 @@ class KnownValues:
     # --- values that wait ---------------------------------------------------------------------------------------------
 
     def _defer(self, func: Any, args: Any, kwargs: Any, out: FakeTensor) -> bool:
-        """Let the result of a large operator on the host wait, if one of its arguments does."""
-        if out.numel() <= LEAST or out.fake_device.type == "cuda" or not self._waits(args):
+        """Let the result of an operator wait, if one of its arguments does."""
+        if not self._later or not self._waits(args):
             return False
         mirror = self._mirror(out)
         waiting = None if mirror is None else self._waiting((args, kwargs))
@@ -347,6 +351,7 @@ class KnownValues:
         later = Deferred(func, waiting[0], waiting[1], out, False, None)
         if not later.may_wait:
             return False
+        self._later.add(out.untyped_storage()._cdata)
         mirror.later, mirror.is_blank = later, False
         return True
 
@@ -403,7 +408,7 @@ class KnownValues:
             return False
         mirror = self._current(target)
         is_weight = mirror is not None and mirror.is_weight
-        words = _words(operator, target)
+        words = _words(operator, func, args, target)
         generator = generators.named(kwargs.get("generator"))
         if is_weight or not self._fits(target):
             if words is None:
@@ -411,26 +416,35 @@ class KnownValues:
             self._skip(words, generator)
             if not is_weight:
                 self._forget_all([target])
-        elif words is not None and target.numel() > LEAST and generator is None and self._is_whole(target):
-            self._draw_later(operator, func, args, kwargs, target, words)
-        else:
+        elif (
+            words is None
+            or generator is not None
+            or not self._may_wait(target)
+            or not self._draw_later(operator, func, args, kwargs, target, words)
+        ):
             self._draw_now(operator, func, args, kwargs, target, out)
         return True
 
+    def _may_wait(self, target: FakeTensor) -> bool:
+        is_long = target.numel() > LEAST or generators.current().is_far_behind
+        return is_long and self._is_whole(target)
+
     def _draw_later(
         self, operator: _Operator, func: Any, args: Any, kwargs: Any, target: FakeTensor, words: int
-    ) -> None:
-        host = generators.current()
+    ) -> bool:
+        """Let a draw wait; False where it cannot, because another argument may change meanwhile."""
         mirror, with_generator = self._mirror(target), _with_generator(func)
         rest = self._waiting((args[1:] if operator.written else args, kwargs))
-        if mirror is not None and with_generator is not None and rest is not None:
-            self._release(mirror)
-            values, options = rest
-            mirror.later = Deferred(with_generator, values, options, target, bool(operator.written), host.mark())
-            mirror.is_blank = False
-        else:
-            self.forget(target)
+        if mirror is None or with_generator is None or rest is None:
+            return False
+        self._release(mirror)
+        values, options = rest
+        self._later.add(target.untyped_storage()._cdata)
+        host = generators.current()
+        mirror.later = Deferred(with_generator, values, options, target, bool(operator.written), host.mark())
+        mirror.is_blank = False
         host.skip(words)
+        return True
 
     def _draw_now(self, operator: _Operator, func: Any, args: Any, kwargs: Any, target: FakeTensor, out: Any) -> None:
         tensors = list(tensors_in((args, list(kwargs.values()))))
@@ -531,6 +545,7 @@ class KnownValues:
 
         def died(_: Any) -> None:
             mirror = self._mirrors.pop(key, None)
+            self._later.discard(key)
             if mirror is not None and mirror.bytes is not None:
                 self._held -= mirror.nbytes
 
@@ -570,6 +585,7 @@ class KnownValues:
         key = tensor.untyped_storage()._cdata
         if isinstance(tensor, FakeTensor):
             mirror = self._mirrors.pop(key, None)
+            self._later.discard(key)
             if mirror is not None:
                 self._release(mirror)
         elif tensor.device.type == "cpu":
@@ -586,8 +602,16 @@ class KnownValues:
 _LOOK_UPS = {_aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.gather.default}
 
 
-def _words(operator: _Operator, target: FakeTensor) -> int | None:
+_FROM_ZERO = {_aten.randint.default, _aten.randint.generator}
+
+
+def _words(operator: _Operator, func: Any, args: Any, target: FakeTensor) -> int | None:
     """The words that a random operator draws on the host for what it makes; None where its shape does not tell."""
+    if operator.name == "aten::randint":  # ``random_from_to``, ATen/native/cpu/DistributionTemplates.h
+        low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
+        return int(target.numel()) if high - low < 1 << 28 else None
+    if operator.name == "aten::randperm":
+        return max(0, int(target.numel()) - 1)
     if operator.name in _UNIFORM:
         return generators.words_of_uniform(target.numel(), target.dtype)
     if operator.name in _NORMAL and target.is_contiguous() and not target.is_complex():
