@@ -327,7 +327,8 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
     with contextlib.nullcontext() if known is None else selection.exactly(_rows(known)):
         out = outputs_of(call.func, selection, call.args, call.kwargs)
-    if known is None and call.func is _NONZERO and out is not None and out.shape[0] == call.args[0].numel():
+    is_mask = call.func is _NONZERO and call.args[0].dtype is torch.bool
+    if known is None and is_mask and out is not None and out.shape[0] == call.args[0].numel():
         mode.recorder.values.assume_all(call.args[0])
     return NOT_HANDLED if out is None else mode.finish(call, out)
 
