@@ -44,6 +44,28 @@ _TRAINING_ONLY = {
     "ddp_option": "--ddp-option",
 }
 
+#: What is said of values that are data.
+VALUE_OPTIONS = (
+    click.option(
+        "--data-dependent",
+        type=float,
+        metavar="SHARE",
+        help="How much nonzero, boolean masks and unique select where it is not known, e.g. 0.25. Default: all.",
+    ),
+    click.option(
+        "--assume",
+        multiple=True,
+        metavar="FILE.py:LINE=VALUE",
+        help="What a line reads of unknown data: a number, true, false, or how many it selects. Repeatable.",
+    ),
+    click.option(
+        "--host-values",
+        type=click.IntRange(0, MOST_HOST_MIB),
+        metavar="MIB",
+        help="Host tensors up to this size hold real data, eight times as much together. Default 64.",
+    ),
+)
+
 _STEP_OPTIONS = (
     click.option("--training/--inference", default=None, help="The step. Default: inference for .onnx, else training."),
     click.option(
@@ -73,24 +95,7 @@ _STEP_OPTIONS = (
         help="bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters or broadcast_buffers.",
     ),
     click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
-    click.option(
-        "--data-dependent",
-        type=float,
-        metavar="SHARE",
-        help="How much nonzero, boolean masks and unique select where it is not known, e.g. 0.25. Default: all.",
-    ),
-    click.option(
-        "--assume",
-        multiple=True,
-        metavar="FILE.py:LINE=VALUE",
-        help="What a line reads of unknown data: a number, true, false, or how many it selects. Repeatable.",
-    ),
-    click.option(
-        "--host-values",
-        type=click.IntRange(0, MOST_HOST_MIB),
-        metavar="MIB",
-        help="Host tensors up to this size hold real data, eight times as much together. Default 64.",
-    ),
+    *VALUE_OPTIONS,
 )
 
 _SIZE_OPTIONS = (
@@ -213,7 +218,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     chosen = [written for name, written in _TRAINING_ONLY.items() if _is_given(given[name])]
     training = given["training"]
     mode = given["compile_mode"] or ("default" if given["compile_"] else None)
-    values = _values(given)
+    values = values_of(given)
     if model.startswith("zoo:") and not chosen and given["dtype"] is None and given["amp"] is None:
         from graphmem.sources.zoo import usual_step
 
@@ -242,7 +247,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     )
 
 
-def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of values: of lines, and how much of the host is real."""
     values: dict[str, Any] = {"assume": tuple(parse_assumption(text) for text in given["assume"])}
     if given["host_values"] is not None:

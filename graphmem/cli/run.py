@@ -12,7 +12,16 @@ import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.launch import Launch, launch_of
-from graphmem.cli.options import POSITIVE, cudnn_options, output_of, output_options, target_of, target_options
+from graphmem.cli.options import (
+    POSITIVE,
+    VALUE_OPTIONS,
+    cudnn_options,
+    output_of,
+    output_options,
+    target_of,
+    target_options,
+    values_of,
+)
 from graphmem.cli.output import check_output, show, working
 from graphmem.errors import UsageError
 from graphmem.training import Training
@@ -52,12 +61,7 @@ _PROGRAM_OPTIONS = (
         metavar="N",
         help=f"Optimizer steps after which the program's loops end. Default {OPTIMIZER_STEPS}.",
     ),
-    click.option(
-        "--data-dependent",
-        type=float,
-        metavar="SHARE",
-        help="How much nonzero, boolean masks and unique select, e.g. 0.25. Default: such operators are refused.",
-    ),
+    *VALUE_OPTIONS,
     click.option("--quiet", is_flag=True, help="Do not show what the program prints."),
 )
 
@@ -106,7 +110,7 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     check_output(output.output)
     launch = launch_of(**{name: options[name] for name in _LAUNCH_NAMES})
     program = _program(words, module, launch)
-    step = Training(data_dependent=options["data_dependent"], world_size=launch.processes)
+    step = Training(data_dependent=options["data_dependent"], world_size=launch.processes, **values_of(options))
     with working() as progress, _silenced(quiet):
         from graphmem.analyze import analyze
 

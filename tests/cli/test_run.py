@@ -113,3 +113,15 @@ def test_options_are_those_of_analyze() -> None:
     for parameter in run_command.params:
         if isinstance(parameter, click.Option) and parameter.name not in own:
             assert analyze[parameter.name] == (parameter.opts, parameter.type.name)
+
+
+def test_what_a_line_reads_can_be_told(tmp_path: Path) -> None:
+    """A size that is data is named at the top, and taken from the command line if it is there."""
+    body = "n = torch.randn(1 << 20, device='cuda').argmax().item(); torch.zeros(n, 256, device='cuda')"
+    named = run("--gpu", "T4", "--quiet", program(tmp_path, f"import torch; {body}"))
+    assert "train.py:4: a whole number is taken to be 1" in " ".join(named.stdout.split())
+    assert named.stdout.index("train.py:4") < named.stdout.index("allocated")
+    told = run("--quiet", "--format", "json", "--assume", "train.py:4=8192", program(tmp_path, f"import torch; {body}"))
+    document = json.loads(told.stdout)
+    assert not [said for said in document["diagnostics"] if said["kind"] == "assumed"]
+    assert document["peak"]["requested_bytes"] == 4 * 1000 + 8192 * 256 * 4
