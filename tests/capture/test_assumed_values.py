@@ -120,7 +120,12 @@ def _sizes() -> None:
 def test_reads_that_decide_are_named() -> None:
     """Sizes, indices, bounds and branches, in modules, hooks, closures and loops: twenty and more, and none else."""
     expected = planted(Model.forward) | planted(_training) | planted(_sizes)
-    found = captured(lambda: (_training(), _sizes()))
+
+    def both() -> None:
+        _training()
+        _sizes()
+
+    found = captured(both)
     assert len(expected) >= 20
     assert lines(found) == expected
 
@@ -170,7 +175,7 @@ def test_the_report_names_them_at_the_top() -> None:
     line = Branching.forward.__code__.co_firstlineno + 2
     assert f"test_assumed_values.py:{line}: a question" in " ".join(report.split()).replace("/ ", "/")
     assert report.index("your data decides here") < report.index("allocated")
-    told = Training(assume={f"test_assumed_values.py:{line}": True})
+    told = Training(assume=((f"test_assumed_values.py:{line}", True),))
     assert "your data decides" not in text.render(analyze(Branching(4, 4), torch.zeros(2, 4), training=told))
 
 

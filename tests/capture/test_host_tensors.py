@@ -221,7 +221,8 @@ def _state_kept(x: Any) -> Any:
 def test_programs(seed: int, size: tuple[int, ...], start: str, program: list[str]) -> None:
     def run() -> list[Any]:
         torch.manual_seed(seed)
-        x, seen = getattr(torch, start)(size), []
+        x = getattr(torch, start)(size)
+        seen: list[Any] = []
         for name in program:
             x = STEPS[name](x)
             if x.numel() == 0 or x.dim() == 0 or x.numel() > 500_000:

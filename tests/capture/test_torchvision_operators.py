@@ -50,7 +50,7 @@ def _pooled(x: Any, rois: Any, scale: float, height: int, width: int, ratio: int
     return x.new_empty((rois.shape[0], x.shape[1], height, width))
 
 
-def _changes(run: Callable[[], Any], make: Callable[[], Any] = lambda: None, selected: float = 0.0) -> list[int]:
+def _changes(run: Callable[..., Any], make: Callable[[], Any] = lambda: None, selected: float = 0.0) -> list[int]:
     def marked(mark: Callable[[], None]) -> None:
         given = make()
         mark()

@@ -40,7 +40,7 @@ def test_what_follows_the_program_is_its_own(line: str, tmp_path: Path, monkeypa
         analyze: Any
 
     Stand.analyze = staticmethod(analyze)
-    monkeypatch.setitem(sys.modules, "graphmem.analyze", Stand)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "graphmem.analyze", Stand)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     result = CliRunner().invoke(cli, ["run", *line.split()], prog_name="graphmem")
