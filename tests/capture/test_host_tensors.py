@@ -382,3 +382,17 @@ def test_workers_that_stay_and_streams() -> None:
         return seen, [batch.tolist() for batch in DataLoader(Numbers(), 2, num_workers=3)]
 
     same(program)
+
+
+def test_a_copy_to_the_device_with_a_type_is_one_in_inference_mode_too() -> None:
+    """``aten.to.device``, with the device by its position, is not taken apart there."""
+    places = []
+
+    def step() -> None:
+        with torch.inference_mode():
+            places.append(torch.as_tensor([0.4, 0.5], device="cuda").device.type)
+            places.append(torch.ones(3).to("cuda", torch.float16).device.type)
+            places.append(torch.tensor([1, 2]).to("cuda", torch.float32).device.type)
+
+    record(step)
+    assert places == ["cuda"] * 3

@@ -170,7 +170,7 @@ class KnownValues:
         fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if len(fakes) == len(tensors) or any(tensor.fake_device.type == "cuda" for tensor in fakes):
             return False
-        if _names_device(kwargs) or not all(tensor.device.type == "cpu" for tensor in tensors):
+        if _names_device(args, kwargs) or not all(tensor.device.type == "cpu" for tensor in tensors):
             return False
         operator = self._operator(func)
         if fakes:
@@ -699,9 +699,11 @@ def _on_host(value: Any, known: dict[int, Any]) -> Any:
     return value
 
 
-def _names_device(kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device")
-    return device is not None and torch.device(device).type != "cpu"
+def _names_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the call names a device other than the host: by position in ``aten.to.device``, which arrives whole in
+    inference mode."""
+    named = (*(value for value in args if isinstance(value, torch.device)), kwargs.get("device"))
+    return any(device is not None and torch.device(device).type != "cpu" for device in named)
 
 
 def _has_real(args: Any) -> bool:
