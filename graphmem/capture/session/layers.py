@@ -179,7 +179,6 @@ LAYERS: tuple[Layer, ...] = (
             "torch._C._set_deterministic_algorithms",
             "torch.backends.ContextProp.*",
             "torch.*seed",
-            "torch.*default_generator",
             "torch.*_rng_state",
         ),
         lambda _: same_settings(),

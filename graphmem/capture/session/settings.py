@@ -159,6 +159,6 @@ def _patch_random_numbers(patches: Patches) -> None:
         "get_rng_state": lambda: host.settled().get_state(),
         "set_rng_state": lambda new_state: host.restart().set_state(new_state),
     }
-    for name, value in {**functions, "default_generator": host.generator}.items():
+    for name, function in functions.items():
         for owner in (torch.random, torch):
-            patches.set(owner, name, value)
+            patches.set(owner, name, function)

@@ -38,11 +38,19 @@ def passes_if(file: str, line: int) -> bool | None:
     that is no such check."""
     program = _parsed(file)
     for check in program.checks_at(line) if program is not None else ():
+        if _is_compared_with_answer(check.test):
+            continue
         if isinstance(check, ast.Assert):
             return not _is_negated(check.test)
         if isinstance(check, ast.If) and isinstance(check.body[0], ast.Raise):
             return _is_negated(check.test)
     return None
+
+
+def _is_compared_with_answer(test: ast.expr) -> bool:
+    """Whether a test is of the kind ``question is False``."""
+    others = [other for node in ast.walk(test) if isinstance(node, ast.Compare) for other in node.comparators]
+    return any(isinstance(other, ast.Constant) and isinstance(other.value, bool) for other in others)
 
 
 def _is_negated(test: ast.expr) -> bool:
@@ -73,7 +81,7 @@ class _Program:
             up = self.parents.get(up)
         return up is other
 
-    def checks_at(self, line: int) -> list[ast.stmt]:
+    def checks_at(self, line: int) -> list[ast.Assert | ast.If]:
         """Assertions and conditions whose test stands at the line."""
         return [
             node
