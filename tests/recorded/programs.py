@@ -77,7 +77,7 @@ TENSORFLOW = Programs(
         "allocator": [_tensorflow("record_bfc", "tf_bfc_traces.json.gz")],
         "forwarding": [_tensorflow("record_forwarding", "tf_forwarding.json")],
         "executor": [_tensorflow("record_executor", "tf_executor.json")],
-        "keras": [_tensorflow("record_keras", "tf_train.json.gz")],
+        "keras": [[*_tensorflow("record_keras", "tf_train.json.gz"), "mlp", "cnn"]],
     },
     "GRAPHMEM_TENSORFLOW_PYTHON",
     "tests/runtimes tests/allocators/test_tensorflow_bfc_golden.py",

@@ -3,7 +3,8 @@
     python tests/oracles/tensorflow/record_keras.py OUTPUT.json.gz [NAME ...]
 
 Every case runs in a process of its own. The result has the form that
-tests/allocators/test_tensorflow_bfc_golden.py reads.
+tests/allocators/test_tensorflow_bfc_golden.py reads. Recording again gives a few events more or fewer, and other
+addresses.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def main() -> None:
             cases.append({"case": case, "result": json.loads(result.read_text())})
         print(case, len(cases[-1]["result"]["events"]), "events")
     source = "Keras training on the CPU, memory from TensorFlow's BFC allocator, oneDNN off, one thread, no XLA"
-    with gzip.GzipFile(sys.argv[1], "wb", mtime=0) as file:
-        file.write(json.dumps({"source": source, "cases": cases}, separators=(",", ":")).encode())
+    document = json.dumps({"source": source, "cases": cases}, separators=(",", ":")).encode()
+    Path(sys.argv[1]).write_bytes(gzip.compress(document, 9, mtime=0))
 
 
 if __name__ == "__main__":
