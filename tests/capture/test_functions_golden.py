@@ -85,6 +85,10 @@ def test_every_recorded_case_is_in_the_ratchet() -> None:
     assert sorted(_ratchet()) == sorted(case.name for case in RECORDED)
 
 
+def test_every_recording_is_of_a_case() -> None:
+    assert set(RECORDINGS) == set(CASES)
+
+
 def _ratchet() -> dict[str, Any]:
     return json.loads(RATCHET.read_text(encoding="utf-8")) if RATCHET.exists() else {}
 
