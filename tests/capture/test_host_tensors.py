@@ -174,7 +174,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "flat": lambda x: x.reshape(-1),
     "stacked": lambda x: torch.stack([x, x.flip(0)]),
     "padded": lambda x: nn.utils.rnn.pad_sequence([x, x[:1]], batch_first=True),
-    "normalized": lambda x: (x - x.mean()) / (x.std() + 1),
+    "normalized": lambda x: (x - x.mean()) / (x.std(correction=0) + 1),
     "empty, then filled": lambda x: torch.empty_like(x).copy_(x),
     "filled by rows": lambda x: _by_rows(x),
     "by numpy": lambda x: torch.from_numpy(np.ascontiguousarray(x.numpy() + 1)),
@@ -185,7 +185,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "own generator": lambda x: x + torch.rand(x.shape, generator=torch.Generator().manual_seed(5)),
     "doubled and back": lambda x: x.double().normal_().float(),
     "histogram": lambda x: torch.bincount((x.abs() * 3).long().reshape(-1) % 7).float(),
-    "multinomial": lambda x: torch.multinomial(x.reshape(-1).abs() + 0.1, 2).float(),
+    "multinomial": lambda x: torch.multinomial(x.reshape(-1).abs() + 0.1, min(2, x.numel())).float(),
     "state kept": lambda x: _state_kept(x),
     "cat": lambda x: torch.cat([x, torch.zeros(2, *x.shape[1:]), torch.arange(0.0, 1.0, 0.5).sum() + x]),
 }
