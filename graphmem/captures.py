@@ -12,7 +12,7 @@ from graphmem import sources
 from graphmem.capture.threads import turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
-from graphmem.errors import GraphmemError, ProgramOutOfMemory, SourceError, UsageError
+from graphmem.errors import CannotShortenError, GraphmemError, ProgramOutOfMemory, SourceError, UsageError
 from graphmem.question import Question, capture_key
 from graphmem.runtimes.base import Taken
 from graphmem.sources import OnnxModel, Sizes, TorchModel
@@ -198,21 +198,29 @@ def _capture(
     options = runtime.parse(question.alloc_conf, question.setting)
     with contextlib.ExitStack() as stack:
         cudnn = stack.enter_context(Cudnn(str(question.cudnn), card)) if question.cudnn is not None else None
-        captured = capture_model(
-            loaded.build,
-            question.sizes,
-            question.step,
-            name=loaded.name,
-            device=as_cuda(card),
-            told=told,
-            torch_version=question.setting.torch_version,
-            iterations=question.iterations,
-            build_on=question.build_on,
-            record_graph=record_graph,
-            cudnn=cudnn,
-            program=loaded.program,
-            memory=runtime.live(options, question.setting, limited=limited),
-        )
+
+        def capture(shortens: bool) -> CapturedModel:
+            return capture_model(
+                loaded.build,
+                question.sizes,
+                question.step,
+                name=loaded.name,
+                device=as_cuda(card),
+                told=told,
+                torch_version=question.setting.torch_version,
+                iterations=question.iterations,
+                build_on=question.build_on,
+                record_graph=record_graph,
+                cudnn=cudnn,
+                program=loaded.program,
+                memory=runtime.live(options, question.setting, limited=limited),
+                shortens=shortens,
+            )
+
+        try:
+            captured = capture(shortens=loaded.program is not None)
+        except CannotShortenError:  # a long generation was not what it seemed: every token is followed
+            captured = capture(shortens=False)
     if captured.refusals:
         told.add("allocator")
     return captured, {fact: _says(question, fact) for fact in sorted(told)}

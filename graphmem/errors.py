@@ -62,6 +62,10 @@ class ProgramOutOfMemory(CaptureError):
     """The program was refused memory, as on its card, and does not go on."""
 
 
+class CannotShortenError(CaptureError):
+    """A long generation is not as regular as it seemed, found out too late: every token of it has to be followed."""
+
+
 class TraceError(GraphmemError):
     """A trace or snapshot breaks the rules of its format."""
 

@@ -67,6 +67,7 @@ class Recorder:
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
         self.is_paused = False
         self.passes_aside: list[int] = []  # rows at which forward passes of evaluation and generation began
+        self.on_generation: Callable[[], None] | None = None  # called before the first one
         self.names_stages = False  # whether evaluation, generation and saving are told apart: in whole programs
         self._phase = builder.phase(0, "build")
         self._iteration = 0
@@ -120,6 +121,9 @@ class Recorder:
         if not self.names_stages or self._aside == name:
             return
         self._aside = name
+        if name == "generate" and self.on_generation is not None:
+            begun, self.on_generation = self.on_generation, None
+            begun()
         self.storages.born_as = Category.ACTIVATION
         self._phase = self.builder.phase(self._iteration, name)
         self.storages.operator = self.builder.operator(f"({name})", phase=self._phase)

@@ -46,6 +46,7 @@ from graphmem.capture.operators.composites import cuda_composites
 from graphmem.capture.operators.convolution_layout import patch_convolution_layout
 from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.patches import Patches
+from graphmem.capture.program.decoding import patch_decoding
 from graphmem.capture.program.leaving import Leaving, patch_leaving
 from graphmem.capture.program.saved_files import patch_saved_files
 from graphmem.capture.record.dispatch import RecordingMode
@@ -63,6 +64,7 @@ class Context:
     recorder: Recorder
     world_size: int | None
     leave_after: int | None = None
+    shortens: bool = False
     watch: ModuleWatch = field(init=False)
     leaving: Leaving | None = field(init=False, default=None)
     compiled: CompiledCode = field(init=False)
@@ -154,6 +156,17 @@ def _leaving(context: Context) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        patches.undo()
+
+
+@contextlib.contextmanager
+def _generation(context: Context) -> Iterator[None]:
+    patches, recorder = Patches(), context.recorder
+    if context.shortens:
+        recorder.on_generation = lambda: patch_decoding(patches, recorder)
+    try:
+        yield
+    finally:
         patches.undo()
 
 
@@ -449,6 +462,13 @@ LAYERS: tuple[Layer, ...] = (
         "a whole program trains for days; its loops are told after some optimizer steps that they are over",
         ("torch.utils.data.dataloader._BaseDataLoaderIter.__next__", "torch.utils.data.dataloader.DataLoader.__iter__"),
         _leaving,
+    ),
+    Layer(
+        "generation",
+        "program/decoding",
+        "a token is much like the one before: long generations are probed at some lengths, and written from those",
+        ("transformers.generation.stopping_criteria.MaxLengthCriteria.__call__",),
+        _generation,
     ),
     Layer(
         "compiled code",

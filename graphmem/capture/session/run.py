@@ -60,12 +60,14 @@ def capture_model(
     told: set[str] | None = None,
     program: Program | None = None,
     memory: DeviceMemory | None = None,
+    shortens: bool = False,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
-    ``build`` returning None has run it all; a ``program`` is run in its place. ``cudnn`` is asked for the plans of
-    convolutions. ``told`` is filled with what the step's own code asked of the card. ``memory`` answers it, and refuses
-    what exceeds it while ``build`` or the program runs; nothing in the step that follows would catch the error.
+    ``build`` returning None has run it all; a ``program`` is run in its place, long generations followed in part where
+    it ``shortens``. ``cudnn`` is asked for the plans of convolutions. ``told`` is filled with what the step's own code
+    asked of the card. ``memory`` answers it, and refuses what exceeds it while ``build`` or the program runs; nothing
+    in the step that follows would catch the error.
 
     Raises :class:`graphmem.errors.CaptureError`, of which :class:`graphmem.errors.ProgramOutOfMemory` is one.
     """
@@ -107,6 +109,7 @@ def capture_model(
         world_size=world_size_of(step),
         leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
         memory=memory,
+        shortens=shortens,
     )
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"

@@ -94,6 +94,7 @@ def capture(
     budget: Budget | None = None,
     told: set[str] | None = None,
     leave_after: int | None = None,
+    shortens: bool = False,
     memory: DeviceMemory | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
@@ -125,7 +126,7 @@ def capture(
     assumed_values = AssumedValues(assume)
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
-    context = Context(Teller(device, set() if told is None else told), recorder, world_size, leave_after)
+    context = Context(Teller(device, set() if told is None else told), recorder, world_size, leave_after, shortens)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         threads = stack.enter_context(capturing(interrupts.check))

@@ -1,0 +1,64 @@
+"""Long generations of transformers: what is written from probes is what following every token gives, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphmem.capture.program import decoding
+from graphmem.capture.session.session import capture
+from graphmem.trace import EventKind, Trace
+from tests.support.captures import H100, TORCH_VERSION
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+def generated(tokens: int, *, shortens: bool, batch: int = 1, hidden: int = 256, **options: Any) -> tuple[Trace, Any]:
+    """The trace of a small Llama that generates, and calls itself once more with what it has generated."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shapes = []
+
+    def run() -> None:
+        config = LlamaConfig(
+            vocab_size=500, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
+        )  # fmt: skip
+        model = LlamaForCausalLM(config).bfloat16().cuda().eval()
+        ids = torch.randint(0, 500, (batch, 40), device="cuda")
+        out = model.generate(ids, max_new_tokens=tokens, pad_token_id=0, **options)
+        shapes.append(tuple(out.shape))
+        with torch.no_grad():
+            model(out)
+
+    captured = capture(
+        lambda _: run(), source="test", device=H100, torch_version=TORCH_VERSION, leave_after=3, shortens=shortens
+    )
+    return captured.trace, shapes[0]
+
+
+def rows(trace: Trace) -> list[tuple[Any, ...]]:
+    found = []
+    for event in trace.events():
+        storage = trace.storages[event.subject] if event.kind in (EventKind.ALLOC, EventKind.FREE) else None
+        operator = trace.operators[event.operator]
+        found.append((event.kind, event.subject, storage, operator.name, operator.module, operator.source))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options"),
+    [(100, {}), (100, {"batch": 2, "do_sample": True, "top_k": 5}), (130, {"hidden": 512})],
+)
+def test_probing_gives_what_following_gives(tokens: int, options: dict[str, Any]) -> None:
+    whole, shape = generated(tokens, shortens=False, **options)
+    probed, shape_too = generated(tokens, shortens=True, **options)
+    assert shape == shape_too == (options.get("batch", 1), 40 + tokens)
+    assert rows(probed) == rows(whole)
+
+
+def test_few_tokens_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding.Decoding, "_begin", lambda self: pytest.fail("probed"))
+    generated(decoding.FEWEST, shortens=True)
