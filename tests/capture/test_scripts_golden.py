@@ -12,8 +12,7 @@ RECORDED = scripts.load()
 LEVELS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 #: How far predictions may be from the recorded peaks (allocated, reserved), where they are not equal, and why.
 OFF = {
-    "trainer": (0.0193, 0.16, "random lengths are not drawn as the program draws them"),
-    "trainer_bf16": (0.0037, 0.0, "the same"),
+    "trainer": (0.0111, 0.0145, "its loader is one batch ahead: a fourth step, of longer rows than the recorded three"),
 }
 
 
