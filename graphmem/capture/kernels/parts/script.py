@@ -122,14 +122,19 @@ class Signature:
     defaults: tuple[Any, ...]
 
 
-@cache
 def signature_of(operator: str) -> Signature | None:
-    """The schema of an operator by full name, for example ``aten.sum.dim_IntList``; None if torch knows none."""
-    namespace, name, overload = operator.split(".")
+    """The schema of an operator by full name, for example ``aten.sum.dim_IntList``; None if torch knows none, which is
+    not remembered: a library that is imported later may bring it."""
     try:
-        schema = torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
+        return _signature(operator)
     except RuntimeError:
         return None
+
+
+@cache
+def _signature(operator: str) -> Signature:
+    namespace, name, overload = operator.split(".")
+    schema = torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
     positions = {argument.name: position for position, argument in enumerate(schema.arguments)}
     return Signature(operator, positions, tuple(argument.default_value for argument in schema.arguments))
 
