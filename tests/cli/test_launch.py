@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+pytest.importorskip("torch")
+pytest.importorskip("yaml")
+
 from graphmem.cli.launch import accelerate_launch, launch_of
 from graphmem.cli.main import cli
 from graphmem.errors import UsageError

@@ -13,6 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+pytest.importorskip("torch")
+
 from graphmem.cli.main import cli
 from graphmem.cli.run import run_command
 from graphmem.training.program import Program
