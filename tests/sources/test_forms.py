@@ -97,7 +97,7 @@ def test_a_loss_that_wants_more_than_the_output_is_refused_before_the_step() -> 
     def build() -> tuple[Any, ...]:
         return (*_linear(2), nn.functional.mse_loss)
 
-    with pytest.raises(SourceError, match="put the targets into it"):
+    with pytest.raises(SourceError, match=r"return \(model, inputs, targets, loss\)"):
         call_factory(build, "build", Sizes())
 
 
