@@ -8,10 +8,7 @@ is the recorded one, and how far the peak of requested bytes is off. A case may 
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +18,7 @@ from tests.recorded.cases.functions import CASES  # noqa: E402
 from tests.recorded.device import peak_bytes  # noqa: E402
 from tests.recorded.differences import expected  # noqa: E402
 from tests.recorded.functions import FOLDER, predict, recordings  # noqa: E402
+from tests.support import ratchet  # noqa: E402
 
 RATCHET = FOLDER.parent / "functions_ratchet.json"
 RECORDINGS = recordings()
@@ -60,15 +58,17 @@ def test_functions_are_predicted_no_worse_than_before(group: str, request: pytes
             error = peak_bytes(predicted) - peak_bytes(recorded)
             reached[case.name] = {"equal": predicted == recorded, "peak_error_bytes": error}
     if request.config.getoption("--update-goldens"):
-        _write(_ratchet() | reached)
+        known = {case.name for case in RECORDED}
+        entries = ratchet.read(RATCHET) | reached
+        ratchet.write(RATCHET, {name: entry for name, entry in entries.items() if name in known})
         return
-    ratchet = _ratchet()
+    entries = ratchet.read(RATCHET)
     otherwise = expected("functions")
     for name, now in reached.items():
         if name in otherwise:
             assert not now["equal"], f"{name} is as recorded; take it out of tests/recorded/differences.py"
             continue
-        before = ratchet[name]
+        before = entries[name]
         hint = f"see python -m tests.recorded functions differ {name}"
         assert now["equal"] or not before["equal"], f"{name}: the sequence was the recorded one; {hint}"
         assert abs(now["peak_error_bytes"]) <= abs(before["peak_error_bytes"]), f"{name}: the peak is worse; {hint}"
@@ -82,19 +82,8 @@ def test_known_values_say_how_much_is_selected(name: str) -> None:
 
 
 def test_every_recorded_case_is_in_the_ratchet() -> None:
-    assert sorted(_ratchet()) == sorted(case.name for case in RECORDED)
+    assert sorted(ratchet.read(RATCHET)) == sorted(case.name for case in RECORDED)
 
 
 def test_every_recording_is_of_a_case() -> None:
     assert set(RECORDINGS) == set(CASES)
-
-
-def _ratchet() -> dict[str, Any]:
-    return json.loads(RATCHET.read_text(encoding="utf-8")) if RATCHET.exists() else {}
-
-
-def _write(entries: dict[str, Any]) -> None:
-    """One line a case, so that a diff shows which cases moved."""
-    known = {case.name for case in RECORDED}
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entries[name])}" for name in sorted(known & set(entries)))
-    Path(RATCHET).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

@@ -8,10 +8,7 @@ A program is skipped without it, and where one of its packages is missing or of 
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import math
 import os
-from typing import Any
 
 import pytest
 
@@ -19,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from tests.recorded import libraries  # noqa: E402
 from tests.recorded.cases.libraries import CASES  # noqa: E402
+from tests.support import ratchet  # noqa: E402
 
 RATCHET = libraries.FOLDER.parent / "libraries_ratchet.json"
 _RECORDED = sorted(name for name in CASES if (libraries.FOLDER / f"{name}{libraries.SUFFIX}").exists())
@@ -33,29 +31,14 @@ def test_a_program_is_predicted_no_worse_than_before(name: str, request: pytest.
     if library is None:
         pytest.skip("needs GRAPHMEM_CUDNN, a cuDNN library to ask for workspaces")
     compared = libraries.compare(CASES[name], library=library)
-    reached = {
-        "allocated_error_bytes": compared.allocated_error_bytes,
-        "reserved_error_bytes": compared.reserved_error_bytes,
-        "matched": math.floor(compared.match.share * 10_000) / 10_000,
-    }
-    if request.config.getoption("--update-goldens"):
-        _write(name, reached)
-        return
-    before = _ratchet().get(name)
-    assert before is not None, f"{name} has no entry in {RATCHET.name}; run pytest --update-goldens and review it"
-    for level in ("allocated_error_bytes", "reserved_error_bytes"):
-        assert abs(reached[level]) <= abs(before[level]), (
-            f"{level} grew; see python -m tests.recorded libraries differ {name}"
-        )
-    assert reached["matched"] >= before["matched"], (
-        f"fewer allocations match; see python -m tests.recorded libraries differ {name}"
-    )
+    update = bool(request.config.getoption("--update-goldens"))
+    ratchet.hold_run(RATCHET, "libraries", name, compared, update)
 
 
 def test_every_recording_is_of_a_program_and_has_an_entry() -> None:
     recorded = {path.name.removesuffix(libraries.SUFFIX) for path in libraries.FOLDER.glob(f"*{libraries.SUFFIX}")}
     assert recorded == set(_RECORDED)
-    assert set(_ratchet()) == recorded
+    assert set(ratchet.read(RATCHET)) == recorded
 
 
 def _needs(package: str, version: str) -> None:
@@ -66,14 +49,3 @@ def _needs(package: str, version: str) -> None:
         pytest.skip(f"needs {package}")
     if found.split(".")[:2] != version.split(".")[:2]:
         pytest.skip(f"recorded with {package} {version}, and {found} is installed")
-
-
-def _ratchet() -> dict[str, dict[str, Any]]:
-    return json.loads(RATCHET.read_text(encoding="utf-8")) if RATCHET.exists() else {}
-
-
-def _write(name: str, reached: dict[str, Any]) -> None:
-    """One line a program, so that a diff shows which moved."""
-    entries = _ratchet() | {name: reached}
-    lines = ",\n".join(f"  {json.dumps(entry)}: {json.dumps(entries[entry])}" for entry in sorted(entries))
-    RATCHET.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

@@ -8,8 +8,6 @@ few loops are marked slow: ``pytest -m slow tests/capture/test_loops_golden.py``
 from __future__ import annotations
 
 import importlib.util
-import json
-import math
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from tests.recorded.cases.loops import CASES, Case  # noqa: E402
 from tests.recorded.device import peak_bytes  # noqa: E402
 from tests.recorded.differences import marks  # noqa: E402
 from tests.recorded.loops import FOLDER, predict, recordings  # noqa: E402
+from tests.support import ratchet  # noqa: E402
 
 RATCHET = FOLDER.parent / "loops_ratchet.json"
 QUICK = {
@@ -55,13 +54,14 @@ def test_a_recorded_loop_is_predicted_no_worse_than_before(case: Case, request: 
             predict(case)
         return
     ours, recorded = predict(case), RECORDED[case.name]["changes"]
-    matched = 1.0 if ours == recorded else math.floor(align(ours, recorded).share * 10_000) / 10_000
+    matched = 1.0 if ours == recorded else ratchet.rounded(align(ours, recorded).share)
     reached = {"peak_error_bytes": peak_bytes(ours) - peak_bytes(recorded), "matched": matched}
-    ratchet = json.loads(RATCHET.read_text(encoding="utf-8")) if RATCHET.exists() else {}
+    entries = ratchet.read(RATCHET)
     if request.config.getoption("--update-goldens"):
-        _write(ratchet | {case.name: reached})
+        entries |= {case.name: reached}
+        ratchet.write(RATCHET, {name: entry for name, entry in entries.items() if entry != _EQUAL})
         return
-    before = ratchet.get(case.name, _EQUAL)
+    before = entries.get(case.name, _EQUAL)
     assert abs(reached["peak_error_bytes"]) <= abs(before["peak_error_bytes"]), (
         f"python -m tests.recorded loops differ {case.name}"
     )
@@ -70,13 +70,5 @@ def test_a_recorded_loop_is_predicted_no_worse_than_before(case: Case, request: 
 
 def test_every_loop_is_recorded_and_every_exception_is_a_loop() -> None:
     assert sorted(RECORDED) == sorted(name for name, case in CASES.items() if not case.refused)
-    assert set(json.loads(RATCHET.read_text(encoding="utf-8"))) <= set(CASES)
+    assert set(ratchet.read(RATCHET)) <= set(CASES)
     assert set(CASES) >= QUICK
-
-
-def _write(entries: dict[str, Any]) -> None:
-    """One line a loop, without those that are equal."""
-    lines = ",\n".join(
-        f"  {json.dumps(key)}: {json.dumps(entries[key])}" for key in sorted(entries) if entries[key] != _EQUAL
-    )
-    RATCHET.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

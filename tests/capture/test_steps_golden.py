@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ torch = pytest.importorskip("torch")
 from graphmem.accuracy.align import align  # noqa: E402
 from tests.recorded.differences import marks  # noqa: E402
 from tests.recorded.steps import runs  # noqa: E402
+from tests.support import ratchet  # noqa: E402
 
 RATCHET = runs.FOLDER.parent / "steps_ratchet.json"
 
@@ -70,40 +70,12 @@ def test_a_recorded_run_is_predicted_no_worse_than_before(name: str, update: boo
     for package in NEEDED[runs.load(name).library]:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
-    compared = runs.compare(name)
-    reached = {
-        "allocated_error_bytes": compared.allocated_error_bytes,
-        "reserved_error_bytes": compared.reserved_error_bytes,
-        "matched": math.floor(compared.match.share * 10_000) / 10_000,
-    }
-    if update:
-        _write(name, reached)
-        return
-    before = _ratchet().get(name)
-    assert before is not None, f"{name} has no entry in {RATCHET.name}; run pytest --update-goldens and review it"
-    for level in ("allocated_error_bytes", "reserved_error_bytes"):
-        assert abs(reached[level]) <= abs(before[level]), (
-            f"{level} grew; see python -m tests.recorded steps differ {name}"
-        )
-    assert reached["matched"] >= before["matched"], (
-        f"fewer allocations match; see python -m tests.recorded steps differ {name}"
-    )
+    ratchet.hold_run(RATCHET, "steps", name, runs.compare(name), update)
 
 
 def test_the_ratchet_has_an_entry_for_every_recording_and_no_other() -> None:
-    assert sorted(_ratchet()) == runs.names()
+    assert sorted(ratchet.read(RATCHET)) == runs.names()
     assert set(runs.names()) >= QUICK
-
-
-def _ratchet() -> dict[str, dict[str, Any]]:
-    return json.loads(RATCHET.read_text(encoding="utf-8")) if RATCHET.exists() else {}
-
-
-def _write(name: str, reached: dict[str, Any]) -> None:
-    """One line a run, so that a diff shows which runs moved."""
-    entries = _ratchet() | {name: reached}
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(entries[key])}" for key in sorted(entries))
-    RATCHET.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 # --- the alignment ----------------------------------------------------------------------------------------------------
