@@ -53,7 +53,7 @@ class CompiledCode:
         self._stack = contextlib.ExitStack()
         self._open = False
         self._ready = False
-        self._listening = False
+        self.is_listening = False
         self._converting = False
         self._lifted: list[tuple[Any, Any, Any]] = []
 
@@ -79,9 +79,9 @@ class CompiledCode:
         While it converts a frame it does not look at others, which its own functions confirm in passing; the hooks stay
         away until it is done, or it would see a module with them where it saw one without.
         """
-        if listening == self._listening or self._converting:
+        if listening == self.is_listening or self._converting:
             return
-        self._listening = listening
+        self.is_listening = listening
         if listening:
             self.regions += 1
             self._prepare()
@@ -215,6 +215,9 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
         prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens
         if callback is not None:
             code.followed(patches)
+        elif prior is None and not code.is_listening:  # every operator asks so, twice
+            code.stopped_listening()
+            return prior
         code.set_listening(callback is not None)
         set_eval_frame(callback)
         if callback is None:

@@ -166,7 +166,7 @@ class KnownValues:
     def runs_for_real(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether an operator of tensors goes on outside the fake mode: all are real, or it writes known values into
         real ones."""
-        tensors = list(tensors_in((args, list(kwargs.values()))))
+        tensors = list(tensors_in((args, kwargs) if kwargs else args))
         fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if len(fakes) == len(tensors) or any(tensor.fake_device.type == "cuda" for tensor in fakes):
             return False
@@ -525,8 +525,10 @@ class KnownValues:
         self._new_mirror(tensor).is_weight = True
 
     def _fits(self, tensor: Any) -> bool:
-        limit = FLOAT_LIMIT if tensor.is_floating_point() or tensor.is_complex() else INTEGER_LIMIT
-        if tensor.numel() <= limit:
+        elements = tensor.numel()
+        if elements <= FLOAT_LIMIT:
+            return True
+        if elements <= INTEGER_LIMIT and not (tensor.is_floating_point() or tensor.is_complex()):
             return True
         return bool(tensor.fake_device.type != "cuda" and tensor.nbytes <= self.budget.one)
 

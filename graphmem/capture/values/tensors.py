@@ -16,11 +16,12 @@ def tensors_in(value: Any) -> Iterator[Any]:
     """Every tensor in nested lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
+        return
+    items = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
+    for item in items:  # asked for every operator: nothing is called for what cannot hold a tensor
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, (list, tuple, dict)):
             yield from tensors_in(item)
 
 
