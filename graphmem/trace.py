@@ -7,6 +7,7 @@ allocator's business.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -278,9 +279,14 @@ class TraceBuilder:
         """Record a stream or cache event."""
         self.rows.append((int(kind), subject, operator, stream))
 
+    def columns(self) -> npt.NDArray[np.int64]:
+        """The rows of events as an array of four columns: kind, subject, operator, stream."""
+        flat = np.fromiter(itertools.chain.from_iterable(self.rows), np.int64, 4 * len(self.rows))
+        return flat.reshape(-1, 4)
+
     def build(self) -> Trace:
         """The finished trace, validated. Raises :class:`TraceError`."""
-        columns = np.array(self.rows, dtype=np.int64).reshape(-1, 4)
+        columns = self.columns()
         rows = (self.storage_bytes, self.categories, self.streams, self.places, self.labels, self.storage_pools)
         storages = zip(*rows, strict=True)
         trace = Trace(
@@ -319,6 +325,36 @@ def validate(trace: Trace) -> None:
     for fraction in trace.fractions:
         if not 0.0 <= fraction <= 1.0:
             raise TraceError(f"a memory fraction is {fraction}; accepted: 0 to 1")
+    if not _events_hold(trace):
+        _name_first_broken(trace)
+
+
+def _events_hold(trace: Trace) -> bool:
+    """Whether all events keep the rules, all at once; False as well where private pools take one by one to tell."""
+    kinds, subjects = trace.kinds, trace.subjects
+    of_storages = np.isin(kinds, _OF_STORAGES)
+    sets_fraction = kinds == EventKind.MEMORY_FRACTION
+    if trace.pools or np.isin(kinds, _OF_POOLS).any():
+        return False
+    for chosen, length in (
+        (trace.event_operators, len(trace.operators)),
+        (subjects[sets_fraction], len(trace.fractions)),
+        (subjects[of_storages], len(trace.storages)),
+    ):
+        if not ((chosen >= 0) & (chosen < length)).all():
+            return False
+    # What happens to one storage, side by side: it begins once, and nothing follows its end.
+    order = np.argsort(subjects[of_storages], kind="stable")
+    subject, kind = subjects[of_storages][order], kinds[of_storages][order]
+    sides = np.concatenate(([-1], subject, [-1]))
+    is_first, is_last = subject != sides[:-2], subject != sides[2:]
+    begins = np.isin(kind, (EventKind.ALLOC, EventKind.REFUSED))
+    ends = np.isin(kind, (EventKind.FREE, EventKind.REFUSED))
+    return bool((begins == is_first).all() and (is_last | ~ends).all())
+
+
+def _name_first_broken(trace: Trace) -> None:
+    """Go through the events one by one; :class:`TraceError` at the first that breaks a rule."""
     state = [0] * len(trace.storages)  # an index of _STATES
     pools = _PoolStates(len(trace.pools))
     for position, event in enumerate(trace.events()):

@@ -26,7 +26,7 @@ from graphmem.trace import to_json
 )
 @click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")
 def export_trace_command(**options: Any) -> None:
-    """Write the allocations and frees of MODEL's step as JSON (schema graphmem.trace/1 or /2) or as a memory snapshot.
+    """Write the allocations and frees of MODEL's step as JSON (schema graphmem.trace) or as a memory snapshot.
 
     MODEL and the options are those of 'graphmem analyze'; 'graphmem replay' reads the result. A snapshot holds the
     addresses that PyTorch's allocator would give; drop it on https://pytorch.org/memory_viz.

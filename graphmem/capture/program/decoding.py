@@ -3,10 +3,9 @@
 ``model.generate`` of transformers asks once a token whether it is long enough (``MaxLengthCriteria``). When four
 tokens in a row took and gave back the same storages, whose sizes grow by the same bytes a token, the rest is *probed*:
 what the loop keeps (keys and values, ids, masks) is stretched to another length, and one token is followed there.
-Kernels change
-their mind with the length (how many parts an attention is split into), so tokens at both ends of every block of
-:data:`BLOCK` are followed; where a block's ends do not lie on one line it is halved, down to single tokens. From the
-probes the allocations and frees of all tokens are written, in the order and with the bytes of the full run.
+Kernels change their mind with the length (how many parts an attention is split into), so tokens at both ends of every
+block of :data:`BLOCK` are followed; where a block's ends do not lie on one line it is halved, down to single tokens.
+From the probes the allocations and frees of all tokens are written, in the order and with the bytes of the full run.
 
 Where tokens are not alike, or something of the loop cannot be stretched, every token is followed.
 """

@@ -57,6 +57,14 @@ class _Saved:
     pickled: bytes = b""
     tensors: list[_Tensor | str] = field(default_factory=list)  # of those that cannot be loaded, the type's name
 
+    @classmethod
+    def of(cls, obj: Any) -> _Saved:
+        """Pickle ``obj``. Raises what pickling it raises."""
+        saved, file = cls(), io.BytesIO()
+        _Pickler(file, saved).dump(obj)
+        saved.pickled = file.getvalue()
+        return saved
+
     @property
     def bytes(self) -> int:
         """About the size of the file."""
@@ -174,9 +182,7 @@ class SavedFiles:
     def save(self, obj: Any, f: Any, *_: Any, **__: Any) -> None:
         """``torch.save``."""
         with self._stage("save"):
-            saved, file = _Saved(), io.BytesIO()
-            _Pickler(file, saved).dump(obj)
-            saved.pickled = file.getvalue()
+            saved = _Saved.of(obj)
             if _is_path(f):
                 self._put(f, saved)
             else:
@@ -212,9 +218,8 @@ class SavedFiles:
         key = _key(path)
         folder = os.path.dirname(key)
         if not os.path.isdir(folder):
-            raise RuntimeError(
-                f"Parent directory {os.path.dirname(os.fspath(path))} does not exist."
-            )  # PyTorch's words
+            # PyTorch's words
+            raise RuntimeError(f"Parent directory {os.path.dirname(os.fspath(path))} does not exist.")
         self.files[key] = saved
 
     # --- safetensors --------------------------------------------------------------------------------------------------
@@ -222,10 +227,7 @@ class SavedFiles:
     def serialize_file(self, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
         """``safetensors.serialize_file``, of tensors in place of their bytes."""
         with self._stage("save"):
-            saved, file = _Saved(), io.BytesIO()
-            _Pickler(file, saved).dump(({name: t.detach() for name, t in tensors.items()}, metadata))
-            saved.pickled = file.getvalue()
-            self._put(filename, saved)
+            self._put(filename, _Saved.of(({name: t.detach() for name, t in tensors.items()}, metadata)))
 
     def opening(self, original: Any) -> Callable[..., Any]:
         """``safetensors.safe_open``, for what was saved; ``original`` for other files."""

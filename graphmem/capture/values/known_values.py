@@ -219,9 +219,7 @@ class KnownValues:
 
     def follow(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Note what is known after ``func`` has run on fake tensors and returned ``out``."""
-        operator = self._operators.get(func)
-        if operator is None:
-            operator = self._operator(func)
+        operator = self._operator(func)
         if operator.is_view:
             return
         if operator.is_random and self._draw_on_host(operator, func, args, kwargs, out):
