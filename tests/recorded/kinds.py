@@ -101,6 +101,12 @@ KINDS = {
         (f"{_below((2, 13))}/libraries/*.json.gz",),
         on_stub=False,
     ),
+    "everyday": Listed(
+        "whole programs as colleagues write them: files, from their first line to their last",
+        "tests.recorded.everyday:KIND",
+        (f"{_below((2, 13))}/everyday/*.json.gz",),
+        on_stub=False,
+    ),
     "operators": Listed(
         "single operators over thousands of sizes",
         "tests.recorded.operators:KIND",

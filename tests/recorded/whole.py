@@ -1,0 +1,238 @@
+"""Whole programs as a kind: run on the stub with a cuDNN that plans for real, recorded, predicted and compared.
+
+Each runs in a process of its own, small values followed (:mod:`tests.recorded.true_values`); a mask of which nothing
+is known selects everything, as a prediction assumes. ``table --cudnn-library PATH`` asks that cuDNN, as ``--cudnn``
+does; ``--both`` also predicts without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tests import places
+from tests.recorded import stub
+
+if TYPE_CHECKING:
+    from graphmem.trace import Trace
+    from tests.recorded.steps.runs import Comparison, PredictedRun, RecordedRun
+
+SUFFIX = ".json.gz"
+_MOST_EVENTS = 4_000_000
+
+
+class WholeProgram(Protocol):
+    """One program."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The packages that it imports beside torch."""
+
+    def run(self) -> Any:
+        """Run it in this process, on a card or the stub; what it returns lives until the peaks are read."""
+
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+        """Capture it, and what was assumed on the way; ``library``: the cuDNN to ask."""
+
+
+@dataclass(frozen=True)
+class WholePrograms:
+    """A kind of them. Programs are named in full or in part; without a name all are meant whose packages are
+    installed. ``kind`` is its name in :mod:`tests.recorded.kinds`; ``cases`` finds its programs."""
+
+    kind: str
+    folder: Path
+    cases: Callable[[], Mapping[str, WholeProgram]]
+
+    # --- a kind ---
+
+    def record(self, arguments: list[str]) -> int:
+        status = 0
+        for program in self._chosen(arguments):
+            # A list in place of those of an environment variable: values are always followed here.
+            with tempfile.NamedTemporaryFile(suffix=".json") as report:
+                environment = stub.REAL_CUDNN | {
+                    "GRAPHMEM_TRUE_VALUES": os.environ.get("GRAPHMEM_TRUE_VALUES") or report.name,
+                    "FAKE_CUDA_SENT": "1",
+                    "TRUE_VALUES_SELECT": "all",
+                }
+                failed = stub.run(
+                    ["-m", "tests.recorded.whole", self.kind, program.name, str(self.folder)], environment
+                )
+            print(program.name, "FAILED" if failed else "recorded", flush=True)
+            status = status or failed
+        return status
+
+    def table(self, arguments: list[str]) -> int:
+        options, parts = _options(self.kind, arguments)
+        print(f"{'program':36s} {'allocated':>15s} {'recorded':>15s} {'reserved':>15s} {'recorded':>15s}  matched    s")
+        for program in self._chosen(parts, recorded=True):
+            for library in (options.cudnn_library, None) if options.both else (options.cudnn_library,):
+                start = time.perf_counter()
+                label = f"{program.name}{' (trees)' if options.both and library is None else ''}"
+                try:
+                    compared = self.compare(program, library)
+                except Exception as error:
+                    print(f"{label:36s} {type(error).__name__}: {str(error)[:600]}", flush=True)
+                    continue
+                replay, recorded = compared.predicted.replay, compared.recorded
+                columns = [
+                    f"{said:15,} {_beside(error, truth)}"
+                    for said, error, truth in (
+                        (replay.peak_allocated_bytes, compared.allocated_error, recorded.peak_allocated_bytes),
+                        (replay.peak_reserved_bytes, compared.reserved_error, recorded.peak_reserved_bytes),
+                    )
+                ]
+                took = time.perf_counter() - start
+                print(f"{label:36s} {' '.join(columns)}   {compared.match.share:.4f} {took:5.0f}", flush=True)
+        return 0
+
+    def differ(self, arguments: list[str]) -> int:
+        from tests.recorded.steps.differ import report
+
+        options, parts = _options(self.kind, arguments)
+        for program in self._chosen(parts, recorded=True):
+            compared = self.compare(program, options.cudnn_library)
+            for line in report(compared, options.frees, options.number):
+                print(line)
+        return 0
+
+    # --- its recordings ---
+
+    def recorded(self) -> list[str]:
+        """Names of the programs that are recorded."""
+        return sorted(path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}"))
+
+    def load(self, name: str) -> RecordedRun:
+        """A recording, with nothing said of its loop."""
+        from graphmem.versions import version_named
+        from tests.recorded.steps.runs import RecordedRun
+
+        document = self._document(name)
+        return RecordedRun(
+            name, name, 0, "", "", 0, {}, "", 90, version_named(document["torch"]),
+            document["allocated_peak"], document["reserved_peak"], (), tuple(document["changes"]),
+        )  # fmt: skip
+
+    def versions(self, name: str) -> dict[str, str]:
+        """The packages that a program was recorded with, and their versions."""
+        return {str(package): str(version) for package, version in self._document(name)["libraries"].items()}
+
+    def predict(self, program: WholeProgram, torch_version: tuple[int, int], library: str | None) -> PredictedRun:
+        """Capture a program and replay it on an empty card."""
+        from graphmem.accuracy.divergence import changes_of
+        from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+        from graphmem.replay import replay
+        from tests.recorded.steps import runs
+
+        start = time.perf_counter()
+        trace, assumed = program.trace(torch_version, library)
+        for words, count in assumed.items():
+            print(f"    assumed {count}: {words}", file=sys.stderr)
+        replayed = replay(trace, PyTorchCachingAllocator(torch_version=torch_version))
+        changes = changes_of(trace)
+        return runs.PredictedRun(trace, replayed, changes.sizes, changes.events, time.perf_counter() - start)
+
+    def compare(self, program: WholeProgram, library: str | None = None) -> Comparison:
+        from graphmem.accuracy.align import align
+        from tests.recorded.steps.runs import Comparison
+
+        recorded = self.load(program.name)
+        predicted = self.predict(program, recorded.torch_version, library)
+        ours, theirs = ([size for size in run.changes if size > 0] for run in (predicted, recorded))
+        return Comparison(recorded, predicted, align(ours, theirs))
+
+    def _document(self, name: str) -> Any:
+        return json.loads(gzip.decompress((self.folder / f"{name}{SUFFIX}").read_bytes()))
+
+    def _chosen(self, parts: Sequence[str], recorded: bool = False) -> list[WholeProgram]:
+        found = [program for name, program in self.cases().items() if not parts or any(part in name for part in parts)]
+        if recorded:
+            found = [program for program in found if (self.folder / f"{program.name}{SUFFIX}").exists()]
+        return [program for program in found if parts or missing(program) is None]
+
+
+def missing(program: WholeProgram) -> str | None:
+    """The first of a program's packages that is not installed."""
+    return next((name for name in program.needs if importlib.util.find_spec(name) is None), None)
+
+
+def _options(kind: str, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog=f"python -m tests.recorded {kind}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="programs whose names contain one of these")
+    parser.add_argument("--cudnn-library", metavar="PATH", help="ask this cuDNN for workspaces, as ``--cudnn`` does")
+    parser.add_argument("--both", action="store_true", help="predict without it too (table)")
+    parser.add_argument("--frees", action="store_true", help="compare frees too (differ)")
+    parser.add_argument("-n", "--number", type=int, default=10, help="differences to show")
+    options = parser.parse_args(arguments)
+    return options, options.parts
+
+
+def _beside(error: float, recorded: int) -> str:
+    return f"{recorded:15,}" if not error else f"{recorded:15,} {error:+.3%}"
+
+
+def _here(program: WholeProgram, folder: Path) -> None:
+    """Run it in this process, on a card or the stub, and write what the allocator did."""
+    import torch
+
+    from tests.recorded import true_values
+    from tests.recorded.record import launch_no_triton
+
+    launch_no_triton()
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
+    report = os.environ["GRAPHMEM_TRUE_VALUES"]
+    with true_values.follow(report):
+        held = program.run()
+    stats, snapshot = torch.cuda.memory_stats(), torch.cuda.memory._snapshot()
+    signs = {"alloc": 1, "free_requested": -1}
+    read = json.loads(Path(report).read_text(encoding="utf-8"))
+    document = {
+        "program": program.name,
+        "torch": torch.__version__,
+        "libraries": {name: importlib.metadata.version(name) for name in program.needs},
+        "unknown_values": {_anywhere(where): count for where, count in read["untrue"].items()},
+        "allocated_peak": stats["allocated_bytes.all.peak"],
+        "reserved_peak": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"],
+        "changes": [
+            signs[event["action"]] * event["size"] for event in snapshot["device_traces"][0] if event["action"] in signs
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(document, separators=(",", ":")).encode()
+    (folder / f"{program.name}{SUFFIX}").write_bytes(gzip.compress(data, 9, mtime=0))
+    del held
+    print(
+        f"{stats['allocated_bytes.all.peak']:,} {stats['reserved_bytes.all.peak']:,} {len(document['changes'])} changes"
+    )
+    for where, count in list(document["unknown_values"].items())[:20]:
+        print(f"    unknown {count} {where}")
+
+
+def _anywhere(where: str) -> str:
+    """``item at FILE:LINE``, the file as on any machine."""
+    return re.sub(r" at .*/site-packages/", " at ", where.replace(f"{places.ROOT}{os.sep}", ""))
+
+
+if __name__ == "__main__":
+    from tests.recorded import kinds
+
+    chosen: Any = kinds.load(sys.argv[1])
+    _here(chosen.cases()[sys.argv[2]], Path(sys.argv[3]))
