@@ -109,6 +109,8 @@ class _Use:
         up = self._program.parents.get(node)
         if isinstance(up, (ast.FormattedValue, ast.Expr, ast.keyword)):
             return not isinstance(up, ast.keyword) or self.is_harmless(up)
+        if isinstance(up, ast.BinOp) and isinstance(up.op, ast.Div) and not self._otherwise:
+            return _Use(self._program, is_number=True).is_harmless(up)  # a share is no whole number any more
         if isinstance(up, (ast.BinOp, ast.UnaryOp, ast.Dict, ast.List, ast.Tuple, ast.Starred)):
             is_negation = isinstance(up, ast.UnaryOp) and isinstance(up.op, ast.Not)
             return not is_negation and self.is_harmless(up)
