@@ -15,6 +15,7 @@ from typing import Any
 
 from graphmem.cudnn.card import check_supported, clocks_are_assumed, description
 from graphmem.cudnn.plans import INSTANT, MODE_B, Convolution
+from graphmem.cudnn.recurrent import Network
 from graphmem.cudnn.worker import version_text
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError, UsageError
@@ -61,7 +62,7 @@ def find_library(named: str | Path) -> str:
 
 
 class Cudnn:
-    """A cuDNN that plans for one card. Answers are kept, so each convolution is asked once.
+    """A cuDNN that plans for one card. Answers are kept, so each convolution and each network is asked once.
 
     Raises :class:`CudnnUnavailable` when the library cannot be loaded or is older than 9.8, :class:`UsageError` when it
     has no plans for the card.
@@ -74,7 +75,9 @@ class Cudnn:
         self._mode = MODE_B if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else INSTANT
         self._answers: dict[tuple[Convolution, bool], list[int] | None] = {}
         self._reasons: dict[tuple[Convolution, bool], str] = {}
+        self._spaces: dict[tuple[Network, bool], tuple[int, int] | None] = {}
         self._refused: Counter[str] = Counter()
+        self._silent: Counter[str] = Counter()
         self._worker: subprocess.Popen[str] | None = None
         self._starts = 0
         self._about = self._start()
@@ -100,6 +103,16 @@ class Cudnn:
         found = self._plans(convolution, first_only=False)
         return max(found) if found else None
 
+    def recurrent_spaces(self, network: Network, training: bool) -> tuple[int, int] | None:
+        """Bytes of work and reserve space of a recurrent network; None if the library does not say."""
+        key = (network, training)
+        if key not in self._spaces:
+            answer = self._ask({"network": asdict(network), "training": training})
+            self._spaces[key] = tuple(answer["spaces"]) if "spaces" in answer else None
+            if "error" in answer:
+                self._silent[answer["error"]] += 1
+        return self._spaces[key]
+
     @property
     def version(self) -> str:
         """For example ``9.20.0``."""
@@ -107,7 +120,8 @@ class Cudnn:
 
     def notes(self) -> list[str]:
         """What a reader must know of the answers."""
-        said = [f"workspaces of convolutions: asked from cuDNN {self.version} ({self._about['path']})"]
+        who = f"cuDNN {self.version} ({self._about['path']})"
+        said = [f"workspaces of convolutions and recurrent networks: asked from {who}"]
         if self._about["driver"] == "missing":
             said.append("plans that cuDNN compiles at run time are left out: there is no CUDA driver on this machine")
         if clocks_are_assumed(self._card):
@@ -116,8 +130,13 @@ class Cudnn:
 
     def refused(self) -> dict[str, int]:
         """How many calls took the built-in model's workspace because there was no plan, by cuDNN's reason."""
-        said = "convolutions that cuDNN did not plan and the built-in model did"
-        return {f"{said}: {why}": count for why, count in self._refused.items()}
+        found = {}
+        for said, reasons in (
+            ("convolutions that cuDNN did not plan and the built-in model did", self._refused),
+            ("recurrent networks of which cuDNN did not tell the spaces and the built-in model did", self._silent),
+        ):
+            found.update({f"{said}: {why}": count for why, count in reasons.items()})
+        return found
 
     def details(self) -> dict[str, Any]:
         """The findings for machines."""

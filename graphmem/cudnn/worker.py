@@ -5,7 +5,8 @@ for the driver reach anybody else, and an error inside the library shall not end
 
 The first line says what to load: ``library``, ``device`` (cuDNN's description of it) and ``search`` (folders that may
 hold ``nvidia`` wheels). The answer tells ``version``, ``cudart``, ``path`` and ``driver``, or ``error``.
-Every further line is a convolution with ``mode`` and ``first_only``; its answer is ``workspaces`` or ``error``.
+Every further line is a convolution with ``mode`` and ``first_only``, whose answer is ``workspaces``, or a recurrent
+``network`` with ``training``, whose answer is ``spaces`` (work, reserve); or ``error``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind
 from graphmem.cudnn.driver import load_driver
 from graphmem.cudnn.plans import Convolution, workspaces
+from graphmem.cudnn.recurrent import Network, spaces
 
 #: cuDNN 9.8 is the first that plans for a described device (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
 OLDEST = 90800
@@ -46,7 +48,12 @@ def main() -> int:
         return 1
     print(json.dumps(about), file=answers)
     for line in sys.stdin:
-        print(json.dumps(answer(descriptors, device, json.loads(line))), file=answers)
+        question = json.loads(line)
+        if "network" in question:
+            found = recurrent_answer(library, request["device"], question)
+        else:
+            found = answer(descriptors, device, question)
+        print(json.dumps(found), file=answers)
     return 0
 
 
@@ -59,6 +66,16 @@ def answer(descriptors: Descriptors, device: Descriptor, question: dict[str, Any
         return {"error": str(error)}
     finally:
         descriptors.release()
+
+
+def recurrent_answer(library: ctypes.CDLL, device: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
+    """Work and reserve space of a recurrent network in bytes, or why cuDNN does not tell them."""
+    network = question["network"]
+    try:
+        asked = Network(**{**network, "lengths": tuple(network["lengths"])})
+        return {"spaces": spaces(library, device, asked, question["training"])}
+    except CudnnError as error:
+        return {"error": str(error)}
 
 
 def load(name: str, search: list[Path]) -> tuple[ctypes.CDLL, dict[str, Any]]:

@@ -124,7 +124,9 @@ def test_a_convolution_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert cudnn.largest_workspace(CONVOLUTION) == 9
         assert cudnn.details()["plans_asked"] == 2
         assert cudnn.refused() == {}
-        assert cudnn.notes() == ["workspaces of convolutions: asked from cuDNN 9.20.0 (/lib/libcudnn.so.9)"]
+        assert cudnn.notes() == [
+            "workspaces of convolutions and recurrent networks: asked from cuDNN 9.20.0 (/lib/libcudnn.so.9)"
+        ]
 
 
 def test_convolutions_without_a_plan_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

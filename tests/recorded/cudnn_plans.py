@@ -2,20 +2,27 @@
 ``ops/conv_largest.jsonl.gz`` (the largest workspace of all plans) and ``ops/rnn_spaces.jsonl.gz`` (recurrent networks).
 
 GRAPHMEM_CUDNN names the library to ask, a cuDNN 9.20 with NVIDIA's wheels for cuBLAS and NVRTC beside it; no card, no
-driver. Recording asks the questions of the lines that are there again.
+driver. Recording asks the questions of the lines that are there again; ``record rnn_spaces COUNT SEED`` asks about so
+many more networks.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import json
 import os
+import random
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
+from graphmem.capture.kernels.cudnn.recurrent import algorithm
+from graphmem.cudnn import recurrent
+from graphmem.cudnn.card import description
 from graphmem.cudnn.library import Cudnn, find_library
 from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.recurrent import GRU, LSTM, RELU, STANDARD, TANH, Network
 from graphmem.devices import device_named
 from tests import places
 
@@ -26,6 +33,8 @@ CARDS = {
     "t4": "T4", "b200": "B200", "rtx5090": "RTX-5090",
 }  # fmt: skip
 DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "backward weight"}
+MODES = {"RELU": RELU, "RNN": TANH, "LSTM": LSTM, "GRU": GRU}
+_RECURRENT_DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _WORKSPACES: dict[str, Callable[[Cudnn, Convolution], int | None]] = {
     "conv_plans": Cudnn.first_workspace,
@@ -53,13 +62,60 @@ def question(line: Line, direction: str) -> Convolution:
     )
 
 
-def spaces(lines: list[Line], library: str) -> list[Line]:
-    """The lines with the work and reserve spaces that this cuDNN tells for an H200."""
-    from tests.oracles.cudnn.ask_rnn import Rnn
+def network(line: Line) -> tuple[Network, tuple[int, int], bool]:
+    """The network that a line asks about, the compute capability of its card, and whether it is trained."""
+    card = device_named(CARDS[line.get("card", "h200")])
+    capability = card.compute_capability
+    assert capability is not None
+    asked = Network(
+        MODES[line["mode"]], STANDARD, _RECURRENT_DTYPES[line["dtype"]], line["steps"], line["batch"], line["inputs"],
+        line["hidden"], line["projected"], line["layers"], line["directions"], dropout=bool(line.get("dropout")),
+        lengths=tuple(line.get("lengths", ())),
+    )  # fmt: skip
+    chosen = algorithm(asked, capability, card.sm_count, forward=bool(line.get("forward", 1)))
+    return replace(asked, algorithm=chosen), capability, bool(line["train"])
 
-    card = device_named("H200")
-    asked = Rnn(Path(find_library(library)), card.capability, card.sm_count)
-    return [line | dict(zip(("workspace", "reserve"), asked.spaces(line), strict=True)) for line in lines]
+
+def spaces(lines: list[Line], library: str) -> list[Line]:
+    """The lines with the work and reserve spaces that this cuDNN tells for their cards."""
+    loaded = ctypes.CDLL(find_library(library))
+    found = []
+    for line in lines:
+        asked, _, training = network(line)
+        told = recurrent.spaces(loaded, description(device_named(CARDS[line.get("card", "h200")])), asked, training)
+        found.append(line | dict(zip(("workspace", "reserve"), told, strict=True)))
+    return found
+
+
+def random_networks(count: int, seed: int) -> list[Line]:
+    """Questions about recurrent networks of all kinds; ``record`` answers them."""
+    draw = random.Random(seed)
+    return [_random_network(draw) for _ in range(count)]
+
+
+def _random_network(draw: random.Random) -> Line:
+    mode, card = draw.choice(list(MODES)), draw.choice(list(CARDS))
+    dtypes = [name for name in _RECURRENT_DTYPES if card != "t4" or name != "bf16"]
+    line: Line = {
+        "mode": mode,
+        "steps": draw.choice((1, 2, 7, 16, 50, 127, 128, 300)),
+        "batch": draw.choice((1, 2, 7, 8, 16, 17, 64, 96, 97, 128)),
+        "inputs": draw.choice((1, 8, 33, 64, 128, 333, 512, 1024)),
+        "hidden": draw.choice((1, 8, 33, 64, 100, 128, 192, 256, 333, 384, 512, 1024)),
+        "layers": draw.choice((1, 1, 2, 3, 5)),
+        "directions": draw.choice((1, 1, 2)),
+        "dtype": draw.choice(dtypes),
+        "card": card,
+        "forward": draw.choice((0, 1)),
+    }
+    narrow = [width for width in (1, 8, 64) if width < line["hidden"]]
+    line["projected"] = draw.choice(narrow) if mode == "LSTM" and narrow and draw.random() < 0.3 else 0
+    line["train"] = 1 if not line["forward"] else draw.choice((0, 1))
+    line["dropout"] = line["train"] and draw.choice((0, 0, 1))
+    if draw.random() < 0.3:
+        shorter = [draw.randint(1, line["steps"]) for _ in range(line["batch"] - 1)]
+        line["lengths"] = sorted([line["steps"], *shorter], reverse=True)
+    return line
 
 
 def answered(lines: list[Line], family: str, library: str) -> list[Line]:
@@ -85,11 +141,15 @@ class _Plans:
         library = os.environ.get("GRAPHMEM_CUDNN")
         if not library:
             raise SystemExit("GRAPHMEM_CUDNN names the cuDNN to ask; see tests/oracles/cudnn/README.md")
+        more: list[Line] = []
+        if arguments[:1] == [_RECURRENT] and len(arguments) == 3:
+            more = random_networks(*map(int, arguments[1:]))
+            arguments = arguments[:1]
         for family in arguments or (*_WORKSPACES, _RECURRENT):
             if family not in (*_WORKSPACES, _RECURRENT):
                 raise SystemExit(f"{family!r} is none of {', '.join((*_WORKSPACES, _RECURRENT))}")
             path = FOLDER / f"{family}.jsonl.gz"
-            lines = [json.loads(text) for text in gzip.decompress(path.read_bytes()).decode().splitlines()]
+            lines = [json.loads(text) for text in gzip.decompress(path.read_bytes()).decode().splitlines()] + more
             found = spaces(lines, library) if family == _RECURRENT else answered(lines, family, library)
             texts = [json.dumps(line, separators=(",", ":")) for line in found]
             path.write_bytes(gzip.compress(("\n".join(texts) + "\n").encode(), 9, mtime=0))

@@ -24,6 +24,7 @@ from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import DEVICE, Teller
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import MemoryBook
+from graphmem.capture.values import generators
 from graphmem.devices import Device
 from graphmem.errors import CaptureError
 
@@ -177,12 +178,12 @@ def _patch_functions(patches: Patches, teller: Teller) -> None:
         "check_error": None,
         "is_current_stream_capturing": False,
     }
-    for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
-        answers[name] = None
     for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
         answers[name] = 0
     for name, answer in answers.items():
         _replace(patches, name, lambda *_, _answer=answer, **__: _answer)
+    for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
+        _replace(patches, name, lambda *_, **__: generators.seed_device())
     _replace(patches, "mem_get_info", Answers(teller, None).free_and_total)
     _replace(patches, "set_device", _set_device)
     _replace(patches, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))

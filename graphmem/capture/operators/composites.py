@@ -80,7 +80,7 @@ def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
     """By operator: what the version of ``card``'s build calls."""
     return {
         **gradient_composites(),
-        **recurrent_composites(),
+        **recurrent_composites(card),
         **fused_inference(attention_on(card), linear, fuses_attention_on(card)),
         **basic_composites(),
         **normalization_composites(card),

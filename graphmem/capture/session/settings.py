@@ -152,9 +152,18 @@ def _patch_random_numbers(patches: Patches) -> None:
     """A generator of the capture's own, which begins as PyTorch's does in a new process: seeding disturbs no other
     thread, and what is drawn on the host does not depend on what was drawn before."""
     host = generators.new_generator()
+
+    def manual_seed(seed: Any) -> Any:
+        generators.seed_device()
+        return host.restart().manual_seed(int(seed))
+
+    def seed() -> Any:
+        generators.seed_device()
+        return host.restart().seed()
+
     functions: dict[str, Callable[..., Any]] = {
-        "manual_seed": lambda seed: host.restart().manual_seed(int(seed)),
-        "seed": lambda: host.restart().seed(),
+        "manual_seed": manual_seed,
+        "seed": seed,
         "initial_seed": lambda: host.generator.initial_seed(),
         "get_rng_state": lambda: host.settled().get_state(),
         "set_rng_state": lambda new_state: host.restart().set_state(new_state),

@@ -75,6 +75,8 @@ class HostGenerator:
     def __init__(self, seed: int = DEFAULT_SEED) -> None:
         self._behind = 0
         self._stretch: _Stretch | None = None
+        #: How often the program has set the state of the device's generator, which it never draws from here.
+        self.device_seedings = 0
         self.generator = _generator
         self.generator.manual_seed(seed)
 
@@ -113,6 +115,11 @@ def new_generator() -> HostGenerator:
     """The generator of the capture that begins; it draws the same numbers in every capture."""
     _current[0] = HostGenerator()
     return _current[0]
+
+
+def seed_device() -> None:
+    """The program sets the state of the device's generator."""
+    _current[0].device_seedings += 1
 
 
 def current() -> HostGenerator:

@@ -2,13 +2,15 @@
 
 - ``ops/rnn.jsonl.gz``: 200 random LSTMs, GRUs and plain networks, moved to the device, forward and backward, with
   cuDNN and without; allocations and frees in order, cuDNN claiming no work or reserve space.
-- ``ops/rnn_spaces.jsonl.gz``: what ``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20 answers to 153 networks.
+- ``ops/rnn_spaces.jsonl.gz``: what ``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20 answers to 1,153 networks on described
+  cards: forward and backward, packed, projected, with dropout.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,18 +18,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.kernels.rules.recurrent import Network, reserve_bytes, workspace_bytes  # noqa: E402
+from graphmem.capture.kernels.cudnn.recurrent import reserve_bytes, workspace_bytes  # noqa: E402
 from graphmem.capture.session.session import Session, capture  # noqa: E402
-from graphmem.devices import described_device  # noqa: E402
+from graphmem.cudnn.library import Cudnn  # noqa: E402
+from graphmem.devices import described_device, device_named  # noqa: E402
 from graphmem.trace import EventKind, Place  # noqa: E402
 from tests import places  # noqa: E402
+from tests.recorded import cudnn_plans  # noqa: E402
 from tests.recorded.recurrent import DTYPES, network  # noqa: E402
 
 OPS = places.PYTORCH / "ops"
 DEVICE = described_device("NVIDIA H200", (9, 0), 140 << 30, 132, 2048)
-MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}
-#: Sizes to the block, for the answers were asked of a library without a device.
-BLOCK = 512
 
 
 def _lines(name: str) -> Iterator[dict[str, Any]]:
@@ -105,29 +106,25 @@ def test_events_are_those_of_the_cuda_build(kind: str, cudnn: bool, cudnn_switch
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def _spaces() -> Iterator[tuple[Network, dict[str, Any]]]:
-    for line in _lines("rnn_spaces.jsonl.gz"):
-        yield (
-            Network(
-                MODES[line["mode"]], line["steps"], line["batch"], line["inputs"], line["hidden"], line["projected"],
-                line["layers"], line["directions"], DTYPES[line["dtype"]],
-            ),
-            line,
-        )  # fmt: skip
+def test_spaces_are_cudnns() -> None:
+    lines = list(_lines("rnn_spaces.jsonl.gz"))
+    assert len(lines) >= 1153
+    for line in lines:
+        asked, capability, training = cudnn_plans.network(line)
+        assert workspace_bytes(asked, capability, training=training) == line["workspace"], line
+        if training:
+            assert reserve_bytes(asked) == line["reserve"], line
 
 
-def test_reserve_space_is_cudnns() -> None:
-    for asked, line in _spaces():
-        if line["train"]:
-            assert -(-reserve_bytes(asked) // BLOCK) == -(-line["reserve"] // BLOCK), line
-
-
-def test_work_space_is_near_cudnns() -> None:
-    near = [abs(workspace_bytes(asked) - line["workspace"]) <= line["workspace"] / 10 for asked, line in _spaces()]
-    assert sum(near) >= 151
-    total = sum(workspace_bytes(asked) for asked, _ in _spaces())
-    real = sum(line["workspace"] for _, line in _spaces())
-    assert abs(total / real - 1) < 0.01
+@pytest.mark.skipif("GRAPHMEM_CUDNN" not in os.environ, reason="GRAPHMEM_CUDNN names a cuDNN to ask")
+def test_the_library_answers_as_recorded() -> None:
+    lines = list(_lines("rnn_spaces.jsonl.gz"))[::10]
+    assert cudnn_plans.spaces(lines, os.environ["GRAPHMEM_CUDNN"]) == lines
+    h200 = [line for line in lines if line.get("card", "h200") == "h200"]
+    with Cudnn(os.environ["GRAPHMEM_CUDNN"], device_named("H200")) as cudnn:
+        for line in h200:
+            asked, _, training = cudnn_plans.network(line)
+            assert cudnn.recurrent_spaces(asked, training) == (line["workspace"], line["reserve"])
 
 
 def test_moving_to_the_device_flattens_the_weights(cudnn_switch: None) -> None:

@@ -1,23 +1,20 @@
 """Buffers of recurrent kernels: the fused cells, and cuDNN's networks.
 
-The fused cells follow ``aten/src/ATen/native/cuda/RNN.cu``, cuDNN's networks ``aten/src/ATen/native/cudnn/RNN.cpp``.
-
-cuDNN tells the sizes of its reserve and work space by ``cudnnGetRNNTempSpaceSizes``. Asked without a device it returns
-them together with an error; from 153 such answers of cuDNN 9.20 (``tests/oracles/cudnn/ask_rnn.py``) the reserve is
-known to the block. The work space is not: its main parts are, and the rest depends on the algorithm that PyTorch
-chooses (``get_algo``, the same file: one of its own for few hidden values), so it is labelled an estimate.
+The fused cells follow ``aten/src/ATen/native/cuda/RNN.cu``, cuDNN's networks ``aten/src/ATen/native/cudnn/RNN.cpp``;
+what cuDNN asks for is in :mod:`graphmem.capture.kernels.cudnn.recurrent`, or asked of the user's library.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
+from graphmem.capture.kernels.cudnn.recurrent import algorithm, is_certain, reserve_bytes, workspace_bytes
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
-
-_RELU, _TANH, _LSTM, _GRU = range(4)
+from graphmem.cudnn.recurrent import STANDARD, Network
 
 
 @rule("aten._thnn_fused_lstm_cell.default")
@@ -33,66 +30,6 @@ def gru_cell_rule(call: Call) -> Script | None:
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """What cuDNN's sizes depend on."""
-
-    mode: int
-    steps: int
-    batch: int
-    inputs: int
-    hidden: int
-    projected: int
-    layers: int
-    directions: int
-    dtype: torch.dtype
-
-    @property
-    def state(self) -> int:
-        """Bytes of one hidden state of every step."""
-        return self.steps * self.batch * self.hidden * int(self.dtype.itemsize)
-
-
-#: Hidden states that a layer keeps of every step for its backward pass: activations of the gates, cell states.
-_KEPT = {_RELU: 1, _TANH: 1, _LSTM: 5, _GRU: 6}
-_GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
-_CUBLAS_WORKSPACE = 8 << 20
-_ALIGNMENT = 256
-
-
-def reserve_bytes(network: Network) -> int:
-    """Reserve space: what every layer keeps, the outputs between layers, and with a projection the states before it."""
-    kept = (_KEPT[network.mode] * network.layers + network.layers - 1) * network.directions * network.state
-    if network.projected:
-        states = network.state + network.steps * network.batch * network.projected * int(network.dtype.itemsize)
-        kept += network.layers * network.directions * states
-    return -(-kept // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
-
-
-def workspace_bytes(network: Network) -> int:
-    """Work space: a cuBLAS workspace for every layer and direction, a copy of the weight matrices and of the input, and
-    intermediate states of every step, whose number depends on the algorithm that fits (:data:`_STATES`)."""
-    e = int(network.dtype.itemsize)
-    outputs = network.projected or network.hidden
-    matrices = 0
-    for layer in range(network.layers):
-        inputs = network.inputs if layer == 0 else outputs * network.directions
-        matrices += _GATES[network.mode] * network.hidden * (inputs + outputs) + network.hidden * network.projected
-    few = network.hidden < _MANY_HIDDEN and network.dtype in (torch.float32, torch.float16)
-    states = _STATES[few][network.mode][network.directions - 1] * network.state
-    copied = network.steps * network.batch * network.inputs * e
-    fixed = network.layers * network.directions * _CUBLAS_WORKSPACE
-    return fixed + matrices * network.directions * e + int(states) + copied
-
-
-_MANY_HIDDEN = 256
-#: With few hidden values or many -> mode -> states of every step in a network of one direction, and of two.
-_STATES: dict[bool, dict[int, tuple[float, float]]] = {
-    True: {_RELU: (13.5, 21), _TANH: (13.5, 21), _LSTM: (21, 31), _GRU: (18.5, 25.5)},
-    False: {_RELU: (4, 13), _TANH: (4, 13), _LSTM: (6, 15), _GRU: (4.5, 13)},
-}
-
-
 def _network(call: Call) -> Network:
     tensor = call.input
     if call.batch_sizes:
@@ -100,19 +37,45 @@ def _network(call: Call) -> Network:
     else:
         steps, batch = _steps_first(tensor, call).shape[:2]
     return Network(
-        int(call.mode), int(steps), int(batch), int(tensor.shape[-1]), int(call.hidden_size), int(call.proj_size),
-        int(call.num_layers), 2 if call.bidirectional else 1, tensor.dtype,
+        int(call.mode), STANDARD, str(tensor.dtype).removeprefix("torch."), int(steps), int(batch),
+        int(tensor.shape[-1]), int(call.hidden_size), int(call.proj_size), int(call.num_layers),
+        2 if call.bidirectional else 1, dropout=bool(call.train and call.dropout),
+        tf32=torch.backends.cudnn.allow_tf32, lengths=_lengths(call.batch_sizes),
     )  # fmt: skip
+
+
+def _lengths(batch_sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of the sequences that a packed batch has so many of at each step (``rnn_descriptor_sequence``)."""
+    return tuple(sum(size > index for size in batch_sizes) for index in range(batch_sizes[0] if batch_sizes else 0))
 
 
 def _steps_first(tensor: torch.Tensor, call: Call) -> torch.Tensor:
     return tensor.transpose(0, 1) if call.batch_first and not call.batch_sizes else tensor
 
 
-def _take_workspace(script: Script, network: Network, card: Card) -> list[int]:
-    if not card.cudnn_workspaces:
-        return []
-    return [script.take(workspace_bytes(network), "cuDNN workspace (estimate)")]
+class _Spaces:
+    """What cuDNN asks for to run a network forward or backward."""
+
+    def __init__(self, network: Network, card: Card, *, forward: bool, training: bool) -> None:
+        capability = card.device.compute_capability or (0, 0)
+        chosen = algorithm(network, capability, card.sm_count, forward=forward)
+        network = replace(network, algorithm=chosen)
+        told = card.cudnn.recurrent_spaces(network, training) if card.cudnn_workspaces and card.cudnn else None
+        self._none = not card.cudnn_workspaces
+        self._label = "cuDNN workspace" if told or is_certain(network) else "cuDNN workspace (estimate)"
+        self._work, self._reserve = told or (
+            workspace_bytes(network, capability, training=training),
+            reserve_bytes(network),
+        )
+
+    @property
+    def reserve(self) -> int:
+        """Bytes kept from forward to backward."""
+        return 0 if self._none else self._reserve
+
+    def take(self, script: Script) -> list[int]:
+        """The work space, as a list of none or one token."""
+        return [] if self._none else [script.take(self._work, self._label)]
 
 
 @rule("aten._cudnn_rnn.default")
@@ -122,8 +85,9 @@ def cudnn_rnn_rule(call: Call) -> Script | None:
     copies = script.contiguous(_steps_first(call.input, call), "contiguous input")
     # The last output is the weight buffer, which is new only if the weights were not flat.
     script.output(0).output(1).output(2).output(4)
-    workspace = _take_workspace(script, network, call.card)
-    script.output(3, reserve_bytes(network) if call.train and call.card.cudnn_workspaces else 0)
+    spaces = _Spaces(network, call.card, forward=True, training=bool(call.train))
+    workspace = spaces.take(script)
+    script.output(3, spaces.reserve if call.train else 0)
     script.give(*workspace, *copies)
     return script
 
@@ -133,6 +97,7 @@ def cudnn_rnn_backward_rule(call: Call) -> Script | None:
     tensor, hx, cx = call.input, call.hx, call.cx
     grad_output, grad_hy, grad_cy = call.grad_output, call.grad_hy, call.grad_cy
     network = _network(call)
+    spaces = _Spaces(network, call.card, forward=False, training=True)
     script = Script()
     zeros = [] if grad_output is not None else [script.take(bytes_of(call.output), "zero gradient of the output")]
     zeros += [] if grad_hy is not None else [script.take(bytes_of(hx), "zero gradient of the hidden state")]
@@ -147,23 +112,23 @@ def cudnn_rnn_backward_rule(call: Call) -> Script | None:
     script.output(0).output(1)
     if cx is not None:
         script.output(2)
-    script.give(*_take_workspace(script, network, call.card), *reversed(copies))
+    script.give(*spaces.take(script), *reversed(copies))
     if call.output_mask[3]:
-        _weight_gradients(script, call, network)
+        _weight_gradients(script, call, spaces, bool(network.projected))
     script.give(*reversed(zeros))
     return script
 
 
-def _weight_gradients(script: Script, call: Call, network: Network) -> None:
-    weights, outputs, card = call.weight, call.outputs, call.card
+def _weight_gradients(script: Script, call: Call, spaces: _Spaces, projected: bool) -> None:
+    weights, outputs = call.weight, call.outputs
     copies = script.contiguous(_steps_first(call.input, call), "contiguous input")
     first = len(outputs) - len(weights)
-    if call.weight_stride0 - bool(network.projected) == 4:
+    if call.weight_stride0 - projected == 4:
         script.output(first)
-        script.give(*_take_workspace(script, network, card), *copies)
+        script.give(*spaces.take(script), *copies)
         return
     flat = script.take(bytes_of(call.weight_buf), "gradients of all weights")
-    taken = _take_workspace(script, network, card)
+    taken = spaces.take(script)
     for index in range(first, len(outputs)):
         script.output(index)
     script.give(*taken, flat, *copies)

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graphmem.capture.kernels.cudnn.recurrent import states_bytes
+from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.recurrent.layers import Options
 from graphmem.capture.patches import Patches
+from graphmem.capture.values import generators
 
 _aten = torch.ops.aten
 _CUDNN_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -39,7 +42,29 @@ def cudnn_acceptable(input: Tensor) -> bool:
     return torch.backends.cudnn.enabled and input.dtype in _CUDNN_DTYPES and input.numel() > 0
 
 
+class DropoutState:
+    """``DropoutState`` of a device: cuDNN's generators, made when a network first wants dropout, and anew after the
+    program has seeded the device (``get_dropout_state``). They stay until the process ends."""
+
+    def __init__(self, card: Card) -> None:
+        self._size = states_bytes(card.sm_count, card.max_threads_per_sm) if card.cudnn_workspaces else 0
+        self._buffer: Tensor | None = None
+        self._seedings = 0
+
+    def buffer(self, options: Options, device: torch.device) -> Tensor | None:
+        if not options.train or not options.dropout:
+            return self._buffer
+        seedings = generators.current().device_seedings
+        if self._buffer is None or self._seedings != seedings:
+            self._seedings = seedings
+            with torch.no_grad():
+                torch.empty((), dtype=torch.int64, device=device).random_()  # cuDNN's seed, read back
+                self._buffer = torch.empty(self._size, dtype=torch.uint8, device=device)
+        return self._buffer
+
+
 def cudnn_network(
+    state: DropoutState,
     mode: str,
     input: Tensor,
     hx: Tensor,
@@ -58,7 +83,7 @@ def cudnn_network(
     result = _aten._cudnn_rnn.default(
         input, params, (4 if options.has_biases else 2) + (proj_size != 0), buffer, hx, cx, _MODES[mode], hidden_size,
         proj_size, options.num_layers, batch_first, options.dropout, options.train, options.bidirectional,
-        list(batch_sizes), None,
+        list(batch_sizes), state.buffer(options, input.device),
     )  # fmt: skip
     return result[0], result[1], result[2]
 

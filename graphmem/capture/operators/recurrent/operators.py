@@ -8,13 +8,15 @@ does its own products, and a fused cell does the rest. Sources (PyTorch 2.13): `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.recurrent.cells import Cell, cell_fakes, gru_cell, lstm_cell, simple_cell
-from graphmem.capture.operators.recurrent.cudnn import cudnn_acceptable, cudnn_fakes, cudnn_network
+from graphmem.capture.operators.recurrent.cudnn import DropoutState, cudnn_acceptable, cudnn_fakes, cudnn_network
 from graphmem.capture.operators.recurrent.layers import (
     Layers,
     Options,
@@ -28,11 +30,12 @@ from graphmem.capture.operators.recurrent.packing import known_lengths, pack, pa
 _aten = torch.ops.aten
 
 
-def recurrent_composites() -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of a recurrent composite calls."""
+def recurrent_composites(card: Card) -> dict[Any, Callable[..., Any]]:
+    """By operator: what CUDA's version of a recurrent composite calls, on that card."""
+    state = DropoutState(card)
     composites: dict[Any, Callable[..., Any]] = {
-        _aten.lstm.input: _lstm,
-        _aten.lstm.data: _packed_lstm,
+        _aten.lstm.input: partial(_lstm, state),
+        _aten.lstm.data: partial(_packed_lstm, state),
         _aten._pack_padded_sequence.default: pack,
         _aten._pad_packed_sequence.default: pad,
         _aten.lstm_cell.default: _lstm_cell,
@@ -44,8 +47,8 @@ def recurrent_composites() -> dict[Any, Callable[..., Any]]:
         ("rnn_relu", simple_cell(torch.relu)),
     ):
         operator = getattr(_aten, mode)
-        composites[operator.input] = _one_hidden(mode, cell)
-        composites[operator.data] = _packed_one_hidden(mode, cell)
+        composites[operator.input] = _one_hidden(state, mode, cell)
+        composites[operator.data] = _packed_one_hidden(state, mode, cell)
     return composites
 
 
@@ -58,24 +61,29 @@ def recurrent_fakes() -> dict[str, Callable[..., Any]]:
 
 
 def _lstm(
-    input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: Any
+    state: DropoutState, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``at::lstm``; ``options``: those of :class:`Options`, then ``batch_first``."""
     given, batch_first = Options(*options[:-1]), options[-1]
     if cudnn_acceptable(input):
-        return cudnn_network("lstm", input, hx[0], hx[1], params, given, batch_first)
+        return cudnn_network(state, "lstm", input, hx[0], hx[1], params, given, batch_first)
     steps = input.transpose(0, 1) if batch_first else input
     output, hy, cy = _lstm_step_by_step(steps, hx, params, given, plain_layers())
     return (output.transpose(0, 1) if batch_first else output), hy, cy
 
 
 def _packed_lstm(
-    data: Tensor, batch_sizes: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *options: Any
+    state: DropoutState,
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``at::lstm`` of packed sequences."""
     sizes, given = known_lengths(batch_sizes), Options(*options)
     if cudnn_acceptable(data):
-        return cudnn_network("lstm", data, hx[0], hx[1], params, given, batch_sizes=sizes)
+        return cudnn_network(state, "lstm", data, hx[0], hx[1], params, given, batch_sizes=sizes)
     return _lstm_step_by_step(data, hx, params, given, packed_layers(sizes))
 
 
@@ -109,12 +117,12 @@ def _lstm_cell(
 # --- GRU and plain networks -------------------------------------------------------------------------------------------
 
 
-def _one_hidden(mode: str, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
+def _one_hidden(state: DropoutState, mode: str, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     def rnn(input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
         """``at::gru``, ``at::rnn_tanh``, ``at::rnn_relu``."""
         given, batch_first = Options(*options[:-1]), options[-1]
         if cudnn_acceptable(input):
-            return cudnn_network(mode, input, hx, None, params, given, batch_first)[:2]
+            return cudnn_network(state, mode, input, hx, None, params, given, batch_first)[:2]
         steps = input.transpose(0, 1) if batch_first else input
         output, hy = _step_by_step(steps, hx, params, given, plain_layers(), cell)
         return (output.transpose(0, 1) if batch_first else output), hy
@@ -122,14 +130,14 @@ def _one_hidden(mode: str, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     return rnn
 
 
-def _packed_one_hidden(mode: str, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
+def _packed_one_hidden(state: DropoutState, mode: str, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     def rnn(
         data: Tensor, batch_sizes: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any
     ) -> tuple[Tensor, Tensor]:
         """``at::gru``, ``at::rnn_tanh``, ``at::rnn_relu`` of packed sequences."""
         sizes, given = known_lengths(batch_sizes), Options(*options)
         if cudnn_acceptable(data):
-            return cudnn_network(mode, data, hx, None, params, given, batch_sizes=sizes)[:2]
+            return cudnn_network(state, mode, data, hx, None, params, given, batch_sizes=sizes)[:2]
         return _step_by_step(data, hx, params, given, packed_layers(sizes), cell)
 
     return rnn

@@ -83,8 +83,9 @@ static Real& R() {
   return *r;
 }
 // In real mode the small host-only calls (descriptors, size queries) go to the real library too, with a
-// made-up handle: a zeroed buffer with the two words its size queries read (seen by experiment on 9.19:
-// +72 any non-zero, +104 the device version); the words further on are ours.
+// made-up handle: zeros, and the words of the device's description that size queries read, in the order of cuDNN's own
+// description (9.19, 9.20: +28 multiprocessors, +60 threads of each, +72 cooperative launches, +104 the device version).
+// The words further on are ours.
 static void* real_sym(const char* n) {
   Real& r = R();
   return r.on ? dlsym(r.h, n) : 0;
@@ -93,7 +94,9 @@ typedef long (*gen_t)(long, long, long, long, long, long, long, long, long, long
 static const int H_STREAM = 60000;
 API cudnnStatus_t cudnnCreate(cudnnHandle_t* h) {
   char* p = (char*)calloc(1, 65536);
-  *(int*)(p + 72) = S().sms;
+  *(int*)(p + 28) = S().sms;
+  *(int*)(p + 60) = S().tpsm;
+  *(int*)(p + 72) = 1;
   *(int*)(p + 104) = S().cc * 10;
   *h = (cudnnHandle_t)p;
   S().logf("cudnnCreate");
@@ -150,13 +153,34 @@ MK(cudnnCreateFilterDescriptor) MK(cudnnCreateConvolutionDescriptor) MK(cudnnCre
                         FWD(cudnnGetFilterNdDescriptor, ) FWD(cudnnSetRNNDescriptor_v8, )
                             FWD(cudnnSetRNNDataDescriptor, ) FWD(cudnnGetRNNWeightSpaceSize, *(size_t*)c = 0)
                                 FWD(cudnnGetRNNWeightParams, )
-    // needs a device in the real library: the environment gives the sizes
-    extern "C" __attribute__((visibility("default"))) int rnntmp_f(long a, long b, long c, long d, size_t* e,
-                                                                   size_t* f) __asm__("cudnnGetRNNTempSpaceSizes");
-int rnntmp_f(long a, long b, long c, long d, size_t* e, size_t* f) {
-  if (e) *e = dnn_ws();
-  if (f) *f = dnn_rs();
-  return 0;
+    FWD(cudnnDestroyCTCLossDescriptor, ) FWD(cudnnSetCTCLossDescriptorEx, ) FWD(cudnnSetCTCLossDescriptor_v9, )
+// The real library says these sizes before it looks for its device, and then fails for want of one: the sizes are kept.
+static const int NO_DEVICE = CUDNN_STATUS_EXECUTION_FAILED_CUDART;
+typedef cudnnStatus_t (*spaces_t)(cudnnHandle_t, cudnnRNNDescriptor_t, cudnnForwardMode_t, cudnnRNNDataDescriptor_t,
+                                  size_t*, size_t*);
+API cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescriptor_t d, cudnnForwardMode_t m,
+                                            cudnnRNNDataDescriptor_t x, size_t* work, size_t* reserve) {
+  static spaces_t r = (spaces_t)real_sym("cudnnGetRNNTempSpaceSizes");
+  if (!r) {
+    if (work) *work = dnn_ws();
+    if (reserve) *reserve = dnn_rs();
+    return OK;
+  }
+  int st = r(h, d, m, x, work, reserve);
+  S().logf("cudnn recurrent spaces %zu %zu status %d", work ? *work : 0, reserve ? *reserve : 0, st);
+  return st == NO_DEVICE ? OK : (cudnnStatus_t)st;
+}
+// The real library says nothing of these without a device: the environment gives the sizes.
+API cudnnStatus_t cudnnGetCTCLossWorkspaceSize(cudnnHandle_t, cudnnTensorDescriptor_t, cudnnTensorDescriptor_t,
+                                               const int*, const int*, const int*, cudnnCTCLossAlgo_t,
+                                               cudnnCTCLossDescriptor_t, size_t* size) {
+  *size = dnn_ws();
+  return OK;
+}
+API cudnnStatus_t cudnnGetCTCLossWorkspaceSize_v8(cudnnHandle_t, cudnnCTCLossAlgo_t, cudnnCTCLossDescriptor_t,
+                                                  cudnnTensorDescriptor_t, cudnnTensorDescriptor_t, size_t* size) {
+  *size = dnn_ws();
+  return OK;
 }
 FWD(cudnnDropoutGetStatesSize, *(size_t*)b = 0)
 FWD(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, *(size_t*)i = dnn_ws())
