@@ -178,8 +178,9 @@ def _in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _recurrent(line: Line) -> Line:
-    from tests.recorded.recurrent import network
+    from tests.recorded.recurrent import network, warm_up
 
+    warm_up()
     with torch.backends.cudnn.flags(enabled=bool(line["cudnn"])):
         module, moved = events(network(line).cuda)
         order = (line["B"], line["T"]) if line["bf"] else (line["T"], line["B"])

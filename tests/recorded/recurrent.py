@@ -10,6 +10,12 @@ import torch
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
+def warm_up() -> None:
+    """cuDNN's generators for dropout, which the first network that wants them makes, exist from here on."""
+    with torch.backends.cudnn.flags(enabled=True):
+        torch.nn.LSTM(8, 8, 2, dropout=0.5, device="cuda")(torch.empty(2, 1, 8, device="cuda"))
+
+
 def network(line: dict[str, Any]) -> torch.nn.Module:
     """The module that a line of ``ops/rnn.jsonl.gz`` asks about, on the host."""
     options: dict[str, Any] = {

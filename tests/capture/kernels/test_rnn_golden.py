@@ -1,7 +1,7 @@
 """Recurrent networks against the real CUDA build.
 
 - ``ops/rnn.jsonl.gz``: 200 random LSTMs, GRUs and plain networks, moved to the device, forward and backward, with
-  cuDNN and without; allocations and frees in order, cuDNN claiming no work or reserve space.
+  cuDNN and without; allocations and frees in order.
 - ``ops/rnn_spaces.jsonl.gz``: what ``cudnnGetRNNTempSpaceSizes`` of cuDNN 9.20 answers to 1,153 networks on described
   cards: forward and backward, packed, projected, with dropout.
 """
@@ -25,7 +25,7 @@ from graphmem.devices import described_device, device_named  # noqa: E402
 from graphmem.trace import EventKind, Place  # noqa: E402
 from tests import places  # noqa: E402
 from tests.recorded import cudnn_plans  # noqa: E402
-from tests.recorded.recurrent import DTYPES, network  # noqa: E402
+from tests.recorded.recurrent import DTYPES, network, warm_up  # noqa: E402
 
 OPS = places.PYTORCH / "ops"
 DEVICE = described_device("NVIDIA H200", (9, 0), 140 << 30, 132, 2048)
@@ -53,6 +53,7 @@ def _captured(line: dict[str, Any]) -> dict[str, list[int]]:
     def run(session: Session) -> None:
         rows = session.recorder.builder.rows
         _warm_up()
+        warm_up()
         module, start = network(line), len(rows)
         module = module.cuda()
         spans["to"] = start, len(rows)
@@ -73,7 +74,7 @@ def _captured(line: dict[str, Any]) -> dict[str, list[int]]:
             spans["bwd"] = start, len(rows)
         # What the step holds dies after the last span.
 
-    trace = capture(run, source="rnn", device=DEVICE, torch_version=(2, 13), cudnn_workspaces=False).trace
+    trace = capture(run, source="rnn", device=DEVICE, torch_version=(2, 13)).trace
     events = list(zip(trace.kinds.tolist(), trace.subjects.tolist(), strict=True))
     return {name: list(_sizes(trace, events[start:end])) for name, (start, end) in spans.items()}
 
