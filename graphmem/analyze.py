@@ -59,7 +59,7 @@ def analyze(
         top: how many of the largest storages to list.
         torch_version: the version of PyTorch to predict, by default the installed one.
         build_on: ``host`` (the model is built on the host, then moved) or ``device``.
-        cudnn: a cuDNN library (9.8 or later) to ask for the workspaces of convolutions: its path or folder, or
+        cudnn: a cuDNN library (9.8 or later) to ask for its workspaces: its path or folder, or
             ``installed``; by default they are predicted, so that the result does not depend on what is installed.
         trust: let PyTorch's own loader read a ``.pt2`` file, which unpickles what the file holds and so can run any
             program; without it such a file is only read as data, and refused where that is not enough.

@@ -147,7 +147,8 @@ _CUDNN_OPTIONS = (
     click.option(
         "--cudnn",
         metavar="PATH|installed",
-        help="Ask this cuDNN (9.8 or later; no GPU needed) for the workspaces of convolutions. Default: predict them.",
+        help="Ask this cuDNN (9.8 or later; no GPU needed) for the workspaces of convolutions and recurrent networks. "
+        "Default: predict them.",
     ),
 )
 

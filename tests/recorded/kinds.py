@@ -64,6 +64,12 @@ KINDS = {
         (),
     ),
     "loops": Listed("training loops", "tests.recorded.loops:KIND", _whole("loops/*.jsonl.gz")),
+    "recurrent": Listed(
+        "training loops of recurrent networks, whose spaces cuDNN tells",
+        "tests.recorded.loops:RECURRENT",
+        _whole("recurrent/*.jsonl.gz"),
+        _LARGE,
+    ),
     "parallel": Listed(
         "streams, data parallel, sharded, CUDA graphs",
         "tests.recorded.parallel:KIND",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from graphmem import versions
+from graphmem.capture.operators.recurrent.cudnn import weights_in_half
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.values.tensors import HALF_TYPES
 
@@ -201,6 +202,29 @@ def _promote(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     return kernel
 
 
+def _recurrent(op: Any, cache: _WeightCache) -> Callable[..., Any]:
+    """``_cudnn_rnn_cast_reflatten`` (``aten/src/ATen/cudnn/AutocastRNN.cpp``): cuDNN's networks run in float16,
+    whatever autocast's type is, on weights that are cast and laid out anew for every call."""
+    half = torch.float16
+
+    def kernel(
+        input: Any, weight: Any, weight_stride0: int, weight_buf: Any, hx: Any, cx: Any, mode: int, hidden_size: int,
+        proj_size: int, *rest: Any,
+    ) -> Any:  # fmt: skip
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            held = weight[0] if weight_buf is None else weight_buf
+            if _eligible(held) and held.dtype is not half:
+                weight_buf, weight = weights_in_half(
+                    weight, weight_stride0, mode, hidden_size, proj_size, int(hx.shape[0])
+                )
+            cx = _cast(cx, half, cache)
+            hx = _cast(hx, half, cache)
+            input = _cast(input, half, cache)
+            return op(input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, *rest)
+
+    return kernel
+
+
 def _overload(name: str) -> Any | None:
     packet, _, overload = name.partition(".")
     found = getattr(torch.ops.aten, packet, None)
@@ -224,6 +248,8 @@ def cuda_autocast(torch_version: versions.Version) -> Iterator[None]:
                 kernels.set(op, make(op, cache), "AutocastCUDA", make(op, uncached))
         for overload in ("Scalar", "ScalarOpt_dim"):
             kernels.set(_overload(f"norm.{overload}"), _norm(overload), "AutocastCUDA", _norm(overload))
+        network = torch.ops.aten._cudnn_rnn.default
+        kernels.set(network, _recurrent(network, cache), "AutocastCUDA", _recurrent(network, uncached))
         patches.set(torch, "clear_autocast_cache", cache.clear)
         yield
     finally:

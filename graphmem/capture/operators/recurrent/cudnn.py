@@ -88,6 +88,19 @@ def cudnn_network(
     return result[0], result[1], result[2]
 
 
+def weights_in_half(
+    weights: Sequence[Tensor], weight_stride0: int, mode: int, hidden_size: int, proj_size: int, layers: int
+) -> tuple[Tensor, list[Tensor]]:
+    """``copy_weights_to_flat_buf_views`` for autocast: a new flat buffer, and the weights as copies that lie in it and
+    know where they come from. ``layers`` counts both directions."""
+    has_biases = weight_stride0 - (proj_size != 0) == 4
+    flat = weights[0].new_zeros(_flat_size(mode, weights, has_biases, hidden_size, layers), dtype=torch.float16)
+    copies = [view.detach() for view in _views(flat, weights)]
+    for copy, weight in zip(copies, weights, strict=True):
+        copy.copy_(weight)
+    return flat, copies
+
+
 def _flat_size(mode: int, params: Sequence[Tensor], has_biases: bool, hidden_size: int, layers: int) -> int:
     """Values in cuDNN's weight space: the weights as they are, and two biases of every layer even where unused.
 

@@ -10,6 +10,7 @@ from tests.recorded.cases.loops import (
     optimizers,
     packed,
     quantized,
+    recurrent,
 )
 from tests.recorded.cases.loops.registry import CASES, Case
 
@@ -25,4 +26,5 @@ __all__ = [
     "optimizers",
     "packed",
     "quantized",
+    "recurrent",
 ]

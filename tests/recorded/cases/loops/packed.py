@@ -1,4 +1,4 @@
-"""Recurrent networks on packed sequences, with cuDNN (without spaces of its own) and step by step."""
+"""Recurrent networks on packed sequences, with cuDNN and step by step."""
 
 from __future__ import annotations
 
