@@ -114,16 +114,27 @@ def current_threads() -> Threads | None:
     return threads if threads is not None and (get_ident() in threads or threads.adopts()) else None
 
 
-def joining(start: Callable[[threading.Thread], None], threads: Threads) -> Callable[[threading.Thread], None]:
-    """``threading.Thread.start`` for a thread that belongs to the capture of the one that starts it."""
+class OwnThread(threading.Thread):
+    """A thread of a capture itself, which sees to its modes."""
+
+
+def joining(
+    start: Callable[[threading.Thread], None],
+    threads: Threads,
+    modes_of_starter: Callable[[Threads], Callable[[], contextlib.AbstractContextManager[None]]],
+) -> Callable[[threading.Thread], None]:
+    """``threading.Thread.start`` for a thread that belongs to the capture of the one that starts it, and works under
+    its modes."""
 
     def start_member(thread: threading.Thread) -> None:
         run = thread.run
+        under = contextlib.nullcontext if isinstance(thread, OwnThread) else modes_of_starter(threads)
 
         def run_as_member() -> None:
             threads.add(get_ident())
             try:
-                run()
+                with under():
+                    run()
             finally:
                 threads.discard(get_ident())  # the system gives the number to another thread
                 vars(thread).pop("run", None)

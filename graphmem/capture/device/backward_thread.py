@@ -21,6 +21,7 @@ from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.threads import OwnThread
 from graphmem.capture.values.callers import is_transformed
 
 _KINDS = ("cuda", "cpu")
@@ -31,7 +32,7 @@ class _DeviceThread:
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="backward", daemon=True)
+        self._thread = OwnThread(target=self._serve, name="backward", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:

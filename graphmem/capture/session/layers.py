@@ -31,6 +31,7 @@ from graphmem.capture.device.factories import patch_factories
 from graphmem.capture.device.fake_tensors import patch_fake_tensors
 from graphmem.capture.device.initializers import patch_initializers
 from graphmem.capture.device.moved_modules import moved_modules
+from graphmem.capture.device.numbered_devices import numbered_devices
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.device.reading_values import patch_reading
 from graphmem.capture.device.streams_api import patch_streams
@@ -52,6 +53,7 @@ from graphmem.capture.program.saved_files import patch_saved_files
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch, watch_modules
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.record.started_threads import modes_of_starter
 from graphmem.capture.session.settings import same_settings
 from graphmem.capture.threads import joining
 
@@ -103,6 +105,12 @@ def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
 
 
 @contextlib.contextmanager
+def _factories(context: Context) -> Iterator[None]:
+    with _patching(lambda patches, _: patch_factories(patches))(context), numbered_devices():
+        yield
+
+
+@contextlib.contextmanager
 def _composites(context: Context) -> Iterator[None]:
     with cuda_composites(context.recorder.card) as composites:
         context.recorder.composites = composites
@@ -110,7 +118,7 @@ def _composites(context: Context) -> Iterator[None]:
 
 
 def _patch_threads(patches: Patches) -> None:
-    patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads))
+    patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads, modes_of_starter))
 
 
 @contextlib.contextmanager
@@ -227,7 +235,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._C._nn._parse_to",
             "torch.nn.parameter.Uninitialized*.__new__",
         ),
-        _patching(lambda patches, _: patch_factories(patches)),
+        _factories,
     ),
     Layer(
         "read-back",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import struct
+import tempfile
+from pathlib import Path
 from typing import Any
 
 VOCABULARY = 8000
@@ -29,16 +33,51 @@ def sentences(count: int, shortest: int, longest: int, seed: int = 0) -> list[st
     return [" ".join(f"w{draw.randint(0, VOCABULARY - 8)}" for _ in range(length)) for length in lengths]
 
 
+_LLAMA = {
+    "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1024,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
 def llama(**options: Any) -> Any:
     """A small llama with grouped heads."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    settings = {
-        "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1024,
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    return LlamaForCausalLM(LlamaConfig(**_LLAMA | options))
+
+
+def llama_folder(**options: Any) -> str:
+    """A folder as ``save_pretrained`` leaves it: that model's configuration, and its weights in bf16, all zeros."""
+    folder = Path(tempfile.mkdtemp())
+    settings = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_LLAMA, **options}
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in _llama_weights(settings).items():
+        start, end = end, end + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    written = json.dumps(header).encode()
+    written += b" " * (-len(written) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(written)) + written)
+        file.truncate(8 + len(written) + end)
+    return str(folder)
+
+
+def _llama_weights(settings: dict[str, Any]) -> dict[str, list[int]]:
+    width, inner = settings["hidden_size"], settings["intermediate_size"]
+    keys = width // settings["num_attention_heads"] * settings["num_key_value_heads"]
+    block = {
+        "input_layernorm": [width], "post_attention_layernorm": [width],
+        "self_attn.q_proj": [width, width], "self_attn.k_proj": [keys, width], "self_attn.v_proj": [keys, width],
+        "self_attn.o_proj": [width, width],
+        "mlp.gate_proj": [inner, width], "mlp.up_proj": [inner, width], "mlp.down_proj": [width, inner],
     }  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**settings | options))
+    weights = {"lm_head": [VOCABULARY, width], "model.embed_tokens": [VOCABULARY, width], "model.norm": [width]}
+    for layer in range(settings["num_hidden_layers"]):
+        weights |= {f"model.layers.{layer}.{name}": shape for name, shape in block.items()}
+    return {f"{name}.weight": shape for name, shape in weights.items()}
 
 
 def bert_config(**options: Any) -> Any:

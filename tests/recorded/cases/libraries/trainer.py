@@ -73,6 +73,11 @@ def trainer_causal_evaluates() -> Any:
 
 
 @program("transformers", "accelerate")
+def trainer_causal_compiled() -> Any:
+    return _causal(bf16=True, torch_compile=True)
+
+
+@program("transformers", "accelerate")
 def trainer_masked() -> Any:
     """BERT with its words hidden, in fp16 with a gradient scaler."""
     from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, Trainer, set_seed

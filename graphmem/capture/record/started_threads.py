@@ -1,0 +1,74 @@
+"""Threads that a program starts work under the capture's modes, as the engine's do: what they allocate is recorded.
+
+PyTorch keeps modes for each thread. transformers loads weights in a pool of threads (``core_model_loading.py``, 5.x),
+and they go to the card there. One operator at a time is recorded then: a thread may be stopped anywhere in Python, and
+the recorder has one operator in hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.capture.threads import Threads
+
+
+class _OneAtATime(RecordingMode):
+    """A recording mode of several threads."""
+
+    lock: threading.RLock
+
+    @classmethod
+    def of(cls, mode: RecordingMode) -> None:
+        """Let a mode be one of several threads from now on."""
+        if not isinstance(mode, cls):
+            mode.__class__ = cls
+            mode.lock = threading.RLock()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self.lock:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
+    """Over the modes of a thread that may outlive its capture: afterwards there are none."""
+
+    def __init__(self, threads: Threads) -> None:
+        super().__init__()
+        self._threads = threads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with contextlib.nullcontext() if self._threads else _disable_current_modes():
+            return func(*args, **(kwargs or {}))
+
+
+def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What a thread runs under that this one starts: its modes, where the capture's recorder is among them."""
+    modes = _get_current_dispatch_mode_stack()
+    recording = next((mode for mode in modes if isinstance(mode, RecordingMode)), None)
+    if recording is None:
+        return contextlib.nullcontext
+    _OneAtATime.of(recording)
+    return lambda: _under([*modes, _WhileItLasts(threads)])
+
+
+@contextlib.contextmanager
+def _under(modes: list[Any]) -> Iterator[None]:
+    for mode in modes:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _pop_mode(getattr(mode, "_mode_key", None))
