@@ -20,7 +20,7 @@ import torch
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import PoolBook, PoolId, StreamBook, WorkspaceBook
-from graphmem.capture.values.callers import called_by_bitsandbytes_kernel, called_to_graph_callables
+from graphmem.capture.values.callers import called_by_bitsandbytes_kernel, called_to_compare_addresses
 from graphmem.errors import CaptureError
 
 #: Seed and offset of a generator, int64 each (``CUDAGeneratorState``, ATen/cuda/CUDAGeneratorImpl.h).
@@ -176,12 +176,12 @@ def _patch_capture_stream(patches: Patches) -> None:
 
 
 def _patch_data_ptr(patches: Patches) -> None:
-    """``make_graphed_callables`` asks whether an input is the very tensor that was captured, by its address;
-    bitsandbytes' kernels hand addresses to a library that does nothing (``operators/bitsandbytes``)."""
+    """Addresses that are compared, as those of graphs' inputs are; bitsandbytes' kernels hand theirs to a library that
+    does nothing (``operators/bitsandbytes``)."""
     original = torch.Tensor.data_ptr
 
     def data_ptr(self: torch.Tensor) -> int:
-        if called_to_graph_callables() or called_by_bitsandbytes_kernel():
+        if called_to_compare_addresses() or called_by_bitsandbytes_kernel():
             return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
         address: int = original(self)
         return address

@@ -100,7 +100,7 @@ def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
     def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
         if not isinstance(data, FakeTensor) or cls is FakeTensor:
             return construct(cls, data, require_grad, **options)
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # data may be of such a class already
             made: Any = data.detach()
         made.__class__ = cls if issubclass(cls, FakeTensor) else _fake_kind(cls)
         return made.requires_grad_(require_grad)
@@ -141,12 +141,33 @@ def _stand_in(device: Any) -> Any:
 
 
 def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``Tensor.to`` with the device that C++ knows; also for real host tensors, which become fake on the way."""
+    """``Tensor.to`` with the device that C++ knows; also for real host tensors, which become fake on the way.
+
+    A parameter of a library's class keeps the host's mark in C++ when its data moves (``FakeTensor.device`` is asked
+    there then): one that is on the card already stays as it is without asking.
+    """
+    if is_of_own_class(self) and self.is_cuda and _is_there(self, args, kwargs):
+        return self
     if args and (isinstance(args[0], (str, torch.device)) or type(args[0]) is int):
         args = (_stand_in(args[0]), *args[1:])
     if "device" in kwargs:
         kwargs["device"] = _stand_in(kwargs["device"])
     return torch._C.TensorBase.to(self, *args, **kwargs)
+
+
+def _is_there(parameter: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether ``to`` with these arguments leaves a tensor on the card as it is."""
+    if "copy" in kwargs or kwargs.get("memory_format") is not None:
+        return False
+    named = [given for given in (*args[:2], kwargs.get("device"), kwargs.get("dtype")) if given is not None]
+    places = [device_named(given) for given in named if not isinstance(given, (torch.dtype, torch.Tensor))]
+    dtypes = [given for given in named if isinstance(given, torch.dtype)]
+    return (
+        len(args) <= 3
+        and len(places) + len(dtypes) == len(named)
+        and all(isinstance(place, torch.device) and place.type == "cuda" for place in places)
+        and all(dtype is parameter.dtype for dtype in dtypes)
+    )
 
 
 def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:

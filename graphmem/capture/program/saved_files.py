@@ -28,7 +28,7 @@ import torch
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.safetensors_files import SafeFile, saved_on_disk
 from graphmem.capture.program.saved_tensors import Saved, Unpickler, placing
-from graphmem.capture.values.callers import called_to_tell_storages_apart
+from graphmem.capture.values.callers import called_to_compare_addresses
 
 _TOKEN = b"graphmem saved object "
 _TOKEN_BYTES = len(_TOKEN) + 32
@@ -168,6 +168,7 @@ def patch_saved_files(patches: Patches, on_stage: Callable[[str], Any], *, whole
     saved = SavedFiles(on_stage)
     patches.set(torch, "save", saved.save)
     patches.set(torch, "load", saved.loading(torch.load))
+    patches.set(torch.UntypedStorage, "data_ptr", _data_ptr(torch.UntypedStorage.data_ptr))
     if find_spec("safetensors") is not None:
         original = import_module("safetensors").safe_open
         opening = saved.opening(original)
@@ -176,7 +177,6 @@ def patch_saved_files(patches: Patches, on_stage: Callable[[str], Any], *, whole
     if not whole_program:
         return
     saved.patch_files(patches)
-    patches.set(torch.UntypedStorage, "data_ptr", _data_ptr(torch.UntypedStorage.data_ptr))
     if find_spec("safetensors") is not None:
         module = import_module("safetensors.torch")
         patches.set(module, "serialize_file", saved.serialize_file)
@@ -188,7 +188,7 @@ def patch_saved_files(patches: Patches, on_stage: Callable[[str], Any], *, whole
 
 def _data_ptr(original: Callable[..., int]) -> Callable[..., int]:
     def data_ptr(self: torch.UntypedStorage) -> int:
-        return int(self._cdata) if called_to_tell_storages_apart() else original(self)
+        return int(self._cdata) if called_to_compare_addresses() else original(self)
 
     return data_ptr
 

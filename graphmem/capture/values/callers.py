@@ -171,17 +171,21 @@ def called_for_reducer() -> bool:
     return caller is not None and (caller.f_code.co_filename.endswith(_REDUCER) or caller.f_code is _ENGINE)
 
 
-def called_to_graph_callables() -> bool:
-    """Whether ``torch.cuda.make_graphed_callables`` asks for an address: to compare, not to read."""
-    caller = _caller()
-    return caller is not None and caller.f_code.co_filename == torch.cuda.graphs.__file__
+#: Libraries that ask for addresses to find tensors that share memory, and never hand one to native code, and the
+#: modules of theirs that do.
+_COMPARE_ADDRESSES = ("transformers", "accelerate", "peft", "trl", "torch_geometric", "safetensors", "huggingface_hub")
+_HAND_ADDRESSES_ON = ("transformers.exporters.", "transformers.integrations.")
 
 
-def called_to_tell_storages_apart() -> bool:
-    """Whether ``storage_ptr`` of safetensors, huggingface_hub or transformers asks for a storage's address: to find
-    tensors that share memory, not to read it."""
+def called_to_compare_addresses() -> bool:
+    """Whether the address of a tensor or storage is asked for to compare it, not to read there:
+    ``torch.cuda.make_graphed_callables`` finds its inputs so, transformers' ``Trainer`` counts embeddings, accelerate
+    and safetensors find weights that are tied."""
     caller = _caller()
-    return caller is not None and caller.f_code.co_name == "storage_ptr"
+    if caller is None or caller.f_code.co_filename == torch.cuda.graphs.__file__:
+        return caller is not None
+    module = str(caller.f_globals.get("__name__"))
+    return module.partition(".")[0] in _COMPARE_ADDRESSES and not module.startswith(_HAND_ADDRESSES_ON)
 
 
 def called_by_bitsandbytes_kernel() -> bool:
