@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,34 @@ def refused(function: Callable[[], Any]) -> str:
     text = str(raised.value)
     assert "\n" not in text
     return text
+
+
+# --- devices by number ------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_number_is_a_cuda_device() -> None:
+    def asked() -> None:
+        made = torch.device(0)
+        assert (made, type(made)) == (torch.device("cuda", 0), torch.device)
+        assert torch.device(device=0) == torch.device(made) == made
+        assert pickle.loads(pickle.dumps(made)) == made
+        assert torch.device(1).index == 1
+        assert torch.device("cpu").type == torch.device(type="cpu").type == "cpu"
+        for wrong, kind in ((-1, Exception), ("nonsense", RuntimeError), (1.5, TypeError)):
+            with pytest.raises(kind):
+                torch.device(wrong)
+
+    told(asked)
+    assert torch.device("cuda:1").index == 1
+
+
+@pytest.mark.skipif(torch.accelerator.is_available() if hasattr(torch, "accelerator") else True, reason="has a card")
+def test_afterwards_a_number_is_what_it_was() -> None:
+    before = vars(torch.device)["__new__"]
+    told(lambda: torch.device(0))
+    assert vars(torch.device)["__new__"] is before
+    with pytest.raises(RuntimeError):
+        torch.device(0)
 
 
 # --- torch.cuda -------------------------------------------------------------------------------------------------------
@@ -266,7 +295,6 @@ def test_the_second_card_is_refused() -> None:
         (lambda: torch.jit.script(nn.Linear(2, 2)).cuda()(torch.zeros(2, 2, device="cuda")), "before torch.jit"),
         (lambda: torch.zeros(3, device="cuda").data_ptr(), "custom_op"),
         (lambda: torch.utils.dlpack.to_dlpack(torch.zeros(3, device="cuda")), "custom_op"),
-        (lambda: torch.device(0), 'torch.device("cuda", 0)'),
         (lambda: torch.cuda.caching_allocator_alloc(8), "own allocator"),
         (lambda: torch.zeros(3, device="cuda") + torch.zeros(3), "move them with .to()"),
         (lambda: nn.DataParallel(nn.Linear(2, 2), device_ids=[0, 1]), "several cards"),

@@ -9,6 +9,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from graphmem import Inference, Training, analyze  # noqa: E402
 from graphmem.capture.patches import Patches, _Answer, _ObjectView  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
+from graphmem.trace import Place  # noqa: E402
 from tests.support.captures import record  # noqa: E402
 
 
@@ -263,6 +265,40 @@ def test_a_thread_that_the_step_starts_belongs_to_the_capture() -> None:
 
     assert during_capture(work) == [True, True]
     assert threading.Thread.start.__module__ == "threading"
+
+
+def test_what_a_started_thread_allocates_is_recorded() -> None:
+    """As transformers loads weights (``core_model_loading.spawn_materialize``): four threads, the host's and the
+    card's tensors."""
+    sizes = [1024 * (n + 1) for n in range(40)]
+
+    def step() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            loaded = list(pool.map(lambda size: torch.empty(size).to("cuda"), sizes))
+        assert all(tensor.is_cuda and type(tensor) is type(loaded[0]) for tensor in loaded)
+        (loaded[0] * 2).sum()
+
+    trace = record(step)
+    taken = sorted(storage.bytes for storage in trace.storages if storage.place is Place.DEVICE)
+    assert [size for size in taken if size >= 8192] == [4 * size for size in sizes if 4 * size >= 8192]
+
+
+def test_a_thread_that_outlives_its_capture_has_no_modes() -> None:
+    go, seen = threading.Event(), []
+
+    def wait() -> None:
+        go.wait(60)
+        seen.append(type(torch.ones(2) + 1))
+
+    def work() -> threading.Thread:
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        return thread
+
+    thread = during_capture(work)
+    go.set()
+    thread.join()
+    assert seen == [torch.Tensor]
 
 
 def test_a_thread_that_outlives_its_capture_is_free() -> None:

@@ -30,15 +30,22 @@ class LibraryProgram:
     def needs(self) -> tuple[str, ...]:
         return self.case.needs
 
+    @property
+    def compiles(self) -> bool:
+        return self.case.compiles
+
     def run(self) -> Any:
         return self.case.program()
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
         from graphmem.capture.session.session import capture
         from graphmem.cudnn.library import Cudnn
+        from graphmem.runtimes.base import Setting
+        from graphmem.runtimes.pytorch.runtime import RUNTIME
         from tests.recorded.device import CARD
         from tests.recorded.steps import runs
 
+        setting = Setting(CARD, torch_version)
         with contextlib.ExitStack() as stack:
             captured = capture(
                 lambda session: self.case.program(),
@@ -46,6 +53,7 @@ class LibraryProgram:
                 device=CARD,
                 torch_version=torch_version,
                 data_dependent=1.0,
+                memory=RUNTIME.live(RUNTIME.parse("", setting), setting, limited=False),
                 cudnn=stack.enter_context(Cudnn(library, runs._card(CARD))) if library else None,
             )
         return captured.trace, captured.assumed

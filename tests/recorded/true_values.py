@@ -82,6 +82,8 @@ READS = _words(
     __format__
     """
 )  # results that are no tensors
+#: Operators that one known operand can decide: generation is over at its greatest length whatever token was last.
+OR, AND = _words("__or__ bitwise_or logical_or"), _words("__and__ bitwise_and logical_and")
 FILLS = {"zero_", "fill_", "copy_"} | RANDOM
 SKIP = {"__get__", "__set__"}
 
@@ -486,6 +488,10 @@ class TrueValues(TorchFunctionMode):
         ):
             hosts[id(first)] = "fill"  # overwritten whole: known from here on, whatever it held
         unknown = any(h is None for h in hosts.values())
+        if unknown and (n in OR or n in AND) and len(odev) == 1 and not any(odev[0] is t for t in dev):
+            decided = _decided(n, odev[0], hosts.values())
+            if decided is not None and self.fits(odev[0]):
+                return self.learn(odev[0], decided), out
         if n == "data=" or n in UNKNOWN:
             for t in dev:
                 if n in ("resize_", "resize_as_", "set_"):
@@ -608,6 +614,16 @@ def follow(report: str | None = None) -> Iterator[None]:
     finally:
         torch.overrides.has_torch_function = asks
         Path(report).write_text(json.dumps(mode.report(), indent=1) + "\n", encoding="utf-8")
+
+
+def _decided(name, out, hosts):
+    """The result of an operator of :data:`OR` or :data:`AND` that a known operand decides; None where none does."""
+    known = [host for host in hosts if isinstance(host, torch.Tensor)]
+    if name in OR and out.dtype is torch.bool and any(host.dtype is torch.bool and bool(host.all()) for host in known):
+        return torch.ones(out.shape, dtype=torch.bool)
+    if name in AND and any(not bool(host.any()) for host in known):
+        return torch.zeros(out.shape, dtype=out.dtype)
+    return None
 
 
 def _overrides(value: Any) -> bool:

@@ -9,6 +9,7 @@ their fake kernels.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -119,8 +120,19 @@ def is_update(func: Any) -> bool:
 
 
 def _run(kernel: Callable[..., Any], _: Selection, *args: Any, **kwargs: Any) -> Any:
-    with device_values.answering(False, NO_OUTLIERS):
+    """Its operators have no kernel of autocast, which therefore still casts what the kernel calls: ``linear`` of
+    dequantised weights (recorded under ``autocast("cuda", torch.float16)``)."""
+    with device_values.answering(False, NO_OUTLIERS), _as_outside():
         return kernel(*args, **kwargs)
+
+
+def _as_outside() -> Any:
+    """Autocast as it was when PyTorch began to dispatch to Python: there its key is excluded, with all before it."""
+    with torch._C._RestorePythonTLSSnapshot():
+        is_on = torch.is_autocast_enabled("cuda")
+    if not is_on:
+        return contextlib.nullcontext()
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutocastCUDA, False)
 
 
 def _int8_vectorwise_dequant(quantized: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:

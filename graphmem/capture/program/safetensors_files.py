@@ -56,13 +56,10 @@ def saved_on_disk(path: Path) -> Saved | None:
 
 def _described(entry: dict[str, Any]) -> tuple[SavedTensor, int]:
     """A tensor of the header, and where its data begin. Raises for what is no description."""
-    dtype, shape, (start, end) = (
-        _TYPES[entry["dtype"]],
-        tuple(int(size) for size in entry["shape"]),
-        entry["data_offsets"],
-    )
+    dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
+    start, end = entry["data_offsets"]
     elements = math.prod(shape)
-    if min((0, *shape)) < 0 or end - start != elements * dtype.itemsize:
+    if any(type(size) is not int or size < 0 for size in shape) or end - start != elements * dtype.itemsize:
         raise ValueError
     with unset_fake_temporarily():
         is_read = not dtype.is_floating_point and end - start <= _SMALL

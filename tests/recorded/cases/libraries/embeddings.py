@@ -12,13 +12,11 @@ from tests.recorded.cases.libraries.registry import program
 def _model() -> Any:
     """BERT with mean pooling, from a folder, as the package wants it."""
     from sentence_transformers import SentenceTransformer, models
-    from transformers import BertModel
 
-    folder = tempfile.mkdtemp()
-    BertModel(text.bert_config()).save_pretrained(folder)
+    folder = text.bert_folder()
     text.tokenizer(model_max_length=256).save_pretrained(folder)
     words = models.Transformer(folder, max_seq_length=256)
-    pooling = models.Pooling(words.get_word_embedding_dimension(), pooling_mode="mean")
+    pooling = models.Pooling(words.get_embedding_dimension(), pooling_mode="mean")
     return SentenceTransformer(modules=[words, pooling], device="cuda")
 
 

@@ -15,25 +15,26 @@ from typing import Any
 @dataclass(frozen=True)
 class Case:
     """One program; ``needs``: the packages that it imports beside torch. ``refused``: what the message says where a
-    capture cannot follow it."""
+    capture cannot follow it. ``compiles``: it uses ``torch.compile``, which cannot be recorded with values followed."""
 
     name: str
     group: str
     program: Callable[[], Any]
     needs: tuple[str, ...]
     refused: str = ""
+    compiles: bool = False
 
 
 CASES: dict[str, Case] = {}
 
 
-def program(*needs: str, refused: str = "") -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def program(*needs: str, refused: str = "", compiles: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Register a program under its name, in the group of its file."""
 
     def register(function: Callable[[], Any]) -> Callable[[], Any]:
         name, group = function.__name__, function.__module__.rpartition(".")[2]
         assert name not in CASES, name
-        CASES[name] = Case(name, group, function, needs, refused)
+        CASES[name] = Case(name, group, function, needs, refused, compiles)
         return function
 
     return register

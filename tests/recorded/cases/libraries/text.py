@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import struct
 import tempfile
@@ -49,20 +50,50 @@ def llama(**options: Any) -> Any:
 
 def llama_folder(**options: Any) -> str:
     """A folder as ``save_pretrained`` leaves it: that model's configuration, and its weights in bf16, all zeros."""
-    folder = Path(tempfile.mkdtemp())
     settings = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **_LLAMA, **options}
+    return _folder(settings, _llama_weights(settings), "BF16", 2)
+
+
+def bert_folder(**options: Any) -> str:
+    """The same of the small BERT, in fp32."""
+    settings = {"model_type": "bert", "architectures": ["BertModel"], **_BERT, **options}
+    return _folder(settings, _bert_weights(settings), "F32", 4)
+
+
+def _folder(settings: dict[str, Any], weights: dict[str, list[int]], dtype: str, width: int) -> str:
+    folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in _llama_weights(settings).items():
-        start, end = end, end + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    for name, shape in weights.items():
+        start, end = end, end + width * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     written = json.dumps(header).encode()
     written += b" " * (-len(written) % 8)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(written)) + written)
         file.truncate(8 + len(written) + end)
     return str(folder)
+
+
+def _bert_weights(settings: dict[str, Any]) -> dict[str, list[int]]:
+    width, inner, named = settings["hidden_size"], settings["intermediate_size"], "encoder.layer.{}."
+    products = {"attention.self.query": [width, width], "attention.self.key": [width, width]}
+    products |= {"attention.self.value": [width, width], "attention.output.dense": [width, width]}
+    products |= {"intermediate.dense": [inner, width], "output.dense": [width, inner]}
+    layers = [named.format(layer) for layer in range(settings["num_hidden_layers"])]
+    weights = {
+        f"embeddings.{name}_embeddings.weight": [rows, width]
+        for name, rows in (("word", VOCABULARY), ("token_type", 2))
+    }
+    weights["embeddings.position_embeddings.weight"] = [settings["max_position_embeddings"], width]
+    for name, shape in {layer + name: shape for layer in layers for name, shape in products.items()}.items():
+        weights |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    weights |= {"pooler.dense.weight": [width, width], "pooler.dense.bias": [width]}
+    norms = [layer + name for layer in layers for name in ("attention.output.LayerNorm", "output.LayerNorm")]
+    for norm in ("embeddings.LayerNorm", *norms):
+        weights |= {f"{norm}.weight": [width], f"{norm}.bias": [width]}
+    return weights
 
 
 def _llama_weights(settings: dict[str, Any]) -> dict[str, list[int]]:
@@ -80,11 +111,13 @@ def _llama_weights(settings: dict[str, Any]) -> dict[str, list[int]]:
     return {f"{name}.weight": shape for name, shape in weights.items()}
 
 
+_BERT = {
+    "vocab_size": VOCABULARY, "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 4,
+    "num_attention_heads": 6, "max_position_embeddings": 512, "pad_token_id": 0,
+}  # fmt: skip
+
+
 def bert_config(**options: Any) -> Any:
     from transformers import BertConfig
 
-    settings = {
-        "vocab_size": VOCABULARY, "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 4,
-        "num_attention_heads": 6, "max_position_embeddings": 512, "pad_token_id": 0,
-    }  # fmt: skip
-    return BertConfig(**settings | options)
+    return BertConfig(**_BERT | options)

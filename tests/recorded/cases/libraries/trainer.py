@@ -72,7 +72,7 @@ def trainer_causal_evaluates() -> Any:
     return trainer
 
 
-@program("transformers", "accelerate")
+@program("transformers", "accelerate", compiles=True)
 def trainer_causal_compiled() -> Any:
     return _causal(bf16=True, torch_compile=True)
 
