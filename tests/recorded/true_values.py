@@ -470,6 +470,15 @@ class TrueValues(TorchFunctionMode):
                 self.untrue[f"{n} at {_where()}"] += 1
         return out
 
+    def drawn(self, flat, out):
+        """A possible draw where no weight is known: a sampled token is one of the vocabulary."""
+        weights = next(a for a in flat if isinstance(a, torch.Tensor))
+        generator = torch.Generator()
+        generator.set_state(self.rng)
+        value = torch.randint(0, weights.shape[-1], out.shape, generator=generator)
+        self.rng = generator.get_state()
+        return value
+
     def follow(self, func, n, out, flat, spec, dev, hosts):
         oflat, ospec = tree_flatten(out)
         odev = [t for t in oflat if isinstance(t, torch.Tensor) and t.device.type == "cuda"]
@@ -492,6 +501,8 @@ class TrueValues(TorchFunctionMode):
             decided = _decided(n, odev[0], hosts.values())
             if decided is not None and self.fits(odev[0]):
                 return self.learn(odev[0], decided), out
+        if unknown and n == "multinomial" and self.fits(odev[0]) and not any(odev[0] is t for t in dev):
+            return self.learn(odev[0], self.drawn(flat, odev[0])), out
         if n == "data=" or n in UNKNOWN:
             for t in dev:
                 if n in ("resize_", "resize_as_", "set_"):

@@ -10,7 +10,6 @@ of weights in files of safetensors the header.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import stat
