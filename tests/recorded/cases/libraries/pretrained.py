@@ -1,4 +1,8 @@
-"""Models that are loaded from a folder, as tutorials load them: placed by ``device_map``, quantised while they load."""
+"""Models that are loaded from a folder, as tutorials load them: placed by ``device_map``, quantised while they load.
+
+Without quantisation transformers loads in four threads, whose order is another in every run: of those two programs the
+share of events that match differs from run to run (0.98 to 1.00 seen), the peaks do not.
+"""
 
 from __future__ import annotations
 
