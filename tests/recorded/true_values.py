@@ -307,20 +307,14 @@ class TrueValues(TorchFunctionMode):
             v = val(a0)
             return None if v is None or c != -1 or not v.numel() else [i8(v.max())]
         if n == "ctc_loss":
-            out = []
-            for _k, a in zip(
-                ("targets", "input_lengths", "target_lengths"),
-                (
-                    args[1:4]
-                    + tuple(kwargs.get(k) for k in ("targets", "input_lengths", "target_lengths")[len(args) - 1 :])
-                ),
-                strict=False,
-            ):
-                v = val(a)
-                if v is None:
-                    return None
-                out.append(v.contiguous().numpy().tobytes())
-            return out
+            given = dict(zip(("targets", "input_lengths", "target_lengths"), args[1:4], strict=False)) | kwargs
+            values = [val(given[name]) for name in ("targets", "input_lengths", "target_lengths") if name in given]
+            if len(values) < 3 or any(v is None for v in values):
+                return None
+            targets, steps, lengths = (v.contiguous().numpy().tobytes() for v in values)
+            asked = self.cudnn_ctc(a0, given, *values[1:])
+            by_cudnn = len(asked) == 2 * values[1].numel() + 1 and self.fits_cudnn_ctc(*values[1:])
+            return [*asked, targets, *(asked if by_cudnn else (steps, lengths))]
         if n in (
             "arange",
             "linspace",
@@ -388,6 +382,25 @@ class TrueValues(TorchFunctionMode):
                     out.append(v.contiguous().numpy().tobytes())
             return out or None
         return None
+
+    def cudnn_ctc(self, log_probs, given, input_lengths, target_lengths):
+        """What ``_use_cudnn_ctc_loss`` (native/cudnn/LossCTC.cpp) reads, where shapes and types suit it: the targets'
+        lengths, and both again for every target until one does not suit. It is asked again before cuDNN runs."""
+        tensors = [given[name] for name in ("targets", "input_lengths", "target_lengths")]
+        suits = log_probs.dtype == torch.float32 and all(t.dtype == torch.int32 for t in tensors)
+        if not suits or not torch.backends.cudnn.enabled or given.get("blank", 0) or tensors[0].dim() != 1:
+            return []
+        steps, lengths = (v.contiguous().numpy().tobytes() for v in (input_lengths, target_lengths))
+        read = [lengths]
+        for index in range(len(target_lengths)):
+            read += [steps, lengths]
+            if not self.fits_cudnn_ctc(input_lengths[index], target_lengths[index]):
+                break
+        return read
+
+    @staticmethod
+    def fits_cudnn_ctc(input_lengths, target_lengths):
+        return bool(((target_lengths < 256) & (target_lengths <= input_lengths)).all())
 
     def prime(self, entries):
         self._clear()

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 _aten = torch.ops.aten
-#: Values of ``at::Reduction``.
-_MEAN, _SUM = 1, 2
 
 
 def basic_composites() -> dict[Any, Callable[..., Any]]:
@@ -21,8 +19,6 @@ def basic_composites() -> dict[Any, Callable[..., Any]]:
         _aten.softmax.int: _softmax_like(_aten._softmax.default),
         _aten.log_softmax.int: _softmax_like(_aten._log_softmax.default),
         _aten.one_hot.default: _one_hot,
-        _aten.ctc_loss.IntList: _ctc_loss,
-        _aten.ctc_loss.Tensor: _ctc_loss_of_tensors,
     }
 
 
@@ -65,35 +61,3 @@ def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = int(self.max().item()) + 1
     result = torch.zeros((*self.shape, num_classes), dtype=torch.int64, device=self.device)
     return result.scatter_(-1, self.unsqueeze(-1), 1)
-
-
-def _ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    reduction: int = _MEAN,
-    zero_infinity: bool = False,
-) -> Tensor:
-    """The native kernel (ATen/native/LossCTC.cpp); cuDNN's takes 32-bit targets on the host only."""
-    losses = _aten._ctc_loss.default(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
-    if zero_infinity:
-        losses = torch.where(losses == float("inf"), losses.new_zeros(()), losses)
-    if reduction == _MEAN:
-        return (losses / losses.detach().new_empty(losses.shape).clamp_min(1)).mean()
-    return losses.sum() if reduction == _SUM else losses
-
-
-def _ctc_loss_of_tensors(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any
-) -> Tensor:
-    """Lengths in tensors are read back and used as numbers. Their values are unknown here, so every target is taken to
-    be as long as the padded row, and targets one after the other to be of one length."""
-    count = target_lengths.numel()
-    if targets.dim() == 2:
-        lengths = [int(targets.shape[1])] * count
-    else:
-        each, rest_of_all = divmod(targets.numel(), max(count, 1))
-        lengths = [each + (index < rest_of_all) for index in range(count)]
-    return _ctc_loss(log_probs, targets, [int(log_probs.shape[0])] * input_lengths.numel(), lengths, *rest)

@@ -13,6 +13,7 @@ from typing import Any
 
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
 _UNMODELLED = {
+    "aten._cudnn_ctc_loss": "cuDNN's workspace for CTC, which the library tells on a card alone",
     "aten._fft_": "cuFFT's plan workspace, of which a part is estimated",
     "aten._linalg_det": "cuSOLVER's workspace, where the matrix is large or the only one",
     "aten._linalg_eigh": "the decomposition's workspace (cuSOLVER)",
@@ -42,8 +43,9 @@ _UNMODELLED = {
 
 #: Those that have a rule all the same, which estimates.
 _ESTIMATED = (
-    "aten._fft_", "aten._linalg_det", "aten._linalg_slogdet", "aten._linalg_solve_ex", "aten.isin.Tensor_Tensor",
-    "aten.linalg_inv_ex", "aten.linalg_lu_factor", "aten.linalg_solve_triangular", "aten.mode",
+    "aten._cudnn_ctc_loss", "aten._fft_", "aten._linalg_det", "aten._linalg_slogdet", "aten._linalg_solve_ex",
+    "aten.isin.Tensor_Tensor", "aten.linalg_inv_ex", "aten.linalg_lu_factor", "aten.linalg_solve_triangular",
+    "aten.mode",
 )  # fmt: skip
 
 #: Namespaces of operators whose kernels have rules, or allocate nothing but outputs.

@@ -57,6 +57,13 @@ def ctc_rule(call: Call) -> Script | None:
     return script
 
 
+@rule("aten._cudnn_ctc_loss.default", "aten._cudnn_ctc_loss.Tensor")
+def cudnn_ctc_rule(call: Call) -> Script | None:
+    """The gradient is computed with the loss (``native/cudnn/LossCTC.cpp``). cuDNN's workspace, which lives between
+    the two, is not known: the library does not tell it without a device."""
+    return Script().output(1).output(0)
+
+
 @rule("aten._ctc_loss_backward.default")
 def ctc_backward_rule(call: Call) -> Script | None:
     """Backward probabilities as large as the saved forward ones."""

@@ -58,7 +58,7 @@ class DropoutState:
         if self._buffer is None or self._seedings != seedings:
             self._seedings = seedings
             with torch.no_grad():
-                torch.empty((), dtype=torch.int64, device=device).random_()  # cuDNN's seed, read back
+                torch.empty((), dtype=torch.int64, device=device)  # cuDNN's seed, read back
                 self._buffer = torch.empty(self._size, dtype=torch.uint8, device=device)
         return self._buffer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
@@ -118,3 +119,20 @@ module(
     t(128, 64),
     run=lambda m, x: m.log_prob(x),
 )
+_LENGTHS = (200,) * 16, (30,) * 16
+add("ctc_zero_infinity", lambda x, y: F.ctc_loss(x, y, *_LENGTHS, zero_infinity=True), t(200, 16, 64), index(16, 30))
+add("ctc_of_32_bits", lambda x: F.ctc_loss(x, _labels("cuda"), *_LENGTHS), t(200, 16, 64))
+add("ctc_by_cudnn", lambda x: F.ctc_loss(x, _labels("cpu"), *_LENGTHS), t(200, 16, 64))
+add("ctc_by_cudnn_none", lambda x: F.ctc_loss(x, _labels("cpu"), *_LENGTHS, reduction="none"), t(200, 16, 64))
+add(
+    "ctc_by_cudnn_zero_infinity", lambda x: F.ctc_loss(x, _labels("cpu"), *_LENGTHS, zero_infinity=True), t(200, 16, 64)
+)
+add("ctc_by_cudnn_on_the_card", lambda x: F.ctc_loss(x, _labels("cuda"), *_on_card()), t(200, 16, 64))
+
+
+def _labels(device: str) -> torch.Tensor:
+    return torch.ones(480, dtype=torch.int32, device=device)
+
+
+def _on_card() -> tuple[torch.Tensor, ...]:
+    return tuple(torch.full((16,), length, dtype=torch.int32, device="cuda") for length in (200, 30))
