@@ -275,3 +275,24 @@ def test_the_gradient_of_the_loss_belongs_to_the_backward_pass() -> None:
     (root,) = [born for born in births(trace) if born.operator == "aten.ones_like.default"]
     assert str(root.phase) == "iteration 1 backward"
     assert root.category is not Category.ACTIVATION
+
+
+def test_a_model_called_by_name_begins_its_iteration() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 8)
+
+        def forward(self, *, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.linear(pixels), labels)
+
+    def step() -> None:
+        model = Named().cuda()
+        pixels, labels = torch.randn(4096, 64, device="cuda"), torch.zeros(4096, dtype=torch.long, device="cuda")
+        model(pixels=pixels, labels=labels).backward()
+
+    found = record(step)
+    named = [(phase.iteration, phase.name) for phase in found.phases]
+    assert named == [(0, "build"), (1, "forward"), (1, "backward")]
+    pixels = next(storage for storage in found.storages if storage.bytes == 4096 * 64 * 4)
+    assert pixels.category is Category.INPUT

@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from graphmem.capture.values.reading_lines import only_logs  # noqa: E402
+from graphmem.capture.values.reading_lines import only_logs
 
 #: Bodies of a function; the read is at the line that ends with "# read".
 _ONLY_LOGGED = {
     "printed": "print(loss.item())  # read",
     "a_metric_of_the_caller": "correct += hits.sum().item()  # read\nreturn correct / total, total",
-    "a_share_in_percent": "correct = hits.sum().item()  # read\naccuracy = 100 * correct / total\nreturn {'acc': accuracy}",
+    "a_share_in_percent": "correct = hits.sum().item()  # read\nshare = 100 * correct / total\nreturn {'acc': share}",
 }
 _DECIDING = {
     "a_size": "n = lengths.max().item()  # read\nreturn torch.zeros(n)",

@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
-from graphmem.capture.values.callers import called_to_generate
+from graphmem.capture.values.callers import called_to_generate, named_arguments
 from graphmem.trace import Category
 
 
@@ -90,7 +90,9 @@ class ModuleWatch:
         recorder = self._recorder
         if torch._C._current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
-        on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in inputs)
+        given = (*inputs, *named_arguments().values())
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in tensors)
         if recorder.names_stages and _is_evaluated(module):
             recorder.step_aside("generate" if called_to_generate() else "evaluate")
         elif recorder.stage == "optimizer" or (recorder.stage == "build" and on_device):
@@ -98,8 +100,8 @@ class ModuleWatch:
         elif recorder.stage == "backward" or recorder.is_aside:
             recorder.enter("forward")
         recorder.note_pass()
-        for tensor in inputs:
-            if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
+        for tensor in tensors:
+            if tensor.is_leaf:
                 recorder.storages.label_input(tensor)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -257,6 +257,16 @@ def package_that_asks() -> str:
     return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]
 
 
+def named_arguments() -> dict[str, Any]:
+    """What the module whose hook asks is called with by name: hooks for all modules are given positions alone
+    (``Module._call_impl``)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.nn.modules.module":
+        frame = frame.f_back
+    named = None if frame is None else frame.f_locals.get("kwargs")
+    return named if isinstance(named, dict) else {}
+
+
 #: Modules whose functions stand for PyTorch's own, between the code that calls and what it calls.
 _STANDING_IN = {
     "graphmem.capture.patches",
