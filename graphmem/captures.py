@@ -128,6 +128,7 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
         optimization=question.optimization,
         files=files,
         trust=question.trust,
+        selected=question.step.data_dependent,
     )
 
 

@@ -137,6 +137,7 @@ def capture_key(question: Question) -> CaptureKey:
         question.shapes,
         question.optimization,
         question.trust,
+        question.step.data_dependent,
     )
     planner, setting = question.planner, question.setting
     if planner is not None:

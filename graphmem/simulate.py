@@ -89,8 +89,6 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
         raise _for_captures_only(loaded, "--cudnn")
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{own} and --amp")
-    if step.data_dependent is not None:
-        raise _for_captures_only(loaded, "--data-dependent")
     return runtime
 
 

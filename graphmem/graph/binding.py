@@ -25,6 +25,7 @@ class Binding:
     rebatched: tuple[int, int] | None = None
     reshaped: bool = False
     notes: tuple[tuple[str, str], ...] = ()
+    selected: float | None = None  # the share of candidates that operators select whose data decides; None: all
 
     @property
     def keeps_annotations(self) -> bool:
@@ -65,6 +66,7 @@ def bind(
     batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    selected: float | None = None,
 ) -> Binding:
     """Bind all dimensions of ``declared``; ``shapeless`` names inputs of which only the rank-less type is known.
 
@@ -85,7 +87,7 @@ def bind(
         _check_bound(spec, binder.shapes[spec.name])
     inputs = tuple(TensorSpec(s.name, s.dtype, tuple(binder.shapes[s.name])) for s in declared)
     notes = (("bound dimensions", "; ".join(binder.notes)),) if binder.notes else ()
-    return Binding(inputs, dict(binder.symbols), binder.rebatched, binder.reshaped, notes)
+    return Binding(inputs, dict(binder.symbols), binder.rebatched, binder.reshaped, notes, selected)
 
 
 def _check_numbers(batch: int | None, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:

@@ -21,6 +21,7 @@ from graphmem.graph.binding import Binding
 from graphmem.graph.folding import Value, fold, may_fold
 from graphmem.graph.model import Node, TensorSpec
 from graphmem.graph.order import execution_order
+from graphmem.graph.selected import shapes_of_selected
 
 _SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _RESHAPING = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose"))
@@ -117,6 +118,7 @@ class Propagation:
     constants: list[str]
     types: _Types
     foreign: ForeignRules = _no_rules
+    selected: float | None = None
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -169,6 +171,7 @@ def propagate(
         list(facts.constants),
         _Types(specs),
         foreign,
+        binding.selected,
     )
     for spec in binding.inputs:
         state.add(spec)
@@ -213,16 +216,36 @@ def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
         return
     outputs = _infer(state, node, proto)
     values = fold(proto, node.domain, state.opsets.get("", 1), state.specs, state.values, outputs)
+    if any(spec.name not in values and not _is_known(spec.shape) for spec in outputs):
+        outputs = _with_selected(state, node, proto, outputs)
     for spec in outputs:
         value = values.get(spec.name)
         shape = spec.shape if value is None else value.shape
-        if any(isinstance(d, str) or d < 0 for d in shape):
+        if not _is_known(shape):
             shown = "x".join(map(str, shape))
             raise ShapeError(
                 f"{node}: the shape of output {spec.name!r} ({shown}) depends on data or cannot be inferred"
             )
         state.add(TensorSpec(spec.name, spec.dtype, tuple(shape)), value)
     _check_elements(state, node)
+
+
+def _is_known(shape: tuple[Any, ...]) -> bool:
+    return not any(isinstance(dimension, str) or dimension < 0 for dimension in shape)
+
+
+def _with_selected(
+    state: Propagation, node: Node, proto: onnx.NodeProto, outputs: list[TensorSpec]
+) -> list[TensorSpec]:
+    """The outputs, and of those that data decides as much as is taken; which ones is noted."""
+    shapes = shapes_of_selected(proto, state.specs, state.values, state.selected)
+    if shapes:
+        named = ", ".join(f"{node.op_type} {name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+        note = "sizes that data decides, taken at " + (
+            "most" if state.selected is None else f"{state.selected:g} of it"
+        )
+        state.notes[note] = f"{state.notes[note]}, {named}" if note in state.notes else named
+    return [TensorSpec(spec.name, spec.dtype, shapes.get(spec.name, spec.shape)) for spec in outputs]
 
 
 def _constant(node: Node, proto: onnx.NodeProto) -> onnx.TensorProto:

@@ -38,13 +38,15 @@ def load(
     optimization: tuple[str | None, str] = (None, "cpu"),
     files: dict[Any, OnnxFile] | None = None,
     trust: bool = False,
+    selected: float | None = None,
 ) -> OnnxModel | TorchModel:
     """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, a factory or step function, or a
     whole :class:`Program`.
 
     ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files, ``shapes`` those of several runs;
     ``optimization`` is the (level, provider) ONNX Runtime optimizes them for, and ``files`` keeps those that were read
-    for the next call. A list of ONNX files is one session each. ``trust`` lets PyTorch's own loader read a ``.pt2``
+    for the next call. ``selected`` is the share of candidates that their operators take whose data decides, None for
+    all. A list of ONNX files is one session each. ``trust`` lets PyTorch's own loader read a ``.pt2``
     file, which can run code of it. Raises :class:`SourceError`.
     """
     if isinstance(model, (list, tuple)):
@@ -57,6 +59,7 @@ def load(
                 shapes=shapes,
                 optimization=optimization,
                 files=files,
+                selected=selected,
             )
             for one in model
         ]
@@ -79,7 +82,7 @@ def load(
             key, kept = (text, *optimization), {} if files is None else files
             if key not in kept:
                 kept[key] = read_onnx(text, *optimization)
-            return kept[key].model_of(batch, dims, input_shapes, shapes)
+            return kept[key].model_of(batch, dims, input_shapes, shapes, selected)
         _refuse_shapes(shapes)
         return _load_torch(text, trust)
     _refuse_shapes(shapes)

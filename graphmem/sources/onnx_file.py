@@ -40,10 +40,19 @@ class OnnxFile:
         batch: int | None = None,
         dims: Mapping[str, int] | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
+        selected: float | None = None,
     ) -> Graph:
-        """The graph with every dimension bound; arguments and errors as :func:`load_onnx`."""
+        """The graph with every dimension bound; arguments and errors as :func:`load_onnx`. ``selected`` is the share of
+        candidates that operators take whose data decides, None for all."""
         with _one_line_errors():
-            binding = bind(self.declared, shapeless=self.shapeless, batch=batch, dims=dims, input_shapes=input_shapes)
+            binding = bind(
+                self.declared,
+                shapeless=self.shapeless,
+                batch=batch,
+                dims=dims,
+                input_shapes=input_shapes,
+                selected=selected,
+            )
             return self._graph(binding)
 
     def model_of(
@@ -52,6 +61,7 @@ class OnnxFile:
         dims: Mapping[str, int] | None,
         input_shapes: Mapping[str, Sequence[int]] | None,
         shapes: str | None,
+        selected: float | None = None,
     ) -> OnnxModel:
         """One session of this file: a single bound graph, or one for each run of ``shapes``."""
         graphs = []
@@ -59,7 +69,7 @@ class OnnxFile:
             run_batch = batch if run.batch is None else run.batch
             run_dims = {**(dims or {}), **run.dims}
             run_shapes = {**(input_shapes or {}), **run.input_shapes}
-            graphs.append(self.bind(batch=run_batch, dims=run_dims, input_shapes=run_shapes))
+            graphs.append(self.bind(batch=run_batch, dims=run_dims, input_shapes=run_shapes, selected=selected))
         return OnnxModel(self.path.name, (tuple(graphs),))
 
     @cached_property

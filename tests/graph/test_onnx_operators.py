@@ -16,6 +16,8 @@ from graphmem.sources.onnx_file import load_onnx
 
 #: ONNX's shape rule of STFT forgets that ``onesided`` is 1 by default (onnx 1.23).
 WRONG_IN_ONNX = {"test_stft", "test_stft_with_window"}
+#: Operators whose data decides how much they return: at most what is predicted.
+SELECTING = ("test_nonmaxsuppression", "test_unique", "test_nonzero")
 
 
 def with_known_inputs(case: Any) -> onnx.ModelProto:
@@ -31,6 +33,10 @@ def with_known_inputs(case: Any) -> onnx.ModelProto:
 def shape_of(data: Any) -> tuple[int, ...]:
     """The shape of an expected output; types numpy lacks come as protobuf."""
     return tuple(data.dims) if isinstance(data, onnx.TensorProto) else np.shape(data)
+
+
+def _bounds(found: tuple[Any, ...], true: tuple[Any, ...]) -> bool:
+    return len(found) == len(true) and all(most >= size for most, size in zip(found, true, strict=True))
 
 
 def test_the_shape_of_every_operator(tmp_path: Path) -> None:
@@ -52,7 +58,9 @@ def test_the_shape_of_every_operator(tmp_path: Path) -> None:
         planned += 1
         expected = {v.name: d for v, d in zip(proto.graph.output, case.data_sets[0][1], strict=True)}
         found = {name: graph.tensors[name].shape for name in expected}
-        if found != {name: shape_of(data) for name, data in expected.items()}:
+        true = {name: shape_of(data) for name, data in expected.items()}
+        is_bound = case.name.startswith(SELECTING) and all(_bounds(found[name], shape) for name, shape in true.items())
+        if found != true and not is_bound:
             wrong[case.name] = found
     assert wrong.keys() <= WRONG_IN_ONNX, wrong
     assert planned > 0.9 * len(cases)

@@ -360,9 +360,9 @@ REFUSED = {
         r"'y' is not a tensor \(sequence\)",
     ),
     "data dependent": (
-        [helper.make_node("NonZero", ["x"], ["y"], name="nz")],
-        [value("x", [2, 2])],
-        r"node 'nz' \(NonZero\): the shape of output 'y' .* depends on data",
+        [helper.make_node("Expand", ["x", "s"], ["y"], name="ex")],
+        [value("x", [1]), value("s", [2], TensorProto.INT64)],
+        r"node 'ex' \(Expand\): the shape of output 'y' .* depends on data",
     ),
     "mismatch": (
         [helper.make_node("MatMul", ["x", "x"], ["y"], name="mm")],

@@ -25,7 +25,7 @@ from graphmem.sources.onnx_module.module import OnnxModule  # noqa: E402
 from graphmem.sources.onnx_module.registry import OPERATORS  # noqa: E402
 from graphmem.sources.onnx_training import as_torch_model  # noqa: E402
 from graphmem.trace import Category, Trace  # noqa: E402
-from graphmem.training import Inference, Training  # noqa: E402
+from graphmem.training import Training  # noqa: E402
 from tests.support import onnx_samples  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION, births, of  # noqa: E402
 
@@ -232,7 +232,6 @@ def test_all_missing_operators_are_listed_at_once(tmp_path: Path) -> None:
         ({"training": Training(dtype="bf16")}, "drop --dtype"),
         ({"training": Training(checkpoint_activations=True)}, "drop --checkpoint-activations"),
         ({"training": True, "runtime": "onnxruntime"}, "--runtime pytorch"),
-        ({"training": Inference(data_dependent=0.5)}, "--data-dependent"),
     ],
 )
 def test_what_a_graph_cannot_do_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:

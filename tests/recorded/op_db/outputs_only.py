@@ -91,13 +91,20 @@ def record(parts: Sequence[str]) -> None:
 def _cases() -> Iterator[tuple[str, str, Callable[[], None]]]:
     for call, document in recordings().items():
         if "changes" in document:
-            function = entries()[call.split("/", 1)[0]].op
-            yield "op_db", call, functools.partial(runner.run, function, document["sample"], _nothing)
+            entry = entries()[call.split("/", 1)[0]]
+            yield "op_db", call, functools.partial(runner.run, entry.op, document["sample"], _nothing)
+            if entry.inplace_variant:
+                in_place = functools.partial(_in_place, entry.inplace_variant)
+                yield "in_place", call, functools.partial(runner.run, in_place, document["sample"], _nothing)
     for kind in (functions, loops):
         recorded = kind.recordings()
         for name, case in kind.CASES.items():
             if "changes" in recorded.get(name, {}):
                 yield kind.__name__.rpartition(".")[2], name, functools.partial(kind.run, case, _nothing)
+
+
+def _in_place(variant: Callable[..., Any], first: torch.Tensor, *others: Any, **named: Any) -> Any:
+    return variant(first.detach(), *others, **named)  # a leaf that wants a gradient cannot be written
 
 
 def _nothing() -> None:
