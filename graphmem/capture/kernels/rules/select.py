@@ -247,7 +247,7 @@ def index_reduce_rule(call: Call) -> Script | None:
     return script
 
 
-@rule("aten.scatter_reduce.two")
+@rule("aten.scatter_reduce.two", "aten.scatter_reduce_.two")
 def scatter_reduce_rule(call: Call) -> Script | None:
     """A mean divides by counts, which a scattered sum of ones gives (ATen/native/TensorAdvancedIndexing.cpp)."""
     if call.reduce != "mean":

@@ -158,14 +158,19 @@ def _sort_selected(script: Script, values: torch.Tensor, dim: int, card: Card) -
 # --- cumulative sums --------------------------------------------------------------------------------------------------
 
 
-@rule("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
+@rule(
+    "aten.cumsum.default", "aten.cumsum_.default", "aten.cumprod.default", "aten.cumprod_.default",
+    "aten.logcumsumexp.default",
+)  # fmt: skip
 def cumulative_rule(call: Call) -> Script | None:
+    """In place, a result that is not contiguous is written elsewhere first (``contiguous_out_arg``,
+    ATen/native/cuda/ScanKernels.cpp)."""
     tensor, dim = call.self, call.dim
     output = call.outputs[0]
     if tensor.dim() == 0 or tensor.numel() == 0:
         return None
     script = Script().output(0)
-    copies = []
+    copies = script.contiguous(output, "contiguous result")
     if tensor.dtype != output.dtype:
         copies.append(script.take(tensor.numel() * output.element_size(), "cast input"))
     elif not tensor.is_contiguous():

@@ -115,6 +115,13 @@ add("index_add_last", lambda x, i, s: x.index_add(1, i, s, alpha=2.0), t(64, 100
 add("index_reduce", lambda x, i, s: x.index_reduce(0, i, s, "mean"), t(1000, 64), index(300), t(300, 64), grad=False)
 add("put", lambda x, i, s: x.put(i, s), t(64, 1000), index(500), t(500))
 add("put_accumulate", lambda x, i, s: x.put(i, s, accumulate=True), t(64, 1000), index(500), t(500))
+add(
+    "scatter_reduce_mean_in_place",
+    lambda x, i, s: x.detach().scatter_reduce_(1, i, s, "mean"),
+    t(64, 1000),
+    index(64, 100),
+    t(64, 100),
+)
 add("scatter_reduce_sum", lambda x, i, s: x.scatter_reduce(1, i, s, "sum"), t(64, 1000), index(64, 100), t(64, 100))
 add(
     "scatter_reduce_mean_exclusive",

@@ -9,6 +9,9 @@ from tests.recorded.cases.functions.registry import BOOL, add, group, index, t
 
 group("orders")
 add("cumsum", lambda x: x.cumsum(-1), X)
+add("cumsum_in_place", lambda x: x.detach().cumsum_(0), t(300_000))
+add("cumsum_in_place_columns", lambda x: x.detach().t().cumsum_(0), t(300, 2000))
+add("cumprod_in_place", lambda x: x.detach().cumprod_(0), t(300_000))
 add("cumsum_first", lambda x: x.cumsum(0), X)
 add("cumsum_1d", lambda x: x.cumsum(0), t(100000))
 add("cumsum_int", lambda x: x.cumsum(-1), index(64, 4096))
