@@ -213,7 +213,8 @@ def _scan(script: Script, items: int) -> None:
 
 @rule("aten.repeat_interleave.Tensor")
 def repeat_rule(call: Call) -> Script | None:
-    """The running sum of the repeats says where each begins."""
+    """The running sum of the repeats says where each begins; where it says how many there are, none may be negative
+    (``native/Repeat.cpp``)."""
     items = int(call.repeats.numel())
     if items == 0:
         return None
@@ -221,6 +222,12 @@ def repeat_rule(call: Call) -> Script | None:
     sums = script.take(items * _INDEX, "running sum of the repeats")
     wide = [] if call.repeats.dtype is torch.int64 else [script.take(items * _INDEX, "64-bit repeats")]
     script.give(script.take(cub.scan_bytes(items, _INDEX), "scan"), *wide)
+    if call.output_size is None:
+        compared = torch.empty(items, dtype=torch.bool, device="meta")
+        held = script.take(items, "repeats that are not negative")
+        found = compared.new_empty(())
+        whether = script.call("aten.all", compared, card=call.card, outputs=[found], births=["whether all are"])
+        script.give(*whether, held)
     script.output(0).give(sums)
     return script
 

@@ -20,6 +20,7 @@ from tests.recorded.cases.functions import (
     shapes,
     softmax,
     special,
+    values,
 )
 from tests.recorded.cases.functions.registry import CASES, Case
 
@@ -45,4 +46,5 @@ __all__ = [
     "shapes",
     "softmax",
     "special",
+    "values",
 ]

@@ -62,7 +62,11 @@ def index(*shape: int, dtype: torch.dtype = I64) -> T:
 
 @dataclass(frozen=True)
 class Case:
-    """``run(module, *tensors)`` or, without ``module``, ``run(*tensors)``. ``grad`` off: under ``no_grad``."""
+    """``run(module, *tensors)`` or, without ``module``, ``run(*tensors)``. ``grad`` off: under ``no_grad``.
+
+    ``true_values``: recorded with read-backs that are true, where zeros would be none (tensors given to a case are
+    zeros, and read as such).
+    """
 
     name: str
     group: str
@@ -71,6 +75,7 @@ class Case:
     module: Callable[[], nn.Module] | None = None
     grad: bool = True
     refused: str = ""
+    true_values: bool = False
 
 
 CASES: dict[str, Case] = {}
