@@ -184,7 +184,6 @@ def _patch_functions(patches: Patches, teller: Teller) -> None:
         _replace(patches, name, lambda *_, _answer=answer, **__: _answer)
     for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
         _replace(patches, name, lambda *_, **__: generators.seed_device())
-    patches.set(torch.cuda, "_initialized", True)  # gradient checkpointing looks here for generators to put back
     _replace(patches, "mem_get_info", Answers(teller, None).free_and_total)
     _replace(patches, "set_device", _set_device)
     _replace(patches, "get_rng_state", lambda *_, **__: torch.empty(16, dtype=torch.uint8))

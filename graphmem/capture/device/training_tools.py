@@ -1,7 +1,8 @@
-"""What ``torch.optim``, ``torch.amp`` and ``nn.DataParallel`` ask of a device, answered for the pretended one."""
+"""What ``torch.optim``, ``torch.amp``, checkpointing and ``nn.DataParallel`` ask of a device: answers of a pretended one."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -17,6 +18,7 @@ def patch_training_tools(patches: Patches) -> None:
     """Let them take fake tensors, until ``patches`` are undone."""
     _patch_foreach(patches)
     _patch_amp(patches)
+    _patch_checkpointing(patches)
     _patch_data_parallel(patches)
 
 
@@ -55,6 +57,27 @@ def _patch_amp(patches: Patches) -> None:
 
     patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)
     patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
+
+
+def _patch_checkpointing(patches: Patches) -> None:
+    """It puts the generators of a device back that was in use before: the pretended one always is."""
+    module: Any = importlib.import_module("torch.utils.checkpoint")
+    device_module = module._get_device_module
+
+    def in_use(device: str = DEVICE.type) -> Any:
+        found = device_module(device)
+        return _InUse() if found is torch.cuda else found
+
+    patches.set(module, "_get_device_module", in_use)
+
+
+class _InUse:
+    """``torch.cuda``, of which PyTorch's own flag says that a device is in use."""
+
+    _initialized = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
 
 
 def _patch_data_parallel(patches: Patches) -> None:

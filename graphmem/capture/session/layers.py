@@ -284,12 +284,13 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "training tools",
         "device/training_tools",
-        "optimizers group tensors by C++'s device, and a gradient scaler decides on data",
+        "optimizers group tensors by C++'s device, a gradient scaler decides on data, checkpointing on a device in use",
         (
             "torch._C._group_tensors_by_device_and_dtype",
             "torch.optim.optimizer._foreach_supported_types",
             "torch.*._has_foreach_support",
             "torch.amp.grad_scaler.GradScaler.*",
+            "torch.utils.checkpoint._get_device_module",
             "torch.nn.parallel.data_parallel.DataParallel.*",
         ),
         _patching(lambda patches, _: patch_training_tools(patches)),

@@ -251,10 +251,10 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def package_that_asks() -> str:
+def package_that_asks(frames_between: int = 0) -> str:
     """The top-level package of the code that reads an attribute, asked by the property that answers: PyTorch's own code
     has to recognise fake tensors, and no library may."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]
+    return str(sys._getframe(2 + frames_between).f_globals.get("__name__", "")).partition(".")[0]
 
 
 def named_arguments() -> dict[str, Any]:
