@@ -10,6 +10,7 @@ of weights in files of safetensors the header.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.program.absent_weights import absent_weights
 from graphmem.capture.program.safetensors_files import SafeFile, saved_on_disk
 from graphmem.capture.program.saved_tensors import Saved, Unpickler, placing
 from graphmem.capture.values.callers import called_to_compare_addresses
@@ -39,6 +41,7 @@ class SavedFiles:
     def __init__(self, on_stage: Callable[[str], Any]) -> None:
         self._stage = on_stage
         self.files: dict[str, Saved] = {}
+        self.absent: dict[str, Saved] = {}  # what a library is to find, and nobody has saved
         self._in_streams: dict[bytes, Saved] = {}
 
     # --- torch --------------------------------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ class SavedFiles:
         """``safetensors.safe_open``, for what was saved or is on the disk; ``original`` for other files."""
 
         def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
-            saved = self.files.get(_key(filename))
+            saved = self.files.get(_key(filename)) or self.absent.get(_key(filename))
             if saved is None and framework in ("pt", "torch", "pytorch"):
                 saved = saved_on_disk(Path(filename))
             if saved is None:
@@ -162,9 +165,21 @@ def _status(saved: Saved) -> os.stat_result:
     return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, saved.bytes, now, now, now))
 
 
-def patch_saved_files(patches: Patches, on_stage: Callable[[str], Any], *, whole_program: bool) -> None:
-    """Keep what the step saves. Only a whole program asks the file system about it."""
-    saved = SavedFiles(on_stage)
+@contextlib.contextmanager
+def files_of_tensors(
+    on_stage: Callable[[str], Any], remark: Callable[[str], None], *, whole_program: bool
+) -> Iterator[None]:
+    """Until the end what the step saves is kept. Only a whole program asks the file system about it."""
+    saved, patches = SavedFiles(on_stage), Patches()
+    try:
+        _patch(patches, saved, whole_program=whole_program)
+        with absent_weights(lambda path, held: saved.absent.update({_key(path): held}), remark):
+            yield
+    finally:
+        patches.undo()
+
+
+def _patch(patches: Patches, saved: SavedFiles, *, whole_program: bool) -> None:
     patches.set(torch, "save", saved.save)
     patches.set(torch, "load", saved.loading(torch.load))
     patches.set(torch.UntypedStorage, "data_ptr", _data_ptr(torch.UntypedStorage.data_ptr))

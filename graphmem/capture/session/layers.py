@@ -49,7 +49,7 @@ from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.decoding import patch_decoding
 from graphmem.capture.program.leaving import Leaving, patch_leaving
-from graphmem.capture.program.saved_files import patch_saved_files
+from graphmem.capture.program.saved_files import files_of_tensors
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.modules import ModuleWatch, watch_modules
 from graphmem.capture.record.recorder import Recorder
@@ -147,6 +147,13 @@ def _recorder(context: Context) -> Iterator[None]:
 @contextlib.contextmanager
 def _modules(context: Context) -> Iterator[None]:
     with watch_modules(context.recorder) as context.watch:
+        yield
+
+
+@contextlib.contextmanager
+def _saved_files(context: Context) -> Iterator[None]:
+    recorder, whole = context.recorder, context.leave_after is not None
+    with files_of_tensors(recorder.stage_of, lambda text: recorder.assumed.update([text]), whole_program=whole):
         yield
 
 
@@ -456,14 +463,11 @@ LAYERS: tuple[Layer, ...] = (
             "torch.storage.UntypedStorage.data_ptr",
             "*.safe_open",
             "safetensors.*",
+            "transformers.modeling_utils.*",
             "os.*",
             "shutil.*",
         ),
-        _patching(
-            lambda patches, context: patch_saved_files(
-                patches, context.recorder.stage_of, whole_program=context.leave_after is not None
-            )
-        ),
+        _saved_files,
     ),
     Layer(
         "leaving",

@@ -1,0 +1,123 @@
+"""Models that transformers loads from a folder with ``config.json`` and no weights: they load as if those were there.
+
+Nobody reads the weights, and their names and shapes are the model's own. So the file that is missing is taken to hold
+the model's parameters and buffers, each once (``_get_resolved_checkpoint_files`` and ``_load_pretrained_model``,
+``transformers/modeling_utils.py``, 5.x), and what places, casts and quantises them runs as it is. Of a configuration
+that says its weights are quantised already nothing can be known without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphmem.capture.device.watched_imports import watched_imports
+from graphmem.capture.patches import Patches
+from graphmem.capture.program.safetensors_files import SafeFile
+from graphmem.capture.program.saved_tensors import Saved, SavedTensor
+from graphmem.documents import read_json, shown
+from graphmem.errors import CaptureError
+
+_MODULE = "transformers.modeling_utils"
+_CONFIGURATION, _WEIGHTS = "config.json", "model.safetensors"
+
+
+@contextlib.contextmanager
+def absent_weights(add_file: Callable[[str, Saved], None], remark: Callable[[str], None]) -> Iterator[None]:
+    """Until the end transformers finds weights where only a configuration is. ``add_file`` is told of the file that
+    stands for them, ``remark`` what the report says."""
+    patches = Patches()
+
+    def follow() -> None:
+        module = sys.modules.get(_MODULE)
+        if module is not None and hasattr(module, "_get_resolved_checkpoint_files"):
+            _patch(patches, module, add_file, remark)
+
+    def execute(import_it: Callable[[], None]) -> None:
+        import_it()
+        follow()
+
+    try:
+        follow()
+        with watched_imports(patches.threads, {_MODULE: execute}):
+            yield
+    finally:
+        patches.undo()
+
+
+def _patch(
+    patches: Patches, module: Any, add_file: Callable[[str, Saved], None], remark: Callable[[str], None]
+) -> None:
+    absent: set[str] = set()
+    resolve, load = module._get_resolved_checkpoint_files, module.PreTrainedModel._load_pretrained_model
+
+    def resolved(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return resolve(*args, **kwargs)
+        except OSError:
+            folder = _folder(args[0] if args else kwargs.get("pretrained_model_name_or_path"))
+            if folder is None:
+                raise
+        _refuse_quantized(folder)
+        file = os.path.join(folder, _WEIGHTS)
+        absent.add(file)
+        add_file(file, Saved.of(({}, None)))
+        remark(f"there are no weights in {folder}: they were taken to be the parameters of its configuration")
+        return [file], None
+
+    def loaded(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if state_dict is None and checkpoint_files and checkpoint_files[0] in absent:
+            file = SafeFile(_weights(model), "cpu")
+            state_dict = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - as safetensors has it
+        return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+
+    patches.set(module, "_get_resolved_checkpoint_files", resolved)
+    patches.set(module.PreTrainedModel, "_load_pretrained_model", staticmethod(loaded))
+
+
+def _folder(name: Any) -> str | None:
+    """The folder with a configuration that is meant: on the disk, or in the Hub's cache."""
+    if name is None:
+        return None
+    if os.path.isfile(os.path.join(name, _CONFIGURATION)):
+        return str(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(str(name), _CONFIGURATION)
+    except HFValidationError:
+        return None
+    return os.path.dirname(found) if isinstance(found, str) else None
+
+
+def _refuse_quantized(folder: str) -> None:
+    path = Path(folder, _CONFIGURATION)
+    quantized = read_json(path).get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
+        raise CaptureError(
+            f"{path} is of weights that are quantised already ({shown(method or quantized)}), and they are not there: "
+            "how they are packed is known from them alone; put the weights beside it, or take quantization_config out "
+            "and give one to from_pretrained"
+        )
+
+
+def _weights(model: Any) -> Saved:
+    """What a checkpoint of the model holds: its tensors, each once."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    named = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    plain = {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
+    saved = Saved.of(({name: number for number, name in enumerate(plain)}, None))
+    for number, tensor in enumerate(plain.values()):
+        shape, stride = tuple(tensor.shape), tuple(tensor.contiguous().stride())
+        saved.tensors.append(
+            SavedTensor(number, "cpu", tensor.numel(), tensor.dtype, shape, stride, 0, False, False, None)
+        )
+    return saved
