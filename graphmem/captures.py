@@ -137,6 +137,11 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
 
 def record(question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
     """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
+    if question.sizes.weights is not None and not (isinstance(loaded, TorchModel) and loaded.quantizes):
+        raise UsageError(
+            f"{loaded.name}: quantised weights are those of transformers' models (hf:...); quantise the model in a "
+            "program of your own, and drop weights"
+        )
     if isinstance(loaded, OnnxModel):
         if question.planner is None:
             from graphmem.sources.onnx_training import as_torch_model

@@ -80,7 +80,9 @@ class Question:
     @property
     def sizes(self) -> Sizes:
         """What a model is built for."""
-        return Sizes(self.batch, self.seq_len, isinstance(self.step, Training), self.iterations)
+        step = self.step
+        weights = None if isinstance(step, Training) else step.weights
+        return Sizes(self.batch, self.seq_len, isinstance(step, Training), self.iterations, weights, step.dtype)
 
     @cached_property
     def asked_runtime(self) -> Runtime[Any] | None:

@@ -20,11 +20,13 @@ from graphmem.training import (
     DTYPES,
     MOST_HOST_MIB,
     OPTIMIZERS,
+    WEIGHTS,
     DataParallel,
     Inference,
     Training,
     parse_assumption,
     parse_optimizer_arg,
+    weights_named,
 )
 from graphmem.units import MIB, parse_bytes
 
@@ -80,6 +82,11 @@ _STEP_OPTIONS = (
         help="An option of the optimizer, e.g. momentum=0.9, foreach=false, betas=0.9,0.95. Repeatable.",
     ),
     click.option("--dtype", metavar="TYPE", help=f"Precision of weights: {', '.join(DTYPES)}. Default fp32."),
+    click.option(
+        "--weights",
+        metavar="TYPE",
+        help=f"Quantised weights of linear layers (hf: models, --inference): {', '.join(WEIGHTS)}.",
+    ),
     click.option("--amp", metavar="TYPE", help=f"Autocast: {', '.join(AMP_DTYPES)} or off. Default off."),
     click.option("--compile", "compile_", is_flag=True, help="Compile the model with torch.compile."),
     click.option("--compile-mode", metavar="MODE", help=f"Its mode: {', '.join(COMPILE_MODES)}. Implies --compile."),
@@ -220,7 +227,8 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     training = given["training"]
     mode = given["compile_mode"] or ("default" if given["compile_"] else None)
     values = values_of(given)
-    if model.startswith("zoo:") and not chosen and given["dtype"] is None and given["amp"] is None:
+    plain = not chosen and given["dtype"] is None and given["amp"] is None and given["weights"] is None
+    if model.startswith("zoo:") and plain:
         from graphmem.sources.zoo import usual_step
 
         usual = usual_step(model.removeprefix("zoo:"), training=training is not False)
@@ -230,7 +238,15 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
-        return Inference(given["dtype"] or "fp32", given["amp"], given["data_dependent"], mode, **values)
+        weights = given["weights"]
+        return Inference(
+            given["dtype"] or "fp32", given["amp"], given["data_dependent"], mode, weights=weights, **values
+        )
+    if given["weights"] is not None:
+        raise UsageError(
+            f"quantised weights are not trained: give --weights {weights_named(given['weights'])} with --inference; a "
+            "program that trains adapters on them (QLoRA) is analysed by graphmem run"
+        )
     return Training(
         optimizer=given["optimizer"] or "adamw",
         optimizer_args=tuple(parse_optimizer_arg(text) for text in given["optimizer_arg"]),

@@ -35,12 +35,15 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asked for; None where the source's own default applies."""
+    """What the user asked for; None where the source's own default applies. ``weights`` and ``dtype`` as of
+    :class:`graphmem.training.Inference`: only a source that ``quantizes`` is given the former."""
 
     batch: int | None = None
     seq_len: int | None = None
     training: bool = True
     iterations: int | None = None
+    weights: str | None = None
+    dtype: str = "fp32"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Built:
 class TorchModel:
     """A model of PyTorch operators that can be built on fake tensors. ``build`` returns None if it ran the whole step
     itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it. Instead of
-    building anything, a ``program`` is run."""
+    building anything, a ``program`` is run. ``quantizes``: it can build the model with quantised weights."""
 
     name: str
     build: Callable[[Sizes], Built | None]
@@ -71,6 +74,7 @@ class TorchModel:
     runtime: str = "pytorch"
     step_words: str = ""
     program: Program | None = None
+    quantizes: bool = False
 
 
 def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 from graphmem.documents import read_json, shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
+from graphmem.training import DTYPES
 
 #: Auto classes in the order they are tried when a configuration names no architecture: (name, task). Encoders have a
 #: causal head too, and encoder-decoders all three, so the more particular task comes first.
@@ -89,7 +91,10 @@ def _load(transformers: Any, name: str) -> TorchModel:
             ) from None
     notes += _dtype_notes(config)
     return TorchModel(
-        f"hf:{name} ({architecture.__name__})", lambda sizes: _build(architecture, config, sizes), notes=notes
+        f"hf:{name} ({architecture.__name__})",
+        lambda sizes: _build(architecture, config, sizes),
+        notes=notes,
+        quantizes=True,
     )
 
 
@@ -198,7 +203,7 @@ def _check_values(values: Any, path: Path, name: str = "") -> None:
 
 def _check_keys(values: dict[str, Any], path: Path) -> None:
     quantized = values.get("quantization_config")
-    if quantized:
+    if quantized and not _is_of_bitsandbytes(quantized):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         raise SourceError(
             f"{path} is the configuration of a quantised model ({shown(method or quantized)}), whose packed weights "
@@ -210,6 +215,14 @@ def _check_keys(values: dict[str, Any], path: Path) -> None:
     named = values.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
         raise SourceError(f"{path}: architectures is no list of names of classes")
+
+
+def _is_of_bitsandbytes(quantized: Any) -> bool:
+    """Whether ``quantization_config`` says what :class:`transformers.BitsAndBytesConfig` does."""
+    if not isinstance(quantized, dict):
+        return False
+    named = quantized.get("quant_method") in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", None)
+    return named and bool(quantized.get("load_in_4bit")) != bool(quantized.get("load_in_8bit"))
 
 
 def _dtype_notes(config: Any) -> tuple[str, ...]:
@@ -267,9 +280,63 @@ def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
     if started:  # a model type's default configuration leaves out what its checkpoints fill in
         config.decoder_start_token_id = config.pad_token_id = 0
     with _offline():
-        model = architecture(config)
+        quantization = _quantization(config, sizes)
+        model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
     inputs, notes = _inputs(model, task, sizes)
     return Built(model, inputs, None, tuple(notes))
+
+
+def _quantization(config: Any, sizes: Sizes) -> Any:
+    """The ``BitsAndBytesConfig`` that was asked for, or is the configuration's own; None for plain weights.
+
+    Raises :class:`SourceError` for two of them, for training, and where a package is missing.
+    """
+    own = getattr(config, "quantization_config", None)
+    if own is None and sizes.weights is None:
+        return None
+    if own is not None and sizes.weights is not None:
+        raise SourceError("the configuration has a quantization_config of its own; leave out --weights, or remove it")
+    if sizes.training:
+        raise SourceError(
+            "the configuration is of a quantised model, whose weights are not trained: give --inference; a program "
+            "that trains adapters on it (QLoRA) is analysed by graphmem run"
+        )
+    for package in ("bitsandbytes", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise SourceError(f"quantised weights are {package}'s own layers; install it: pip install {package}")
+    import torch
+    import transformers
+
+    if own is not None:
+        return transformers.BitsAndBytesConfig.from_dict(own if isinstance(own, dict) else own.to_dict())
+    if sizes.weights == "int8":
+        return transformers.BitsAndBytesConfig(load_in_8bit=True)
+    compute = getattr(torch, DTYPES[sizes.dtype][0])
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type=sizes.weights, bnb_4bit_compute_dtype=compute
+    )
+
+
+def _quantized(architecture: Any, config: Any, quantization: Any, sizes: Sizes) -> Any:
+    """The model as ``from_pretrained(quantization_config=..., device_map={"": 0})`` leaves it: transformers' own code,
+    with the parameters of an unquantised twin in place of a checkpoint."""
+    import copy
+
+    import torch
+
+    from graphmem.capture.program.absent_weights import checkpoint_of
+
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    dtype = getattr(torch, DTYPES[sizes.dtype][0])
+    weights = checkpoint_of(architecture(config).to(dtype))
+    try:
+        return architecture.from_pretrained(
+            None, config=config, state_dict=weights, quantization_config=quantization, dtype=dtype, device_map={"": 0}
+        )
+    except ImportError as error:
+        raise SourceError(f"quantised weights: {first_line(error)}") from None
 
 
 def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[str]]:

@@ -24,6 +24,7 @@ __all__ = [
     "COMPILE_MODES",
     "DTYPES",
     "OPTIMIZERS",
+    "WEIGHTS",
     "DataParallel",
     "Inference",
     "OptionValue",
@@ -34,6 +35,7 @@ __all__ = [
     "parse_assumption",
     "parse_optimizer_arg",
     "parse_value",
+    "weights_named",
 ]
 
 #: Accepted precisions of weights, and the spellings read as them.
@@ -46,6 +48,11 @@ DTYPES: Mapping[str, tuple[str, ...]] = {
 
 #: Accepted precisions of autocast.
 AMP_DTYPES = ("bf16", "fp16")
+
+#: Quantised weights of linear layers: bitsandbytes' types, by its names (``quant_type``, ``load_in_8bit``).
+WEIGHTS = ("nf4", "fp4", "int8")
+#: Others that are asked for, and have no analysis.
+_NO_WEIGHTS = ("fp8", "int4", "mxfp4", "nvfp4", "gptq", "awq", "gguf", "hqq")
 
 #: Modes of ``torch.compile``.
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -157,7 +164,8 @@ class Training:
 @dataclass(frozen=True, slots=True)
 class Inference:
     """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent``, ``compile``, ``assume`` and
-    ``host_values_mb`` as in :class:`Training`; raises :class:`UsageError`."""
+    ``host_values_mb`` as in :class:`Training`. ``weights``: one of :data:`WEIGHTS`, in which the weights of the linear
+    layers of a transformers model (``hf:``) are kept, or None for ``dtype``. Raises :class:`UsageError`."""
 
     dtype: str = "fp32"
     amp: str | None = None
@@ -165,10 +173,12 @@ class Inference:
     compile: str | None = None
     assume: tuple[tuple[str, Assumed], ...] = ()
     host_values_mb: int = 64
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         object.__setattr__(self, "amp", amp_named(self.amp))
+        object.__setattr__(self, "weights", weights_named(self.weights))
         _check_share(self.data_dependent)
         object.__setattr__(self, "assume", _checked_assumptions(self.assume))
         _check_budget(self.host_values_mb)
@@ -176,6 +186,8 @@ class Inference:
 
     def describe(self, weights: str | None = None) -> str:
         """The step in words: ``inference, fp32 weights, bf16 autocast``; ``weights`` as in :class:`Training`."""
+        if self.weights is not None:
+            weights = f"{self.weights} and {self.dtype}"
         return ", ".join(["inference", *_precision(self, weights)])
 
 
@@ -197,6 +209,17 @@ def amp_named(name: str | None) -> str | None:
         if key == canonical or key in DTYPES[canonical]:
             return canonical
     raise UsageError(f"unknown amp precision {name!r}; accepted: {', '.join(AMP_DTYPES)}, off")
+
+
+def weights_named(name: str | None) -> str | None:
+    """The canonical type of quantised weights. Raises :class:`UsageError`."""
+    if name is None or name in WEIGHTS:
+        return name
+    key = str(name).strip().lower()
+    if key in WEIGHTS:
+        return key
+    known = f"{key} weights have no analysis" if key in _NO_WEIGHTS else f"unknown weights {name!r}"
+    raise UsageError(f"{known}; accepted: {', '.join(WEIGHTS)}; for 16 or 32 bits give dtype")
 
 
 def _precision(step: Training | Inference, weights: str | None) -> list[str]:

@@ -106,9 +106,10 @@ def _compiled(model: nn.Module, mode: str | None) -> Any:
 
 def _to_device(session: StepBook, model: nn.Module, inputs: Any, loss: Any, dtype: str) -> tuple[nn.Module, Any, Any]:
     weights = DTYPES[dtype]
-    if weights is not torch.float32:
-        model = model.to(weights)
-    model = model.to(DEVICE)
+    if not is_quantized(model):
+        if weights is not torch.float32:
+            model = model.to(weights)
+        model = model.to(DEVICE)
     session.label_model(model)
     inputs = move(inputs, weights if weights is not torch.float32 else None)
     session.label_inputs(inputs)
@@ -116,6 +117,11 @@ def _to_device(session: StepBook, model: nn.Module, inputs: Any, loss: Any, dtyp
         loss.targets = move(loss.targets)
         session.label_inputs(loss.targets, "targets")
     return model, inputs, loss
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether transformers has quantised the model while it loaded, onto the card and in its types."""
+    return bool(getattr(model, "is_quantized", False))
 
 
 def _forward_loss(model: nn.Module, inputs: Any, loss: Any, amp: str | None) -> torch.Tensor:

@@ -73,8 +73,7 @@ def _patch(
 
     def loaded(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
         if state_dict is None and checkpoint_files and checkpoint_files[0] in absent:
-            file = SafeFile(_weights(model), "cpu")
-            state_dict = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - as safetensors has it
+            state_dict = checkpoint_of(model)
         return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     patches.set(module, "_get_resolved_checkpoint_files", resolved)
@@ -109,8 +108,14 @@ def _refuse_quantized(folder: str) -> None:
         )
 
 
+def checkpoint_of(model: Any) -> dict[str, Any]:
+    """What safetensors shows of a checkpoint of the model: by name, a tensor that is made when it is subscripted."""
+    file = SafeFile(_weights(model), "cpu")
+    return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - as safetensors has it
+
+
 def _weights(model: Any) -> Saved:
-    """What a checkpoint of the model holds: its tensors, each once."""
+    """Its tensors, each once."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     named = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     plain = {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}

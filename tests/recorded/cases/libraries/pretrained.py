@@ -146,3 +146,30 @@ def pretrained_four_bit_generates() -> Any:
     model = _loaded(quantization_config=_four_bit()).eval()
     prompt = torch.randint(3, text.VOCABULARY, (1, 24), device="cuda")
     return model, model.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+
+
+def _forwards(config: Any) -> Any:
+    """What ``graphmem analyze hf:FOLDER --inference --weights TYPE --dtype bf16 -b 2 -s 256`` is to say."""
+    model = _loaded(quantization_config=config, dtype=torch.bfloat16, device_map={"": 0}).eval()
+    tokens = torch.zeros((2, 256), dtype=torch.long).to("cuda")
+    for _ in range(2):
+        with torch.no_grad():
+            output = model(input_ids=tokens)
+        del output
+    return model, tokens
+
+
+@program("transformers", "accelerate", "bitsandbytes")
+def pretrained_nf4_forwards() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return _forwards(
+        BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    )
+
+
+@program("transformers", "accelerate", "bitsandbytes")
+def pretrained_int8_forwards() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return _forwards(BitsAndBytesConfig(load_in_8bit=True))
