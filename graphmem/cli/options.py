@@ -85,7 +85,7 @@ _STEP_OPTIONS = (
     click.option(
         "--weights",
         metavar="TYPE",
-        help=f"Quantised weights of linear layers (hf: models, --inference): {', '.join(WEIGHTS)}.",
+        help=f"Quantised weights of linear layers (hf: models, inference): {', '.join(WEIGHTS)}.",
     ),
     click.option("--amp", metavar="TYPE", help=f"Autocast: {', '.join(AMP_DTYPES)} or off. Default off."),
     click.option("--compile", "compile_", is_flag=True, help="Compile the model with torch.compile."),
@@ -234,7 +234,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         usual = usual_step(model.removeprefix("zoo:"), training=training is not False)
         return replace(usual, data_dependent=given["data_dependent"] or usual.data_dependent, compile=mode, **values)
     if training is None:
-        training = bool(chosen) or Path(model).suffix.lower() != ".onnx"
+        training = bool(chosen) or (given["weights"] is None and Path(model).suffix.lower() != ".onnx")
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")

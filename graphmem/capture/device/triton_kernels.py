@@ -1,13 +1,18 @@
-"""Kernels that libraries write in Triton, where Triton is not installed: launched without effect, as on a card.
+"""Kernels in Triton, of programs and of libraries: launched without effect, as on a card they take no memory.
 
-Without Triton a library falls back to PyTorch's operators, which take other memory than the kernels of a card. A kernel
-itself asks for none: it reads and writes the tensors that it is given, whose values nobody knows then.
+A kernel reads and writes the tensors that it is given, whose values nobody knows then. Where Triton is installed, its
+launches do nothing (``KernelInterface.__getitem__``, ``triton/runtime/jit.py``, 3.x). Where it is not, a program's own
+files find a stand-in of the few names that kernels are written with, and libraries would fall back to PyTorch's
+operators, which take other memory: those whose kernels are known launch them all the same, the others are named.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib.util
+import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,8 +21,10 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.device.watched_imports import watched_imports
 from graphmem.capture.patches import Patches
+from graphmem.errors import CaptureError
 
 #: Modules with such kernels, functions whose names end so, and the flag that says whether Triton is there. TRL 1.16:
 #: log-probabilities of a language model's head, vocabulary chunk by chunk.
@@ -25,31 +32,180 @@ _MODULES = {"trl.kernels.chunked_logprob": "_TRITON_AVAILABLE", "trl.kernels.chu
 _KERNEL = "_kernel"
 #: What such modules ask of Triton on the host, for the size of a grid (``triton/__init__.py``, 3.x).
 _HOST_SIDE = SimpleNamespace(cdiv=lambda x, y: -(-x // y), next_power_of_2=lambda n: 1 << (n - 1).bit_length())
+#: Packages with kernels of a card, whose absence sends a program or a library another way.
+_OF_CARDS = ("triton", "flash_attn", "xformers", "causal_conv1d", "mamba_ssm", "liger_kernel", "apex")
+#: Packages that have their own answer where Triton is missing, or ask for everything there is.
+_QUIET = ("torch", "graphmem", "transformers", "trl", "bitsandbytes", "diffusers", "accelerate", "peft", "triton")
+
+Remark = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def triton_kernels(forget: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Until the end those libraries find Triton; ``forget`` is told of every tensor that a kernel is given."""
-    if importlib.util.find_spec("triton") is not None:
-        yield
-        return
+def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> Iterator[None]:
+    """Until the end kernels have no effect; ``forget`` is told of every tensor that one is given, ``remark`` of every
+    launch by a program, and of imports that fail."""
     patches = Patches()
+    is_installed = importlib.util.find_spec("triton") is not None
+    launched = _Launched(forget, remark)
 
     def follow(name: str) -> None:
-        if name in sys.modules:
+        if name not in sys.modules:
+            return
+        if name == _JIT:
+            interface = sys.modules[_JIT].KernelInterface
+            patches.set(interface, "__getitem__", lambda kernel, _: partial(launched, kernel))
+        else:
             _launch_nothing(patches, sys.modules[name], _MODULES[name], forget)
 
     def execute(name: str, import_it: Callable[[], None]) -> None:
         import_it()
         follow(name)
 
+    watched = (_JIT,) if is_installed else tuple(_MODULES)
     try:
-        for name in _MODULES:
+        for name in watched:
             follow(name)
-        with watched_imports(patches.threads, {name: partial(execute, name) for name in _MODULES}):
+        patches.set(builtins, "__import__", _importing(builtins.__import__, is_installed, launched, remark))
+        with watched_imports(patches.threads, {name: partial(execute, name) for name in watched}):
             yield
     finally:
         patches.undo()
+
+
+_JIT = "triton.runtime.jit"
+#: What an autotuner writes to empty the card's cache (``get_empty_cache_for_benchmark``, triton/backends/nvidia, 3.7).
+_EMPTIED_BYTES = 256 << 20
+
+
+class _Launched:
+    """What a launch by a program does."""
+
+    def __init__(self, forget: Callable[[torch.Tensor], None], remark: Remark) -> None:
+        self._forget, self._remark = forget, remark
+        self._tuned: set[Any] = set()
+
+    def __call__(self, kernel: Any, *args: Any, **kwargs: Any) -> None:
+        layers = [kernel]  # what chooses its options, and the function last
+        while hasattr(layers[-1], "fn"):
+            layers.append(layers[-1].fn)
+        names = inspect.signature(layers[-1]).parameters
+        given = dict(zip(names, args, strict=False)) | kwargs
+        for tuner in layers:
+            if len(getattr(tuner, "configs", ())) > 1:
+                self._tune(tuner, given)
+        for value in given.values():
+            if isinstance(value, torch.Tensor):
+                self._forget(value)
+        self._remark(f"the Triton kernel {getattr(layers[-1], '__name__', '?')} was launched without effect")
+
+    def _tune(self, tuner: Any, given: dict[str, Any]) -> None:
+        """An autotuner measures its configurations once for each key, a cache to be emptied in between."""
+        keys = [given[name] for name in tuner.keys if name in given]
+        dtypes = [value.dtype for value in given.values() if isinstance(value, torch.Tensor)]
+        key = (id(tuner), str(keys), tuple(dtypes))
+        if key not in self._tuned:
+            self._tuned.add(key)
+            torch.empty(_EMPTIED_BYTES // 4, dtype=torch.int, device=DEVICE)
+
+
+# --- programs where Triton is not installed ---------------------------------------------------------------------------
+
+
+def _importing(original: Callable[..., Any], is_installed: bool, launched: _Launched, remark: Remark) -> Any:
+    """``__import__``, which knows who imports: the stand-in is not for PyTorch, which asks what Triton there is."""
+    stand_in = _Triton(launched)
+
+    def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        package = name.partition(".")[0]
+        if level or package not in _OF_CARDS:
+            return original(name, globals, locals, fromlist, level)
+        if package == "triton" and not is_installed and _is_own(globals or {}):
+            return stand_in.language if fromlist and name == "triton.language" else stand_in
+        try:
+            return original(name, globals, locals, fromlist, level)
+        except ModuleNotFoundError:
+            importer = str((globals or {}).get("__name__", ""))
+            if importer.partition(".")[0] not in _QUIET:
+                remark(_missing(package, importer))
+            raise
+
+    return import_
+
+
+def _missing(package: str, importer: str) -> str:
+    who = "the program" if importer == "__main__" else importer
+    how = (
+        "install it (triton needs no card) to analyse the path of a card"
+        if package == "triton"
+        else "on a card that has it, it may go another way: let it call "
+        "torch.nn.functional.scaled_dot_product_attention, whose kernels are modelled, or measure there"
+    )
+    return f"{who} imports {package}, which is not installed here, and goes on without it; {how}"
+
+
+def _is_own(namespace: dict[str, Any]) -> bool:
+    """Whether the code that imports is the program's own: no installed package, and not PyTorch."""
+    file = str(namespace.get("__file__") or "")
+    parts = set(file.split(os.sep))
+    package = str(namespace.get("__name__", "")).partition(".")[0]
+    return package not in _QUIET and not {"site-packages", "dist-packages"} & parts
+
+
+class _Triton(ModuleType):
+    """The names that kernels are written with; what else of Triton is asked for is refused."""
+
+    cdiv, next_power_of_2 = staticmethod(_HOST_SIDE.cdiv), staticmethod(_HOST_SIDE.next_power_of_2)
+
+    def __init__(self, launched: _Launched) -> None:
+        super().__init__("triton")
+        self.language = _Language("triton.language")
+        self._launched = launched
+
+    def jit(self, function: Any = None, **_: Any) -> Any:
+        return self.jit if function is None else _OwnKernel(function, self._launched)
+
+    def autotune(self, configs: Any, key: Any = (), **_: Any) -> Any:
+        return lambda kernel: _OwnKernel(kernel, self._launched, configs, key)
+
+    def heuristics(self, *_: Any, **__: Any) -> Any:
+        return lambda kernel: kernel
+
+    def Config(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - Triton's name
+        return SimpleNamespace(args=args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CaptureError(f"triton.{name} is asked for, and Triton is not installed; install it (it needs no card)")
+
+
+class _Language(ModuleType):
+    """``triton.language``: only kernels use it, and they never run."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Language(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return args[0] if args else self
+
+
+class _OwnKernel:
+    """A kernel of the program, or its autotuner: ``kernel[grid](arguments)``."""
+
+    def __init__(self, function: Any, launched: _Launched, configs: Any = (), keys: Any = ()) -> None:
+        self.fn, self.configs, self.keys = function, configs, keys
+        self._launched = launched
+
+    def __getitem__(self, _: Any) -> Callable[..., None]:
+        return partial(self._launched, self)
+
+    def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
+        self[grid](*args, **kwargs)
+
+
+# --- libraries where Triton is not installed --------------------------------------------------------------------------
 
 
 def _launch_nothing(

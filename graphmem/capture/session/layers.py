@@ -346,9 +346,11 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "Triton kernels",
         "device/triton_kernels",
-        "without Triton a library takes another path than on a card; its kernels are launched without effect",
-        ("trl.kernels.*",),
-        lambda context: triton_kernels(context.recorder.values.forget),
+        "kernels are launched without effect, and a library that finds no Triton would go another way than on a card",
+        ("trl.kernels.*", "triton.runtime.jit.*", "builtins.__import__"),
+        lambda context: triton_kernels(
+            context.recorder.values.forget, lambda text: context.recorder.unmodelled.update([text])
+        ),
     ),
     Layer(
         "initializers",
