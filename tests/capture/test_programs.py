@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphmem.analyze import analyze
-from graphmem.capture.program.loops import compiled
+from graphmem.capture.program.loops import BEGIN, GOES_ON, OVER, compiled
 from graphmem.devices import custom_device
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
@@ -285,22 +285,40 @@ class C:
 answer = f(), C.k
 """
 
-    class Loop:
-        def goes_on(self) -> bool:
-            return True
-
-    class Loops:
-        def over(self, items: object, where: str) -> object:
-            return items
-
-        def begin(self, where: str) -> Loop:
-            return Loop()
-
     plain: dict[str, object] = {}
     exec(source, plain)
-    rewritten: dict[str, object] = {"__graphmem_loops__": Loops()}
+    rewritten: dict[str, object] = {
+        OVER: lambda items, where: items,
+        BEGIN: lambda where: where,
+        GOES_ON: lambda loop: True,
+    }
     exec(compiled(source, "train.py"), rewritten)
     assert rewritten["answer"] == plain["answer"]
+
+
+def test_loops_that_are_compiled_break_no_graph(tmp_path: Path) -> None:
+    """Of a model whose own file has loops: Dynamo sees them as they are written."""
+    compiled_model = """
+class Blocks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x).relu()
+        n = 2
+        while n > 0:
+            x, n = x + 1, n - 1
+        return x
+blocks = Blocks().cuda()
+compiled_blocks = torch.compile(blocks, fullgraph=True)
+optimizer = torch.optim.SGD(blocks.parameters(), 0.1)
+for _ in range(3000):
+    compiled_blocks(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert run(tmp_path, compiled_model).details["program"]["steps"] == 3
 
 
 def test_the_trace_is_that_of_a_shorter_program(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ class EverydayProgram:
         packages = {name.partition(".")[0] for name in imported}
         return tuple(sorted(packages - set(sys.stdlib_module_names) - {"torch", "numpy"}))
 
+    @property
+    def compiles(self) -> bool:
+        """Whether it calls ``torch.compile``."""
+        return b"torch.compile(" in self.path.read_bytes()
+
     def run(self) -> Any:
         import runpy
 

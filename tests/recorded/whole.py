@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import gzip
 import importlib.metadata
 import importlib.util
@@ -18,7 +19,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -141,6 +142,7 @@ class WholePrograms:
         from graphmem.replay import replay
         from tests.recorded.steps import runs
 
+        gc.collect()  # the previous capture goes before the next one starts
         start = time.perf_counter()
         trace, assumed = program.trace(torch_version, library)
         for words, count in assumed.items():
@@ -200,9 +202,11 @@ def _here(program: WholeProgram, folder: Path) -> None:
     torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS)
     report = os.environ["GRAPHMEM_TRUE_VALUES"]
     compiles = getattr(program, "compiles", False)  # values cannot be followed then
-    with contextlib.nullcontext() if compiles else true_values.follow(report):
+    following = contextlib.nullcontext() if compiles else true_values.follow(report)
+    with following, _peaks_of_the_whole() as peaks:
         held = program.run()
     stats, snapshot = torch.cuda.memory_stats(), torch.cuda.memory._snapshot()
+    allocated, reserved = (max(peaks[level], stats[f"{level}_bytes.all.peak"]) for level in peaks)
     signs = {"alloc": 1, "free_requested": -1}
     read = {"untrue": {}} if compiles else json.loads(Path(report).read_text(encoding="utf-8"))
     document = {
@@ -210,8 +214,8 @@ def _here(program: WholeProgram, folder: Path) -> None:
         "torch": torch.__version__,
         "libraries": {name: importlib.metadata.version(name) for name in program.needs},
         "unknown_values": {_anywhere(where): count for where, count in read["untrue"].items()},
-        "allocated_peak": stats["allocated_bytes.all.peak"],
-        "reserved_peak": stats["reserved_bytes.all.peak"],
+        "allocated_peak": allocated,
+        "reserved_peak": reserved,
         "retries": stats["num_alloc_retries"],
         "changes": [
             signs[event["action"]] * event["size"] for event in snapshot["device_traces"][0] if event["action"] in signs
@@ -221,11 +225,28 @@ def _here(program: WholeProgram, folder: Path) -> None:
     data = json.dumps(document, separators=(",", ":")).encode()
     (folder / f"{program.name}{SUFFIX}").write_bytes(gzip.compress(data, 9, mtime=0))
     del held
-    print(
-        f"{stats['allocated_bytes.all.peak']:,} {stats['reserved_bytes.all.peak']:,} {len(document['changes'])} changes"
-    )
+    print(f"{allocated:,} {reserved:,} {len(document['changes'])} changes")
     for where, count in list(document["unknown_values"].items())[:20]:
         print(f"    unknown {count} {where}")
+
+
+@contextlib.contextmanager
+def _peaks_of_the_whole() -> Iterator[dict[str, int]]:
+    """The peaks that a program has had before it reset them itself."""
+    import torch
+
+    peaks, reset = {"allocated": 0, "reserved": 0}, torch._C._cuda_resetPeakMemoryStats
+
+    def kept(device: Any) -> None:
+        stats = torch.cuda.memory_stats(device)
+        peaks.update({level: max(peaks[level], stats[f"{level}_bytes.all.peak"]) for level in peaks})
+        reset(device)
+
+    torch._C._cuda_resetPeakMemoryStats = kept
+    try:
+        yield peaks
+    finally:
+        torch._C._cuda_resetPeakMemoryStats = reset
 
 
 def _anywhere(where: str) -> str:

@@ -1,11 +1,12 @@
 """The program's own files as they are imported: their ``for`` and ``while`` loops ask at the top whether they are over.
 
-    for x in items: ...     for x in __graphmem_loops__.over(items, "train.py:12"): ...
-    while test: ...         __graphmem_loop_12__ = __graphmem_loops__.begin("train.py:12")
-                            while __graphmem_loop_12__.goes_on() and (test): ...
+    for x in items: ...     for x in __graphmem_over__(items, "train.py:12"): ...
+    while test: ...         __graphmem_loop_12__ = __graphmem_begin__("train.py:12")
+                            while __graphmem_goes_on__(__graphmem_loop_12__) and (test): ...
 
 Lines stay where they are. Loops of generator functions are left alone: who asks them for an item expects one. What lies
-in ``site-packages`` or the standard library is not read.
+in ``site-packages`` or the standard library is not read. To ``torch.compile`` the three functions are what they stand
+for in the file as it is written: the items, nothing, and true.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import importlib.abc
 import importlib.machinery
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from graphmem.capture.program.leaving import Loops
+from graphmem.capture.program.leaving import Loop, Loops
 
-NAME = "__graphmem_loops__"
+OVER, BEGIN, GOES_ON = "__graphmem_over__", "__graphmem_begin__", "__graphmem_goes_on__"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -46,21 +47,22 @@ class _Rewritten(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
-        node.iter = self._call("over", node, node.iter)
+        node.iter = self._call(OVER, node, node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         self.generic_visit(node)
         name = f"__graphmem_loop_{node.lineno}__"
-        begin = ast.Assign([ast.Name(name, ast.Store())], self._call("begin", node))
-        asked = ast.Call(ast.Attribute(ast.Name(name, ast.Load()), "goes_on", ast.Load()), [], [])
+        begin = ast.Assign([ast.Name(name, ast.Store())], self._call(BEGIN, node))
+        asked = ast.Call(ast.Name(GOES_ON, ast.Load()), [ast.Name(name, ast.Load())], [])
         node.test = ast.BoolOp(ast.And(), [asked, node.test])
         return [_at(begin, node), _at(node, node)]
 
     def _call(self, function: str, node: ast.stmt, *arguments: ast.expr) -> ast.Call:
-        called = ast.Attribute(ast.Name(NAME, ast.Load()), function, ast.Load())
         searches = [ast.Constant(True)] if _handles_memory(node) else []
-        return ast.Call(called, [*arguments, ast.Constant(f"{self._file}:{node.lineno}"), *searches], [])
+        return ast.Call(
+            ast.Name(function, ast.Load()), [*arguments, ast.Constant(f"{self._file}:{node.lineno}"), *searches], []
+        )
 
 
 def _at(node: ast.stmt, place: ast.stmt) -> ast.stmt:
@@ -89,6 +91,40 @@ def _yields(function: ast.AST) -> bool:
         if not isinstance(node, _FUNCTIONS):
             found.extend(ast.iter_child_nodes(node))
     return False
+
+
+# --- what rewritten loops call ----------------------------------------------------------------------------------------
+
+
+def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
+    """By name: what rewritten code calls. Dynamo traces the functions beside them (``_torchdynamo_inline``), for a loop
+    that is compiled is never left, and nothing of ours may break its graph."""
+
+    def over(items: Iterable[Any], where: str, searches: bool = False) -> Iterator[Any]:
+        return loops.over(items, where, searches)
+
+    def begin(where: str, searches: bool = False) -> Loop:
+        return loops.begin(where, searches)
+
+    def goes_on(loop: Loop) -> bool:
+        return loop.goes_on()
+
+    called: dict[str, Any] = {OVER: over, BEGIN: begin, GOES_ON: goes_on}
+    for name, traced in ((OVER, _compiled_over), (BEGIN, _compiled_begin), (GOES_ON, _compiled_goes_on)):
+        called[name]._torchdynamo_inline = traced
+    return called
+
+
+def _compiled_over(items: Any, *_: Any) -> Any:
+    return items
+
+
+def _compiled_begin(*_: Any) -> None:
+    return None
+
+
+def _compiled_goes_on(_: Any) -> bool:
+    return True
 
 
 # --- modules beside the program ---------------------------------------------------------------------------------------
@@ -124,8 +160,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 @contextlib.contextmanager
 def rewritten_loops(loops: Loops, folder: Path) -> Iterator[None]:
     """Modules below ``folder`` that are imported now ask ``loops``; they are forgotten at the end."""
-    finder, before = _Finder(folder), set(sys.modules)
-    setattr(builtins, NAME, loops)
+    finder, before, called = _Finder(folder), set(sys.modules), functions(loops)
+    vars(builtins).update(called)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -134,4 +170,5 @@ def rewritten_loops(loops: Loops, folder: Path) -> Iterator[None]:
         for name in set(sys.modules) - before:
             if isinstance(getattr(getattr(sys.modules[name], "__spec__", None), "loader", None), _Loader):
                 del sys.modules[name]
-        delattr(builtins, NAME)
+        for name in called:
+            delattr(builtins, name)
