@@ -1,4 +1,4 @@
-"""What ``torch.optim``, ``torch.amp``, checkpointing and ``nn.DataParallel`` ask of a device: answers of a pretended one."""
+"""What ``torch.optim``, ``torch.amp``, checkpointing and ``nn.DataParallel`` ask of a device, told of the pretended."""
 
 from __future__ import annotations
 

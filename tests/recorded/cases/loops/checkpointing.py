@@ -134,10 +134,18 @@ def _enable(model: Any, **options: Any) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options or None)
 
 
-add("transformers", partial(transformers_training, lambda model: None))
-add("transformers_checkpointing", partial(transformers_training, _enable))
-add("transformers_checkpointing_reentrant", partial(transformers_training, partial(_enable, use_reentrant=True)))
-add("transformers_checkpointing_non_reentrant", partial(transformers_training, partial(_enable, use_reentrant=False)))
+add("transformers", partial(transformers_training, lambda model: None), true_values=True)
+add("transformers_checkpointing", partial(transformers_training, _enable), true_values=True)
+add(
+    "transformers_checkpointing_reentrant",
+    partial(transformers_training, partial(_enable, use_reentrant=True)),
+    true_values=True,
+)
+add(
+    "transformers_checkpointing_non_reentrant",
+    partial(transformers_training, partial(_enable, use_reentrant=False)),
+    true_values=True,
+)
 
 
 @case("transformers_adafactor")

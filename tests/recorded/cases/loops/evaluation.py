@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.recorded.cases.loops.registry import BF16, FP16, ITERATIONS, Loop, add, case, group
 
-group("evaluation")
+group("evaluation", true_values=True)
 
 _LENGTHS = (30, 25, 16, 16, 8, 4, 22, 2)
 

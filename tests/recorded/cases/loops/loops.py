@@ -343,11 +343,15 @@ def generated(train: bool = False, dtype: torch.dtype = BF16, **options: Any) ->
     yield results
 
 
-add("generate", partial(generated, do_sample=False))
-add("generate_between_iterations", partial(generated, True, torch.float32, do_sample=False))
-add("generate_without_cache", partial(generated, do_sample=False, use_cache=False))
-add("generate_sampled", partial(generated, do_sample=True, top_k=20))
-add("generate_with_logits", partial(generated, do_sample=False, return_dict_in_generate=True, output_logits=True))
+add("generate", partial(generated, do_sample=False), true_values=True)
+add("generate_between_iterations", partial(generated, True, torch.float32, do_sample=False), true_values=True)
+add("generate_without_cache", partial(generated, do_sample=False, use_cache=False), true_values=True)
+add("generate_sampled", partial(generated, do_sample=True, top_k=20), true_values=True)
+add(
+    "generate_with_logits",
+    partial(generated, do_sample=False, return_dict_in_generate=True, output_logits=True),
+    true_values=True,
+)
 add("generate_beams", partial(generated, num_beams=2), refused="generate")
 
 

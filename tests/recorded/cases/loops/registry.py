@@ -30,27 +30,35 @@ Loop = Iterator[Any]
 @dataclass(frozen=True)
 class Case:
     """One loop. ``refused``: what the message says where a capture cannot follow it, and says so. ``selects_nothing``:
-    sizes in it are data, and 0 in a recording, where every value reads 0."""
+    sizes in it are data, and 0 in a recording, where every value reads 0. ``true_values``: recorded with read-backs
+    that are true, for the program looks at values that it knows (masks, stops)."""
 
     name: str
     group: str
     run: Callable[[], Loop]
     refused: str = ""
     selects_nothing: bool = False
+    true_values: bool = False
 
 
 CASES: dict[str, Case] = {}
-_group = ""
+_group, _true_values = "", False
 
 
-def group(name: str) -> None:
-    global _group
-    _group = name
+def group(name: str, true_values: bool = False) -> None:
+    global _group, _true_values
+    _group, _true_values = name, true_values
 
 
-def add(name: str, run: Callable[[], Loop], refused: str = "", selects_nothing: bool = False) -> None:
+def add(
+    name: str,
+    run: Callable[[], Loop],
+    refused: str = "",
+    selects_nothing: bool = False,
+    true_values: bool = False,
+) -> None:
     assert name not in CASES, name
-    CASES[name] = Case(name, _group, run, refused, selects_nothing)
+    CASES[name] = Case(name, _group, run, refused, selects_nothing, true_values or _true_values)
 
 
 def case(
