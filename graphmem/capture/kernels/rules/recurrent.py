@@ -27,6 +27,31 @@ def gru_cell_rule(call: Call) -> Script | None:
     return Script().output(1).output(0)
 
 
+@rule("aten._thnn_fused_lstm_cell_backward_impl.default")
+def lstm_cell_backward_rule(call: Call) -> Script | None:
+    """``_thnn_fused_lstm_cell_backward_impl_cuda`` sums the gradients of the gates over the batch for the biases."""
+    script = Script().output(0).output(1)
+    if call.has_bias:
+        _sum_over_batch(script, call, 0, 2)
+    return script
+
+
+@rule("aten._thnn_fused_gru_cell_backward.default")
+def gru_cell_backward_rule(call: Call) -> Script | None:
+    """``_thnn_fused_gru_cell_backward_cuda`` sums both gradients of the gates over the batch for the biases."""
+    script = Script().output(0).output(1).output(2)
+    if call.has_bias:
+        _sum_over_batch(script, call, 0, 3)
+        _sum_over_batch(script, call, 1, 4)
+    return script
+
+
+def _sum_over_batch(script: Script, call: Call, gates: int, bias: int) -> None:
+    """``grad_gates.sum(0)``; both are given by their numbers among the outputs."""
+    gradients, sums = call.outputs[gates], call.outputs[bias]
+    script.call("aten.sum.dim_IntList", gradients, [0], False, card=call.card, outputs=[sums], births=[bias])
+
+
 # --- cuDNN ------------------------------------------------------------------------------------------------------------
 
 
