@@ -205,7 +205,7 @@ def _capture(
     with contextlib.ExitStack() as stack:
         cudnn = stack.enter_context(Cudnn(str(question.cudnn), card)) if question.cudnn is not None else None
 
-        def capture(shortens: bool) -> CapturedModel:
+        def capture(shortens: bool, leaves_alike: bool = True) -> CapturedModel:
             return capture_model(
                 loaded.build,
                 question.sizes,
@@ -221,12 +221,16 @@ def _capture(
                 program=loaded.program,
                 memory=runtime.live(options, question.setting, limited=limited),
                 shortens=shortens,
+                leaves_alike=leaves_alike,
             )
 
         try:
             captured = capture(shortens=loaded.program is not None)
         except CannotShortenError:  # a long generation was not what it seemed: every token is followed
             captured = capture(shortens=False)
+        if captured.left_alike and captured.ending is not None and captured.ending.failed:
+            # Perhaps for want of what the iterations that were left out would have collected.
+            captured = capture(shortens=False, leaves_alike=False)
     if captured.refusals:
         told.add("allocator")
     return captured, {fact: _says(question, fact) for fact in sorted(told)}

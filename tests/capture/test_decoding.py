@@ -15,7 +15,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-def generated(tokens: int, *, shortens: bool, batch: int = 1, hidden: int = 256, **options: Any) -> tuple[Trace, Any]:
+def generated(
+    tokens: int, *, shortens: bool, batch: int = 1, hidden: int = 256, mode: Any = torch.no_grad, **options: Any
+) -> tuple[Trace, Any]:
     """The trace of a small Llama that generates, and calls itself once more with what it has generated."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -28,7 +30,8 @@ def generated(tokens: int, *, shortens: bool, batch: int = 1, hidden: int = 256,
         )  # fmt: skip
         model = LlamaForCausalLM(config).bfloat16().cuda().eval()
         ids = torch.randint(0, 500, (batch, 40), device="cuda")
-        out = model.generate(ids, max_new_tokens=tokens, pad_token_id=0, **options)
+        with mode():
+            out = model.generate(ids, max_new_tokens=tokens, pad_token_id=0, **options)
         shapes.append(tuple(out.shape))
         with torch.no_grad():
             model(out)
@@ -57,6 +60,20 @@ def test_probing_gives_what_following_gives(tokens: int, options: dict[str, Any]
     probed, shape_too = generated(tokens, shortens=True, **options)
     assert shape == shape_too == (options.get("batch", 1), 40 + tokens)
     assert rows(probed) == rows(whole)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        (torch.no_grad, {"num_beams": 2, "eos_token_id": [7, 8], "do_sample": True, "num_return_sequences": 2}),
+        (torch.inference_mode, {"num_beams": 3, "eos_token_id": 7, "early_stopping": True, "length_penalty": 2.0}),
+    ],
+)
+def test_beams_grow_to_the_largest_length(mode: Any, options: dict[str, Any]) -> None:
+    followed, shape = generated(50, shortens=False, hidden=64, mode=mode, **options)
+    probed, shape_too = generated(50, shortens=True, hidden=64, mode=mode, **options)
+    assert shape == shape_too == (options.get("num_return_sequences", 1), 90)
+    assert rows(followed) == rows(probed)
 
 
 def test_few_tokens_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:

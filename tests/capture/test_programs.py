@@ -182,6 +182,15 @@ def test_an_evaluation_that_keeps_something_is_followed(tmp_path: Path, capsys: 
     assert said(capsys) == "30"
 
 
+def test_a_loop_is_followed_when_what_it_would_have_collected_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = EVALUATE.replace("for _ in", "for i in") % (12, "if i > 8: kept.append(model(x(8)))")
+    estimate = run(tmp_path, late + "print(torch.stack(kept).shape[0])")
+    assert ending(estimate) == ("itself", 0, 0, "")
+    assert said(capsys).split()[-1] == "3"
+
+
 def test_layers_of_a_model_are_no_repetitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = """
 layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12)).cuda()

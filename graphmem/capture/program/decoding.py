@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.values.callers import called_to_sample
 from graphmem.errors import CannotShortenError
 from graphmem.trace import Category, EventKind, Operator, Place, TraceBuilder
 
@@ -392,6 +393,8 @@ def patch_decoding(patches: Patches, recorder: Recorder) -> None:
     original = module.MaxLengthCriteria.__call__
 
     def call(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if not called_to_sample():  # a beam search counts its tokens itself, and could not be put forward
+            return original(self, input_ids, *args, **kwargs)
         decoding = running.get(self)
         if decoding is None:
             decoding = running[self] = Decoding(recorder, self.max_length)

@@ -43,10 +43,12 @@ class Left(BaseException):
 
 
 class Leaving:
-    """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes."""
+    """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes; ``leaves_alike``:
+    whether loops without a backward pass end when their iterations are alike."""
 
-    def __init__(self, steps: int, recorder: Recorder) -> None:
+    def __init__(self, steps: int, recorder: Recorder, leaves_alike: bool = True) -> None:
         self.wanted = steps
+        self.leaves_alike = leaves_alike
         self.recorder = recorder
         self.log: list[int] = []  # numbers of the optimizers, step by step
         self.made: Counter[int] = Counter()
@@ -120,7 +122,7 @@ class Loop:
                 return True
             leaving.is_ending = self._is_over = self.has_trained = True
             return False
-        if self._repeats():
+        if leaving.leaves_alike and self._repeats():
             leaving.repeated[self._where] += 1
             self._is_over = True
             return False

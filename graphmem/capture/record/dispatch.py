@@ -99,7 +99,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         """Record what the operator has returned."""
         self.recorder.births.record(call, out)
         self.recorder.values.follow(call.func, call.args, call.kwargs, out)
-        if call.facts.tracks_value:
+        if call.facts.tracks_value and "alpha" not in call.kwargs:
             remark = device_values.follow(call.func, call.args, out)
             if remark:
                 self.recorder.assumed[remark] += 1
@@ -287,6 +287,9 @@ def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
         value, remark = answer
         recorder.assumed[remark] += 1
         return value
+    if device_values.goes_on(tensor):
+        recorder.assumed[device_values.GOES_ON] += 1
+        return True
     device_values.refuse_decisions()
     value = device_values.of_descent(tensor) if is_item else None
     if value is not None:

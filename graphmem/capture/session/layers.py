@@ -67,6 +67,7 @@ class Context:
     world_size: int | None
     leave_after: int | None = None
     shortens: bool = False
+    leaves_alike: bool = True
     watch: ModuleWatch = field(init=False)
     leaving: Leaving | None = field(init=False, default=None)
     compiled: CompiledCode = field(init=False)
@@ -162,7 +163,7 @@ def _leaving(context: Context) -> Iterator[None]:
     if context.leave_after is None:
         yield
         return
-    context.leaving = Leaving(context.leave_after, context.recorder)
+    context.leaving = Leaving(context.leave_after, context.recorder, context.leaves_alike)
     context.recorder.names_stages = True
     patches, handles = Patches(), []
     try:

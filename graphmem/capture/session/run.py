@@ -43,6 +43,7 @@ class CapturedModel:
     ending: Ending | None = None
     refusals: tuple[str, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
+    left_alike: bool = False
 
 
 def capture_model(
@@ -61,12 +62,14 @@ def capture_model(
     program: Program | None = None,
     memory: DeviceMemory | None = None,
     shortens: bool = False,
+    leaves_alike: bool = True,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
     ``build`` returning None has run it all; a ``program`` is run in its place, long generations followed in part where
-    it ``shortens``. ``cudnn`` is asked for the plans of convolutions. ``told`` is filled with what the step's own code
-    asked of the card. ``memory`` answers it, and refuses what exceeds it while ``build`` or the program runs; nothing
+    it ``shortens``, loops of alike iterations left early where it ``leaves_alike``. ``cudnn`` is asked for the plans of
+    convolutions. ``told`` is filled with what the step's own code asked of the card. ``memory`` answers it, and refuses
+    what exceeds it while ``build`` or the program runs; nothing
     in the step that follows would catch the error.
 
     Raises :class:`graphmem.errors.CaptureError`, of which :class:`graphmem.errors.ProgramOutOfMemory` is one.
@@ -75,6 +78,7 @@ def capture_model(
     custom = [False]
     ran: list[int] = []
     endings: list[Ending] = []
+    left_alike = [False]
 
     own = own_optimizer(step) if isinstance(step, Training) else None
 
@@ -82,6 +86,7 @@ def capture_model(
         if program is not None:
             endings.append(_run(program, session))
             notes.extend(_remarks(endings[0], session))
+            left_alike[0] = session.leaving is not None and bool(session.leaving.repeated)
         built = _built(build, sizes, build_on) if program is None else None
         if built is None:
             custom[0] = True
@@ -110,6 +115,7 @@ def capture_model(
         leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
         memory=memory,
         shortens=shortens,
+        leaves_alike=leaves_alike,
     )
     if not custom[0]:
         kept = "the model's output is dropped before the backward pass"
@@ -126,6 +132,7 @@ def capture_model(
         endings[0] if endings else None,
         tuple(_in_words(captured)),
         captured.decided,
+        left_alike[0],
     )
 
 

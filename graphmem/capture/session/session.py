@@ -95,6 +95,7 @@ def capture(
     told: set[str] | None = None,
     leave_after: int | None = None,
     shortens: bool = False,
+    leaves_alike: bool = True,
     memory: DeviceMemory | None = None,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
@@ -103,8 +104,9 @@ def capture(
     known; None for all. ``assume`` says of lines what they read; ``budget`` how much of host tensors is real.
     ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
     one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
-    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
-    what it asks of its memory, and refuses what exceeds it.
+    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over, and those whose
+    iterations are alike if it ``leaves_alike``. ``memory`` answers what it asks of its memory, and refuses what exceeds
+    it.
 
     A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
     the step needs data that fake tensors do not have; errors of the user's own code come through as
@@ -126,7 +128,8 @@ def capture(
     assumed_values = AssumedValues(assume)
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
-    context = Context(Teller(device, set() if told is None else told), recorder, world_size, leave_after, shortens)
+    teller = Teller(device, set() if told is None else told)
+    context = Context(teller, recorder, world_size, leave_after, shortens, leaves_alike)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         threads = stack.enter_context(capturing(interrupts.check))

@@ -209,6 +209,11 @@ def called_in_generation_loop() -> bool:
     return _called_from("transformers/generation/utils.py", loops)
 
 
+def called_to_sample() -> bool:
+    """Whether the loop of transformers' ``generate`` that runs is that of greedy decoding and sampling."""
+    return _called_from("transformers/generation/utils.py", ("_sample",))
+
+
 def called_to_generate() -> bool:
     """Whether a model runs for a function that is called ``generate``, as transformers' and most others': a report
     tells generation from evaluation."""

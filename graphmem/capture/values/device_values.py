@@ -21,7 +21,11 @@ from graphmem.capture.values import callers
 from graphmem.errors import CaptureError
 
 _aten = torch.ops.aten
-_COPIES = {_aten._to_copy.default, _aten.clone.default, _aten.detach.default, _aten.alias.default}
+#: Operators whose result has the elements of their first argument, in another type or shape.
+_COPIES = {
+    _aten._to_copy.default, _aten.clone.default, _aten.detach.default, _aten.alias.default, _aten.view.default,
+    _aten._unsafe_view.default,
+}  # fmt: skip
 _COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
     _aten.ge.Scalar: operator.ge,
     _aten.gt.Scalar: operator.gt,
@@ -36,11 +40,13 @@ _FILLS: dict[Any, Callable[..., Any]] = {
     _aten.ones.default: lambda *_: 1,
     _aten.zeros.default: lambda *_: 0,
 }
+_AND, _ADD = _aten.bitwise_and.Tensor, _aten.add.Tensor
 #: Operators of filled tensors element by element.
 _COMBINATIONS: dict[Any, Callable[..., Any]] = {
-    _aten.bitwise_and.Tensor: operator.and_,
+    _AND: operator.and_,
     _aten.bitwise_or.Tensor: operator.or_,
     _aten.mul.Tensor: operator.mul,
+    _ADD: operator.add,
 }
 _NOT = _aten.bitwise_not.default
 #: Operators that keep the value of a filled tensor.
@@ -50,6 +56,8 @@ _REDUCTIONS = {
 }  # fmt: skip
 #: Whether a token ends its sequence (``transformers/generation/stopping_criteria.py``).
 _ENDS = _aten.isin.Tensor_Tensor
+#: In a beam search: how many of its places every sequence has filled, before it is cut there.
+_LENGTHS = _aten.sum.dim_IntList
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
 _CURVATURE = _aten.le.Tensor
 #: Questions whether values are finite, and the answer for those that are. ``isfinite`` asks the last two.
@@ -57,10 +65,12 @@ _IS_NAN, _IS_INFINITE, _SAME, _OTHER = _aten.isnan.default, _aten.isinf.default,
 _FINITE = "values were taken to be finite where the step checks them"
 #: What the output says of ``torch.distributions``, which looks whether its parameters and samples are in range.
 VALID = "parameters and samples of torch.distributions were taken to be in range"
+#: What the output says of generation.
+GOES_ON = "generation goes on to its largest length: no token was taken to end its sequence"
 #: Operators whose outcome can be known.
 TRACKED = {
-    *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _CURVATURE, _IS_NAN, _IS_INFINITE,
-    _SAME, _OTHER,
+    *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _LENGTHS, _CURVATURE, _IS_NAN,
+    _IS_INFINITE, _SAME, _OTHER,
 }  # fmt: skip
 
 #: Losses of the descents that go on now, the innermost last; and how large other values are.
@@ -103,17 +113,37 @@ def follow(func: Any, args: Sequence[Any], out: Any) -> str | None:
 
     Returns what had to be assumed for it, or None.
     """
-    if not isinstance(out, FakeTensor) or out.is_inference():
+    if not isinstance(out, FakeTensor):
         return None
+    is_inference = out.is_inference()
     value, remark = _outcome(func, args), None
+    if is_inference and value is not None and not callers.called_in_generation_loop():
+        return None  # who writes into it is not counted there
     if value is None:
         value = _if_finite(func, args)
         remark = None if value is None else _FINITE
     if value is None and func is _ENDS and callers.called_to_stop_generation():
-        value, remark = False, "generation goes on to its largest length: no token was taken to end its sequence"
+        value, remark = False, GOES_ON
+    if value is None and func is _LENGTHS and args[0].dtype is torch.bool and callers.called_in_generation_loop():
+        value, remark = math.prod(args[0].shape[dim] for dim in args[1]), GOES_ON
     if value is not None:
-        out._graphmem_value = (value, out._version)
+        out._graphmem_value = (value, None if is_inference else out._version)
+    elif func is _AND and _is_open(args):
+        out._graphmem_open = True
     return remark
+
+
+def _is_open(args: Sequence[Any]) -> bool:
+    """Whether it is only from here on up to the unknown one of two answers: the other is yes."""
+    answers = [known(arg) if isinstance(arg, torch.Tensor) else arg for arg in args[:2]]
+    return answers.count(None) == 1 and bool(answers[answers[0] is None])
+
+
+def goes_on(tensor: torch.Tensor) -> bool:
+    """Whether a generation that reads this value is not over by its length, and goes on unless its tokens end it:
+    transformers' beam search asks for ``improvement_possible & exists_open_beam & valid_continuations``, and the last
+    one is known to be false at the largest length."""
+    return getattr(tensor, "_graphmem_open", False) and callers.called_in_generation_loop()
 
 
 def _outcome(func: Any, args: Sequence[Any]) -> Any:
@@ -127,6 +157,8 @@ def _outcome(func: Any, args: Sequence[Any]) -> Any:
     value = known(source)
     if func in _COMBINATIONS:
         other = known(args[1]) if isinstance(args[1], torch.Tensor) else args[1]
+        if func is _AND and (value is False or other is False):
+            return False
         return None if value is None or other is None else _COMBINATIONS[func](value, other)
     compare = _COMPARISONS.get(func)
     if value is None and _descents:
@@ -158,7 +190,8 @@ def known(tensor: torch.Tensor) -> Any:
         with unset_fake_temporarily():
             return tensor.item() if tensor.device.type == "cpu" and tensor.dim() == 0 else None
     value, version = getattr(tensor, "_graphmem_value", (None, -1))
-    return value if value is not None and not tensor.is_inference() and version == tensor._version else None
+    now = None if tensor.is_inference() else tensor._version  # those are not counted in inference mode
+    return value if value is not None and version == now else None
 
 
 def of_descent(tensor: torch.Tensor) -> float | None:
