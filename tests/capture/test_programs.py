@@ -191,6 +191,32 @@ def test_a_loop_is_followed_when_what_it_would_have_collected_is_wanted(
     assert said(capsys).split()[-1] == "3"
 
 
+COLLECT = """
+kept = []
+with torch.no_grad():
+    for _ in range(40):
+        kept.append(model(x(4096)).cpu())
+        seen.append(1)
+%s
+print(len(seen))
+"""
+
+
+def test_what_is_collected_on_the_host_may_stay_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, COLLECT % "scores = torch.cat(kept).softmax(1)")
+    assert int(said(capsys)) < 40
+
+
+@pytest.mark.parametrize("used", ["torch.cat(kept).cuda()", "model(torch.stack(kept)[0].to('cuda'))"])
+def test_what_is_collected_on_the_host_is_all_there_for_the_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], used: str
+) -> None:
+    estimate = run(tmp_path, COLLECT % f"bank = {used}")
+    assert said(capsys).split()[-1] == "40"
+    if "cat" in used:
+        assert estimate.peak.requested_bytes > 40 * 4096 * 64 * 4
+
+
 def test_layers_of_a_model_are_no_repetitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = """
 layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12)).cuda()

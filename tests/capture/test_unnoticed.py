@@ -106,7 +106,8 @@ def _answers(questions: dict[str, Callable[[Any, Any], Any]], device: str) -> di
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_pytorch_tells_a_library_what_it_tells_of_plain_tensors(library: str) -> None:
     questions = _asked_by(library)
-    plain, captured = _answers(questions, "cpu"), []
+    plain = _answers(questions, "cpu")
+    captured: list[dict[str, Any]] = []
     record(lambda: captured.extend(_answers(questions, device) for device in ("cuda", "cpu")))
     for answers in captured:
         assert {text: answer for text, answer in answers.items() if answer != plain[text]} == {}

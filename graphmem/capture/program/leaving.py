@@ -5,7 +5,8 @@ A loop is told that it is over at its top, so that what follows it (evaluation, 
 - a loop *has trained* when an optimizer stepped in it, and ends when every optimizer that stepped in it has made its
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
-  taken and given back in the same order, and nothing kept. One that keeps something goes on to its end.
+  taken and given back in the same order, and nothing kept on the device. One that keeps something there goes on to its
+  end. What it collects on the host is remembered: were that put on the device, too little of it would be there.
 
 - a loop that *searches*, by handling errors of memory in its iterations, goes on after such steps with its optimizers'
   steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
@@ -18,7 +19,7 @@ loop that nobody can end, in a library, is left by an exception when an optimize
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -94,9 +95,11 @@ class Loop:
         self._trials_left = MOST_TRIALS if searches else 0
         self._trial_peak, self._trial_row = -1, len(leaving.recorder.builder.rows)
         self._since = len(leaving.log)
+        self._first = len(leaving.recorder.builder.storage_bytes)
         self._is_over = self.has_trained = False
         self._top = self._now()
         self._bodies: list[Any] = []  # what the last iterations did, as long as they were alike
+        self._on_host: deque[int] = deque(maxlen=ALIKE)  # bytes that the last iterations left there
         self._always_goes_on = False
 
     def never_ends(self) -> None:
@@ -124,6 +127,8 @@ class Loop:
             return False
         if leaving.leaves_alike and self._repeats():
             leaving.repeated[self._where] += 1
+            if self._collects():
+                leaving.recorder.collected.begin(self._first)
             self._is_over = True
             return False
         return True
@@ -134,6 +139,10 @@ class Loop:
         self._trial_peak, self._trial_row = _peak(builder, self._trial_row), len(builder.rows)
         return self._trial_peak != before
 
+    def _collects(self) -> bool:
+        """Whether every one of the last iterations left something on the host. One alone may be its batch."""
+        return all(kept > 0 for kept in self._on_host)
+
     def _repeats(self) -> bool:
         """Whether the last iterations were forward passes without training, alike, and kept nothing."""
         before, self._top = self._top, self._now()
@@ -142,12 +151,21 @@ class Loop:
         if self._top[2] != before[2] or self._top[3] == before[3] or len(self._leaving.log) != self._since:
             self._bodies.clear()
             return False
-        body = _body(self._leaving.recorder.builder, before[0], before[1])
+        builder = self._leaving.recorder.builder
+        body = _body(builder, before[0], before[1])
+        self._on_host.append(_kept_on_host(builder, before[0]))
         if body is None or (self._bodies and self._bodies[-1] != body):
             self._bodies.clear()
         if body is not None:
             self._bodies.append(body)
         return len(self._bodies) >= ALIKE
+
+
+def _kept_on_host(builder: Any, row: int) -> int:
+    """Bytes on the host that rows from this one on took and did not give back."""
+    signs = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
+    changes = [(signs.get(kind, 0), subject) for kind, subject, _, _ in builder.rows[row:]]
+    return sum(sign * builder.storage_bytes[s] for sign, s in changes if sign and builder.places[s] is Place.HOST)
 
 
 def _peak(builder: Any, row: int) -> int:

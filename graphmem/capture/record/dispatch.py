@@ -98,6 +98,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     def finish(self, call: OperatorCall, out: Any) -> Any:
         """Record what the operator has returned."""
         self.recorder.births.record(call, out)
+        if self.recorder.collected.storages:
+            self.recorder.collected.follow(call.args, out)
         self.recorder.values.follow(call.func, call.args, call.kwargs, out)
         if call.facts.tracks_value and "alpha" not in call.kwargs:
             remark = device_values.follow(call.func, call.args, out)

@@ -19,6 +19,7 @@ from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.attribution import Attribution
 from graphmem.capture.record.births import Births
+from graphmem.capture.record.collected import Collected
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
@@ -58,6 +59,7 @@ class Recorder:
         self.assumed_values = assumed_values or AssumedValues()
         self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
+        self.collected = Collected(self.storages)
         self.values = values or KnownValues()
         self.unmodelled: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()

@@ -44,6 +44,7 @@ class CapturedModel:
     refusals: tuple[str, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
     left_alike: bool = False
+    misses_collected: bool = False  # what loops that were left early had collected on the host went to the device
 
 
 def capture_model(
@@ -78,7 +79,7 @@ def capture_model(
     custom = [False]
     ran: list[int] = []
     endings: list[Ending] = []
-    left_alike = [False]
+    left_alike, misses = [False], [False]
 
     own = own_optimizer(step) if isinstance(step, Training) else None
 
@@ -87,6 +88,7 @@ def capture_model(
             endings.append(_run(program, session))
             notes.extend(_remarks(endings[0], session))
             left_alike[0] = session.leaving is not None and bool(session.leaving.repeated)
+            misses[0] = session.recorder.collected.reached_device
         built = _built(build, sizes, build_on) if program is None else None
         if built is None:
             custom[0] = True
@@ -133,6 +135,7 @@ def capture_model(
         tuple(_in_words(captured)),
         captured.decided,
         left_alike[0],
+        misses[0],
     )
 
 

@@ -1,0 +1,48 @@
+"""What a loop collects on the host, where not all of its iterations are run.
+
+``features.append(model(x).cpu())`` keeps nothing on the device, so such a loop may be left early. As long as what it
+collects stays on the host, nothing is lost; ``torch.cat(features).cuda()`` would be too small without a word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.capture.record.storages import Storages
+from graphmem.capture.values.tensors import tensors_in
+from graphmem.trace import Place
+
+
+class Collected:
+    """Host storages that hold a part of what a loop would have collected. ``reached_device``: whether one was copied
+    to the device."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self.storages: set[int] = set()  # indices of the trace
+        self.reached_device = False
+
+    def begin(self, first: int) -> None:
+        """A loop whose first storage is ``first`` was left early: what it has put on the host is a part."""
+        places = self._storages.builder.places
+        alive = (ref.index for ref in self._storages.live.values())
+        self.storages.update(index for index in alive if index >= first and places[index] is Place.HOST)
+
+    def follow(self, args: Any, out: Any) -> None:
+        """An operator has returned ``out``: what is made of a part is one."""
+        if self.reached_device or not any(self._index(tensor) in self.storages for tensor in tensors_in(args)):
+            return
+        for tensor in tensors_in((out,)):
+            index = self._index(tensor)
+            if index is None:
+                continue
+            if self._storages.builder.places[index] is Place.HOST:
+                self.storages.add(index)
+            else:
+                self.reached_device = True
+
+    def _index(self, tensor: Any) -> int | None:
+        ref = self._storages.of(tensor) if isinstance(tensor, FakeTensor) else None
+        return None if ref is None else ref.index
