@@ -110,7 +110,7 @@ def facts_of(func: Any) -> OperatorFacts:
     rule = rule_of(name)
     tables = (made_of_operators.BODIES, made_of_operators.COMPARISONS, SELECTING, FUSED_STEPS, COLLECTIVES)
     body = made_of_operators.BODIES.get(func) or torchvision.BODIES.get(name) or bitsandbytes.body_of(func)
-    modelled = rule is not None or body is not None or any(func in table for table in tables)
+    modelled = rule is not None or body is not None or any(func in table for table in (*tables, *sparse.TABLES))
     return OperatorFacts(
         func=func,
         name=name,

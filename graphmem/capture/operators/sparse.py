@@ -191,3 +191,15 @@ BODIES: dict[Any, Callable[..., Any]] = {
     _aten._foreach_mul_.Scalar: _one_by_one(_aten.mul_.Tensor),
     _aten._foreach_add_.List: _one_by_one(_aten.add_.Tensor),
 }
+
+#: What tells of a sparse tensor's parts, or puts parts together: nothing is allocated.
+PARTS = frozenset(
+    getattr(_aten, name).default
+    for name in (
+        "_indices", "_values", "_nnz", "dense_dim", "sparse_dim", "is_coalesced", "_coalesced_",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+    )
+)  # fmt: skip
+
+#: Operators whose memory is modelled here.
+TABLES = (BODIES, PARTS)
