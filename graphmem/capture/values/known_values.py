@@ -13,7 +13,7 @@ device are a possible draw; whatever a model computes stays unknown.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.values import generators
 from graphmem.capture.values.deferred import LEAST, Deferred, Geometry
+from graphmem.capture.values.host_operators import (
+    FAILURES,
+    LOOK_UPS,
+    RESIZING,
+    HostOperator,
+    bytes_on_meta,
+    drawing,
+    elements_at_most,
+    has_real,
+    names_device,
+    on_host,
+    overload_with_generator,
+    words_drawn,
+)
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.units import MIB
 
@@ -37,23 +51,6 @@ _SMALL_PARAMETER = 1
 #: Random numbers that are drawn though nobody reads them, because nobody could count them: one or two seconds.
 _MOST_ASIDE = 1 << 26
 
-#: Operators whose results have no values yet.
-_UNWRITTEN = {
-    _aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default, _aten.new_empty.default,
-    _aten.new_empty_strided.default, _aten.empty_permuted.default,
-}  # fmt: skip
-_RESIZING = {_aten.resize_.default, _aten.resize_as_.default}
-#: Operators that write every element of their first argument and read none of it.
-_OVERWRITING = {
-    "aten::copy_", "aten::fill_", "aten::zero_", "aten::random_", "aten::uniform_", "aten::normal_", "aten::bernoulli_",
-    "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_",
-}  # fmt: skip
-#: Random operators whose draws are counted by shape.
-_UNIFORM = {"aten::uniform_", "aten::rand", "aten::rand_like"}
-_NORMAL = {"aten::normal_", "aten::randn", "aten::randn_like", "aten::normal"}
-#: What a host operator may raise: then nothing is known of its result.
-_FAILURES = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
-
 
 @dataclass(frozen=True)
 class Budget:
@@ -61,34 +58,6 @@ class Budget:
 
     one: int = 64 * MIB
     together: int = 512 * MIB
-
-
-class _Operator:
-    """What following needs to know of an operator: which arguments it writes, and whether its results are views."""
-
-    __slots__ = ("follows", "is_random", "is_unwritten", "is_view", "name", "overwrites", "written")
-
-    def __init__(self, func: Any) -> None:
-        schema = func._schema
-        self.name = schema.name
-        self.written = tuple(
-            (position, argument.name, argument.is_out)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
-        aliases = [returned.alias_info for returned in schema.returns]
-        self.is_view = not self.written and bool(aliases) and all(alias is not None for alias in aliases)
-        self.overwrites = schema.name in _OVERWRITING
-        takes_generator = any(argument.name == "generator" for argument in schema.arguments)
-        self.is_random = takes_generator or torch.Tag.nondeterministic_seeded in func.tags
-        self.is_unwritten = func in _UNWRITTEN
-        known = func.namespace == "aten" and func not in _RESIZING
-        self.follows = known and bool(schema.returns or self.written)
-
-    def targets(self, args: Any, kwargs: Any) -> Iterator[Any]:
-        """The tensors that a call writes into."""
-        for position, name, is_out in self.written:
-            yield from tensors_in(kwargs.get(name) if is_out or position >= len(args) else args[position])
 
 
 class _Mirror:
@@ -118,7 +87,7 @@ class KnownValues:
         self._mirrors: dict[int, _Mirror] = {}
         self._later: set[int] = set()  # storages whose values wait, and some that did
         self._stale: dict[int, Any] = {}  # real tensors that hold other values than the program's
-        self._operators: dict[Any, _Operator] = {}
+        self._operators: dict[Any, HostOperator] = {}
         with unset_fake_temporarily():
             self._draws = torch.Generator().manual_seed(seed)
 
@@ -143,7 +112,7 @@ class KnownValues:
 
     def result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What ``func`` returns for these arguments, computed on the host; None where one is not known."""
-        if not self._mirrors and not _has_real(args):
+        if not self._mirrors and not has_real(args):
             return None
         return self._computed(func, args, kwargs)
 
@@ -170,7 +139,7 @@ class KnownValues:
         fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if len(fakes) == len(tensors) or any(tensor.fake_device.type == "cuda" for tensor in fakes):
             return False
-        if _names_device(args, kwargs) or not all(tensor.device.type == "cpu" for tensor in tensors):
+        if names_device(args, kwargs) or not all(tensor.device.type == "cpu" for tensor in tensors):
             return False
         operator = self._operator(func)
         if fakes:
@@ -188,23 +157,23 @@ class KnownValues:
             id(tensor): tensor if not isinstance(tensor, FakeTensor) else self.of(tensor)
             for tensor in tensors_in((args, list(kwargs.values())))
         }
-        args = _on_host(args, known)
-        kwargs = {name: _on_host(value, known) for name, value in kwargs.items() if name != "pin_memory"}
+        args = on_host(args, known)
+        kwargs = {name: on_host(value, known) for name, value in kwargs.items() if name != "pin_memory"}
         with unset_fake_temporarily():
-            out = _drawing(func, args, kwargs) if self._operator(func).is_random else func(*args, **kwargs)
+            out = drawing(func, args, kwargs) if self._operator(func).is_random else func(*args, **kwargs)
         if isinstance(out, torch.Tensor) and out.nbytes >= MIB:
             self._hold_real(out)
         return out
 
-    def _has_room(self, operator: _Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def _has_room(self, operator: HostOperator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         tensors = list(tensors_in((args, list(kwargs.values()))))
-        if any(tensor.nbytes > self.budget.one for tensor in tensors) and func not in _LOOK_UPS:
+        if any(tensor.nbytes > self.budget.one for tensor in tensors) and func not in LOOK_UPS:
             return False
         if operator.written:
             return True
-        bound = 8 * _elements_at_most(func, args)
+        bound = 8 * elements_at_most(func, args)
         if bound > self.budget.one or bound + self._held > self.budget.together:
-            bound = _bytes_on_meta(func, args, kwargs)
+            bound = bytes_on_meta(func, args, kwargs)
         return bound <= self.budget.one and bound + self._held <= self.budget.together
 
     def _hold_real(self, tensor: torch.Tensor) -> None:
@@ -229,13 +198,13 @@ class KnownValues:
         elif operator.follows:
             self._make(operator, func, args, kwargs, out)
 
-    def _operator(self, func: Any) -> _Operator:
+    def _operator(self, func: Any) -> HostOperator:
         operator = self._operators.get(func)
         if operator is None:
-            operator = self._operators[func] = _Operator(func)
+            operator = self._operators[func] = HostOperator(func)
         return operator
 
-    def _make(self, operator: _Operator, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _make(self, operator: HostOperator, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
         if not fakes or not all(self._fits(tensor) and tensor.layout is torch.strided for tensor in fakes):
@@ -272,7 +241,7 @@ class KnownValues:
                 ones = torch.ones(tuple(mask.shape), dtype=mask.dtype)
             self.learn(mask, ones)
 
-    def _write(self, operator: _Operator, func: Any, args: Any, kwargs: Any) -> None:
+    def _write(self, operator: HostOperator, func: Any, args: Any, kwargs: Any) -> None:
         targets = list(operator.targets(args, kwargs))
         tensors = [tensor for tensor in targets if not isinstance(tensor, FakeTensor) or self._fits(tensor)]
         if not tensors:
@@ -281,9 +250,9 @@ class KnownValues:
         if len(tensors) == 1 and operator.overwrites and self._is_whole(tensors[0]):
             if mirrors[0] is not None and mirrors[0].is_weight:
                 return
-        elif all(mirror is None or mirror.is_weight for mirror in mirrors) and not _has_real(tensors):
+        elif all(mirror is None or mirror.is_weight for mirror in mirrors) and not has_real(tensors):
             return
-        if func in _RESIZING or not self._known_sources(operator, args, kwargs, tensors):
+        if func in RESIZING or not self._known_sources(operator, args, kwargs, tensors):
             self._forget_all(tensors)
             return
         for tensor in tensors:
@@ -293,7 +262,7 @@ class KnownValues:
         if self._computed(func, args, kwargs, operator.is_random) is None:
             self._forget_all(tensors)
 
-    def _known_sources(self, operator: _Operator, args: Any, kwargs: Any, targets: Sequence[Any]) -> bool:
+    def _known_sources(self, operator: HostOperator, args: Any, kwargs: Any, targets: Sequence[Any]) -> bool:
         """Whether all that an operator reads is known: of what it writes, what it does not overwrite."""
         written = {id(tensor) for tensor in targets}
         for tensor in tensors_in((args, list(kwargs.values()))):
@@ -323,17 +292,17 @@ class KnownValues:
             if value is None:
                 return None
             known[id(tensor)] = value
-        host_args = _on_host(args, known)
-        host_kwargs = {name: _on_host(value, known) for name, value in kwargs.items() if name != "pin_memory"}
+        host_args = on_host(args, known)
+        host_kwargs = {name: on_host(value, known) for name, value in kwargs.items() if name != "pin_memory"}
         if is_random:
-            func = _with_generator(func)
+            func = overload_with_generator(func)
             if func is None:
                 return None
             host_kwargs["generator"] = self._draws
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 return func(*host_args, **host_kwargs)
-        except _FAILURES:
+        except FAILURES:
             return None  # the host cannot, or will not: then nothing is known of the result
 
     # --- values that wait ---------------------------------------------------------------------------------------------
@@ -388,7 +357,7 @@ class KnownValues:
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 mirror.bytes = mirror.later.compute()
-        except _FAILURES:
+        except FAILURES:
             self._held -= mirror.nbytes
             return None
         mirror.later = None
@@ -396,7 +365,7 @@ class KnownValues:
 
     # --- random numbers of the host -----------------------------------------------------------------------------------
 
-    def _draw_on_host(self, operator: _Operator, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+    def _draw_on_host(self, operator: HostOperator, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """Follow a random operator on the host: its numbers are the program's, and its generator goes on as there.
         False for one on the device."""
         target = next(operator.targets(args, kwargs), None)
@@ -406,7 +375,7 @@ class KnownValues:
             return False
         mirror = self._current(target)
         is_weight = mirror is not None and mirror.is_weight
-        words = _words(operator, func, args, target)
+        words = words_drawn(operator, func, args, target)
         generator = generators.named(kwargs.get("generator"))
         if is_weight or not self._fits(target):
             if words is None:
@@ -428,10 +397,10 @@ class KnownValues:
         return is_long and self._is_whole(target)
 
     def _draw_later(
-        self, operator: _Operator, func: Any, args: Any, kwargs: Any, target: FakeTensor, words: int
+        self, operator: HostOperator, func: Any, args: Any, kwargs: Any, target: FakeTensor, words: int
     ) -> bool:
         """Let a draw wait; False where it cannot, because another argument may change meanwhile."""
-        mirror, with_generator = self._mirror(target), _with_generator(func)
+        mirror, with_generator = self._mirror(target), overload_with_generator(func)
         rest = self._waiting((args[1:] if operator.written else args, kwargs))
         if mirror is None or with_generator is None or rest is None:
             return False
@@ -444,7 +413,9 @@ class KnownValues:
         host.skip(words)
         return True
 
-    def _draw_now(self, operator: _Operator, func: Any, args: Any, kwargs: Any, target: FakeTensor, out: Any) -> None:
+    def _draw_now(
+        self, operator: HostOperator, func: Any, args: Any, kwargs: Any, target: FakeTensor, out: Any
+    ) -> None:
         tensors = list(tensors_in((args, list(kwargs.values()))))
         if operator.written and ((operator.overwrites and self._is_whole(target)) or self._current(target) is not None):
             self._written(target)
@@ -457,9 +428,9 @@ class KnownValues:
                     id(tensor): torch.ones(tensor.shape, dtype=tensor.dtype) if (v := known[id(tensor)]) is None else v
                     for tensor in tensors
                 }
-                host_kwargs = {name: _on_host(value, filled) for name, value in kwargs.items() if name != "pin_memory"}
-                drawn = _drawing(func, _on_host(args, filled), host_kwargs)
-        except _FAILURES:
+                host_kwargs = {name: on_host(value, filled) for name, value in kwargs.items() if name != "pin_memory"}
+                drawn = drawing(func, on_host(args, filled), host_kwargs)
+        except FAILURES:
             self.guessed_draws += 1
             self._forget_all([target])
             return
@@ -495,8 +466,8 @@ class KnownValues:
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 scratch = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
-                _drawing(func, _on_host(args, {id(target): scratch}), kwargs)
-        except _FAILURES:
+                drawing(func, on_host(args, {id(target): scratch}), kwargs)
+        except FAILURES:
             self.guessed_draws += 1
         return 0
 
@@ -594,117 +565,3 @@ class KnownValues:
     def _forget_all(self, tensors: Sequence[Any]) -> None:
         for tensor in tensors:
             self.forget(tensor)
-
-
-# --- operators on the host --------------------------------------------------------------------------------------------
-
-#: Operators that take a few elements out of a tensor of any size.
-_LOOK_UPS = {_aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.gather.default}
-
-
-_FROM_ZERO = {_aten.randint.default, _aten.randint.generator}
-
-
-def _words(operator: _Operator, func: Any, args: Any, target: FakeTensor) -> int | None:
-    """The words that a random operator draws on the host for what it makes; None where its shape does not tell."""
-    if operator.name == "aten::randint":  # ``random_from_to``, ATen/native/cpu/DistributionTemplates.h
-        low, high = (0, args[0]) if func in _FROM_ZERO else args[:2]
-        return int(target.numel()) if high - low < 1 << 28 else None
-    if operator.name == "aten::randperm":
-        return max(0, int(target.numel()) - 1)
-    if operator.name in _UNIFORM:
-        return generators.words_of_uniform(target.numel(), target.dtype)
-    if operator.name in _NORMAL and target.is_contiguous() and not target.is_complex():
-        return generators.words_of_normal(target.numel(), target.dtype)
-    return None
-
-
-def _drawing(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A random operator on real tensors: it draws from the generator that it is given, else from the program's."""
-    if generators.named(kwargs.get("generator")) is not None:
-        return func(*args, **kwargs)
-    host = generators.current()
-    with_generator = _with_generator(func)
-    if with_generator is not None:
-        return with_generator(*args, **{**kwargs, "generator": host.settled()})
-    with generators.in_place_of_default(host.settled()):
-        return func(*args, **kwargs)
-
-
-def _with_generator(func: Any) -> Any:
-    """The overload of a random operator that takes a generator: draws here must not disturb the process's own. None if
-    there is none."""
-    if any(argument.name == "generator" for argument in func._schema.arguments):
-        return func
-    name = func._overloadname
-    return getattr(func.overloadpacket, "generator" if name == "default" else f"{name}_generator", None)
-
-
-def _elements_at_most(func: Any, args: Any) -> int:
-    """More elements than the result of an operator can have, mostly: the product of all that it is given."""
-    if torch.Tag.pointwise in func.tags:
-        shapes = [tuple(tensor.shape) for tensor in tensors_in(args)]
-        return _product(max(sizes) for sizes in _aligned(shapes))
-    elements = 1
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            elements *= max(1, value.numel())
-        elif isinstance(value, int):
-            elements *= max(1, abs(value))
-        elif isinstance(value, (list, tuple)):
-            if any(isinstance(item, torch.Tensor) for item in value):
-                elements *= max(1, sum(item.numel() for item in value if isinstance(item, torch.Tensor)))
-            else:
-                elements *= _product(max(1, abs(item)) for item in value if isinstance(item, int))
-    return elements
-
-
-def _aligned(shapes: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
-    for position in range(1, max(map(len, shapes), default=0) + 1):
-        yield [shape[-position] if position <= len(shape) else 1 for shape in shapes]
-
-
-def _product(numbers: Any) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
-
-
-def _bytes_on_meta(func: Any, args: Any, kwargs: dict[str, Any]) -> int:
-    """Bytes of what an operator returns, from shapes; where they are data, as many as its arguments have."""
-    tensors = list(tensors_in((args, list(kwargs.values()))))
-    with unset_fake_temporarily(), torch.no_grad():
-        try:
-            like = {
-                id(tensor): torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                for tensor in tensors
-            }
-            named = {"device": torch.device("meta")} if "device" in kwargs else {}
-            kept = {name: _on_host(v, like) for name, v in kwargs.items() if name not in ("pin_memory", "generator")}
-            out = func(*_on_host(args, like), **{**kept, **named})
-            return sum(tensor.nbytes for tensor in tensors_in(out))
-        except _FAILURES:
-            return sum(8 * max(1, tensor.dim()) * tensor.numel() for tensor in tensors)
-
-
-def _on_host(value: Any, known: dict[int, Any]) -> Any:
-    """``value`` with what is known in place of tensors, and the host in place of devices."""
-    if isinstance(value, torch.Tensor):
-        return known[id(value)]
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    if isinstance(value, (list, tuple)):
-        return [_on_host(item, known) for item in value]
-    return value
-
-
-def _names_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the call names a device other than the host: by position in ``aten.to.device``, which arrives whole in
-    inference mode."""
-    named = (*(value for value in args if isinstance(value, torch.device)), kwargs.get("device"))
-    return any(device is not None and torch.device(device).type != "cpu" for device in named)
-
-
-def _has_real(args: Any) -> bool:
-    return any(not isinstance(tensor, FakeTensor) for tensor in tensors_in(args))
