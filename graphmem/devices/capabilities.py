@@ -60,6 +60,15 @@ class Capability:
     #: Whether cuDNN attention is tried first where cuDNN is above 9.15 (sdp_utils.cpp, ``priority_order``).
     cudnn_attention_first: bool
 
+    #: Recurrent networks: whether PyTorch asks cuDNN to keep wide layers on the chip (RNN.cpp,
+    #: ``use_persist_device_heuristics``), and, as cuDNN 9.20 tells of its spaces, whether it has kernels for that,
+    #: whether layers of one direction have cuBLAS workspaces each, and whether more steps of long sequences are in
+    #: flight.
+    rnn_persists: bool
+    rnn_persistent_kernels: bool
+    rnn_layer_workspaces: bool
+    rnn_long_pipelines: bool
+
     #: Whether flash and cuDNN attention have kernels (sdp_utils.cpp: 8.0 to 12.1).
     flash_attention: bool
     #: Whether flash attention trains heads wider than 192 with dropout, or of 193 to 224 (sdp_utils.cpp: not on 8.6 to
@@ -103,6 +112,10 @@ _PASCAL = Capability(
     cudnn_attention_head=128,
     cudnn_attention_192_128=False,
     cudnn_attention_first=False,
+    rnn_persists=False,
+    rnn_persistent_kernels=True,
+    rnn_layer_workspaces=True,
+    rnn_long_pipelines=True,
     flash_attention=False,
     flash_trains_wide_heads=True,
     efficient_attention=50,
@@ -126,6 +139,7 @@ _TURING = replace(
     block_shared_bytes=64 * KIB,
     resident_blocks=16,
     cuda_13=True,
+    rnn_long_pipelines=False,
     efficient_attention=75,
 )
 _AMPERE = replace(
@@ -140,6 +154,9 @@ _AMPERE = replace(
     cub_sort=800,
     cub_unique=800,
     cudnn_trees="ampere",
+    rnn_persists=True,
+    rnn_layer_workspaces=False,
+    rnn_long_pipelines=True,
     flash_attention=True,
     efficient_attention=80,
     tensorflow_system_bytes=1536 * MIB,
@@ -152,6 +169,7 @@ _AMPERE_SMALL = replace(
     l2_bytes=0,
     cub_unique=520,
     cudnn_trees="ampere_geforce",
+    rnn_persists=False,
     flash_trains_wide_heads=False,
     efficient_86_89=True,
 )
@@ -170,6 +188,7 @@ _HOPPER = replace(
     cudnn_attention="hopper",
     cudnn_attention_head=256,
     cudnn_attention_first=True,
+    rnn_layer_workspaces=True,
     grouped_product_bytes=(512, 512),
     tensorflow_system_bytes=1800 * MIB,
 )
@@ -181,6 +200,7 @@ _BLACKWELL = replace(
     cudnn_trees="blackwell",
     cudnn_asks_clocks=False,
     cudnn_attention="blackwell",
+    rnn_persistent_kernels=False,
     cudnn_attention_head=128,
     cudnn_attention_192_128=True,
     grouped_product_bytes=(5376, 5888),
@@ -211,8 +231,14 @@ CAPABILITIES: dict[tuple[int, int], Capability] = {
     (7, 5): _TURING,
     (8, 0): _AMPERE,
     (8, 6): _AMPERE_SMALL,
-    (8, 7): replace(_AMPERE_SMALL, shared_bytes=164 * KIB, block_shared_bytes=163 * KIB, efficient_86_89=False),
-    (8, 9): replace(_AMPERE_SMALL, architecture="Ada", resident_blocks=24, cudnn_trees="ada"),
+    (8, 7): replace(
+        _AMPERE_SMALL,
+        shared_bytes=164 * KIB,
+        block_shared_bytes=163 * KIB,
+        rnn_persists=True,
+        efficient_86_89=False,
+    ),
+    (8, 9): replace(_AMPERE_SMALL, architecture="Ada", resident_blocks=24, cudnn_trees="ada", rnn_persists=True),
     (9, 0): _HOPPER,
     (10, 0): _BLACKWELL,
     (10, 3): _BLACKWELL,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,28 @@ def test_an_analysis_that_waits_can_be_interrupted() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+def test_an_interrupt_that_comes_while_an_object_dies_is_not_lost() -> None:
+    class Short:
+        pass
+
+    went_on = []
+
+    def factory() -> Any:
+        object_ = Short()
+        reference = weakref.ref(object_, lambda _: signal.raise_signal(signal.SIGINT))
+        del object_
+        went_on.append(reference())
+        for _ in range(1000):
+            time.sleep(0.01)
+        return _factory()
+
+    report = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        analyze(factory)
+    assert went_on == [None]  # Python dropped it there
+    assert sys.unraisablehook is report
+
+
 def test_the_command_ends_with_130(tmp_path: Path) -> None:
     step = tmp_path / "step.py"
     step.write_text(

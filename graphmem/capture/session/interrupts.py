@@ -2,7 +2,8 @@
 
 Inside an operator it waits for the operator's end. PyTorch takes a dispatch mode off its stack there and puts it back
 in a C++ destructor (``StashTorchDispatchModeGuard``, torch/csrc/utils/torch_dispatch_mode.h), which ends the program
-when an exception has left another mode in its place. What is raised while an object dies, Python drops: it waits too.
+when an exception has left another mode in its place. What is raised while an object dies, Python drops: it waits where
+that can be seen, and is sent again where Python says that it was dropped (``sys.unraisablehook``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +38,7 @@ class Interrupts:
         self._holding = True
         self._held: list[FrameType | None] = []
         self._handler: Any = None
+        self._report: Any = None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -46,10 +49,14 @@ class Interrupts:
             return
         self._handler = handler
         signal.signal(signal.SIGINT, self._receive)
+        report, sys.unraisablehook = sys.unraisablehook, self._dropped
+        self._report = report
         try:
             yield
         finally:
             self._holding = True
+            if sys.unraisablehook == self._dropped:
+                sys.unraisablehook = report
             if signal.getsignal(signal.SIGINT) == self._receive:
                 signal.signal(signal.SIGINT, handler)
             self._deliver()
@@ -78,6 +85,14 @@ class Interrupts:
         else:
             self._held.clear()
             self._handler(number, frame)
+
+    def _dropped(self, unraisable: Any) -> None:
+        """Python could not raise something; an interrupt is not lost by that."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            self._held.append(None)
+            _thread.start_new_thread(self._send_again, ())
+        else:
+            self._report(unraisable)
 
     def _send_again(self) -> None:
         time.sleep(_OPERATOR_SECONDS)

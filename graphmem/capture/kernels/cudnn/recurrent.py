@@ -22,6 +22,7 @@ from graphmem.cudnn.recurrent import (
     TANH,
     Network,
 )
+from graphmem.devices.capabilities import limits_of
 
 #: Gates of a cell by mode.
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
@@ -66,7 +67,7 @@ def _persists(network: Network) -> bool:
 
 def _suits(network: Network, capability: tuple[int, int], sm_count: int) -> bool:
     """``use_persist_device_heuristics``, of capability 7.5 and later."""
-    if capability[0] < 8 or capability[1] == 6 or sm_count < _MANY_SMS or network.mode == GRU:
+    if not limits_of(capability).rnn_persists or sm_count < _MANY_SMS or network.mode == GRU:
         return False
     batch = network.batch
     wide = network.mode != LSTM and batch >= _MUCH_BATCH and network.hidden >= _WIDE
@@ -110,12 +111,12 @@ def _is_persistent(network: Network, capability: tuple[int, int]) -> bool:
     """bfloat16 and double have no persistent kernels, a projection neither; on Blackwell only small states have."""
     if network.algorithm == STANDARD or network.projected or network.dtype not in ("float32", "float16"):
         return False
-    return network.algorithm == PERSIST_STATIC_SMALL_H or capability[0] < 10
+    return network.algorithm == PERSIST_STATIC_SMALL_H or limits_of(capability).rnn_persistent_kernels
 
 
 def _cublas(network: Network, capability: tuple[int, int]) -> int:
     """Layers that run one after the other have none on Ampere and Ada."""
-    if capability[0] == 8 and network.layers > 1 and network.directions == 1:
+    if network.layers > 1 and network.directions == 1 and not limits_of(capability).rnn_layer_workspaces:
         return 0
     return network.layers * network.directions * _CUBLAS_WORKSPACE
 
@@ -172,7 +173,7 @@ def _pipelined_steps(network: Network, capability: tuple[int, int]) -> int:
         if batch <= most:
             steps = at_once
             break
-    if network.steps >= 128 and capability != (7, 5):
+    if network.steps >= 128 and limits_of(capability).rnn_long_pipelines:
         steps = max(steps, 8)
     return network.layers * steps + max(steps, 8)
 
