@@ -67,6 +67,15 @@ def test_gradients_of_selections(select: Callable[[Any], Any]) -> None:
     assert shape(step) == [(ROWS, WIDTH)]
 
 
+@pytest.mark.parametrize(("share", "rows"), [(None, ROWS), (0.25, ROWS // 4)])
+def test_selections_on_the_host_of_what_a_model_computed(share: float | None, rows: int) -> None:
+    def greedy(x: Any) -> Any:
+        best = torch.nn.functional.linear(x, torch.randn(30, WIDTH, device="cuda")).argmax(1).cpu()
+        return best[best != 0]
+
+    assert shape(greedy, share) == [(rows,)]
+
+
 def test_writing_under_a_mask() -> None:
     def step(x: Any) -> Any:
         x[x[:, 0] > 0] = 1.0
