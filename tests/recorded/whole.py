@@ -152,6 +152,7 @@ class WholePrograms:
         from tests.recorded.steps import runs
 
         gc.collect()  # the previous capture goes before the next one starts
+        _forget_shared_state()
         start = time.perf_counter()
         trace, assumed = program.trace(torch_version, library)
         for words, count in assumed.items():
@@ -177,6 +178,14 @@ class WholePrograms:
         if recorded:
             found = [program for program in found if (self.folder / f"{program.name}{SUFFIX}").exists()]
         return [program for program in found if parts or missing(program) is None]
+
+
+def _forget_shared_state() -> None:
+    """What accelerate keeps for the whole process, such as its mixed precision, is no other program's."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def missing(program: WholeProgram) -> str | None:
