@@ -35,6 +35,8 @@ KNOWN = {
     "Resize",  # antialias
     "Shape",  # twelve expanded Attention functions: one tensor of 8 bytes that nobody reads
 }  # fmt: skip
+#: Data decides how much these return, and the most is planned.
+BOUNDED = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
 CPU = Options(session=SessionSettings(provider="cpu"))
 
 
@@ -51,6 +53,10 @@ def allocations(trace: Trace) -> Counter[tuple[int, bool, int]]:
 
 def recorded(rows: list[list[Any]]) -> Counter[tuple[int, bool, int]]:
     return Counter({(run, bool(reserved), size): count for run, reserved, size, count in rows})
+
+
+def bytes_of(counted: Counter[tuple[int, bool, int]]) -> int:
+    return sum(size * count for (_, _, size), count in counted.items())
 
 
 @pytest.mark.slow
@@ -71,10 +77,12 @@ def test_every_operator(way: str, tmp_path: Path) -> None:
         except GraphmemError:
             refused += 1
             continue
-        if allocations(trace) == recorded(RECORDED[way][case.name]):
+        ours, theirs = allocations(trace), recorded(RECORDED[way][case.name])
+        operator = case.model.graph.node[0].op_type
+        if ours == theirs:
             equal += 1
-        else:
-            wrong.add(case.model.graph.node[0].op_type)
+        elif operator not in BOUNDED or bytes_of(ours) < bytes_of(theirs):
+            wrong.add(operator)
     assert wrong <= KNOWN
     assert equal > 1150
     assert refused < 80
