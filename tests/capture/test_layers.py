@@ -138,12 +138,13 @@ def test_compiled_code_replaces_what_it_says_and_what_no_other_layer_does(monkey
 #: class changes how two modules answer.
 _IDLE = {"generation", "older spellings", "fake mode", "recorder", "unnoticed"}
 #: Those that have nothing to replace until a library is imported, which another test of this process may have done.
-_OF_LIBRARIES = {"bitsandbytes": "bitsandbytes"}
+_OF_LIBRARIES = {"bitsandbytes": "bitsandbytes", "Triton kernels": "trl.kernels.chunked_logprob"}
 
 
 def test_every_pattern_stands_for_a_name_that_is_replaced(replaced: _Replaced) -> None:
-    """But those of what is replaced when code is compiled, when a library is imported, or for older versions."""
+    """But those of what is replaced when code is compiled, when a library is imported or missing, or for old ones."""
     later = {"torch.Tensor.__getitem__", "transformers.modeling_utils.*", "trl.kernels.*", "triton.runtime.jit.*"}
+    later.add("builtins.__import__")
     later.update(next(layer for layer in LAYERS if layer.name == "compiled code").replaces)
     idle = _IDLE | {layer for layer, library in _OF_LIBRARIES.items() if library not in sys.modules}
     unused = {

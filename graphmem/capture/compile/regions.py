@@ -209,15 +209,18 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
     """Hear when Dynamo begins to look at frames: what it compiles may have been decorated before the capture."""
     from torch._dynamo import eval_frame
 
-    set_eval_frame = eval_frame.set_eval_frame
+    set_eval_frame, threads = eval_frame.set_eval_frame, patches.threads
 
     def watched(callback: Any) -> Any:
         prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens
-        if callback is not None:
-            code.followed(patches)
-        elif prior is None and not code.is_listening:  # every operator asks so, twice
+        if get_ident() not in threads and not threads.adopts():
+            set_eval_frame(callback)
+            return prior
+        if callback is None and prior is None and not code.is_listening:  # every operator asks so, twice
             code.stopped_listening()
             return prior
+        if callback is not None:
+            code.followed(patches)
         code.set_listening(callback is not None)
         set_eval_frame(callback)
         if callback is None:
@@ -226,7 +229,7 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
 
     for name in ("set_eval_frame", "_maybe_set_eval_frame"):
         if hasattr(eval_frame, name):
-            patches.set(eval_frame, name, watched)
+            patches.share(eval_frame, name, watched)
 
 
 def _open_dynamo(patches: Patches, code: CompiledCode) -> None:

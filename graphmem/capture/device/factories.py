@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
 from graphmem.capture.device.cuda_namespace import check_device
-from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.device.pretend_device import DEVICE, device_of
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.callers import package_that_makes
 
@@ -22,6 +22,7 @@ _FROM_DATA = ("tensor", "as_tensor", "asarray")
 #: either: to C++ every device tensor is on ``meta``, and one that really is could not be told from it. PyTorch's own
 #: code, and ours, mean what they say.
 _HOST = torch.device("cpu")
+_META = torch.device("meta")
 _KNOWS = ("torch", "graphmem")
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 
@@ -47,11 +48,10 @@ def device_named(device: Any) -> Any:
     """The device of an argument: numbers are cards. Raises :class:`CaptureError` for a card other than the first."""
     if device is None or isinstance(device, bool):
         return device
+    if device == "meta" or device == _META:  # first, and by name: PyTorch asks so in every operator
+        return _META if package_that_makes() in _KNOWS else _HOST
     check_device(device)
-    if isinstance(device, int):
-        return DEVICE
-    device = torch.device(device) if isinstance(device, str) else device
-    return _HOST if device.type == "meta" and package_that_makes() not in _KNOWS else device
+    return DEVICE if isinstance(device, int) else device_of(device)
 
 
 def _without_meta(device: Any) -> Any:

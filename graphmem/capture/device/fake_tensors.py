@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.factories import device_named
-from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.device.pretend_device import DEVICE, device_of
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.known_values import KnownValues
 
@@ -38,7 +38,7 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
         if args and isinstance(args[0], torch.Tensor) and kwargs.keys() <= {"requires_grad"}:
             return _of_its_type(*args, **kwargs)
         fake_mode, elem, device = _constructor_arguments(args, kwargs)
-        if device is None or torch.device(device).type == "cpu":
+        if device is None or device_of(device).type == "cpu":
             return construct(cls, *args, **kwargs)
         return _device_tensor(cls, fake_mode, elem)
 
@@ -78,10 +78,12 @@ def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return fake_mode, elem, device
 
 
+#: Bound before it is replaced.
+_MAKE_SUBCLASS = torch.Tensor._make_subclass
+
+
 def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
-    self = torch.Tensor._make_subclass(
-        cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE
-    )
+    self = _MAKE_SUBCLASS(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
     torch._C._set_throw_on_mutable_data_ptr(self)
     attributes = self.__dict__
     attributes["_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device"] = DEVICE

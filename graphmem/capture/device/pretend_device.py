@@ -12,6 +12,11 @@ from graphmem.devices import Device
 DEVICE = torch.device("cuda", 0)
 
 
+def device_of(device: Any) -> torch.device:
+    """``torch.device(device)``, made only where it is not there: during a capture that takes a microsecond."""
+    return device if isinstance(device, torch.device) else torch.device(device)
+
+
 @dataclass(frozen=True, slots=True)
 class Teller:
     """What the card says of itself to the step's own code, where nothing else is decided by it; ``told`` is filled with

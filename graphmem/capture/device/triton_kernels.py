@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ import torch
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.device.watched_imports import watched_imports
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.callers import namespace_that_imports
 from graphmem.errors import CaptureError
 
 #: Modules with such kernels, functions whose names end so, and the flag that says whether Triton is there. TRL 1.16:
@@ -47,6 +50,7 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
     patches = Patches()
     is_installed = importlib.util.find_spec("triton") is not None
     launched = _Launched(forget, remark)
+    missing = _Missing(patches, launched, remark)
 
     def follow(name: str) -> None:
         if name not in sys.modules:
@@ -65,10 +69,13 @@ def triton_kernels(forget: Callable[[torch.Tensor], None], remark: Remark) -> It
     try:
         for name in watched:
             follow(name)
-        patches.set(builtins, "__import__", _importing(builtins.__import__, is_installed, launched, remark))
+        sys.meta_path.append(missing)
         with watched_imports(patches.threads, {name: partial(execute, name) for name in watched}):
             yield
     finally:
+        if missing in sys.meta_path:
+            sys.meta_path.remove(missing)
+        missing.take_back()
         patches.undo()
 
 
@@ -111,25 +118,71 @@ class _Launched:
 # --- programs where Triton is not installed ---------------------------------------------------------------------------
 
 
-def _importing(original: Callable[..., Any], is_installed: bool, launched: _Launched, remark: Remark) -> Any:
-    """``__import__``, which knows who imports: the stand-in is not for PyTorch, which asks what Triton there is."""
-    stand_in = _Triton(launched)
+class _Missing(importlib.abc.MetaPathFinder):
+    """Asked last, so for what is not installed. It names the packages of cards, and a program's own files find a
+    stand-in for Triton, which is not for PyTorch and libraries: they ask what Triton there is.
 
-    def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+    A module that is found is everybody's, so from the first stand-in on ``__import__`` itself is replaced, which knows
+    who imports. Not before: Python calls its own ``__import__`` without a call, and PyTorch imports in every operator.
+    """
+
+    def __init__(self, patches: Patches, launched: _Launched, remark: Remark) -> None:
+        self._patches = patches
+        self._is_here = patches.threads.only(lambda: True)
+        self._stand_in = _Triton(launched)
+        self._remark = remark
+        self._placed: list[str] = []
+        self._knows_importers = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         package = name.partition(".")[0]
-        if level or package not in _OF_CARDS:
-            return original(name, globals, locals, fromlist, level)
-        if package == "triton" and not is_installed and _is_own(globals or {}):
-            return stand_in.language if fromlist and name == "triton.language" else stand_in
-        try:
-            return original(name, globals, locals, fromlist, level)
-        except ModuleNotFoundError:
-            importer = str((globals or {}).get("__name__", ""))
-            if importer.partition(".")[0] not in _QUIET:
-                remark(_missing(package, importer))
-            raise
+        if package not in _OF_CARDS or not self._is_here():
+            return None
+        importer = namespace_that_imports()
+        if importer is None:
+            return None
+        if package == "triton" and _is_own(importer):
+            return self._place(name)
+        who = str(importer.get("__name__", ""))
+        if name == package and who.partition(".")[0] not in _QUIET:
+            self._remark(_missing(package, who))
+        return None
 
-    return import_
+    def take_back(self) -> None:
+        """What the import that found it has by now, nobody else may find."""
+        while self._placed:
+            sys.modules.pop(self._placed.pop(), None)
+
+    def _place(self, name: str) -> importlib.machinery.ModuleSpec:
+        if not self._knows_importers:
+            self._patches.set(builtins, "__import__", self._importing(builtins.__import__))
+            self._knows_importers = True
+        self._placed.append(name)
+        return importlib.machinery.ModuleSpec(name, _Standing(self._stand_in.module(name)))
+
+    def _importing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+            self.take_back()
+            if level or name.partition(".")[0] != "triton" or not _is_own(globals or {}):
+                return original(name, globals, locals, fromlist, level)
+            return self._stand_in.module(name) if fromlist else self._stand_in
+
+        return import_
+
+
+class _Standing(importlib.abc.Loader):
+    """Loads a module that is there."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def create_module(self, _: importlib.machinery.ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, _: ModuleType) -> None:
+        pass
 
 
 def _missing(package: str, importer: str) -> str:
@@ -158,8 +211,12 @@ class _Triton(ModuleType):
 
     def __init__(self, launched: _Launched) -> None:
         super().__init__("triton")
+        self.__path__: list[str] = []  # as packages have it
         self.language = _Language("triton.language")
         self._launched = launched
+
+    def module(self, name: str) -> ModuleType:
+        return self.language if name == self.language.__name__ else self
 
     def jit(self, function: Any = None, **_: Any) -> Any:
         return self.jit if function is None else _OwnKernel(function, self._launched)

@@ -262,6 +262,17 @@ def package_that_asks(frames_between: int = 0) -> str:
     return str(sys._getframe(2 + frames_between).f_globals.get("__name__", "")).partition(".")[0]
 
 
+def namespace_that_imports() -> dict[str, Any] | None:
+    """The globals of the code whose import asks a finder now; None where somebody only asks whether a module is there
+    (``importlib.util.find_spec``)."""
+    frame: FrameType | None = sys._getframe(2)
+    imports = False
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(("importlib", "graphmem.capture.")):
+        imports = imports or frame.f_code.co_name == "_find_and_load"
+        frame = frame.f_back
+    return frame.f_globals if imports and frame is not None else None
+
+
 def named_arguments() -> dict[str, Any]:
     """What the module whose hook asks is called with by name: hooks for all modules are given positions alone
     (``Module._call_impl``)."""

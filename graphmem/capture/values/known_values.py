@@ -205,6 +205,8 @@ class KnownValues:
         return operator
 
     def _make(self, operator: HostOperator, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if isinstance(out, FakeTensor) and not self._fits(out):
+            return  # as most results
         outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
         if not fakes or not all(self._fits(tensor) and tensor.layout is torch.strided for tensor in fakes):
