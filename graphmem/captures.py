@@ -228,9 +228,7 @@ def _capture(
             captured = capture(shortens=loaded.program is not None)
         except CannotShortenError:  # a long generation was not what it seemed: every token is followed
             captured = capture(shortens=False)
-        failed = captured.left_alike and captured.ending is not None and captured.ending.failed
-        if failed or captured.misses_collected:
-            # For want of what the iterations that were left out would have collected; a failure perhaps for that.
+        if captured.wants_every_iteration:
             captured = capture(shortens=False, leaves_alike=False)
     if captured.refusals:
         told.add("allocator")

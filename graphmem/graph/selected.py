@@ -53,25 +53,25 @@ def _non_zero(node: onnx.NodeProto, specs: Any, values: Any, selected: Any) -> S
     return {node.output[0]: (max(1, len(spec.shape)), selected(spec.elements))}
 
 
+def _axis(node: onnx.NodeProto) -> int | None:
+    return next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+
+
 def _compress(node: onnx.NodeProto, specs: Any, values: Any, selected: Any) -> Shapes:
     """As many slices along ``axis``, or elements without one, as the condition has, if there are so many."""
     spec, condition = specs[node.input[0]], specs[node.input[1]].elements
-    known = values.get(node.input[1])
-    if known is not None:
-        condition = int(known.sum())
-        selected = int  # of what is known all are there
-    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+    known, axis = values.get(node.input[1]), _axis(node)
+    slices = spec.elements if axis is None else spec.shape[axis]
+    count = selected(min(slices, condition)) if known is None else min(slices, int(known.sum()))
     if axis is None:
-        return {node.output[0]: (selected(min(spec.elements, condition)),)}
-    shape = list(spec.shape)
-    shape[axis] = selected(min(shape[axis], condition))
-    return {node.output[0]: tuple(shape)}
+        return {node.output[0]: (count,)}
+    return {node.output[0]: (*spec.shape[:axis], count, *spec.shape[axis:][1:])}
 
 
 def _unique(node: onnx.NodeProto, specs: Any, values: Any, selected: Any) -> Shapes:
     """(Y, indices, inverse_indices, counts): as many as there are slices along ``axis``, or elements without one."""
     spec = specs[node.input[0]]
-    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+    axis = _axis(node)
     slices = spec.elements if axis is None else spec.shape[axis]
     count = selected(slices)
     first = (count,) if axis is None else (*spec.shape[:axis], count, *spec.shape[axis:][1:])

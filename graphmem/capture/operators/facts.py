@@ -26,6 +26,11 @@ from graphmem.capture.operators.output_layouts import RELAID
 from graphmem.capture.operators.selecting import SELECTING
 from graphmem.capture.values.device_values import TRACKED
 
+#: Tables of operators whose memory is modelled where the entry stands.
+_MODELLED = (
+    made_of_operators.BODIES, made_of_operators.COMPARISONS, SELECTING, FUSED_STEPS, COLLECTIVES, sparse.BODIES,
+    sparse.PARTS,
+)  # fmt: skip
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -34,7 +39,8 @@ class OperatorFacts:
     """One overload.
 
     ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
-    ``is_checked``: its memory is modelled, or recordings prove that it takes nothing but its outputs.
+    ``is_modelled``: a rule, a body or another table here has its memory. ``is_checked``: it is modelled, or recordings
+    prove that it takes nothing but its outputs.
     ``body``, ``sparse_body``, ``nested_body``: what runs in place of its fake kernel, and where an argument is sparse
     or nested. ``in_place``: what a formula of gradients calls instead on a card, and the autograd nodes that do so;
     ``on_card``: the same where it is more than writing in place. ``selects``: the size of its outputs is data.
@@ -45,6 +51,7 @@ class OperatorFacts:
     name: str
     rule: BoundRule | None
     unmodelled: str | None
+    is_modelled: bool
     is_checked: bool
     body: Callable[..., Any] | None
     sparse_body: Callable[..., Any] | None
@@ -108,14 +115,14 @@ def facts_of(func: Any) -> OperatorFacts:
     """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
     name = str(func)
     rule = rule_of(name)
-    tables = (made_of_operators.BODIES, made_of_operators.COMPARISONS, SELECTING, FUSED_STEPS, COLLECTIVES)
     body = made_of_operators.BODIES.get(func) or torchvision.BODIES.get(name) or bitsandbytes.body_of(func)
-    modelled = rule is not None or body is not None or any(func in table for table in (*tables, *sparse.TABLES))
+    modelled = rule is not None or body is not None or any(func in table for table in _MODELLED)
     return OperatorFacts(
         func=func,
         name=name,
         rule=rule,
         unmodelled=unmodelled(name, modelled),
+        is_modelled=modelled,
         is_checked=modelled or getattr(func, "is_view", False) or proven(name) or bitsandbytes.is_update(func),
         body=body,
         sparse_body=sparse.BODIES.get(func),

@@ -200,6 +200,3 @@ PARTS = frozenset(
         "_sparse_coo_tensor_with_dims_and_tensors",
     )
 )  # fmt: skip
-
-#: Operators whose memory is modelled here.
-TABLES = (BODIES, PARTS)

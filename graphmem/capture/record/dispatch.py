@@ -34,7 +34,6 @@ _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = _aten.add.Tensor
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
-_INDEX = _aten.index.Tensor
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
@@ -317,8 +316,8 @@ def _body(mode: RecordingMode, call: OperatorCall) -> Any:
 
 def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]) -> Any:
     selection = mode.recorder.selection
-    if not on_device(call.args) and selection.share is None and call.func is not _INDEX:
-        return NOT_HANDLED  # of the host nothing but a mask's result is needed, whose size is data there too
+    if not on_device(call.args) and selection.share is None and not call.facts.sized_by_data:
+        return NOT_HANDLED  # of the host nothing is needed but results whose size is data there too
     outer, mode.in_body = mode.in_body, True
     try:
         with mode:

@@ -31,7 +31,8 @@ INFERENCE_ITERATIONS = 2
 class CapturedModel:
     """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``decided`` assumed
     values that decide sizes or branches; ``cudnn`` is what was asked, ``ending`` how a whole program ended,
-    ``refusals`` say in words who was refused memory and went on."""
+    ``refusals`` say in words who was refused memory and went on. ``wants_every_iteration``: a loop that was left early
+    is missed."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -43,8 +44,7 @@ class CapturedModel:
     ending: Ending | None = None
     refusals: tuple[str, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
-    left_alike: bool = False
-    misses_collected: bool = False  # what loops that were left early had collected on the host went to the device
+    wants_every_iteration: bool = False
 
 
 def capture_model(
@@ -70,8 +70,7 @@ def capture_model(
     ``build`` returning None has run it all; a ``program`` is run in its place, long generations followed in part where
     it ``shortens``, loops of alike iterations left early where it ``leaves_alike``. ``cudnn`` is asked for the plans of
     convolutions. ``told`` is filled with what the step's own code asked of the card. ``memory`` answers it, and refuses
-    what exceeds it while ``build`` or the program runs; nothing
-    in the step that follows would catch the error.
+    what exceeds it while ``build`` or the program runs; nothing in the step that follows would catch the error.
 
     Raises :class:`graphmem.errors.CaptureError`, of which :class:`graphmem.errors.ProgramOutOfMemory` is one.
     """
@@ -79,7 +78,7 @@ def capture_model(
     custom = [False]
     ran: list[int] = []
     endings: list[Ending] = []
-    left_alike, misses = [False], [False]
+    missed: list[bool] = []
 
     own = own_optimizer(step) if isinstance(step, Training) else None
 
@@ -87,8 +86,7 @@ def capture_model(
         if program is not None:
             endings.append(_run(program, session))
             notes.extend(_remarks(endings[0], session))
-            left_alike[0] = session.leaving is not None and bool(session.leaving.repeated)
-            misses[0] = session.recorder.collected.reached_device
+            missed.append(_misses_iterations(session, endings[0]))
         built = _built(build, sizes, build_on) if program is None else None
         if built is None:
             custom[0] = True
@@ -134,9 +132,15 @@ def capture_model(
         endings[0] if endings else None,
         tuple(_in_words(captured)),
         captured.decided,
-        left_alike[0],
-        misses[0],
+        any(missed),
     )
+
+
+def _misses_iterations(session: Session, ending: Ending) -> bool:
+    """Whether what a loop that was left early would have collected on the host went to the device, or the program
+    failed, perhaps for want of it."""
+    left_alike = session.leaving is not None and bool(session.leaving.repeated)
+    return session.recorder.collected.reached_device or (left_alike and ending.failed)
 
 
 def _run(program: Program, session: Session) -> Ending:

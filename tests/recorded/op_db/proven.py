@@ -50,10 +50,11 @@ def differ() -> None:
 
 def unmodelled(document: dict[str, Any]) -> list[str]:
     """Operators that take more than their outputs, without a rule or a body."""
-    from graphmem.capture.kernels import rule_of
-    from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
-    from graphmem.capture.operators.made_of_operators import BODIES, COMPARISONS
-    from graphmem.capture.operators.selecting import SELECTING
+    from graphmem.capture.operators.facts import facts_of
+    from graphmem.capture.record.explained import overloads_named
 
-    modelled = {str(func) for table in (BODIES, COMPARISONS, SELECTING, FUSED_STEPS) for func in table}
-    return [name for name in sorted(document["taking"]) if rule_of(name) is None and name not in modelled]
+    return [
+        name
+        for name in sorted(document["taking"])
+        if not any(facts_of(func).is_modelled for func in overloads_named(name))
+    ]
