@@ -243,7 +243,7 @@ def limit_of(question: Question) -> Hashable:
         question.setting.device,
         (question.runtime, question.alloc_conf, question.setting.torch_version),
     )
-    return card.capacity_bytes, card.context_bytes, configuration
+    return card.capacity_bytes, card.taken_bytes, configuration
 
 
 def _says(question: Question, fact: str) -> Any:
@@ -254,7 +254,7 @@ def _says(question: Question, fact: str) -> Any:
     facts = {
         "name": card.name,
         "total_bytes": card.capacity_bytes,
-        "free_bytes": card.capacity_bytes - card.context_bytes,
+        "free_bytes": card.capacity_bytes - card.taken_bytes,
         "l2_cache_bytes": card.l2_cache_bytes,
     }
     return facts[fact]

@@ -95,10 +95,47 @@ class LiveStorage:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """Whether the run fits a card. ``margin_bytes`` is capacity minus device bytes (negative: missing).
+class Figure:
+    """Bytes that are not known exactly, with the least and the most that their source allows."""
 
-    ``needs_cache_flush`` is true when it fits only because the allocator gives cached segments back and retries.
+    name: str
+    bytes: int
+    least_bytes: int
+    most_bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """What is on the card at the peak, told apart as ``nvidia-smi`` does.
+
+    The process holds its segments and ``context``, the figures of what lies outside its allocator; ``others_bytes`` is
+    what was said to be held by others. ``driver_bytes`` is the driver's own share, in no process and in no card's
+    capacity here: the total of nvidia-smi less that of CUDA, None where it is not known. NVML's first
+    ``nvmlDeviceGetMemoryInfo``, which many tools read, counts it as used.
+    """
+
+    process_bytes: int
+    process_least_bytes: int
+    process_most_bytes: int
+    others_bytes: int
+    driver_bytes: int | None
+    context: tuple[Figure, ...]
+
+    @property
+    def whole_bytes(self) -> int:
+        """Everything on the card, the driver's share included as far as it is known."""
+        return self.process_bytes + self.others_bytes + (self.driver_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether the run fits a card. ``device_bytes`` is what the process holds there, ``margin_bytes`` what is left of
+    the capacity then, without what others hold (negative: missing).
+
+    ``needs_cache_flush`` is true when it fits only because the allocator gives cached segments back and retries;
+    ``device_bytes`` is then what it holds within the card, and ``unlimited_bytes`` what it would without a limit.
+    ``sure`` is true when the verdict is the same with the least and the most that the context is known to.
     """
 
     gpu: str
@@ -108,6 +145,9 @@ class Fit:
     fits: bool
     needs_cache_flush: bool = False
     failed_at: Moment | None = None
+    others_bytes: int = 0
+    unlimited_bytes: int = 0
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +276,7 @@ class Estimate:
     pools: tuple[PoolUse, ...] = ()
     last_growth: Moment | None = None
     held: tuple[HeldBytes, ...] = ()
+    card: CardUse | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
@@ -287,6 +328,7 @@ class Estimate:
             "last_growth": asdict(self.last_growth) if self.last_growth else None,
             "breakdown": dict(self.breakdown),
             "fits": asdict(self.fit) if self.fit else None,
+            "card": {**asdict(self.card), "whole_bytes": self.card.whole_bytes} if self.card else None,
             "host": {
                 "host_bytes": self.host_bytes,
                 "pinned_bytes": self.pinned_bytes,

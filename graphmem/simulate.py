@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
-from graphmem.devices import DEFAULT_DEVICE
+from graphmem.devices import DEFAULT_DEVICE, Device, Loads
 from graphmem.errors import TraceError, UsageError
-from graphmem.estimate import Diagnostic, Estimate, found_later
+from graphmem.estimate import Diagnostic, Estimate, Figure, found_later
 from graphmem.question import Question
 from graphmem.runtimes import all_runtimes
-from graphmem.runtimes.base import Graphs, Runtime, Taken
+from graphmem.runtimes.base import Graphs, Runs, Runtime, Setting, Taken
 from graphmem.sources import OnnxModel, TorchModel
-from graphmem.summarize import summarize
+from graphmem.summarize import fits_card, summarize
 from graphmem.trace import Trace
 from graphmem.training import Training
 from graphmem.versions import version_notes
@@ -31,6 +32,7 @@ class Traced:
     model: str
     step: str
     details: Mapping[str, Any] = field(default_factory=dict)
+    loads: Loads = field(default_factory=Loads)
 
 
 def answer(
@@ -118,7 +120,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     """What was recorded, as the runtime takes it on the card of the question."""
     made = recorded.made
     if isinstance(made, Taken):
-        return Traced(made, loaded.name, recorded.words)
+        loads = _loads(made.trace, (), question.setting.device, _loads_eagerly())
+        return Traced(made, loaded.name, recorded.words, loads=loads)
     setting, taken = question.setting, runtime.take(made.trace)
     assumptions = [*recorded.notes, *made.notes]
     if setting.device.compute_capability is None:
@@ -143,7 +146,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         details["cudnn"] = made.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
-    return Traced(whole, loaded.name, recorded.words, details)
+    loads = _loads(made.trace, made.communicators, setting.device, _loads_eagerly())
+    return Traced(whole, loaded.name, recorded.words, details, loads)
 
 
 def replay_recorded(trace: Trace, question: Question) -> Estimate:
@@ -154,7 +158,8 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
     if "recorded peak reserved" in notes:
         details["recorded"] = {"reserved_bytes": _recorded_bytes(notes["recorded peak reserved"])}
     remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
-    traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details)
+    loads = _loads(trace, (), question.setting.device, eager=False)  # the environment was another machine's
+    traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details, loads)
     return replay_on(traced, runtime, runtime.parse(settings, question.setting), question)
 
 
@@ -168,9 +173,11 @@ def _recorded_bytes(text: str) -> int:
 
 
 def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Question) -> Estimate:
-    """The trace in the runtime's allocator on the card of the question."""
+    """The trace in the runtime's allocator on the card of the question, with what the run makes a process load."""
     taken = traced.taken
-    runs = runtime.run(taken.trace, options, question.setting)
+    context = question.setting.device.outside(traced.loads)
+    setting = _holding(question.setting, sum(figure.bytes for figure in context))
+    runs = runtime.run(taken.trace, options, setting)
     diagnostics: Any = (*taken.diagnostics, *runs.diagnostics)
     details: Mapping[str, Any] = {**traced.details, **runs.details}
     if taken.findings is not None:
@@ -178,25 +185,73 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     return summarize(
         taken.trace,
         runs.main,
-        question.setting.device,
+        setting.device,
         model=traced.model,
         runtime=runtime.name,
-        allocator=runtime.describe(options, question.setting),
+        allocator=runtime.describe(options, setting),
         step=traced.step,
         limited=runs.limited,
         top=question.top,
-        assumptions=(*_device_notes(question), *taken.assumptions),
+        assumptions=(*_device_notes(question, context), *taken.assumptions),
         diagnostics=diagnostics,
         details=details,
+        context=context,
+        sure=_is_sure(runs, context, lambda size: runtime.run(taken.trace, options, _holding(setting, size)), setting),
     )
 
 
-def _device_notes(question: Question) -> list[str]:
+def _holding(setting: Setting, context_bytes: int) -> Setting:
+    """The setting with a context of this size."""
+    return replace(setting, device=replace(setting.device, context_bytes=context_bytes))
+
+
+def _is_sure(runs: Runs, context: Sequence[Figure], run: Callable[[int], Runs], setting: Setting) -> bool:
+    """Whether the run fits, or does not, with the least and the most context too; ``run`` runs it with one of a size.
+
+    It runs again only where the sizes leave it open: where it fits as it is with the most there is nothing to try, nor
+    where what is live at once exceeds the card with the least.
+    """
+    device = setting.device
+    room = device.capacity_bytes - device.others_bytes
+    if fits_card(runs.main, runs.limited, device):
+        size = sum(figure.most_bytes for figure in context)
+        if runs.limited is None and runs.main.peak_reserved_bytes + size <= room:
+            return True
+    else:
+        size = sum(figure.least_bytes for figure in context)
+        if runs.main.peak_requested_bytes + size > room:
+            return True
+    if size == device.context_bytes:
+        return True
+    other = run(size)
+    return fits_card(runs.main, runs.limited, device) == fits_card(
+        other.main, other.limited, _holding(setting, size).device
+    )
+
+
+#: Operators of PyTorch, of ONNX and of Keras for which cuDNN loads its engines. Attention loads none of those that
+#: were measured.
+_ASKS_CUDNN = re.compile(
+    r"convolution|_conv_|(?<![A-Za-z])conv[123]d|Conv(Transpose|2D|3D)?$|cudnn_(rnn|conv)|_rnn|LSTM|GRU"
+)
+
+
+def _loads(trace: Trace, ranks: tuple[int, ...], card: Device, eager: bool) -> Loads:
+    """What a run of this trace makes a process load."""
+    uses_cudnn = any(_ASKS_CUDNN.search(operator.name) for operator in trace.operators)
+    return Loads(uses_cudnn, ranks, eager, card.cuda_version)
+
+
+def _loads_eagerly() -> bool:
+    return os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+
+
+def _device_notes(question: Question, context: Sequence[Figure]) -> list[str]:
     device, notes = question.setting.device, []
     if question.device is None:
         notes.append(f"no GPU was named: {device.name} (give --gpu)")
     if not device.context_measured:
-        notes.append(f"context of {device.name}: {device.context_source}")
+        notes.extend(f"{figure.name} of {device.name}: {figure.source}" for figure in context)
     if device.capacity_assumed:
         notes.append(f"capacity of {device.name}: {device.capacity_source}")
     return notes

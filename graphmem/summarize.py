@@ -12,8 +12,10 @@ import numpy.typing as npt
 from graphmem.devices import Device
 from graphmem.estimate import (
     Breakdown,
+    CardUse,
     Diagnostic,
     Estimate,
+    Figure,
     Fit,
     HeldBytes,
     LiveStorage,
@@ -41,9 +43,12 @@ def summarize(
     assumptions: Sequence[str] = (),
     diagnostics: Sequence[Diagnostic] = (),
     details: Mapping[str, Any] | None = None,
+    context: Sequence[Figure] = (),
+    sure: bool = True,
 ) -> Estimate:
     """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
-    needed only where the unlimited one exceeds it.
+    needed only where the unlimited one exceeds it. ``context`` is what the process holds outside its allocator, whose
+    sum is that of ``card``; ``sure``: whether the verdict is the same with the least and the most of it.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
     of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
@@ -71,7 +76,7 @@ def summarize(
         last_growth=_moment(trace, grew),
         breakdown=_breakdown(trace, replay, position, card.context_bytes),
         top=tuple(_largest(trace, position, top)),
-        fit=_fit(trace, replay, limited, card),
+        fit=_fit(trace, replay, limited, card, sure),
         host_bytes=replay.host_peak_bytes,
         pinned_bytes=replay.pinned_peak_bytes,
         managed_bytes=replay.managed_peak_bytes,
@@ -80,6 +85,7 @@ def summarize(
         details={} if details is None else details,
         pools=tuple(_pools(trace, replay, position)),
         held=tuple(_held(trace, position)),
+        card=_use(replay, card, context) if context else None,
         timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
         trace=trace,
     )
@@ -195,13 +201,44 @@ def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
     return found
 
 
-def _fit(trace: Trace, replay: Replay, limited: Replay | None, card: Device) -> Fit:
-    device_bytes = replay.peak_reserved_bytes + card.context_bytes
-    margin = card.capacity_bytes - device_bytes
+def _use(replay: Replay, card: Device, context: Sequence[Figure]) -> CardUse:
+    reserved = replay.peak_reserved_bytes
+    return CardUse(
+        process_bytes=reserved + card.context_bytes,
+        process_least_bytes=reserved + sum(figure.least_bytes for figure in context),
+        process_most_bytes=reserved + sum(figure.most_bytes for figure in context),
+        others_bytes=card.others_bytes,
+        driver_bytes=card.driver_bytes,
+        context=tuple(context),
+    )
+
+
+def fits_card(replay: Replay, limited: Replay | None, card: Device) -> bool:
+    """Whether a run fits ``card``: as it is, or, in ``limited``, with cached segments given back."""
+    if limited is not None:
+        return limited.out_of_memory is None
+    return replay.peak_reserved_bytes + card.taken_bytes <= card.capacity_bytes
+
+
+def _fit(trace: Trace, replay: Replay, limited: Replay | None, card: Device, sure: bool) -> Fit:
+    unlimited = replay.peak_reserved_bytes + card.context_bytes
+    room = card.capacity_bytes - card.others_bytes
+    fits, flushed = fits_card(replay, limited, card), limited is not None and unlimited > room
+    held = unlimited
+    if fits and flushed:
+        assert limited is not None
+        held = limited.peak_reserved_bytes + card.context_bytes
     ran_out = limited.out_of_memory if limited is not None else None
-    if margin >= 0 and ran_out is None:
-        return Fit(card.name, card.capacity_bytes, device_bytes, margin, True)
-    if limited is not None and ran_out is None:
-        return Fit(card.name, card.capacity_bytes, device_bytes, margin, True, needs_cache_flush=True)
-    failed_at = _moment(trace, ran_out.event if ran_out is not None else -1)
-    return Fit(card.name, card.capacity_bytes, device_bytes, margin, False, failed_at=failed_at)
+    failed_at = None if fits else _moment(trace, ran_out.event if ran_out is not None else -1)
+    return Fit(
+        card.name,
+        card.capacity_bytes,
+        held,
+        room - held,
+        fits,
+        needs_cache_flush=fits and flushed,
+        failed_at=failed_at,
+        others_bytes=card.others_bytes,
+        unlimited_bytes=unlimited,
+        sure=sure,
+    )

@@ -140,6 +140,10 @@ class RankBook(Protocol):
         """Remarks for the reader."""
 
     @property
+    def communicators(self) -> list[int]:
+        """Ranks of every process group of several that was made with this one in it."""
+
+    @property
     def wrappers(self) -> set[type]:
         """Classes of tensors around others: operators on them are left to those classes."""
 

@@ -16,6 +16,7 @@ from graphmem.reports.text import clean
 from graphmem.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from graphmem.estimate import Fit
     from graphmem.planning.fit import Largest
 
 _SEARCH = (
@@ -78,23 +79,45 @@ def _table(found: Largest, name: str) -> str:
     lines = [f"model    {shown.model}", f"step     {shown.step}", f"gpu      {gpu}, {format_bytes(capacity)}", ""]
     if found.value:
         lines.append(f"The largest {name} that fits is {found.value:,}.")
+        lines.extend(wrapped(_margin(found, name), ""))
     else:
         lines.append(f"DOES NOT FIT: not even {name} {found.above_value:,} fits.")
     if found.above is None:
         lines.append(f"The search ended there: {found.stopped_by}.")
-    rows = []
-    for value, estimate in ((found.value, found.estimate), (found.above_value, found.above)):
-        if estimate is not None and estimate.fit is not None:
-            margin = estimate.fit.margin_bytes
-            spare = f"{format_bytes(margin)} spare" if margin >= 0 else f"{format_bytes(-margin)} missing"
-            verdict = "fits" if estimate.fit.fits else "does not fit"
-            if estimate.fit.needs_cache_flush:
-                verdict += " (cached segments given back)"
-            elif estimate is found.above and estimate.fit.fits:
-                verdict = "leaves less than --spare"
-            rows.append((f"{value:,}", format_bytes(estimate.device), spare, verdict))
+    shown_rows = {found.safe_value: found.safe, found.value: found.estimate, found.above_value: found.above}
+    rows = [
+        (f"{value:,}", format_bytes(estimate.fit.device_bytes), *_verdict(estimate.fit, estimate is found.above))
+        for value, estimate in shown_rows.items()
+        if estimate is not None and estimate.fit is not None
+    ]
     table = plain_table((f"{name}>", "device memory>", "of the card>", ""), rows)
     tried = ", ".join(f"{value:,}" for value, _ in found.tried)
     assumed = [part for line in shown.assumptions for part in wrapped(clean(line), "  - ", "    ")]
     lines += ["", table, *wrapped(f"analysed: {tried}", "")]
     return "\n".join([*lines, *(["", "Assumed", *assumed] if assumed else [])]) + "\n"
+
+
+def _margin(found: Largest, name: str) -> str:
+    """What the largest size leaves of the card, how far that is known, and the size that is safe."""
+    assert found.estimate is not None
+    assert found.estimate.fit is not None
+    fit, card = found.estimate.fit, found.estimate.card
+    spare = f"It leaves {format_bytes(fit.margin_bytes)}"
+    if card is None or card.process_least_bytes == card.process_most_bytes:
+        return f"{spare}."
+    less, more = card.process_bytes - card.process_least_bytes, card.process_most_bytes - card.process_bytes
+    known = f"{spare}, known to within {format_bytes(more)} less and {format_bytes(less)} more"
+    if found.safe_value == found.value:
+        return f"{known}: it is safe."
+    return f"{known}: {name} {found.safe_value:,} is safe." if found.safe else f"{known}: no {name} is safe."
+
+
+def _verdict(fit: Fit, is_above: bool) -> tuple[str, str]:
+    """(what is spare or missing, whether it fits) of one row: the two never contradict each other."""
+    spare = f"{format_bytes(abs(fit.margin_bytes))} {'spare' if fit.margin_bytes >= 0 else 'missing'}"
+    words = ("fits" if fit.sure else "fits, probably") if fit.fits else "does not fit"
+    if fit.needs_cache_flush:
+        words += " (cached segments given back)"
+    if is_above and fit.fits:
+        words = "leaves less than --spare"
+    return spare, words

@@ -9,7 +9,8 @@ import click
 
 from graphmem.cli.output import check_output, emit
 from graphmem.cli.tables import plain_table
-from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, device_named
+from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
+from graphmem.estimate import Figure
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.gpus/1"
@@ -59,12 +60,24 @@ def _card(device: Device) -> str:
         ("memory", f"{format_bytes(device.capacity_bytes)} ({device.capacity_bytes:,} B)"),
         ("  source", device.capacity_source),
         ("context", f"{format_bytes(device.context_bytes)}{'' if device.context_measured else ' (not measured)'}"),
-        ("  source", device.context_source),
+        *((f"  {figure.name}", _interval(figure)) for figure in device.outside(_EVERYTHING)),
+        ("driver's share", "not known" if device.driver_bytes is None else format_bytes(device.driver_bytes)),
         ("capability", capability),
         ("size", threads),
         ("shared with host", "yes" if device.unified_memory else "no"),
     )
-    return "\n".join(f"{title:<18}{value}" for title, value in rows) + "\n"
+    return "\n".join(f"{title:<30}{value}" for title, value in rows) + "\n"
+
+
+#: What a convolutional network in two processes loads.
+_EVERYTHING = Loads(cudnn=True, communicators=(2,))
+
+
+def _interval(figure: Figure) -> str:
+    return (
+        f"{format_bytes(figure.bytes)} ({format_bytes(figure.least_bytes)} to {format_bytes(figure.most_bytes)}); "
+        f"{figure.source}"
+    )
 
 
 def _capability(device: Device) -> str:

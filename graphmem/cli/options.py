@@ -28,7 +28,7 @@ from graphmem.training import (
     parse_optimizer_arg,
     weights_named,
 )
-from graphmem.units import MIB, parse_bytes
+from graphmem.units import MIB, format_bytes, parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 POSITIVE = click.IntRange(min=1)
@@ -138,6 +138,12 @@ _MEASURED_OPTIONS = (
 _TARGET_OPTIONS = (
     click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
+    click.option("--already-used", metavar="SIZE", help="What others hold of the card, e.g. 884MiB."),
+    click.option(
+        "--cuda",
+        metavar="X.Y",
+        help="CUDA of the programs: before 11.7 all kernels are loaded at once. Default: 12 on.",
+    ),
     click.option("--runtime", metavar="NAME", help=f"{', '.join(built_in())}, or a plug-in's. Default: the model's."),
     click.option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF, or the runtime's options as name:value,..."),
     click.option(
@@ -301,6 +307,31 @@ def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
     return custom_device(capacity, like=gpu)
 
 
+def _target_card(options: Mapping[str, Any]) -> Device | None:
+    """The card asked for, with what others hold of it and the CUDA that is used there. Raises :class:`UsageError`."""
+    card = device_of(options["gpu"], options["gpu_memory"])
+    used, cuda = options["already_used"], options["cuda"]
+    if card is None:
+        if used or cuda:
+            raise UsageError(
+                f"{'--already-used' if used else '--cuda'} is said of a card: give --gpu or --gpu-memory too"
+            )
+        return None
+    if used:
+        others = parse_bytes(used)
+        if others >= card.capacity_bytes:
+            raise UsageError(
+                f"--already-used {used} leaves nothing of the {format_bytes(card.capacity_bytes)} of {card.name}"
+            )
+        card = replace(card, others_bytes=others)
+    if cuda:
+        match = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})(\.[0-9]+)*", cuda)
+        if match is None:
+            raise UsageError(f"--cuda {cuda} is no version; write it like 11.2 or 12.4")
+        card = replace(card, cuda_version=(int(match[1]), int(match[2])))
+    return card
+
+
 def dims_of(texts: tuple[str, ...]) -> dict[str, int]:
     """Read ``NAME=VALUE`` pairs. Raises :class:`UsageError`."""
     dims: dict[str, int] = {}
@@ -349,7 +380,7 @@ def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
         alloc_conf = ",".join(filter(None, (alloc_conf, *options["tf_option"])))
     return {
         "runtime": runtime,
-        "device": device_of(options["gpu"], options["gpu_memory"]),
+        "device": _target_card(options),
         "alloc_conf": alloc_conf,
         "torch_version": options["torch_version"],
     }

@@ -14,14 +14,18 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from graphmem.devices import context
 from graphmem.devices.capabilities import Capability, limits_of
+from graphmem.devices.context import Loads
 from graphmem.devices.user_table import read_user_table
 from graphmem.errors import UsageError
-from graphmem.units import MIB, format_bytes
+from graphmem.estimate import Figure
+from graphmem.units import format_bytes
 
 __all__ = [
     "DEFAULT_DEVICE",
     "Device",
+    "Loads",
     "all_devices",
     "as_cuda",
     "custom_device",
@@ -33,15 +37,6 @@ __all__ = [
 #: The card assumed when the user names none. It is an assumption, and every report made with it says so.
 DEFAULT_DEVICE = "H100-80GB"
 
-#: Bytes of a CUDA context per thread that can be resident on the card (local memory for the default 1 KiB stack and
-#: the driver's own). Inferred: 2 KiB meets four measured empty contexts: RTX 6000 Ada 142 SMs x 1536 = 426 MiB
-#: (unsloth-zoo#1053: 426), RTX 3090 82 x 1536 = 246 (InvokeAI#9413: 256), Titan V 80 x 2048 = 320 (pytorch#28394:
-#: 319), RTX PRO 6000 188 x 1536 = 564 (llama.cpp#20595: "550").
-CONTEXT_BYTES_PER_THREAD = 2048
-
-#: Kernels loaded lazily during a step and the handles of cuBLAS and cuDNN. Assumed: no public table was found.
-LIBRARY_BYTES = 128 * MIB
-
 _PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct|apple)+")
 
 
@@ -52,8 +47,8 @@ class Device:
 
     ``capacity_bytes`` is what the driver reports (``cudaDeviceProp.totalGlobalMem``), for Apple the recommended working
     set. ``context_bytes`` is what a PyTorch process holds outside its allocator once a step has run (context, kernels
-    loaded lazily, library handles; no collective library); ``context_measured`` is true when the whole of it was
-    measured on this card.
+    loaded lazily, the handle of cuBLAS); :meth:`outside` has what else it may load. ``context_measured`` is true when
+    the whole of it was measured on this card, cuDNN's engines included.
     """
 
     name: str
@@ -75,6 +70,15 @@ class Device:
     #: Bytes of the second-level cache as CUDA reports them, None where unknown: libraries ask. Source: NVIDIA's
     #: whitepapers of the architectures (P100 to RTX Blackwell).
     l2_cache_bytes: int | None = None
+    #: Bytes of an empty context where they were measured on this card, with the source.
+    empty_context_bytes: int | None = None
+    empty_context_source: str = ""
+    #: Bytes that nvidia-smi calls the total, None where unknown; the driver keeps what CUDA's total lacks.
+    board_bytes: int | None = None
+    #: Bytes of the card that others hold.
+    others_bytes: int = 0
+    #: The version of CUDA that programs use on it, where it is told; None: one of today.
+    cuda_version: tuple[int, int] | None = None
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -89,6 +93,47 @@ class Device:
         return limits_of(self.capability)
 
     @property
+    def taken_bytes(self) -> int:
+        """Bytes of the capacity that are not the allocator's: the context's and others'."""
+        return self.context_bytes + self.others_bytes
+
+    @property
+    def driver_bytes(self) -> int | None:
+        """Bytes that the driver keeps of the board, None where unknown."""
+        return None if self.board_bytes is None else max(0, self.board_bytes - self.capacity_bytes)
+
+    def outside(self, loads: Loads) -> tuple[Figure, ...]:
+        """What a process that loads this holds outside its allocator; without any load they sum to
+        :attr:`context_bytes`."""
+        figures = self._plain_context()
+        if self.vendor != "NVIDIA":
+            return tuple(figures)
+        if loads.at_once:
+            figures[1:] = [context.all_kernels(self.name)]
+        elif loads.cudnn and not self.context_measured:
+            figures.append(context.cudnn_engines(self.capability))
+        if loads.communicators:
+            figures.append(context.nccl(loads.communicators))
+        return tuple(figures)
+
+    def empty_context(self) -> Figure:
+        """What a process holds on this NVIDIA card before it loads anything: as measured, else estimated."""
+        return context.bare_context(
+            self.sm_count, self.max_threads_per_sm, self.empty_context_bytes, self.empty_context_source
+        )
+
+    def _plain_context(self) -> list[Figure]:
+        size = self.context_bytes
+        if self.context_measured:
+            return [Figure("CUDA context and libraries", size, size, size, self.context_source)]
+        if self.vendor != "NVIDIA":
+            return [Figure("context", size, size // 2, 2 * size, self.context_source)]
+        estimated = [self.empty_context(), context.kernels()]
+        if sum(figure.bytes for figure in estimated) == size:
+            return estimated
+        return [Figure("CUDA context and libraries", size, size, size, self.context_source)]
+
+    @property
     def capacity_assumed(self) -> bool:
         """Whether the capacity is a guess."""
         return self.capacity_source.startswith("assumed")
@@ -96,7 +141,7 @@ class Device:
 
 def estimated_context_bytes(sm_count: int, max_threads_per_sm: int) -> int:
     """Bytes a PyTorch process holds outside its allocator on an NVIDIA card of this size, when nobody measured it."""
-    return sm_count * max_threads_per_sm * CONTEXT_BYTES_PER_THREAD + LIBRARY_BYTES
+    return sm_count * max_threads_per_sm * context.CONTEXT_BYTES_PER_THREAD + context.LIBRARY_BYTES
 
 
 @cache
@@ -177,7 +222,8 @@ def as_cuda(device: Device) -> Device:
 
 def _device(row: dict[str, Any]) -> Device:
     sms, threads = row["sm_count"], row["max_threads_per_sm"]
-    capability = row["compute_capability"]
+    capability, empty = row["compute_capability"], row.get("empty_context_bytes")
+    estimated = estimated_context_bytes(sms, threads) if empty is None else empty + context.LIBRARY_BYTES
     return Device(
         name=row["name"],
         aliases=tuple(row["aliases"]),
@@ -187,21 +233,22 @@ def _device(row: dict[str, Any]) -> Device:
         compute_capability=(capability[0], capability[1]) if capability else None,
         sm_count=sms,
         max_threads_per_sm=threads,
-        context_bytes=row.get("context_bytes", estimated_context_bytes(sms, threads)),
-        context_source=row.get("context_source", _estimate_source(sms, threads)),
+        context_bytes=row.get("context_bytes", estimated),
+        context_source=row.get("context_source", _estimate_source(sms, threads, row.get("empty_context_source"))),
         context_measured=row.get("context_measured", False),
         unified_memory=row.get("unified_memory", False),
         cublas_workspace_bytes=row.get("cublas_workspace_bytes"),
         clocks_khz=tuple(row["clocks_khz"]) if "clocks_khz" in row else None,
         l2_cache_bytes=row.get("l2_cache_bytes"),
+        empty_context_bytes=empty,
+        empty_context_source=row.get("empty_context_source", ""),
+        board_bytes=row.get("board_bytes"),
     )
 
 
-def _estimate_source(sms: int, threads: int) -> str:
-    return (
-        f"assumed: 2 KiB for each of {sms} x {threads} resident threads (fits four measured empty contexts) "
-        f"plus {LIBRARY_BYTES // MIB} MiB for kernels and library handles"
-    )
+def _estimate_source(sms: int, threads: int, measured: str | None = None) -> str:
+    bare, kernels = context.bare_context(sms, threads, None, ""), context.kernels()
+    return f"{measured or bare.source}, plus {format_bytes(kernels.bytes)} for kernels and the handle of cuBLAS"
 
 
 def _key(name: str) -> str:

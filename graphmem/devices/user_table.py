@@ -35,6 +35,9 @@ _KINDS: Mapping[str, Any] = {
     "cublas_workspace_bytes": int | None,
     "clocks_khz": tuple[int, int],
     "l2_cache_bytes": int | None,
+    "empty_context_bytes": int,
+    "empty_context_source": str,
+    "board_bytes": int,
 }
 #: No card has more of anything than this, and a card has some memory.
 _MOST = 1 << 50

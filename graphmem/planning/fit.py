@@ -17,7 +17,8 @@ AT_MOST = 1 << 20
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest size that fits and the next one, which does not; both were analysed.
+    """The largest size that fits and the next one, which does not; both were analysed. So was ``safe_value``, the
+    largest size that fits whatever is outside the allocator within its known interval; 0 where none does.
 
     ``value`` is 0 with no ``estimate`` where not even the smallest size that can be analysed fits. ``above`` is None
     where the search ended at the bound it was given, or where the next size could not be analysed, for the reason in
@@ -31,6 +32,8 @@ class Largest:
     above: Estimate | None
     stopped_by: str
     tried: tuple[tuple[int, int], ...]
+    safe_value: int = 0
+    safe: Estimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.fit/1``; memory in bytes)."""
@@ -39,6 +42,7 @@ class Largest:
             "size": self.size,
             "largest": self.value,
             "estimate": self.estimate.to_dict() if self.estimate else None,
+            "safe": {"value": self.safe_value, "estimate": self.safe.to_dict() if self.safe else None},
             "above": {"value": self.above_value, "estimate": self.above.to_dict() if self.above else None},
             "stopped_by": self.stopped_by,
             "tried": [{"value": value, "device_bytes": count} for value, count in self.tried],
@@ -97,6 +101,7 @@ class _Search:
         self._stopped_by = ""
         self._smallest_failed: GraphmemError | None = None
         self._tried: list[tuple[int, int]] = []
+        self._safe: dict[int, Estimate | None] = {}  # count tried -> the estimate where it fits for sure
 
     def run(self) -> Largest:
         """Try sizes until neighbours bracket the answer."""
@@ -108,6 +113,7 @@ class _Search:
             guessed_badly = self._bracketed and len(widths) >= 2 and widths[-1] * 2 > widths[-2]
             count = (self._low + self._high) // 2 if guessed_badly else self._guess()
         at_bound = not self._bracketed
+        safe = self._largest_safe()
         return Largest(
             size=self._size,
             value=self._low * self._step if self._below else 0,
@@ -116,31 +122,80 @@ class _Search:
             above=self._above,
             stopped_by=f"at most {self._bound * self._step} was asked for" if at_bound else self._stopped_by,
             tried=tuple(sorted(self._tried)),
+            safe_value=safe * self._step,
+            safe=self._safe.get(safe),
         )
+
+    def _largest_safe(self) -> int:
+        """The largest count that fits for sure, 0 for none; sought first where a straight line expects it."""
+        low = max((count for count, safe in self._safe.items() if safe is not None), default=0)
+        high = min((count for count in self._safe if count > low), default=0)
+        expected = self._expected_safe()
+        while high - low > 1 and self._below is not None:
+            count = expected if low < expected < high else (low + high) // 2
+            try:
+                self._analysed(count)
+            except GraphmemError:  # a size that is too small for the model
+                return low
+            low, high = (count, high) if self._safe[count] is not None else (low, count)
+            expected += 1 if low == expected else -1
+        return low
+
+    def _expected_safe(self) -> int:
+        """Where a straight line through the sizes tried last reaches what the card has for sure."""
+        known = sorted(self._tried)[-2:]
+        if self._below is None or self._below.card is None or len(known) < 2 or known[1][1] <= known[0][1]:
+            return 0
+        (x0, y0), (x1, y1) = known
+        card = self._below.card
+        room = self._room(self._below) - (card.process_most_bytes - card.process_bytes)
+        return (x0 + (room - y0) * (x1 - x0) // (y1 - y0)) // self._step
+
+    def _room(self, estimate: Estimate) -> int:
+        assert estimate.fit is not None
+        return estimate.fit.capacity_bytes - estimate.fit.others_bytes - (self._spare_bytes or 0)
 
     @property
     def _bracketed(self) -> bool:
         return self._high <= self._bound
 
     def _try(self, count: int) -> None:
-        value = count * self._step
-        self._say(f"{self._size} {value:,}")
         try:
-            estimate = self._request.changed(**{self._size: value}).run(self._captures)
+            estimate = self._analysed(count)
         except GraphmemError as error:
             if self._below is None:
                 self._begin_above(count, error)
                 return
             self._high, self._above = count, None
-            self._stopped_by = f"{self._size} {value} cannot be analysed: {error}"
+            self._stopped_by = f"{self._size} {count * self._step} cannot be analysed: {error}"
             return
-        if estimate.fit is None:
-            raise UsageError("a card is needed to fit; give device (--gpu or --gpu-memory)")
-        self._tried.append((value, estimate.device))
-        if estimate.fit.fits and (self._spare_bytes is None or estimate.fit.margin_bytes >= self._spare_bytes):
+        if self._fits(estimate):
             self._low, self._below = count, estimate
         else:
             self._high, self._above, self._stopped_by = count, estimate, "memory"
+
+    def _analysed(self, count: int) -> Estimate:
+        """The estimate of so many steps of the size, noted. Raises :class:`GraphmemError`."""
+        value = count * self._step
+        self._say(f"{self._size} {value:,}")
+        estimate = self._request.changed(**{self._size: value}).run(self._captures)
+        self._tried.append((value, estimate.device))
+        self._safe[count] = estimate if self._fits(estimate) and self._fits_for_sure(estimate) else None
+        return estimate
+
+    def _fits(self, estimate: Estimate) -> bool:
+        fit, least = estimate.fit, self._spare_bytes
+        assert fit is not None
+        return fit.fits and (least is None or (fit.margin_bytes >= least and not fit.needs_cache_flush))
+
+    def _fits_for_sure(self, estimate: Estimate) -> bool:
+        """Whether it does, and leaves what is asked for, with the most outside the allocator, too."""
+        fit, card = estimate.fit, estimate.card
+        assert fit is not None
+        if not fit.sure:
+            return False
+        more = card.process_most_bytes - card.process_bytes if card is not None else 0
+        return self._spare_bytes is None or fit.margin_bytes - more >= self._spare_bytes
 
     def _begin_above(self, count: int, error: GraphmemError) -> None:
         """One sample may be too few for a model (batch norm in training), so twice the smallest size is tried too."""
@@ -156,8 +211,6 @@ class _Search:
             (x0, y0), (x1, y1) = known
             estimate = self._below or self._above
             assert estimate is not None
-            assert estimate.fit is not None
-            capacity = estimate.fit.capacity_bytes - (self._spare_bytes or 0)
-            count = (x0 + (capacity - y0) * (x1 - x0) // (y1 - y0)) // self._step
+            count = (x0 + (self._room(estimate) - y0) * (x1 - x0) // (y1 - y0)) // self._step
         least = self._low + 1 if self._bracketed else 2 * self._low
         return min(max(count, least), self._high - 1)

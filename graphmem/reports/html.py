@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphmem.estimate import Diagnostic, Estimate, Moment, Timeline
-from graphmem.reports.text import DECIDED, WORDS, clean, levels_of
+from graphmem.estimate import CardUse, Diagnostic, Estimate, Moment, Timeline
+from graphmem.reports.text import DECIDED, WORDS, card_rows, clean, levels_of, verdict
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
 
@@ -59,6 +59,8 @@ def _sections(estimate: Estimate) -> Iterator[str]:
     yield _heading("Peak memory, each level's own maximum over the run") + _levels(estimate)
     if estimate.timeline is not None and len(estimate.timeline.reserved_bytes):
         yield _heading("Over the events of the run") + _timeline(estimate, estimate.timeline)
+    if estimate.card is not None:
+        yield _heading("What nvidia-smi shows") + _card(estimate.card)
     yield _heading("What it is made of at the peak (device level)") + _breakdown(estimate)
     yield _heading("When the peak happens") + f"<p>{_where(estimate.moment)}</p>" + _top(estimate)
     if estimate.phases:
@@ -72,16 +74,13 @@ def _sections(estimate: Estimate) -> Iterator[str]:
 
 
 def _verdict(estimate: Estimate) -> str:
-    fit = estimate.fit
-    if fit is None:
-        return f"<p>Needs {format_bytes(estimate.device)} of device memory.</p>"
-    need, capacity = format_bytes(fit.device_bytes), format_bytes(fit.capacity_bytes)
-    what = f"{escape(clean(fit.gpu))}: needs {need} of device memory, the card has {capacity}"
-    if fit.fits:
-        flush = " Only because the allocator gives cached segments back." if fit.needs_cache_flush else ""
-        return f'<p class="yes">FITS {what}.{flush}</p>'
-    failed = f" Runs out of memory in {_where(fit.failed_at)}." if fit.failed_at else ""
-    return f'<p class="no">DOES NOT FIT {what}.{failed}</p>'
+    fits = estimate.fit is None or estimate.fit.fits
+    kind = "yes" if fits else "no"
+    return "\n".join(f'<p class="{kind}">{escape(line)}</p>' for line in verdict(estimate))
+
+
+def _card(card: CardUse) -> str:
+    return _table(("", ">", ""), [(name, format_bytes(size), words) for name, size, words in card_rows(card)])
 
 
 def _levels(estimate: Estimate) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.errors import UsageError
-from graphmem.estimate import LEVELS, Diagnostic, Estimate, HeldBytes, LiveStorage, Moment, PhasePeak, PoolUse
+from graphmem.estimate import LEVELS, CardUse, Diagnostic, Estimate, HeldBytes, LiveStorage, Moment, PhasePeak, PoolUse
 from graphmem.runtimes import runtime_named
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
@@ -96,6 +96,8 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
     yield _verdict(estimate)
     yield from _decided(estimate)
     yield _levels(estimate)
+    if estimate.card is not None:
+        yield _card(estimate.card)
     yield _breakdown(estimate)
     yield _moment(estimate, len(estimate.top) if details else top)
     if estimate.phases:
@@ -121,25 +123,68 @@ def _title(estimate: Estimate) -> RenderableType:
 
 
 def _verdict(estimate: Estimate) -> RenderableType:
+    return Text("\n".join(verdict(estimate)))
+
+
+def verdict(estimate: Estimate) -> Sequence[str]:
+    """Whether it fits the card, in sentences; the first begins with FITS, DOES NOT FIT, or PROBABLY and one of them."""
     fit = estimate.fit
     if fit is None:
-        return Text(f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.")
-    need, capacity = format_bytes(fit.device_bytes), format_bytes(fit.capacity_bytes)
-    gpu = clean(fit.gpu)
-    if not fit.fits:
-        line = f"DOES NOT FIT {gpu}: needs {need} of device memory, the card has {capacity}"
-        if fit.margin_bytes < 0:
-            lines = [f"{line}, {format_bytes(-fit.margin_bytes)} missing."]
-        else:
-            lines = [f"{line}, but the allocator's own limit or fragmentation stops it."]
-        if fit.failed_at:
-            lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
-        return Text("\n".join(lines))
-    spare = format_bytes(fit.margin_bytes)
-    line = f"FITS {gpu}: needs {need} of device memory, the card has {capacity}, {spare} spare."
+        return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
+    probably, gpu = "" if fit.sure else "PROBABLY ", clean(fit.gpu)
+    taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
+    card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"
+    need, spare = format_bytes(fit.device_bytes), format_bytes(abs(fit.margin_bytes))
+    lines = []
     if fit.needs_cache_flush:
-        line += " Only because the allocator gives cached segments back to the driver and tries again."
-    return Text(line)
+        free = format_bytes(fit.unlimited_bytes)
+        lines.append(
+            f"{probably}FITS {gpu}: holds {need} of device memory there, {card}, {spare} spare. Only because the "
+            f"allocator gives cached segments back to the driver and tries again: without a limit it would hold {free}."
+        )
+    elif fit.fits:
+        lines.append(f"{probably}FITS {gpu}: needs {need} of device memory, {card}, {spare} spare.")
+    elif fit.margin_bytes < 0:
+        lines.append(f"{probably}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
+    else:
+        why = "but the allocator's own limit or fragmentation stops it."
+        lines.append(f"{probably}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
+    if not fit.sure and estimate.card is not None:
+        lines.append(
+            f"What lies outside the allocator is known only so far that the process holds "
+            f"{_interval(estimate.card)}; at the other end of that the answer is another."
+        )
+    if fit.failed_at:
+        lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
+    return lines
+
+
+def _interval(card: CardUse) -> str:
+    return f"{format_bytes(card.process_least_bytes)} to {format_bytes(card.process_most_bytes)}"
+
+
+def _card(card: CardUse) -> RenderableType:
+    table = _table("", ">", "")
+    for name, size, words in card_rows(card):
+        table.add_row(name, format_bytes(size), words)
+    return _section("What nvidia-smi shows", table)
+
+
+def card_rows(card: CardUse) -> list[tuple[str, int, str]]:
+    """(what, bytes, how far it is known) of what is on the card, from the process to the whole of it."""
+    rows = [("this process", card.process_bytes, f"{_interval(card)}: reserved plus")]
+    for figure in card.context:
+        known = "as measured"
+        if figure.least_bytes != figure.most_bytes:
+            known = f"{format_bytes(figure.least_bytes)} to {format_bytes(figure.most_bytes)}"
+        rows.append((f"  {clean(figure.name)}", figure.bytes, known))
+    if card.others_bytes:
+        rows.append(("others", card.others_bytes, "as you said"))
+    if card.driver_bytes is not None:
+        rows.append(("the driver", card.driver_bytes, "in no process; NVML's first memory query calls it used"))
+    if len(rows) > 1 + len(card.context):
+        rows.append(("the whole card", card.whole_bytes, ""))
+    return rows
 
 
 def _levels(estimate: Estimate) -> RenderableType:

@@ -31,7 +31,7 @@ LEVELS = (
     ("requested", "what the tensors asked for"),
     ("allocated", "blocks handed out for them"),
     ("reserved", "memory held from the driver"),
-    ("device", "what nvidia-smi shows: reserved plus context"),
+    ("device", "nvidia-smi's line of the process: reserved plus context"),
 )
 
 #: How many times a planned graph runs where nobody says: the second run finds the arena that the first one left.
@@ -161,7 +161,7 @@ def within_card(trace: Trace, make: Callable[[int | None], Allocator], device: D
 
     ``make`` gives a fresh allocator for a capacity in bytes, None for no limit.
     """
-    room = max(0, device.capacity_bytes - device.context_bytes)
+    room = max(0, device.capacity_bytes - device.taken_bytes)
     if trace.refused or trace.fractions:
         within = replay(trace, make(room))
         if within.out_of_memory is None:
@@ -169,6 +169,6 @@ def within_card(trace: Trace, make: Callable[[int | None], Allocator], device: D
     free = replay(trace, make(None))
     if free.out_of_memory is not None:  # a limit of the allocator's own, such as gpu_mem_limit
         return Runs(free, free)
-    if free.peak_reserved_bytes + device.context_bytes <= device.capacity_bytes and not trace.fractions:
+    if free.peak_reserved_bytes + device.taken_bytes <= device.capacity_bytes and not trace.fractions:
         return Runs(free)
     return Runs(free, replay(trace, make(room)))

@@ -76,7 +76,7 @@ class MXNet(Runtime[PoolConfig]):
         def make(capacity: int | None) -> MXNetPooledStorage:
             if capacity is None:
                 return MXNetPooledStorage(options)
-            return MXNetPooledStorage(options, capacity_bytes=card.capacity_bytes, other_bytes=card.context_bytes)
+            return MXNetPooledStorage(options, capacity_bytes=card.capacity_bytes, other_bytes=card.taken_bytes)
 
         return within_card(trace, make, card)
 

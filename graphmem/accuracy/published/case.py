@@ -94,7 +94,7 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
     try:
         device = device_named(case.gpu)
         if case.context_bytes is not None:
-            device = replace(device, context_bytes=case.context_bytes)
+            device = replace(device, context_bytes=case.context_bytes, context_measured=True)
         estimate = analyze(
             factory_of(case.model, case.batch, training=isinstance(case.step, Training)),
             training=case.step,
@@ -111,20 +111,21 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
     storages = estimate.trace.storages if estimate.trace is not None else ()
     answer = PublishedComparison(
         case,
-        context_bytes=device.context_bytes,
+        context_bytes=estimate.peak.device_bytes - estimate.peak.reserved_bytes,
         context_is_measured=device.context_measured or case.context_bytes is not None,
         estimated_buffer_bytes=max((s.bytes for s in storages if s.label.endswith("(estimate)")), default=0),
         unknown=sum(item.count for item in estimate.diagnostics if item.kind == "unknown"),
     )
     if case.level == "allocated":
         return replace(answer, peak_bytes=estimate.peak.allocated_bytes)
-    if estimate.fit is None or estimate.fit.margin_bytes >= 0:
+    if estimate.fit is None or (estimate.fit.fits and not estimate.fit.needs_cache_flush):
         return replace(answer, peak_bytes=estimate.peak.device_bytes)
     if not estimate.fit.fits:
         return replace(answer, peak_bytes=estimate.peak.device_bytes, fits=False)
-    limit = device.capacity_bytes - device.context_bytes
+    context = estimate.peak.device_bytes - estimate.peak.reserved_bytes
+    limit = device.capacity_bytes - context
     reserved = _reserved_within(estimate, limit, case.torch_version)
-    return replace(answer, peak_bytes=reserved + device.context_bytes, is_limited=True)
+    return replace(answer, peak_bytes=reserved + context, is_limited=True)
 
 
 def _reserved_within(estimate: Estimate, limit_bytes: int, torch_version: str) -> int:

@@ -37,9 +37,9 @@ class Teller:
         return self.card.capacity_bytes
 
     def empty_bytes(self) -> int:
-        """What is free while nothing but the context is on the card."""
+        """What is free while nothing but the context, and what others hold, is on the card."""
         self.told.add("free_bytes")
-        return max(0, self.card.capacity_bytes - self.card.context_bytes)
+        return max(0, self.card.capacity_bytes - self.card.taken_bytes)
 
     def l2_cache_bytes(self) -> int:
         """The second-level cache of the card. Raises ``AttributeError`` where it is unknown."""

@@ -5,7 +5,7 @@ own ``fake`` ones, and the operators of ``c10d`` are answered (``capture.operato
 tensors that exist, and are done at once. PyTorch's own reducer (``torch/csrc/distributed/c10d/reducer.cpp``) runs, so
 its buckets, their rebuilding after the first iteration, and their views are what they are on a card.
 
-What NCCL takes itself lies outside PyTorch's allocator and is no part of a trace (:data:`NCCL_NOTE`). What
+What NCCL takes itself lies outside PyTorch's allocator and is no part of a trace; its communicators are counted. What
 ``ProcessGroupNCCL`` takes from the allocator is: a flat copy for collectives on lists (``newLikeFlat``).
 """
 
@@ -27,12 +27,6 @@ from graphmem.capture.distributed.sharding import patch_resize, patch_sharding
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
-
-#: Public reports differ widely: 0.5 to 0.7 GB for the first communicator of 4 A100 (NCCL issue 964), 1.1 GB and more on
-#: 8 H100 (issue 1685); it depends on NCCL's version, channels and topology.
-NCCL_NOTE = (
-    "NCCL's own buffers (often 0.5 to 1 GiB for each communicator) are outside PyTorch's allocator and count as 0"
-)
 
 #: What the CUDA 13 wheels of PyTorch 2.13 bring; comm hooks ask it for bfloat16.
 NCCL_VERSION = (2, 29, 7)
@@ -99,11 +93,11 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
     prepared: list[bool] = []  # the imports take time, which a step without process groups need not spend
 
     def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
-        del backend
         if not prepared:
             patch_sharding(patches, book)
             prepared.append(True)
-            book.notes.append(NCCL_NOTE)
+        if size > 1 and rank is not None and rank >= 0 and str(backend) != "gloo":
+            book.communicators.append(size)
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:
                 kwargs[name] = None

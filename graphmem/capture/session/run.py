@@ -45,6 +45,7 @@ class CapturedModel:
     refusals: tuple[str, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
     wants_every_iteration: bool = False
+    communicators: tuple[int, ...] = ()  # ranks of each process group of several that the step is in
 
 
 def capture_model(
@@ -133,6 +134,7 @@ def capture_model(
         tuple(_in_words(captured)),
         captured.decided,
         any(missed),
+        captured.communicators,
     )
 
 

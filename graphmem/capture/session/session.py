@@ -42,7 +42,8 @@ from graphmem.trace import Category, Trace, TraceBuilder
 class Captured:
     """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for.
 
-    ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count)."""
+    ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count).
+    ``communicators``: the ranks of each process group that the step made and is in."""
 
     trace: Trace
     assumed: dict[str, int]
@@ -50,6 +51,7 @@ class Captured:
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
+    communicators: tuple[int, ...] = ()
 
 
 class Session:
@@ -148,7 +150,9 @@ def capture(
         recorder.stop()
     notes = (*context.compiled.notes(), *recorder.notes)
     operators = graph.graph if graph is not None else None
-    return Captured(builder.build(), assumed, operators, notes, refusals, dict(assumed_values.named))
+    return Captured(
+        builder.build(), assumed, operators, notes, refusals, dict(assumed_values.named), tuple(recorder.communicators)
+    )
 
 
 def _assumptions(recorder: Recorder) -> dict[str, int]:

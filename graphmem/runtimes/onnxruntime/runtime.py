@@ -76,7 +76,7 @@ class OnnxRuntime(Runtime[Options]):
         ("requested", "what the tensors asked for"),
         ("allocated", "chunks of the arena in use (MaxInUse)"),
         ("reserved", "regions the arena holds (TotalAllocated)"),
-        ("device", "what nvidia-smi shows: reserved plus context"),
+        ("device", "nvidia-smi's line of the process: reserved plus context"),
     )
     graphs = Graphs.PLANNED
     captures = False

@@ -90,9 +90,9 @@ class LiveMemory:
         self._tracking().reset_accumulated_stats()
 
     def free_bytes(self) -> int:
-        """What ``cudaMemGetInfo`` calls free: what neither the allocator's segments nor the context take."""
+        """What ``cudaMemGetInfo`` calls free: what neither the allocator's segments nor the context nor others take."""
         self._catch_up()
-        taken = self._allocator.driver.used_bytes + self._card.context_bytes
+        taken = self._allocator.driver.used_bytes + self._card.taken_bytes
         return max(0, self._card.capacity_bytes - taken)
 
     def segments(self) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ class PyTorch(Runtime[PyTorchOptions]):
         ("requested", "what the tensors asked for"),
         ("allocated", "blocks handed out for them (max_memory_allocated)"),
         ("reserved", "segments held from the driver (max_memory_reserved)"),
-        ("device", "what nvidia-smi shows: reserved plus context"),
+        ("device", "nvidia-smi's line of the process: reserved plus context"),
     )
     graphs = Graphs.CAPTURED
     step_advice = True
@@ -84,8 +84,8 @@ RUNTIME = PyTorch()
 def _on_card(
     options: PyTorchOptions, card: Device, *, limited: bool, track_stats: bool = False
 ) -> PyTorchCachingAllocator:
-    """A fresh allocator on the card, of which its context takes a part; or without any limit."""
-    driver = CudaDriver(card.capacity_bytes, other_bytes=card.context_bytes) if limited else CudaDriver()
+    """A fresh allocator on the card, of which its context and others take a part; or without any limit."""
+    driver = CudaDriver(card.capacity_bytes, other_bytes=card.taken_bytes) if limited else CudaDriver()
     return PyTorchCachingAllocator(None, options.conf, options.version, driver=driver, track_stats=track_stats)
 
 

@@ -13,7 +13,7 @@ from graphmem.allocators.base import SegmentView
 from graphmem.allocators.bfc import BumpDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.tensorflow_bfc import MAX_INTERNAL_FRAGMENTATION_BYTES, BFCOptions, TensorFlowBFC
-from graphmem.devices import CONTEXT_BYTES_PER_THREAD, Device, as_cuda
+from graphmem.devices import Device, as_cuda
 from graphmem.estimate import Diagnostic
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.tensorflow.options import (
@@ -109,12 +109,12 @@ def bare_context_bytes(device: Device) -> int:
     """
     if not device.sm_count:
         return device.context_bytes
-    return min(device.context_bytes, device.sm_count * device.max_threads_per_sm * CONTEXT_BYTES_PER_THREAD)
+    return min(device.context_bytes, device.empty_context().bytes)
 
 
 def limit_on(options: TensorFlowOptions, device: Device) -> int:
-    """Bytes that TensorFlow's allocator may hold on an otherwise idle card."""
-    available = max(0, device.capacity_bytes - bare_context_bytes(device))
+    """Bytes that TensorFlow's allocator may hold on a card of which others hold what the device says."""
+    available = max(0, device.capacity_bytes - device.others_bytes - bare_context_bytes(device))
     return memory_limit_bytes(
         options,
         total_bytes=device.capacity_bytes,
@@ -170,7 +170,7 @@ def run_on_card(trace: Trace, options: TensorFlowOptions, device: Device) -> Car
 
 
 def _bfc_runs(trace: Trace, options: TensorFlowOptions, device: Device, limit: int) -> CardRuns:
-    room = max(0, device.capacity_bytes - bare_context_bytes(device))
+    room = max(0, device.capacity_bytes - device.others_bytes - bare_context_bytes(device))
     if options.per_device_memory_limit_mb:  # StreamExecutor refuses allocations beyond it
         room = min(room, options.per_device_memory_limit_mb * MIB)
 
@@ -244,7 +244,7 @@ def _async_runs(trace: Trace, options: TensorFlowOptions, device: Device, limit:
     TensorFlow sets the pool's release threshold to the limit (memory is kept up to it) and no maximum.
     """
     held = limit if options.async_preallocation_bytes == -1 else max(0, options.async_preallocation_bytes)
-    room = max(0, device.capacity_bytes - bare_context_bytes(device))
+    room = max(0, device.capacity_bytes - device.others_bytes - bare_context_bytes(device))
     main = replay(trace, IdealAllocator())
     limited = replay(trace, IdealAllocator(room))
     reserved = np.maximum(np.maximum.accumulate(main.reserved_bytes), held) if len(main) else main.reserved_bytes

@@ -32,7 +32,7 @@ class TensorFlow(Runtime[TensorFlowOptions]):
         ("requested", "what the tensors asked for"),
         ("allocated", "chunks in use (get_memory_info: peak)"),
         ("reserved", "regions held from the driver (pool_bytes)"),
-        ("device", "what nvidia-smi shows: reserved plus context"),
+        ("device", "nvidia-smi's line of the process: reserved plus context"),
     )
     graphs = Graphs.PLANNED
 

@@ -1,0 +1,145 @@
+"""What a process holds on a card outside its allocator: a sum of figures, each with the least and the most that its
+sources allow.
+
+Public figures, in MiB, that the constants below come from (all read in 2026; *bare* is a context with nothing run):
+
+=========================  ==========================  ==============================================================
+card                       figure                      source
+=========================  ==========================  ==============================================================
+RTX 6000 Ada               426 bare                    unsloth-zoo#1053, torch 2.10.0+cu130
+B200                       612 bare                    unsloth#8669, nvidia-smi's line of the process
+RTX 3090                   256 bare                    InvokeAI#9413, torch 2.7.1+cu128
+RTX PRO 6000               "550" bare                  llama.cpp#20595
+Titan V                    320 bare, 1008 PyTorch 1.3  pytorch#28394 (kernels loaded at once)
+A100-80GB                  414 with a model loaded,    optimum-benchmark's records: process less reserved; 884 more
+                           508 after a prefill         belonged to no process
+A100-40GB                  1427 to 1431 whole card     GPUMemNet's multilayer networks: measured less reserved
+A100-40GB                  250 to 350 more             GPUMemNet's convolutional networks, against the others
+RTX 3060, RTX 4060         10 to 14 in all             xMem's convolutional networks: growth after the context was there
+any                        274 lazy, 636 at once       pytorch#86509, torch 1.13, a 20 MiB segment in both
+T4, V100                   1210, 1232 process          SchedTune, PyTorch of 2021, CUDA before 11.7
+V100                       1343 process                Hugging Face's guide to training on one GPU, CUDA 11.2
+RTX 3090                   1687, with 2 of a tensor    pytorch#55277, torch 1.8.2+cu111
+RTX 2080 Ti                1035, with 164 of a tensor  pytorch#49877, torch 1.6.0+cu101
+4 x A100, NVLink           544 of 2 ranks, 688 of      NCCL#964, for each communicator after one all-reduce
+                           more
+(not told)                 1.6 GiB a communicator      NCCL#864
+4 x M40                    110 a communicator          NCCL#34 (2016)
+=========================  ==========================  ==============================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphmem.estimate import Figure
+from graphmem.units import MIB
+
+#: Bytes of a CUDA context per thread that can be resident on the card (local memory for the default 1 KiB stack and
+#: the driver's own). Inferred: 2 KiB meets five measured empty contexts within 5 %: RTX 6000 Ada 142 SMs x 1536 = 426
+#: MiB (measured 426), B200 148 x 2048 = 592 (612), RTX 3090 82 x 1536 = 246 (256), Titan V 80 x 2048 = 320 (320),
+#: RTX PRO 6000 188 x 1536 = 564 ("550").
+CONTEXT_BYTES_PER_THREAD = 2048
+#: How far the measured ones lie from that rule at most, A100's 414 (rule: 432) included.
+CONTEXT_SPREAD = 0.05
+
+#: Kernels loaded lazily during a step and the handle of cuBLAS. On A100 76 MiB after a prefill (508 less the rule's
+#: 432); what the multilayer networks of GPUMemNet leave for a training step there, 113 to 117, if the driver's share is
+#: the 884 of its bigger sister. On RTX 3060 convolutional networks as a whole take 10 to 14 after the context.
+LIBRARY_BYTES = 128 * MIB
+LIBRARY_LEAST_BYTES = 10 * MIB
+LIBRARY_MOST_BYTES = 192 * MIB
+
+#: cuDNN's engines, once something convolves or recurs: sources disagree by a factor of thirty.
+_CUDNN_ON_A100 = (300 * MIB, 250 * MIB, 350 * MIB)
+_CUDNN_ON_GEFORCE = (12 * MIB, 10 * MIB, 14 * MIB)
+_CUDNN_ELSEWHERE = (180 * MIB, 10 * MIB, 350 * MIB)
+
+#: All kernels of PyTorch and its libraries, loaded at once: before CUDA 11.7, and with ``CUDA_MODULE_LOADING=EAGER``.
+#: What is left of the measured processes above without the rule's context, by the name of the card.
+_EAGER_MEASURED = {
+    "T4-16GB": (1130, 1130, 1130, "SchedTune: processes of 1210 MiB on a T4"),
+    "V100-16GB": (912, 912, 1023, "SchedTune: processes of 1232 MiB on a V100; Hugging Face's guide: 1343"),
+    "V100-32GB": (912, 912, 1023, "SchedTune: processes of 1232 MiB on a V100; Hugging Face's guide: 1343"),
+    "RTX-3090": (1439, 1439, 1439, "pytorch#55277: 1687 MiB, torch 1.8.2+cu111"),
+    "RTX-2080-Ti": (735, 735, 735, "pytorch#49877: 1035 MiB with 164 MiB of a tensor, torch 1.6.0+cu101"),
+}
+_EAGER_ELSEWHERE = (1024, 362, 1439)
+#: The first CUDA that loads kernels when they are first used; PyTorch asks for it since 1.13 (pytorch#86509).
+LAZY_SINCE = (11, 7)
+
+#: One NCCL communicator of two ranks, and of more (NCCL#964); least and most: NCCL#34 and NCCL#864.
+_COMMUNICATOR_OF_TWO = 544 * MIB
+_COMMUNICATOR = 688 * MIB
+_COMMUNICATOR_LEAST = 110 * MIB
+_COMMUNICATOR_MOST = 1638 * MIB
+
+#: Sizes of caches that tell A100's and its kin's cuDNN from that of small cards: what the two sources measured.
+_DATA_CENTRE_AMPERE = (8, 0)
+_GEFORCE_MEASURED = ((8, 6), (8, 9))
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What a run makes a process load. ``communicators``: the ranks of each NCCL communicator; ``cuda``: the version of
+    CUDA, None for one of today."""
+
+    cudnn: bool = False
+    communicators: tuple[int, ...] = ()
+    eager: bool = False
+    cuda: tuple[int, int] | None = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all kernels are loaded when the process begins."""
+        return self.eager or (self.cuda is not None and self.cuda < LAZY_SINCE)
+
+
+def bare_context(sms: int, threads: int, measured_bytes: int | None, measured_source: str) -> Figure:
+    """An empty CUDA context: as measured, else by the rule."""
+    name = "CUDA context"
+    if measured_bytes is not None:
+        return Figure(name, measured_bytes, measured_bytes, measured_bytes, measured_source)
+    size = sms * threads * CONTEXT_BYTES_PER_THREAD
+    spread = int(size * CONTEXT_SPREAD)
+    words = f"assumed: 2 KiB for each of {sms} x {threads} resident threads (within 5 % of six measured contexts)"
+    return Figure(name, size, size - spread, size + spread, words)
+
+
+def kernels() -> Figure:
+    """Kernels loaded when first used, with the handle of cuBLAS."""
+    words = "assumed: 76 MiB seen on A100 in inference, about 115 in training, under 14 on RTX 3060"
+    return Figure("kernels and cuBLAS", LIBRARY_BYTES, LIBRARY_LEAST_BYTES, LIBRARY_MOST_BYTES, words)
+
+
+def all_kernels(card: str) -> Figure:
+    """All kernels at once, on the card of this name."""
+    name = "all kernels, loaded at once"
+    if card in _EAGER_MEASURED:
+        *sizes, source = _EAGER_MEASURED[card]
+        size, least, most = (int(one) * MIB for one in sizes)
+        return Figure(name, size, least, most, f"{source}, less 2 KiB a resident thread")
+    size, least, most = (one * MIB for one in _EAGER_ELSEWHERE)
+    return Figure(name, size, least, most, "assumed: 362 (pytorch#86509) to 1439 MiB (RTX 3090, pytorch#55277)")
+
+
+def cudnn_engines(capability: tuple[int, int]) -> Figure:
+    """What cuDNN loads on a card of this capability once something convolves or recurs."""
+    if capability == _DATA_CENTRE_AMPERE:
+        sizes, words = _CUDNN_ON_A100, "250 to 350 MiB: GPUMemNet's convolutional networks on A100 against its others"
+    elif capability in _GEFORCE_MEASURED:
+        sizes, words = _CUDNN_ON_GEFORCE, "10 to 14 MiB: xMem's convolutional networks on RTX 3060 and 4060"
+    else:
+        sizes, words = _CUDNN_ELSEWHERE, "assumed: between RTX 3060 (10 to 14 MiB) and A100 (250 to 350)"
+    return Figure("cuDNN's engines", *sizes, words)
+
+
+def nccl(communicators: tuple[int, ...]) -> Figure:
+    """What NCCL holds for communicators of so many ranks each; at least one of them is really made."""
+    size = sum(_COMMUNICATOR_OF_TWO if ranks == 2 else _COMMUNICATOR for ranks in communicators)
+    words = (
+        f"assumed: 544 MiB for 2 ranks, 688 for more, for each of {len(communicators)} process groups "
+        "(4 x A100 with NVLink, NCCL#964; reports go from 110 MiB to 1.6 GiB)"
+    )
+    most = len(communicators) * _COMMUNICATOR_MOST
+    return Figure("NCCL's buffers", size, _COMMUNICATOR_LEAST, most, words)

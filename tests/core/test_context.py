@@ -1,0 +1,123 @@
+"""What lies outside the allocator: its parts, how far they are known, and what that does to the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphmem.analyze import replay_trace
+from graphmem.devices import Device, Loads, all_devices, custom_device, device_named
+from graphmem.estimate import Estimate
+from graphmem.reports import html, text
+from graphmem.trace import Category, Trace, TraceBuilder
+from graphmem.units import GIB, MIB
+
+loads = st.builds(
+    Loads,
+    cudnn=st.booleans(),
+    communicators=st.lists(st.integers(2, 64), max_size=3).map(tuple),
+    eager=st.booleans(),
+    cuda=st.sampled_from([None, (11, 2), (11, 7), (12, 8)]),
+)
+
+
+@pytest.mark.parametrize("device", all_devices(), ids=lambda device: device.name)
+def test_the_parts_of_a_plain_context_sum_to_it(device: Device) -> None:
+    assert sum(figure.bytes for figure in device.outside(Loads())) == device.context_bytes
+
+
+@given(st.sampled_from(all_devices()), loads)
+def test_every_figure_lies_in_its_interval_and_has_a_source(device: Device, run: Loads) -> None:
+    for figure in device.outside(run):
+        assert 0 < figure.least_bytes <= figure.bytes <= figure.most_bytes
+        assert figure.source
+    assert device.outside(run)[0].name == device.outside(Loads())[0].name
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "least", "most"),
+    [
+        ("T4", Loads(cuda=(11, 2)), 1200, 1220),  # SchedTune: 1210
+        ("V100", Loads(cuda=(11, 2)), 1216, 1359),  # SchedTune: 1232; Hugging Face: 1343
+        ("RTX-3090", Loads(cuda=(11, 1)), 1685, 1695),  # pytorch#55277: 1687 with 2 of a tensor
+        ("A100-80GB", Loads(), 414, 645),  # optimum-benchmark: 414 loaded, 508 after a prefill
+        ("A100-40GB", Loads(cudnn=True), 670, 996),  # GPUMemNet: 250 to 350 more
+        ("B200", Loads(), 612, 804),  # unsloth#8669: 612 with nothing run
+    ],
+)
+def test_measured_processes_lie_in_the_interval(name: str, run: Loads, least: int, most: int) -> None:
+    figures = device_named(name).outside(run)
+    assert least - 10 <= sum(figure.least_bytes for figure in figures) / MIB
+    assert sum(figure.most_bytes for figure in figures) / MIB <= most + 10
+
+
+def test_kernels_are_loaded_at_once_before_cuda_11_7_and_when_asked() -> None:
+    card = device_named("H100")
+    lazy = sum(figure.bytes for figure in card.outside(Loads(cuda=(11, 7))))
+    assert sum(figure.bytes for figure in card.outside(Loads(cuda=(11, 6)))) > lazy
+    assert card.outside(Loads(eager=True)) == card.outside(Loads(cuda=(11, 6)))
+
+
+def test_what_was_measured_whole_is_known() -> None:
+    card = replace(device_named("H100"), context_bytes=700 * MIB, context_measured=True, context_source="measured")
+    (figure,) = card.outside(Loads(cudnn=True))
+    assert figure.least_bytes == figure.bytes == figure.most_bytes == 700 * MIB
+
+
+def _trace(size: int, operator: str = "aten.mm") -> Trace:
+    builder = TraceBuilder("a run")
+    builder.alloc(size, builder.operator(operator, phase=builder.phase(1, "forward")), Category.ACTIVATION)
+    return builder.build()
+
+
+def _on(capacity: int, size: int = GIB, operator: str = "aten.mm", others: int = 0) -> Estimate:
+    card = replace(custom_device(capacity, like="A100-40GB"), others_bytes=others)
+    return replay_trace(_trace(size, operator), device=card, alloc_conf="", torch_version="2.13")
+
+
+def test_a_verdict_is_sure_where_every_context_gives_it() -> None:
+    card = _on(40 * GIB).card
+    assert card is not None
+    inside, ends = card.process_bytes, (card.process_least_bytes, card.process_most_bytes)
+    for capacity, fits, sure in (
+        (ends[1], True, True),
+        (ends[1] - 1, True, False),
+        (inside, True, False),
+        (inside - 1, False, False),
+        (ends[0], False, False),
+        (ends[0] - 1, False, True),
+    ):
+        found = _on(capacity).fit
+        assert found is not None
+        assert (found.fits, found.sure) == (fits, sure), capacity
+        assert (found.margin_bytes >= 0) == fits
+
+
+def test_an_unsure_verdict_says_so_in_every_report() -> None:
+    card = _on(40 * GIB).card
+    assert card is not None
+    close = _on(card.process_bytes + 11 * MIB)
+    assert "PROBABLY FITS" in text.render(close)
+    assert "PROBABLY FITS" in html.render(close)
+    assert "PROBABLY DOES NOT FIT" in text.render(_on(card.process_bytes - MIB))
+
+
+def test_what_others_hold_is_missing_from_the_card() -> None:
+    alone, beside = _on(40 * GIB), _on(40 * GIB, others=884 * MIB)
+    assert alone.fit is not None
+    assert beside.fit is not None
+    assert alone.peak == beside.peak
+    assert alone.fit.margin_bytes - beside.fit.margin_bytes == 884 * MIB
+    assert beside.card is not None
+    assert beside.card.whole_bytes - beside.card.process_bytes >= 884 * MIB
+    assert "others" in text.render(beside)
+
+
+def test_convolutions_load_cudnn() -> None:
+    plain, convolving = _on(40 * GIB), _on(40 * GIB, operator="aten.convolution.default")
+    assert convolving.device - plain.device == 300 * MIB
+    assert convolving.reserved == plain.reserved
+    assert sum(convolving.breakdown.values()) == convolving.device
