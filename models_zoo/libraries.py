@@ -5,10 +5,12 @@ Names are ``hf:gpt2``, ``hf:gpt2@eager`` (another attention implementation), ``t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,22 +124,75 @@ def timm_model(name: str) -> Recipe:
 
 
 def make_torchvision_importable() -> None:
-    """Let torchvision's Python load without its compiled operators.
+    """Let torchvision load without its compiled operators.
 
     Beside a CPU build of PyTorch, pip's torchvision may be a CUDA build. Its C++ library then fails to load, and its
-    Python fails to import because it describes two operators that nobody declared. Declaring them is enough: no
-    classifier calls them.
+    Python fails to import because it describes operators that nobody declared. Here they are declared, without
+    kernels: torchvision's own Python gives them shapes, gradients and casts, and a capture needs no more.
     """
     if importlib.util.find_spec("torchvision") is None:
         return
     try:
         importlib.import_module("torchvision")
     except RuntimeError:  # operator torchvision::nms does not exist
-        _DECLARED.append(torch.library.Library("torchvision", "FRAGMENT"))
-        _DECLARED[0].define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-        _DECLARED[0].define("qnms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-        importlib.import_module("torchvision")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        _declare_operators()
+        with _library_taken_as_loaded():
+            importlib.import_module("torchvision")
+
+
+def _declare_operators() -> None:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    _DECLARED.append(library)
+    for schema in _SCHEMAS:
+        if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):
+            library.define(schema)
+    library.impl("_cuda_version", lambda: -1, "CompositeImplicitAutograd")  # built for no CUDA: nothing to compare
+
+
+@contextlib.contextmanager
+def _library_taken_as_loaded() -> Iterator[None]:
+    """torchvision asks whether its library was loaded before it registers anything for its operators."""
+    load = torch.ops.load_library
+
+    def unless_it_is_theirs(path: Any) -> None:
+        if not os.path.basename(path).startswith("_C."):
+            load(path)
+
+    torch.ops.load_library = unless_it_is_theirs
+    try:
+        yield
+    finally:
+        torch.ops.load_library = load
 
 
 #: Operator declarations, which last as long as these objects.
 _DECLARED: list[torch.library.Library] = []
+_POOLED = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
+_SIZE = "SymInt batch_size, SymInt channels, SymInt height, SymInt width"
+_DEFORMABLE = (
+    "Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, SymInt stride_w, "
+    "SymInt pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w, SymInt groups, SymInt offset_groups, "
+    "bool use_mask"
+)
+#: What torchvision 0.28 declares (``torchvision/csrc/ops/*.cpp``).
+_SCHEMAS = (
+    "_cuda_version() -> int",
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "box_iou_rotated(Tensor boxes1, Tensor boxes2) -> Tensor",
+    f"roi_align(Tensor input, Tensor rois, {_POOLED}, int sampling_ratio, bool aligned) -> Tensor",
+    f"_roi_align_backward(Tensor grad, Tensor rois, {_POOLED}, {_SIZE}, int sampling_ratio, bool aligned) -> Tensor",
+    "qroi_align(Tensor input, Tensor rois, float input_scale, int input_zero_point, float rois_scale, "
+    f"int rois_zero_point, {_POOLED}, int sampling_ratio, bool aligned) -> Tensor",
+    f"roi_pool(Tensor input, Tensor rois, {_POOLED}) -> (Tensor, Tensor)",
+    f"_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, {_POOLED}, {_SIZE}) -> Tensor",
+    f"ps_roi_align(Tensor input, Tensor rois, {_POOLED}, int sampling_ratio) -> (Tensor, Tensor)",
+    f"_ps_roi_align_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_POOLED}, int sampling_ratio, {_SIZE})"
+    " -> Tensor",
+    f"ps_roi_pool(Tensor input, Tensor rois, {_POOLED}) -> (Tensor, Tensor)",
+    f"_ps_roi_pool_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_POOLED}, {_SIZE}) -> Tensor",
+    f"deform_conv2d({_DEFORMABLE}) -> Tensor",
+    f"_deform_conv2d_backward(Tensor grad, {_DEFORMABLE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)

@@ -345,6 +345,27 @@ def test_a_kernel_outside_pytorch_is_counted_as_unknown() -> None:
         library._destroy()
 
 
+def test_meta_kernels_of_other_packages_make_their_outputs_on_meta() -> None:
+    """As torchvision's do: ``torch.empty(shape, device="meta")`` in a kernel means what it says."""
+    library = torch.library.Library("graphmem_meta_kernels", "DEF")
+    try:
+        library.define("pooled(Tensor x) -> (Tensor, Tensor)")
+        source = "def kernel(x):\n    return x.new_empty(25), torch.empty(25, device='meta', dtype=torch.int32)\n"
+        namespace = {"torch": torch, "__name__": "another_package"}
+        exec(source, namespace)
+        library.impl("pooled", namespace["kernel"], "Meta")
+        pooled: list[Any] = []
+
+        def step() -> None:
+            tensors = torch.ops.graphmem_meta_kernels.pooled(torch.zeros(100, device="cuda"))
+            pooled.extend((tensor.is_cuda, tensor.dtype) for tensor in tensors)
+
+        record(step)
+        assert pooled == [(True, torch.float32), (True, torch.int32)]
+    finally:
+        library._destroy()
+
+
 def test_what_is_built_on_meta_is_not_on_the_device() -> None:
     """By a context, by a factory, by ``Tensor.to`` and by ``Module.to``: nothing of it is on the card."""
     allocated = []

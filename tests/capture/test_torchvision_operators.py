@@ -18,6 +18,7 @@ from tests.recorded.predict import predicted_changes  # noqa: E402
 
 _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "box_iou_rotated": "(Tensor boxes1, Tensor boxes2) -> Tensor",
     "roi_align": "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
     "int sampling_ratio, bool aligned) -> Tensor",
     "deform_conv2d": "(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, "
@@ -83,6 +84,30 @@ def test_what_suppression_keeps_is_all_boxes_unless_told(operators: Any) -> None
     changes = _changes(lambda x, y: operators.nms(x, y, 0.5), lambda: _boxes(100), 1.0)
     assert sum(changes) == 800
     assert sum(_changes(lambda x, y: operators.nms(x, y, 0.5), lambda: _boxes(100), 0.25)) == 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_turned_boxes_are_compared_in_single_precision(operators: Any, dtype: Any) -> None:
+    def make() -> Any:
+        return torch.rand(1000, 5, device="cuda", dtype=dtype), torch.rand(500, 5, device="cuda", dtype=dtype)
+
+    assert _changes(operators.box_iou_rotated, make) == [2000000]
+
+
+def test_where_the_second_are_too_many_for_a_grid_the_result_is_turned(operators: Any) -> None:
+    """As recorded: 4,194,244,000 bytes with strides of 1 and 1000."""
+    strides = []
+
+    def run(first: Any, second: Any) -> Any:
+        overlaps = operators.box_iou_rotated(first, second)
+        strides.append(overlaps.stride())
+        return overlaps
+
+    def make() -> Any:
+        return torch.rand(1000, 5, device="cuda"), torch.rand(65535 * 16 + 1, 5, device="cuda")
+
+    assert _changes(run, make) == [4194244000]
+    assert strides == [(1, 1000)]
 
 
 def _deformable(images: int, groups: int = 1) -> Any:

@@ -151,6 +151,7 @@ class WholePrograms:
         from graphmem.replay import replay
         from tests.recorded.steps import runs
 
+        _let_torchvision_load(program)
         gc.collect()  # the previous capture goes before the next one starts
         _forget_shared_state()
         start = time.perf_counter()
@@ -178,6 +179,14 @@ class WholePrograms:
         if recorded:
             found = [program for program in found if (self.folder / f"{program.name}{SUFFIX}").exists()]
         return [program for program in found if parts or missing(program) is None]
+
+
+def _let_torchvision_load(program: WholeProgram) -> None:
+    """Many packages import torchvision, which here may be a CUDA build beside a CPU build of PyTorch."""
+    if program.needs:
+        from models_zoo.libraries import make_torchvision_importable
+
+        make_torchvision_importable()
 
 
 def _forget_shared_state() -> None:

@@ -20,7 +20,7 @@ from graphmem.capture.values.callers import package_that_makes
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
 #: Programs that build on ``meta``, where tensors have no memory, are given host tensors, whose data nobody reads
 #: either: to C++ every device tensor is on ``meta``, and one that really is could not be told from it. PyTorch's own
-#: code, and ours, mean what they say.
+#: code, and ours, mean what they say, and so do meta kernels, which run with every mode off.
 _HOST = torch.device("cpu")
 _META = torch.device("meta")
 _KNOWS = ("torch", "graphmem")
@@ -49,7 +49,8 @@ def device_named(device: Any) -> Any:
     if device is None or isinstance(device, bool):
         return device
     if device == "meta" or device == _META:  # first, and by name: PyTorch asks so in every operator
-        return _META if package_that_makes() in _KNOWS else _HOST
+        means_it = not torch._C._len_torch_dispatch_stack() or package_that_makes() in _KNOWS
+        return _META if means_it else _HOST
     check_device(device)
     return DEVICE if isinstance(device, int) else device_of(device)
 

@@ -30,7 +30,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None and (input.dim() == 1 or (input.dim() > 2 and input.is_contiguous())):
         flat = torch.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
         return flat.view(*input.shape[:-1], flat.shape[-1])
-    output = torch.matmul(input, weight.t())
+    if input.dim() > 2 and weight.requires_grad and torch.is_inference_mode_enabled():
+        # matmul folds a batch where the matrix requires a gradient (should_fold in LinearAlgebra.cpp). A view of such a
+        # weight does so too (DifferentiableViewMeta::requires_grad in csrc/autograd/variable.h), but not down here.
+        flat = torch.mm(input.reshape(-1, input.shape[-1]), weight.t())
+        output = torch.ops.aten._unsafe_view(flat, (*input.shape[:-1], flat.shape[-1]))
+    else:
+        output = torch.matmul(input, weight.t())
     return output if bias is None else output.add_(bias)
 
 

@@ -31,6 +31,7 @@ _MODELLED = (
     made_of_operators.BODIES, made_of_operators.COMPARISONS, SELECTING, FUSED_STEPS, COLLECTIVES, sparse.BODIES,
     sparse.PARTS,
 )  # fmt: skip
+_COMPOSITE = "CompositeImplicitAutograd"
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -74,8 +75,14 @@ class OperatorFacts:
 
     @cached_property
     def decomposes(self) -> bool:
-        """Whether inference mode hands it over whole though a card runs what it is made of."""
-        return not self.is_fused_on_cuda and hasattr(self.func, "_can_decompose") and bool(self.func._can_decompose())
+        """Whether inference mode hands it over whole though a card runs what it is made of.
+
+        What C++ makes of it counts, not what Python has for tracing and ``OpOverload.decompose`` prefers
+        (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
+        """
+        if self.is_fused_on_cuda or not isinstance(self.func, torch._ops.OpOverload):
+            return False
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(self.func.name(), _COMPOSITE))
 
     @cached_property
     def remark(self) -> str | None:

@@ -1,7 +1,8 @@
 """What torchvision's own CUDA operators are made of.
 
 They call PyTorch's operators around kernels that take nothing, so they run here as those calls. Sources:
-``torchvision/csrc/ops/cuda/nms_kernel.cu`` and ``deform_conv2d_kernel.cu`` of 0.28; orders observed on its CUDA build.
+``torchvision/csrc/ops/cuda/nms_kernel.cu``, ``deform_conv2d_kernel.cu`` and ``box_iou_rotated_kernel.cu`` of 0.28;
+orders observed on its CUDA build.
 The pooling of regions needs no more than copies: ``kernels/rules/regions.py``.
 """
 
@@ -17,6 +18,9 @@ from graphmem.capture.values.selection import Selection
 
 #: Boxes that one thread block compares (``threadsPerBlock`` of nms_kernel.cu).
 _BOXES_OF_A_BLOCK = 64
+#: What a grid has at most in its second dimension, and the boxes of a block there (``BLOCK_DIM_Y`` of
+#: box_iou_rotated_kernel.cu): with more, the kernel changes the sides.
+_MOST_BLOCKS_DOWN, _BOXES_DOWN = 65535, 16
 #: Most images that are convolved at once (``kMaxParallelImgs`` of deform_conv2d_kernel.cu).
 _MOST_IMAGES = 32
 
@@ -36,6 +40,17 @@ def _nms(_: Selection, dets: Tensor, scores: Tensor, iou_threshold: float) -> An
     kept = torch.masked_select(order, keep)
     del keep, overlaps, ordered
     return kept
+
+
+def _box_iou_rotated(_: Selection, boxes1: Tensor, boxes2: Tensor) -> Any:
+    """A number for every pair, in single precision whatever the boxes are, and nothing beside."""
+    if boxes1.device.type != "cuda":
+        return NotImplemented
+    first, second = len(boxes1), len(boxes2)
+    overlaps = boxes1.new_empty((first * second,), dtype=torch.float32)
+    if first and second > _MOST_BLOCKS_DOWN * _BOXES_DOWN:
+        return overlaps.view(second, first).t()
+    return overlaps.view(first, second)
 
 
 class _Blocks:
@@ -161,6 +176,7 @@ def _weight_gradient(blocks: _Blocks, input: Tensor, weight: Tensor, grad: Tenso
 #: Operator by full name -> its body. torchvision is not imported by this, so there are no objects to name.
 BODIES: dict[str, Callable[..., Any]] = {
     "torchvision.nms.default": _nms,
+    "torchvision.box_iou_rotated.default": _box_iou_rotated,
     "torchvision.deform_conv2d.default": _deform_conv2d,
     "torchvision._deform_conv2d_backward.default": _deform_conv2d_backward,
 }

@@ -31,6 +31,7 @@ from graphmem.trace import Category, Place
 
 _aten = torch.ops.aten
 _PRIM_DEVICE = torch.ops.prim.device.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _ADD = _aten.add.Tensor
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
@@ -202,8 +203,7 @@ def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
     if not call.facts.decomposes:
         return NOT_HANDLED
     with mode:
-        out = call.func.decompose(*call.args, **call.kwargs)
-    return NOT_HANDLED if out is NotImplemented else out
+        return call.func._op_dk(_COMPOSITE, *call.args, **call.kwargs)
 
 
 # --- operators of the trace -------------------------------------------------------------------------------------------

@@ -26,6 +26,13 @@ add("interpolate_nearest1d", lambda x: F.interpolate(x, scale_factor=2), SERIES)
 add("interpolate_trilinear", lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), VOLUME)
 add("interpolate_trilinear_channels_last", lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), VOLUME_LAST)
 add("interpolate_nearest3d", lambda x: F.interpolate(x, scale_factor=2), VOLUME)
+for mode in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+    add(
+        f"interpolate_{mode}_inference",
+        lambda x, mode=mode: torch.inference_mode()(F.interpolate)(x, scale_factor=2, mode=mode),
+        SMALL,
+        grad=False,
+    )
 for mode in ("constant", "reflect", "replicate", "circular"):
     add(f"pad_{mode}", lambda x, mode=mode: F.pad(x, (1, 2, 3, 1), mode), SMALL)
     add(f"pad_{mode}_1d", lambda x, mode=mode: F.pad(x, (1, 2), mode), SERIES)

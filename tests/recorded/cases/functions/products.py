@@ -47,6 +47,15 @@ add(
 )
 add("linear_3d_transposed_no_bias", lambda x, w: F.linear(x, w), T((4, 128, 768), layout="transposed"), t(1024, 768))
 add("linear_3d_permuted", lambda x, w, b: F.linear(x.transpose(0, 1), w, b), t(128, 4, 768), t(1024, 768), t(1024))
+for bias in ((), (t(1024),)):
+    add(
+        f"linear_3d_permuted_inference{'' if bias else '_no_bias'}",
+        lambda x, *weights: torch.inference_mode()(F.linear)(x.transpose(0, 1), *weights),
+        t(128, 4, 768),
+        t(1024, 768),
+        *bias,
+        grad=False,
+    )
 add("linear_2d_sliced", lambda x, w, b: F.linear(x, w, b), t(512, 768, layout="sliced"), t(1024, 768), t(1024))
 add("linear_1d", lambda x, w, b: F.linear(x, w, b), t(768), t(1024, 768), t(1024))
 add("linear_4d", lambda x, w, b: F.linear(x, w, b), t(2, 4, 64, 768), t(1024, 768), t(1024))
