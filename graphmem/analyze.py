@@ -87,7 +87,8 @@ def analyze(
         cudnn=cudnn,
         trust=trust,
     )
-    return simulate.answer(question, say=progress or (lambda _: None))
+    say = progress or (lambda _: None)
+    return simulate.beside_other_loop(simulate.answer(question, say=say), question, say)
 
 
 def replay_trace(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 _OWN_STEP = "custom step function"
+#: Frameworks of models whose inputs were bound when they were read.
+_OF_ONE_SIZE = ("ONNX", "Keras")
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ def _capture(
             return capture_model(
                 loaded.build,
                 question.sizes,
-                question.step,
+                _step_for(question, loaded),
                 name=loaded.name,
                 device=as_cuda(card),
                 told=told,
@@ -233,6 +235,16 @@ def _capture(
     if captured.refusals:
         told.add("allocator")
     return captured, {fact: _says(question, fact) for fact in sorted(told)}
+
+
+def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
+    """The step as it is run. Keras' own ``train_step`` returns what it needs of a step, and no output outlives it."""
+    step = question.step
+    if not isinstance(step, Training):
+        return step
+    if step.epoch.varies and loaded.framework in _OF_ONE_SIZE:
+        raise UsageError(f"{loaded.name}: its inputs have one size; leave out seq_lens, last_batch and eval_batches")
+    return replace(step, loop="drop") if loaded.framework == "Keras" else step
 
 
 def limit_of(question: Question) -> Hashable:

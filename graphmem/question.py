@@ -51,8 +51,22 @@ class Question:
         if self.iterations is not None and self.iterations > MOST_ITERATIONS:
             raise UsageError(f"iterations is {self.iterations}; accepted: 1 to {MOST_ITERATIONS}, as a few settle it")
         _ = self.step, self.setting, self.asked_runtime
+        self._check_batches()
         if self.cudnn is not None:
             find_library(self.cudnn)  # before a model is loaded in vain
+
+    def _check_batches(self) -> None:
+        """Raises :class:`UsageError` for sizes of batches that contradict each other."""
+        step = self.step
+        if not isinstance(step, Training) or not step.epoch.varies:
+            return
+        if step.seq_lens and self.seq_len is not None:
+            raise UsageError("seq_len is one length for all batches and seq_lens one for each; give one of them")
+        if step.last_batch is not None and self.batch is None:
+            raise UsageError("last_batch is the size of a smaller batch than the others: give batch too")
+        if self.build_on == "device":
+            raise UsageError("batches of several sizes come from the host; leave out build_on device")
+        step.epoch.iterations(self.batch, self.seq_len, self.iterations)
 
     @cached_property
     def step(self) -> Training | Inference:
@@ -82,7 +96,9 @@ class Question:
         """What a model is built for."""
         step = self.step
         weights = None if isinstance(step, Training) else step.weights
-        return Sizes(self.batch, self.seq_len, isinstance(step, Training), self.iterations, weights, step.dtype)
+        lengths = step.seq_lens if isinstance(step, Training) else ()
+        seq_len = max(lengths) if lengths else self.seq_len
+        return Sizes(self.batch, seq_len, isinstance(step, Training), self.iterations, weights, step.dtype)
 
     @cached_property
     def asked_runtime(self) -> Runtime[Any] | None:

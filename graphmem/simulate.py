@@ -52,6 +52,36 @@ def answer(
     return estimate
 
 
+#: Shares of the reserved bytes: an output smaller than the first cannot matter, a difference above the second is told.
+_SMALL_OUTPUT, _TOLD_DIFFERENCE = 1 / 1000, 1 / 100
+
+
+def beside_other_loop(estimate: Estimate, question: Question, say: Callable[[str], None] = lambda _: None) -> Estimate:
+    """The estimate with the figures of the other loop in ``details["loop"]``, where the two differ by more than 1 %.
+
+    One holds the model's output in a variable and one drops it (:data:`graphmem.training.LOOPS`); the other one is an
+    analysis of its own. Raises :class:`GraphmemError`.
+    """
+    step = question.step
+    if not isinstance(step, Training):
+        return estimate
+    loop = estimate.details.get("loop")
+    if loop is None or loop["output_bytes"] < _SMALL_OUTPUT * estimate.reserved:
+        return estimate
+    other = "drop" if step.loop == "hold" else "hold"
+    say(f"the same with --loop {other}")
+    theirs = answer(replace(question, training=replace(step, loop=other), top=0), say=say)
+    levels = ("allocated", "reserved", "device")
+    if all(abs(getattr(theirs, n) - getattr(estimate, n)) <= _TOLD_DIFFERENCE * getattr(estimate, n) for n in levels):
+        return estimate
+    told = {f"other_{level}_bytes": getattr(theirs, level) for level in levels}
+    return replace(estimate, details={**estimate.details, "loop": {**loop, "other": other, **told}})
+
+
+def _is_torch_loop(loaded: OnnxModel | TorchModel) -> bool:
+    return isinstance(loaded, OnnxModel) or loaded.framework != "Keras"
+
+
 def _answer(question: Question, shelf: Captures, say: Callable[[str], None]) -> tuple[Estimate, bool]:
     """The estimate, and whether the program, run within the card of the question, may do otherwise."""
     with turn():
@@ -139,6 +169,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
             diagnostics.append(
                 Diagnostic("warning", f"{made.ending.words()}; the figures are of what it did until then")
             )
+    if isinstance(question.step, Training) and not made.custom_step and _is_torch_loop(loaded):
+        details["loop"] = {"loop": question.step.loop, "output_bytes": made.output_bytes}
     if made.cudnn is not None:
         assumptions.extend(made.cudnn.notes())
         refused = made.cudnn.refused()

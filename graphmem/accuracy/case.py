@@ -48,6 +48,8 @@ class Case:
             step = dict(values.pop("step"))
             kind = Training if step.pop("training") else Inference
             step = _frozen(step)
+            if kind is Training:
+                step.setdefault("loop", "drop")  # what ran before there was a choice
             check_fields(kind, step)
             values["step"] = kind(**step)
             check_fields(cls, values)
@@ -59,7 +61,10 @@ class Case:
 def _frozen(step: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no tuples, and no data-parallel step."""
     frozen: dict[str, Any] = {
-        key: tuple(map(tuple, value)) if isinstance(value, list) else value for key, value in step.items()
+        key: tuple(tuple(item) if isinstance(item, list) else item for item in value)
+        if isinstance(value, list)
+        else value
+        for key, value in step.items()
     }
     if isinstance(frozen.get("ddp"), Mapping):
         frozen["ddp"] = DataParallel(**frozen["ddp"])

@@ -95,6 +95,7 @@ def run_case(case: Case, cap_bytes: int | None, trace: Path | None) -> dict[str,
 
 def _run_step(case: Case, watch: Watch) -> None:
     from graphmem import sources
+    from graphmem.capture.loop.loading import loader_for
     from graphmem.capture.loop.step import run_inference, run_training
     from graphmem.errors import SourceError
     from graphmem.training import Training
@@ -103,12 +104,15 @@ def _run_step(case: Case, watch: Watch) -> None:
     training = isinstance(case.step, Training)
     if not isinstance(loaded, sources.TorchModel):
         raise SourceError(f"{case.model}: only PyTorch models are measured")
-    built = loaded.build(sources.Sizes(case.batch, case.seq_len, training=training))
+    lengths = case.step.seq_lens if isinstance(case.step, Training) else ()
+    sizes = sources.Sizes(case.batch, max(lengths) if lengths else case.seq_len, training=training)
+    built = loaded.build(sizes)
     session: Any = watch
     if built is None:
         return  # a step function that ran all its iterations
     if isinstance(case.step, Training):
-        run_training(session, built.model, built.inputs, built.loss, case.step, case.iterations)
+        loader = loader_for(loaded.build, built, sizes, case.step, case.iterations)
+        run_training(session, built.model, built.inputs, built.loss, case.step, case.iterations, None, loader)
     else:
         run_inference(session, built.model, built.inputs, case.step, case.iterations)
 

@@ -29,7 +29,8 @@ _VARY = (
         required=True,
         metavar="NAME=V1,V2,...",
         help="Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
-        "(on,off), zero-grad, alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Repeatable.",
+        "(on,off), zero-grad, zero-grad-at, loop, last-batch, alloc-conf (divided by ';'), runtime, iterations, or "
+        "dim:NAME. Repeatable.",
     ),
     click.option(
         "--jobs",
@@ -64,6 +65,9 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "grad-accum": ("grad_accum", _count),
     "checkpoint-activations": ("checkpoint_activations", _switch),
     "zero-grad": ("zero_grad", str),
+    "zero-grad-at": ("zero_grad_at", lambda text: text.replace("-", "_")),
+    "loop": ("loop", str),
+    "last-batch": ("last_batch", _count),
     "alloc-conf": ("alloc_conf", str),
     "runtime": ("runtime", str),
     "iterations": ("iterations", _count),

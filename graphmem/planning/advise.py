@@ -128,6 +128,8 @@ def _changes_of_training(step: Training, batch: int | None) -> Iterator[Advice]:
         if not {"foreach", "fused"} & dict(step.optimizer_args).keys():
             settings = {"optimizer_args": (*step.optimizer_args, ("fused", True))}
             yield Advice("fused optimizer step", "--optimizer-arg fused=true", settings, None)
+    if step.loop == "hold":
+        yield Advice("drop the model's output before the backward pass", "--loop drop", {"loop": "drop"}, None)
     if step.zero_grad == "zeros":
         settings = {"zero_grad": "set_to_none"}
         yield Advice("drop gradients", "--zero-grad set_to_none", settings, None)

@@ -96,6 +96,7 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
     yield _verdict(estimate)
     yield from _decided(estimate)
     yield _levels(estimate)
+    yield from _other_loop(estimate)
     if estimate.card is not None:
         yield _card(estimate.card)
     yield _breakdown(estimate)
@@ -200,6 +201,26 @@ def _levels(estimate: Estimate) -> RenderableType:
     ideal = [format_bytes(estimate.ideal_bytes), *([""] if recorded else [])]
     table.add_row("ideal", *ideal, "lower bound: live bytes, no rounding, no gaps")
     return _section("Peak memory, each level's own maximum over the run", table)
+
+
+#: What becomes of the model's output, by the name of the loop.
+_LOOPS = {
+    "hold": "a variable holds the model's output through the backward pass and the next forward",
+    "drop": "the model's output is dropped before the backward pass",
+}
+
+
+def _other_loop(estimate: Estimate) -> Iterator[RenderableType]:
+    """The figures of the loop that was not asked for, where they are told."""
+    loop = estimate.details.get("loop") or {}
+    other = loop.get("other")
+    if other not in _LOOPS:
+        return
+    figures = []
+    for level in ("allocated", "reserved", "device"):
+        bytes_, ours = loop[f"other_{level}_bytes"], getattr(estimate, level)
+        figures.append(f"{format_bytes(bytes_)} {level} ({(bytes_ - ours) / ours:+.1%})")
+    yield _section(f"With the other loop (--loop {other})", Text(f"{', '.join(figures)}: {_LOOPS[other]}"))
 
 
 def _breakdown(estimate: Estimate) -> RenderableType:

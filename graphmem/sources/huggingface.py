@@ -89,7 +89,7 @@ def _load(transformers: Any, name: str) -> TorchModel:
                 f"hf:{name} needs torchvision, which does not import beside this PyTorch; install the torchvision made "
                 f"for torch {_torch_version()} ({_root_cause(second)})"
             ) from None
-    notes += _dtype_notes(config)
+    notes += (f"the model is that of transformers {transformers.__version__}", *_dtype_notes(config))
     return TorchModel(
         f"hf:{name} ({architecture.__name__})",
         lambda sizes: _build(architecture, config, sizes),
@@ -283,7 +283,7 @@ def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, tuple(notes))
+    return Built(model, inputs, None, tuple(notes), lambda other: _inputs(model, task, other)[0])
 
 
 def _quantization(config: Any, sizes: Sizes) -> Any:

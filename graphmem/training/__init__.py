@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from graphmem.errors import UsageError
 from graphmem.training.data_parallel import DataParallel, check_world_size
+from graphmem.training.epochs import Epoch, parse_lengths
 from graphmem.training.optimizers import (
     OPTIMIZERS,
     OptionValue,
@@ -18,14 +19,20 @@ from graphmem.training.optimizers import (
     parse_optimizer_arg,
     parse_value,
 )
+from graphmem.training.schedulers import SCHEDULERS, scheduler_named
 
 __all__ = [
     "AMP_DTYPES",
     "COMPILE_MODES",
     "DTYPES",
+    "LOOPS",
     "OPTIMIZERS",
+    "SCHEDULERS",
     "WEIGHTS",
+    "ZERO_GRAD",
+    "ZERO_GRAD_AT",
     "DataParallel",
+    "Epoch",
     "Inference",
     "OptionValue",
     "Training",
@@ -33,6 +40,7 @@ __all__ = [
     "check_optimizer",
     "dtype_named",
     "parse_assumption",
+    "parse_lengths",
     "parse_optimizer_arg",
     "parse_value",
     "weights_named",
@@ -64,6 +72,12 @@ MOST_HOST_MIB = 1 << 16
 
 #: How gradients are cleared: dropped (PyTorch's default), or filled with zeros and kept.
 ZERO_GRAD = ("set_to_none", "zeros")
+#: When they are cleared.
+ZERO_GRAD_AT = ("after_step", "before_forward", "before_backward")
+
+#: What becomes of the model's output once there is a loss: a variable of the loop holds it until the next output takes
+#: its place (``outputs = model(**batch)``), or nothing does (``loss = model(**batch).loss``).
+LOOPS = ("hold", "drop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,14 @@ class Training:
         grad_accum: number of forward and backward passes (micro-batches) per optimizer step.
         clip_grad_norm: maximum norm of the gradients, or None for no clipping.
         zero_grad: ``set_to_none`` or ``zeros``.
+        zero_grad_at: when gradients are cleared, one of :data:`ZERO_GRAD_AT`.
+        loop: ``hold``: the model's output lives until the next one takes its place, as in ``outputs = model(**batch)``;
+            ``drop``: it is dropped before the backward pass.
+        grad_scaler: whether a ``GradScaler`` scales the loss; None: with fp16 autocast.
+        lr_scheduler: a class of ``torch.optim.lr_scheduler`` or an ``lr_scheduler_type`` of transformers, see
+            :data:`SCHEDULERS`; None for none.
+        seq_lens, last_batch, eval_batches, eval_batch_size, steps_per_epoch: what differs between batches, as in
+            :class:`Epoch`.
         ddp: data-parallel training, or None for a single process.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         data_dependent: the share of candidates, above 0 and at most 1, that operators select whose result's size is
@@ -107,6 +129,15 @@ class Training:
     compile: str | None = None
     assume: tuple[tuple[str, Assumed], ...] = ()
     host_values_mb: int = 64
+    zero_grad_at: str = "after_step"
+    loop: str = "hold"
+    grad_scaler: bool | None = None
+    lr_scheduler: str | None = None
+    seq_lens: tuple[int, ...] = ()
+    last_batch: int | None = None
+    eval_batches: int = 0
+    eval_batch_size: int | None = None
+    steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -123,8 +154,13 @@ class Training:
         object.__setattr__(self, "assume", _checked_assumptions(self.assume))
         _check_budget(self.host_values_mb)
         _check_compile(self.compile)
-        if self.zero_grad not in ZERO_GRAD:
-            raise UsageError(f"unknown zero_grad {self.zero_grad!r}; accepted: {', '.join(ZERO_GRAD)}")
+        for name, accepted in (("zero_grad", ZERO_GRAD), ("zero_grad_at", ZERO_GRAD_AT), ("loop", LOOPS)):
+            if getattr(self, name) not in accepted:
+                raise UsageError(f"unknown {name} {getattr(self, name)!r}; accepted: {', '.join(accepted)}")
+        if self.grad_scaler not in (None, True, False):
+            raise UsageError(f"grad_scaler is True, False or None, not {self.grad_scaler!r}")
+        object.__setattr__(self, "lr_scheduler", scheduler_named(self.lr_scheduler))
+        object.__setattr__(self, "seq_lens", self.epoch.seq_lens)
         self._check_processes()
 
     def _check_processes(self) -> None:
@@ -134,6 +170,23 @@ class Training:
             raise UsageError(f"world_size is {self.world_size} and DDP's is {self.ddp.world_size}; give one of them")
         if self.ddp is not None and self.compile:
             raise UsageError("torch.compile of a model in DDP is not modelled; leave out compile or ddp")
+
+    @property
+    def epoch(self) -> Epoch:
+        """What differs between the batches."""
+        return Epoch(
+            self.seq_lens,
+            self.last_batch,
+            self.eval_batches,
+            self.eval_batch_size,
+            self.steps_per_epoch,
+            self.grad_accum,
+        )
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether a gradient scaler is used."""
+        return self.amp == "fp16" if self.grad_scaler is None else self.grad_scaler
 
     @property
     def optimizer_class(self) -> str:
@@ -158,6 +211,15 @@ class Training:
             words.append(self.ddp.describe())
         if self.zero_grad != "set_to_none":
             words.append("gradients zeroed in place")
+        if self.zero_grad_at != "after_step":
+            words.append(f"gradients cleared {self.zero_grad_at.replace('_', ' the ')} pass")
+        if self.scales_loss != (self.amp == "fp16"):
+            words.append("gradient scaler" if self.scales_loss else "no gradient scaler")
+        if self.lr_scheduler is not None:
+            words.append(self.lr_scheduler)
+        if self.loop == "drop":
+            words.append("output dropped")
+        words += self.epoch.describe()
         return ", ".join(words)
 
 

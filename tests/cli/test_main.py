@@ -84,7 +84,8 @@ def test_the_options_reach_the_library(recorder: Recorder) -> None:
         "-b 8 --seq-len 512 --optimizer sgd --optimizer-arg momentum=0.9 --optimizer-arg foreach=false --amp bf16 "
         "--dtype bf16 --grad-accum 2 --checkpoint-activations --clip-grad-norm 1 --gpu a100-80gb --iterations 3 "
         "--alloc-conf expandable_segments:True --runtime pytorch --torch-version 2.6 --dim s:0=7 "
-        "--input-shape input:0:1x3x8x8 --input-shape flag:scalar --build-on device"
+        "--input-shape input:0:1x3x8x8 --input-shape flag:scalar --build-on device --loop drop --no-grad-scaler "
+        "--lr-scheduler cosine --zero-grad-at before-forward"
     )
     result = run("analyze", "net.py:build", *options.split())
     assert result.exit_code == 0, result.output
@@ -97,6 +98,10 @@ def test_the_options_reach_the_library(recorder: Recorder) -> None:
         checkpoint_activations=True,
         grad_accum=2,
         clip_grad_norm=1.0,
+        loop="drop",
+        grad_scaler=False,
+        lr_scheduler="cosine",
+        zero_grad_at="before_forward",
     )
     assert asked["device"] is device_named("A100-80GB")
     assert asked["dims"] == {"s:0": 7}
@@ -104,6 +109,19 @@ def test_the_options_reach_the_library(recorder: Recorder) -> None:
     assert (asked["batch"], asked["seq_len"], asked["iterations"]) == (8, 512, 3)
     assert (asked["alloc_conf"], asked["runtime"]) == ("expandable_segments:True", "pytorch")
     assert (asked["torch_version"], asked["build_on"]) == ("2.6", "device")
+
+
+def test_batches_that_differ_reach_the_library(recorder: Recorder) -> None:
+    options = (
+        "--seq-lens 100,128,115 --last-batch 3 --eval-batches 2 --eval-batch-size 16 --steps-per-epoch 3 "
+        "--gradient-accumulation-steps 2 --max-grad-norm 0.5"
+    )
+    result = run("analyze", "net.py:build", "-b", "8", *options.split())
+    assert result.exit_code == 0, result.output
+    assert recorder.asked["training"] == Training(
+        seq_lens=(100, 128, 115), last_batch=3, eval_batches=2, eval_batch_size=16, steps_per_epoch=3, grad_accum=2,
+        clip_grad_norm=0.5,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,12 @@ KINDS = {
         (f"{_below((2, 13))}/everyday/*.json.gz",),
         on_stub=False,
     ),
+    "written": Listed(
+        "loops written by hand, predicted by the built-in step with the options that ask for the same",
+        "tests.recorded.written:KIND",
+        (f"{_below((2, 13))}/written/*.json.gz",),
+        on_stub=False,
+    ),
     "operators": Listed(
         "single operators over thousands of sizes",
         "tests.recorded.operators:KIND",

@@ -1,16 +1,20 @@
 """The default step: what a plain PyTorch loop does with a model, its inputs and its loss.
 
     build on the host, move to the device, then for every iteration:
-    forward, loss, backward (once a micro-batch), clip, optimizer step, zero_grad
+    forward, loss, backward (once a micro-batch), clip, optimizer step, scheduler, zero_grad
 
-The model's output is dropped once the loss exists, as in a loop that writes ``loss = criterion(model(x), y)`` and as
-the common trainers do.
+Loops written by hand hold the model's output in a variable, ``outputs = model(**batch)``: logits and caches live
+through the backward pass and the next forward, until the next output takes their place (``loop="hold"``). Where a loop
+writes ``loss = model(**batch).loss`` or returns the loss from a function of its own, as transformers' Trainer does
+(``Trainer.compute_loss``), they are dropped once the loss exists (``loop="drop"``).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +24,12 @@ from graphmem.capture.device.pretend_device import DEVICE, move
 from graphmem.capture.distributed.data_parallel import data_parallel
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
+from graphmem.capture.loop.schedulers import scheduler_of
 from graphmem.capture.ports import StepBook
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
+from graphmem.training.epochs import BatchSize, Iteration
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
@@ -34,6 +40,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 DEFAULT_ITERATIONS, MANY_OPERATORS = 3, 5000
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What a loader gives: the model's inputs, and the loss where the model does not make it."""
+
+    inputs: Any
+    loss: Any = None
+
+
 def run_training(
     session: StepBook,
     model: nn.Module,
@@ -42,55 +56,212 @@ def run_training(
     training: Training,
     iterations: int | None,
     own_optimizer: type[torch.optim.Optimizer] | None = None,
-) -> list[str]:
+    loader: Loader | None = None,
+) -> Ran:
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
 
-    ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. Returns remarks
-    for the reader.
+    ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. ``loader`` gives
+    the batches of a step whose batches differ, in place of ``inputs`` and ``loss``.
     """
-    model, inputs, loss = _to_device(session, model, inputs, loss, training.dtype)
+    model = _model_on_device(session, model, training.dtype)
+    given = Batch(inputs, loss)
+    if loader is None:
+        given = _batch_on_device(session, given, training.dtype)
     model.train()
     if training.checkpoint_activations:
         checkpoint_blocks(model)
     if training.ddp is not None:
         model = data_parallel(model, training.ddp)
     optimizers, remarks = make_optimizers(model, training, own_optimizer)
-    scaler = torch.amp.GradScaler("cuda") if training.amp == "fp16" else None
-    of_history = iterations_of_history(optimizers[0])
-    if of_history and scaler:
-        raise CaptureError("lbfgs evaluates the loss itself, which torch.amp.GradScaler does not support; use bf16")
+    loop = _Loop(session, model, optimizers, training, loader)
+    loop.batch = given
+    if loader is not None:
+        del given, inputs, loss
+        for step in loader.iterations:
+            session.begin_iteration()
+            loop.step(step.micro_batches)
+            if step.evaluated:
+                loop.evaluate(step.evaluated)
+        return Ran(remarks, loop.output_bytes)
+    _run_alike(session, loop, iterations)
+    return Ran(remarks, loop.output_bytes)
 
-    called = _compiled(model, training.compile)
 
-    def gradients() -> torch.Tensor:
-        for number in range(training.grad_accum):
-            is_last = number == training.grad_accum - 1
-            with contextlib.nullcontext() if training.ddp is None or is_last else model.no_sync():
-                value = _forward_loss(called, inputs, loss, training.amp)
-                if training.grad_accum > 1:
-                    value = value / training.grad_accum
-                (scaler.scale(value) if scaler else value).backward()
-        return value
-
-    begun = 0
+def _run_alike(session: StepBook, loop: _Loop, iterations: int | None) -> None:
+    """Iterations on one batch: as many as were asked for, else as many as settle it."""
+    begun, of_history = 0, loop.of_history
     for number in range(iterations or max(DEFAULT_ITERATIONS, of_history)):
         before = session.operator_count
         if number >= 2 and not of_history and iterations is None and before - begun > MANY_OPERATORS:
             break
         begun = before
         session.begin_iteration()
-        if of_history:
-            _closure_step(model, optimizers[0], gradients, training)
-        else:
-            value = gradients()
-            _optimizer_step(model, optimizers, scaler, training)
-            del value
-    return remarks
+        loop.step([None] * loop.training.grad_accum)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a loop tells when it is over: remarks for the reader, and the largest bytes of an output of the model that
+    only a variable of the loop can hold (beyond its parameters and inputs)."""
+
+    remarks: list[str]
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Batches of several sizes: ``iterations`` in order, each batch made on the host by ``batch_of``."""
+
+    iterations: Sequence[Iteration]
+    batch_of: Callable[[BatchSize], Batch]
+
+
+class _Loop:
+    """The variables of a loop written by hand. Each lives until it is assigned again."""
+
+    def __init__(
+        self,
+        session: StepBook,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        training: Training,
+        loader: Loader | None,
+    ) -> None:
+        self.training, self.of_history = training, iterations_of_history(optimizers[0])
+        self.batch: Batch | None = None
+        self.output: Any = None
+        self.loss: Any = None
+        self.output_bytes = 0
+        self._session, self._model, self._optimizers, self._loader = session, model, optimizers, loader
+        self._called = _compiled(model, training.compile)
+        self._scaler = torch.amp.GradScaler("cuda") if training.scales_loss else None
+        self._schedulers = [scheduler_of(training.lr_scheduler, one) for one in optimizers if training.lr_scheduler]
+        if self.of_history and self._scaler:
+            raise CaptureError("lbfgs evaluates the loss itself, which torch.amp.GradScaler does not support; use bf16")
+        if self.of_history and training.zero_grad_at != "after_step":
+            raise CaptureError("lbfgs clears gradients before it evaluates the loss; leave out zero_grad_at")
+
+    def step(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        """One optimizer step; None stands for the batch that is on the device already."""
+        if self.of_history:
+            self._closure_step(micro_batches)
+            return
+        self._gradients(micro_batches)
+        self._optimizer_step()
+        if self.training.loop == "drop":
+            self.loss = None
+
+    def _gradients(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        training = self.training
+        for number, size in enumerate(micro_batches):
+            if number == 0 and training.zero_grad_at == "before_forward":
+                self._zero_grad()
+            self._next_batch(size)
+            is_last = number == len(micro_batches) - 1
+            with contextlib.nullcontext() if training.ddp is None or is_last else self._model.no_sync():
+                self._forward()
+                if len(micro_batches) > 1:
+                    self.loss = self.loss / len(micro_batches)
+                if number == 0 and training.zero_grad_at == "before_backward":
+                    self._zero_grad()
+                (self._scaler.scale(self.loss) if self._scaler else self.loss).backward()
+
+    def _next_batch(self, size: BatchSize | None) -> None:
+        """``for batch in loader: batch = batch.to("cuda")``: the loop's variable lets the batch before go first."""
+        if size is not None and self._loader is not None:
+            self.batch = self._loader.batch_of(size)
+            self.batch = _batch_on_device(self._session, self.batch, self.training.dtype)
+
+    def _forward(self) -> None:
+        """The loss of the batch; what the variables held before lives until they are assigned."""
+        assert self.batch is not None
+        inputs, loss = self.batch.inputs, self.batch.loss
+        with _autocast(self.training.amp):
+            if self.training.loop == "hold":
+                self.output = _call(self._called, inputs)
+                self.loss = loss(self.output) if loss is not None else default_loss(self.output)
+                self._note_output(self.output)
+            else:
+                self.loss = self._loss_alone(inputs, loss)
+        check_loss(self.loss)
+
+    def _loss_alone(self, inputs: Any, loss: Any) -> torch.Tensor:
+        """The loss, and nothing else of the output alive."""
+        output = _call(self._called, inputs)
+        self._note_output(output)
+        return loss(output) if loss is not None else default_loss(output)
+
+    def _note_output(self, output: Any) -> None:
+        self.output_bytes = max(self.output_bytes, _bytes_of(output))
+
+    def evaluate(self, sizes: Sequence[BatchSize]) -> None:
+        """Forward passes without gradients, in evaluation mode, in the loop's own variables; then back to training."""
+        self._model.eval()
+        for size in sizes:
+            self._next_batch(size)
+            assert self.batch is not None
+            inputs, loss = self.batch.inputs, self.batch.loss
+            with torch.no_grad(), _autocast(self.training.amp):
+                if self.training.loop == "hold":
+                    self.output = _call(self._called, inputs)
+                    if loss is not None:
+                        self.loss = loss(self.output)
+                elif loss is not None:
+                    loss(_call(self._called, inputs))
+                else:
+                    _call(self._called, inputs)
+        self._model.train()
+
+    def _optimizer_step(self) -> None:
+        scaler, training = self._scaler, self.training
+        if training.clip_grad_norm is not None:
+            if scaler:
+                for optimizer in self._optimizers:
+                    scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(self._model.parameters(), training.clip_grad_norm)
+        for optimizer in self._optimizers:
+            if scaler:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+        if scaler:
+            scaler.update()
+        self._schedule()
+        if training.zero_grad_at == "after_step":
+            self._zero_grad()
+
+    def _schedule(self) -> None:
+        for scheduler in self._schedulers:
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(self.loss.detach())
+            else:
+                scheduler.step()
+
+    def _zero_grad(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=self.training.zero_grad == "set_to_none")
+
+    def _closure_step(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        """A step that evaluates the loss as often as it likes, as in the documentation of ``torch.optim``: the output
+        is a variable of the closure."""
+        optimizer: Any = self._optimizers[0]
+
+        def closure() -> torch.Tensor:
+            self._zero_grad()
+            self._gradients(micro_batches)
+            if self.training.clip_grad_norm is not None:
+                nn.utils.clip_grad_norm_(self._model.parameters(), self.training.clip_grad_norm)
+            value, self.loss, self.output = self.loss, None, None
+            return value
+
+        optimizer.step(closure)
+        self._schedule()
 
 
 def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
-    model, inputs, _ = _to_device(session, model, inputs, None, inference.dtype)
+    model = _model_on_device(session, model, inference.dtype)
+    inputs = _batch_on_device(session, Batch(inputs), inference.dtype).inputs
     model.eval()
     called = _compiled(model, inference.compile)
     for _ in range(iterations):
@@ -104,19 +275,25 @@ def _compiled(model: nn.Module, mode: str | None) -> Any:
     return model if mode is None else torch.compile(model, mode=mode)
 
 
-def _to_device(session: StepBook, model: nn.Module, inputs: Any, loss: Any, dtype: str) -> tuple[nn.Module, Any, Any]:
+def _model_on_device(session: StepBook, model: nn.Module, dtype: str) -> nn.Module:
     weights = DTYPES[dtype]
     if not is_quantized(model):
         if weights is not torch.float32:
             model = model.to(weights)
         model = model.to(DEVICE)
     session.label_model(model)
-    inputs = move(inputs, weights if weights is not torch.float32 else None)
+    return model
+
+
+def _batch_on_device(session: StepBook, batch: Batch, dtype: str) -> Batch:
+    weights, loss = DTYPES[dtype], batch.loss
+    inputs = move(batch.inputs, weights if weights is not torch.float32 else None)
     session.label_inputs(inputs)
     if hasattr(loss, "targets"):
+        loss = copy.copy(loss)
         loss.targets = move(loss.targets)
         session.label_inputs(loss.targets, "targets")
-    return model, inputs, loss
+    return Batch(inputs, loss)
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -124,15 +301,13 @@ def is_quantized(model: nn.Module) -> bool:
     return bool(getattr(model, "is_quantized", False))
 
 
-def _forward_loss(model: nn.Module, inputs: Any, loss: Any, amp: str | None) -> torch.Tensor:
-    with _autocast(amp):
-        value = loss(_call(model, inputs)) if loss is not None else default_loss(_call(model, inputs))
+def check_loss(value: object) -> None:
+    """Raises :class:`CaptureError` for what no backward pass can begin with."""
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise CaptureError(
             f"the loss is {_describe(value)}; it should be a tensor of one element that requires a gradient. "
             "Return a loss from the factory: (model, inputs, loss) or (model, inputs, targets, loss)"
         )
-    return value
 
 
 def default_loss(output: Any) -> torch.Tensor:
@@ -146,36 +321,26 @@ def default_loss(output: Any) -> torch.Tensor:
     raise CaptureError("the model's output has no floating-point tensor; return a loss from the factory")
 
 
-def _optimizer_step(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scaler: Any, training: Training
-) -> None:
-    if training.clip_grad_norm is not None:
-        if scaler:
-            for optimizer in optimizers:
-                scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad_norm)
-    for optimizer in optimizers:
-        if scaler:
-            scaler.step(optimizer)
-        else:
-            optimizer.step()
-    if scaler:
-        scaler.update()
-    for optimizer in optimizers:
-        optimizer.zero_grad(set_to_none=training.zero_grad == "set_to_none")
+def _bytes_of(output: Any) -> int:
+    """The bytes of the storages behind an output's tensors, each counted once."""
+    return sum({one._cdata: one.nbytes() for one in map(torch.Tensor.untyped_storage, _tensors_of(output))}.values())
 
 
-def _closure_step(model: nn.Module, optimizer: Any, gradients: Callable[[], torch.Tensor], training: Training) -> None:
-    """A step that evaluates the loss as often as it likes, as in the documentation of ``torch.optim``."""
+def _tensors_of(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
+    """Tensors in nested values and in the attributes of objects, as caches of keys and values have them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth:
+        for item in _parts_of(value):
+            yield from _tensors_of(item, depth - 1)
 
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=training.zero_grad == "set_to_none")
-        value = gradients()
-        if training.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), training.clip_grad_norm)
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, (list, tuple)):
         return value
-
-    optimizer.step(closure)
+    return vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) else ()
 
 
 def _autocast(amp: str | None) -> Any:

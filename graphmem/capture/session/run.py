@@ -10,6 +10,7 @@ import torch
 
 from graphmem import versions
 from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.loop.loading import loader_for
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory
@@ -22,6 +23,12 @@ from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 from graphmem.units import MIB, format_bytes
+
+#: What becomes of the model's output, by :data:`graphmem.training.LOOPS`.
+_KEPT = {
+    "hold": "a variable holds the model's output until the next one takes its place (--loop drop: it does not)",
+    "drop": "the model's output is dropped before the backward pass",
+}
 
 #: The second call finds what the first one allocated.
 INFERENCE_ITERATIONS = 2
@@ -46,6 +53,7 @@ class CapturedModel:
     decided: dict[str, int] = field(default_factory=dict)
     wants_every_iteration: bool = False
     communicators: tuple[int, ...] = ()  # ranks of each process group of several that the step is in
+    output_bytes: int = 0  # the largest output of the model in the default step's iterations
 
 
 def capture_model(
@@ -80,6 +88,7 @@ def capture_model(
     ran: list[int] = []
     endings: list[Ending] = []
     missed: list[bool] = []
+    output_bytes = [0]
 
     own = own_optimizer(step) if isinstance(step, Training) else None
 
@@ -96,7 +105,10 @@ def capture_model(
             memory.lift_limit()
         notes.extend(built.notes)
         if isinstance(step, Training):
-            notes.extend(run_training(session, built.model, built.inputs, built.loss, step, iterations, own))
+            loader = loader_for(build, built, sizes, step, iterations)
+            ended = run_training(session, built.model, built.inputs, built.loss, step, iterations, own, loader)
+            notes.extend(ended.remarks)
+            output_bytes[0] = ended.output_bytes
         else:
             run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
         ran.append(session.recorder.iteration)
@@ -119,8 +131,7 @@ def capture_model(
         leaves_alike=leaves_alike,
     )
     if not custom[0]:
-        kept = "the model's output is dropped before the backward pass"
-        notes.append(f"{ran[0]} iterations" + (f"; {kept}" if isinstance(step, Training) else ""))
+        notes.append(f"{ran[0]} iterations" + (f"; {_KEPT[step.loop]}" if isinstance(step, Training) else ""))
     notes.extend(captured.notes)
     return CapturedModel(
         captured.trace,
@@ -135,6 +146,7 @@ def capture_model(
         captured.decided,
         any(missed),
         captured.communicators,
+        output_bytes[0],
     )
 
 

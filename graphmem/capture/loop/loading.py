@@ -1,0 +1,52 @@
+"""Batches of several sizes for the default step, made on the host when a loader would give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from graphmem.capture.loop.step import Batch, Loader
+from graphmem.errors import CaptureError
+from graphmem.training import Training
+from graphmem.training.epochs import BatchSize
+
+
+def loader_for(
+    build: Callable[[Any], Any], built: Any, sizes: Any, training: Training, iterations: int | None
+) -> Loader | None:
+    """The loader of a step whose batches differ; None where one batch comes again and again.
+
+    ``built`` is what ``build(sizes)`` gave (:class:`graphmem.sources.base.Built`). Where it cannot make batches of
+    other sizes, the model is built once more for every size, on the host, and only the batch of it is kept.
+    """
+    if not training.epoch.varies:
+        return None
+    known: dict[BatchSize, Batch] = {}
+
+    def batch_of(size: BatchSize) -> Batch:
+        if size not in known:
+            wanted = replace(sizes, batch=size.batch, seq_len=size.seq_len)
+            if built.batch_of is not None:
+                known[size] = Batch(built.batch_of(wanted))
+            else:
+                other = build(wanted)
+                _check_host(other.model)
+                known[size] = Batch(other.inputs, other.loss)
+        return known[size]
+
+    steps = training.epoch.iterations(sizes.batch, sizes.seq_len, iterations)
+    for step in steps:
+        for size in (*step.micro_batches, *step.evaluated):
+            batch_of(size)  # before the model is on the device
+    return Loader(steps, batch_of)
+
+
+def _check_host(model: Any) -> None:
+    """Raises :class:`CaptureError` for a model that its factory puts on the card: a second one would be counted."""
+    if any(isinstance(parameter, torch.Tensor) and parameter.is_cuda for parameter in model.parameters()):
+        raise CaptureError(
+            "batches of several sizes are made by calling the factory once for each; let it leave the model on the host"
+        )

@@ -1,0 +1,61 @@
+"""Loops written by hand (:mod:`tests.recorded.cases.written`), recorded as :mod:`tests.recorded.whole` says, and
+predicted by the built-in step with the options that ask for the same, as ``graphmem analyze`` predicts it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests import places
+from tests.recorded.cases.written import CASES, Case, source_of
+from tests.recorded.whole import WholePrograms
+
+if TYPE_CHECKING:
+    from graphmem.trace import Trace
+
+#: The card that the recordings are made on.
+_CARD = "H200-141GB"
+
+
+@dataclass(frozen=True)
+class WrittenLoop:
+    """A case as a whole program."""
+
+    case: Case
+
+    @property
+    def name(self) -> str:
+        return self.case.name
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.case.needs
+
+    def run(self) -> Any:
+        return self.case.program()
+
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+        from graphmem import captures
+        from graphmem.question import Question
+        from graphmem.training import Training
+
+        with tempfile.TemporaryDirectory() as folder:
+            question = Question(
+                source_of(self.case, Path(folder)),
+                batch=self.case.batch,
+                seq_len=self.case.seq_len,
+                training=Training(**self.case.step),
+                iterations=self.case.iterations,
+                device=_CARD,
+                torch_version=".".join(map(str, torch_version)),
+                cudnn=library,
+            )
+            made: Any = captures.record(question, captures.load(question)).made
+        return made.trace, made.unknown
+
+
+PROGRAMS = {name: WrittenLoop(case) for name, case in CASES.items()}
+KIND = WholePrograms("written", places.PYTORCH / "written", lambda: PROGRAMS)
