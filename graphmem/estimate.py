@@ -152,8 +152,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """Something the reader must know. ``kind``: ``assumed`` (a line's value that decides a size or a branch),
-    ``unknown`` (counted, not modelled), ``warning`` or ``note``."""
+    """Something the reader must know. ``kind``: ``headline`` (stands beside the verdict), ``assumed`` (a line's value
+    that decides a size or a branch), ``unknown`` (counted, not modelled), ``warning`` or ``note``."""
 
     kind: str
     message: str

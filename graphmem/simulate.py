@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -154,10 +154,6 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         return Traced(made, loaded.name, recorded.words, loads=loads)
     setting, taken = question.setting, runtime.take(made.trace)
     assumptions = [*recorded.notes, *made.notes]
-    if setting.device.compute_capability is None:
-        assumptions.append(
-            f"{setting.device.name} is no CUDA card: kernels are assumed to behave as on {DEFAULT_DEVICE}"
-        )
     assumptions.extend(version_notes(setting.torch_version, made.installed_version))
     diagnostics = [Diagnostic("assumed", message, count) for message, count in made.decided.items()]
     diagnostics.extend(Diagnostic("note", message) for message in made.refusals)
@@ -210,7 +206,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     context = question.setting.device.outside(traced.loads)
     setting = _holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
-    diagnostics: Any = (*taken.diagnostics, *runs.diagnostics)
+    diagnostics: Any = (*_headlines(setting.device), *taken.diagnostics, *runs.diagnostics)
     details: Mapping[str, Any] = {**traced.details, **runs.details}
     if taken.findings is not None:
         diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
@@ -276,6 +272,17 @@ def _loads(trace: Trace, ranks: tuple[int, ...], card: Device, eager: bool) -> L
 
 def _loads_eagerly() -> bool:
     return os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+
+
+def _headlines(device: Device) -> Iterator[Diagnostic]:
+    """What must be read before any figure for this card."""
+    if device.compute_capability is None:
+        yield Diagnostic(
+            "headline",
+            f"{device.name} is no NVIDIA card: operators are assumed to take what they take on an {DEFAULT_DEVICE}, "
+            "in PyTorch's allocator, which ROCm shares. The workspaces of hipBLASLt (80 MiB in the ROCm release of "
+            "PyTorch 2.13, pull request 197201) and of MIOpen are not modelled",
+        )
 
 
 def _device_notes(question: Question, context: Sequence[Figure]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from graphmem.cli.groups import grouped
-from graphmem.devices import Device, custom_device, device_named
+from graphmem.devices import Device, custom_device, device_named, with_capability
 from graphmem.errors import UsageError
 from graphmem.runtimes import built_in, runtime_named
 from graphmem.training import (
@@ -201,6 +201,8 @@ _MEASURED_OPTIONS = (
 _TARGET_OPTIONS = (
     click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
     click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
+    click.option("--gpu-like", metavar="NAME", help="What the card of --gpu-memory is like otherwise."),
+    click.option("--capability", metavar="X.Y", help="Compute capability of the card instead of its own, e.g. 7.5."),
     click.option("--already-used", metavar="SIZE", help="What others hold of the card, e.g. 884MiB."),
     click.option(
         "--cuda",
@@ -380,28 +382,35 @@ def device_of(gpu: str | None, gpu_memory: str | None) -> Device | None:
 
 
 def _target_card(options: Mapping[str, Any]) -> Device | None:
-    """The card asked for, with what others hold of it and the CUDA that is used there. Raises :class:`UsageError`."""
-    card = device_of(options["gpu"], options["gpu_memory"])
-    used, cuda = options["already_used"], options["cuda"]
+    """The card asked for, with what else was said of it. Raises :class:`UsageError`."""
+    like = options["gpu_like"]
+    if like and (options["gpu"] or not options["gpu_memory"]):
+        raise UsageError("--gpu-like goes with --gpu-memory, and without --gpu")
+    card = device_of(options["gpu"] or like, options["gpu_memory"])
+    used, cuda, capability = options["already_used"], options["cuda"], options["capability"]
     if card is None:
-        if used or cuda:
-            raise UsageError(
-                f"{'--already-used' if used else '--cuda'} is said of a card: give --gpu or --gpu-memory too"
-            )
+        said = [f"--{name.replace('_', '-')}" for name in ("already_used", "cuda", "capability") if options[name]]
+        if said:
+            raise UsageError(f"{said[0]} is said of a card: give --gpu or --gpu-memory too")
         return None
+    if capability:
+        card = with_capability(card, _version("--capability", capability))
+    if cuda:
+        card = replace(card, cuda_version=_version("--cuda", cuda))
     if used:
         others = parse_bytes(used)
         if others >= card.capacity_bytes:
-            raise UsageError(
-                f"--already-used {used} leaves nothing of the {format_bytes(card.capacity_bytes)} of {card.name}"
-            )
+            capacity = format_bytes(card.capacity_bytes)
+            raise UsageError(f"--already-used {used} leaves nothing of the {capacity} of {card.name}")
         card = replace(card, others_bytes=others)
-    if cuda:
-        match = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})(\.[0-9]+)*", cuda)
-        if match is None:
-            raise UsageError(f"--cuda {cuda} is no version; write it like 11.2 or 12.4")
-        card = replace(card, cuda_version=(int(match[1]), int(match[2])))
     return card
+
+
+def _version(option: str, text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})(\.[0-9]+)*", text)
+    if match is None:
+        raise UsageError(f"{option} {text} cannot be read; write two numbers, as 12.0")
+    return int(match[1]), int(match[2])
 
 
 def dims_of(texts: tuple[str, ...]) -> dict[str, int]:

@@ -97,8 +97,9 @@ def sweep_command(**options: Any) -> None:
     for name in names:
         if options.get(name.replace("-", "_")):
             raise UsageError(f"--{name} and --vary {name} are given; leave one out")
-    if "gpu" in names and (options["already_used"] or options["cuda"]):
-        raise UsageError("--already-used and --cuda are said of one card; leave them or --vary gpu out")
+    of_one_card = [name for name in ("already_used", "cuda", "capability") if options[name]]
+    if "gpu" in names and of_one_card:
+        raise UsageError(f"--{of_one_card[0].replace('_', '-')} is said of one card; leave it or --vary gpu out")
     with working() as progress:
         from graphmem.planning.sweep import sweep
 

@@ -15,8 +15,9 @@ from importlib.resources import files
 from typing import Any
 
 from graphmem.devices import context
-from graphmem.devices.capabilities import Capability, limits_of
+from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.context import Loads
+from graphmem.devices.parts import part_named
 from graphmem.devices.user_table import read_user_table
 from graphmem.errors import UsageError
 from graphmem.estimate import Figure
@@ -32,12 +33,17 @@ __all__ = [
     "described_device",
     "device_named",
     "estimated_context_bytes",
+    "with_capability",
 ]
 
 #: The card assumed when the user names none. It is an assumption, and every report made with it says so.
 DEFAULT_DEVICE = "H100-80GB"
 
-_PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct|apple)+")
+_PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct)+")
+#: Keys of Apple's cards.
+_APPLE = re.compile(r"^(apple)?m[1-9](pro|max|ultra|$|\d+gb|\d+core)|^apple|^mps$")
+#: Longer text is no name.
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,9 @@ class Device:
     """A card. ``compute_capability`` is None where CUDA's does not apply; ``sm_count`` and ``max_threads_per_sm`` are 0
     where unknown.
 
-    ``capacity_bytes`` is what the driver reports (``cudaDeviceProp.totalGlobalMem``), for Apple the recommended working
-    set. ``context_bytes`` is what a PyTorch process holds outside its allocator once a step has run (context, kernels
-    loaded lazily, the handle of cuBLAS); :meth:`outside` has what else it may load. ``context_measured`` is true when
+    ``capacity_bytes`` is what the driver reports (``cudaDeviceProp.totalGlobalMem``), whatever the
+    vendor. ``context_bytes`` is what a PyTorch process holds outside its allocator once a step has run (context,
+    kernels loaded lazily, the handle of cuBLAS); :meth:`outside` has what else it may load. ``context_measured`` is true when
     the whole of it was measured on this card, cuDNN's engines included.
     """
 
@@ -111,7 +117,7 @@ class Device:
         if loads.at_once:
             figures[1:] = [context.all_kernels(self.name)]
         elif loads.cudnn and not self.context_measured:
-            figures.append(context.cudnn_engines(self.capability))
+            figures.append(context.cudnn_engines(self.limits))
         if loads.communicators:
             figures.append(context.nccl(loads.communicators))
         return tuple(figures)
@@ -121,6 +127,17 @@ class Device:
         return context.bare_context(
             self.sm_count, self.max_threads_per_sm, self.empty_context_bytes, self.empty_context_source
         )
+
+    def context_for(self, sms: int) -> dict[str, Any]:
+        """The fields of this NVIDIA card that tell of its context, for a part of it with so many multiprocessors."""
+        threads = self.max_threads_per_sm
+        return {
+            "context_bytes": estimated_context_bytes(sms, threads),
+            "context_source": _estimate_source(sms, threads),
+            "context_measured": False,
+            "empty_context_bytes": None,
+            "empty_context_source": "",
+        }
 
     def _plain_context(self) -> list[Figure]:
         size = self.context_bytes
@@ -158,17 +175,27 @@ def all_devices() -> tuple[Device, ...]:
 def device_named(name: str) -> Device:
     """The card of this name or alias; case, spaces, dashes and the maker's name do not matter.
 
-    A name that leaves the size open (``A100``) means the smallest card of that name. Raises :class:`UsageError` listing
-    close names and how to give a size instead.
+    A name that leaves the size open (``A100``) means the smallest card of that name. ``A100-40GB:1g.5gb`` is a MIG
+    instance, ``A10-12Q`` a vGPU (:mod:`graphmem.devices.parts`). No name stands for another card than its own. Raises
+    :class:`UsageError` listing close names and how to give a size instead.
     """
     index = _index()
     key = _key(name)
     if key in index:
         return index[key]
+    part = part_named(str(name), device_named) if len(str(name)) <= _LONGEST_NAME else None
+    if part is not None:
+        return part
+    other = "--gpu-memory 24GiB --gpu-like NAME"
+    if _APPLE.match(key):
+        raise UsageError(
+            f"{name!r} is Apple's: PyTorch runs there under MPS, whose allocator is not modelled; for a CUDA card of "
+            f"that size give {other}"
+        )
     close = _close_names(key)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
     raise UsageError(
-        f"unknown GPU {name!r}{hint}; 'graphmem gpus' lists all names, and --gpu-memory 24GiB stands for any other card"
+        f"unknown GPU {name!r}{hint}; 'graphmem gpus' lists all names, and {other} stands for any other card"
     )
 
 
@@ -186,6 +213,23 @@ def custom_device(capacity_bytes: int, like: str | Device | None = None) -> Devi
         aliases=(),
         capacity_bytes=capacity_bytes,
         capacity_source="given by the user",
+    )
+
+
+def with_capability(device: Device, compute_capability: tuple[int, int]) -> Device:
+    """The card with another compute capability, otherwise as it is: for cards that are not in the table.
+
+    Raises :class:`UsageError` for one that no CUDA card has.
+    """
+    written = ".".join(map(str, compute_capability))
+    if not is_capability(compute_capability):
+        raise UsageError(f"no CUDA card has the compute capability {written}")
+    return replace(
+        device,
+        name=f"{device.name} of capability {written}",
+        aliases=(),
+        vendor="NVIDIA",
+        compute_capability=compute_capability,
     )
 
 
@@ -252,8 +296,8 @@ def _estimate_source(sms: int, threads: int, measured: str | None = None) -> str
 
 
 def _key(name: str) -> str:
-    """Lower case, letters and digits only, without the maker's name."""
-    plain = re.sub(r"[^a-z0-9]", "", str(name).lower())
+    """Lower case, letters and digits only, without the maker's name and ``GPU``."""
+    plain = re.sub(r"[^a-z0-9]", "", str(name).lower()).removesuffix("gpu")
     return _PREFIXES.sub("", plain) or plain
 
 

@@ -52,6 +52,10 @@ class Capability:
     cudnn_trees: str
     #: Whether cuDNN's plans depend on the card's clocks.
     cudnn_asks_clocks: bool
+    #: What cuDNN loads outside the allocator once something convolves or recurs, in MiB: as expected, least and most;
+    #: and where that comes from (``devices/context`` has the sources).
+    cudnn_engine_mib: tuple[int, int, int]
+    cudnn_engine_source: str
     #: Whose kernels cuDNN's attention runs: ``hopper``, ``blackwell`` or ``other``.
     cudnn_attention: str
     #: Widest head that cuDNN attention takes; and whether it takes keys of 192 with values of 128 (sdp_utils.cpp).
@@ -108,6 +112,8 @@ _PASCAL = Capability(
     cub_unique=520,
     cudnn_trees="turing",  # cards before Turing were not asked about: the nearest
     cudnn_asks_clocks=False,
+    cudnn_engine_mib=(180, 10, 350),
+    cudnn_engine_source="assumed: between RTX 3060 (10 to 14 MiB) and A100 (250 to 350)",
     cudnn_attention="other",
     cudnn_attention_head=128,
     cudnn_attention_192_128=False,
@@ -154,6 +160,8 @@ _AMPERE = replace(
     cub_sort=800,
     cub_unique=800,
     cudnn_trees="ampere",
+    cudnn_engine_mib=(300, 250, 350),
+    cudnn_engine_source="250 to 350 MiB: GPUMemNet's convolutional networks on A100 against its others",
     rnn_persists=True,
     rnn_layer_workspaces=False,
     rnn_long_pipelines=True,
@@ -169,6 +177,8 @@ _AMPERE_SMALL = replace(
     l2_bytes=0,
     cub_unique=520,
     cudnn_trees="ampere_geforce",
+    cudnn_engine_mib=(12, 10, 14),
+    cudnn_engine_source="10 to 14 MiB: xMem's convolutional networks on RTX 3060 and 4060",
     rnn_persists=False,
     flash_trains_wide_heads=False,
     efficient_86_89=True,
@@ -184,6 +194,8 @@ _HOPPER = replace(
     cub_sort=900,
     cub_unique=900,
     cudnn_trees="hopper",
+    cudnn_engine_mib=_PASCAL.cudnn_engine_mib,
+    cudnn_engine_source=_PASCAL.cudnn_engine_source,
     cudnn_asks_clocks=True,
     cudnn_attention="hopper",
     cudnn_attention_head=256,
@@ -246,6 +258,15 @@ CAPABILITIES: dict[tuple[int, int], Capability] = {
     (12, 0): _BLACKWELL_SMALL,
     (12, 1): _BLACKWELL_SMALL,
 }
+
+
+_MINORS = range(10)
+
+
+def is_capability(compute_capability: tuple[int, int]) -> bool:
+    """Whether cards of its generation are known: the first number is that of a row, the second a digit."""
+    major, minor = compute_capability
+    return major in {known for known, _ in CAPABILITIES} and minor in _MINORS
 
 
 def limits_of(compute_capability: tuple[int, int]) -> Capability:

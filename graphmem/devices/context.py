@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphmem.devices.capabilities import Capability
 from graphmem.estimate import Figure
 from graphmem.units import MIB
 
@@ -49,11 +50,6 @@ CONTEXT_SPREAD = 0.05
 LIBRARY_BYTES = 128 * MIB
 LIBRARY_LEAST_BYTES = 10 * MIB
 LIBRARY_MOST_BYTES = 192 * MIB
-
-#: cuDNN's engines, once something convolves or recurs: sources disagree by a factor of thirty.
-_CUDNN_ON_A100 = (300 * MIB, 250 * MIB, 350 * MIB)
-_CUDNN_ON_GEFORCE = (12 * MIB, 10 * MIB, 14 * MIB)
-_CUDNN_ELSEWHERE = (180 * MIB, 10 * MIB, 350 * MIB)
 
 #: All kernels of PyTorch and its libraries, loaded at once: before CUDA 11.7, and with ``CUDA_MODULE_LOADING=EAGER``.
 #: What is left of the measured processes above without the rule's context, by the name of the card.
@@ -73,10 +69,6 @@ _COMMUNICATOR_OF_TWO = 544 * MIB
 _COMMUNICATOR = 688 * MIB
 _COMMUNICATOR_LEAST = 110 * MIB
 _COMMUNICATOR_MOST = 1638 * MIB
-
-#: Sizes of caches that tell A100's and its kin's cuDNN from that of small cards: what the two sources measured.
-_DATA_CENTRE_AMPERE = (8, 0)
-_GEFORCE_MEASURED = ((8, 6), (8, 9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +115,10 @@ def all_kernels(card: str) -> Figure:
     return Figure(name, size, least, most, "assumed: 362 (pytorch#86509) to 1439 MiB (RTX 3090, pytorch#55277)")
 
 
-def cudnn_engines(capability: tuple[int, int]) -> Figure:
+def cudnn_engines(limits: Capability) -> Figure:
     """What cuDNN loads on a card of this capability once something convolves or recurs."""
-    if capability == _DATA_CENTRE_AMPERE:
-        sizes, words = _CUDNN_ON_A100, "250 to 350 MiB: GPUMemNet's convolutional networks on A100 against its others"
-    elif capability in _GEFORCE_MEASURED:
-        sizes, words = _CUDNN_ON_GEFORCE, "10 to 14 MiB: xMem's convolutional networks on RTX 3060 and 4060"
-    else:
-        sizes, words = _CUDNN_ELSEWHERE, "assumed: between RTX 3060 (10 to 14 MiB) and A100 (250 to 350)"
-    return Figure("cuDNN's engines", *sizes, words)
+    size, least, most = (mib * MIB for mib in limits.cudnn_engine_mib)
+    return Figure("cuDNN's engines", size, least, most, limits.cudnn_engine_source)
 
 
 def nccl(communicators: tuple[int, ...]) -> Figure:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.estimate import CardUse, Diagnostic, Estimate, Moment, Timeline
-from graphmem.reports.text import DECIDED, WORDS, card_rows, clean, levels_of, verdict
+from graphmem.reports.text import DECIDED, WORDS, card_rows, clean, headlines, levels_of, verdict
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
 
@@ -76,7 +76,7 @@ def _sections(estimate: Estimate) -> Iterator[str]:
 def _verdict(estimate: Estimate) -> str:
     fits = estimate.fit is None or estimate.fit.fits
     kind = "yes" if fits else "no"
-    return "\n".join(f'<p class="{kind}">{escape(line)}</p>' for line in verdict(estimate))
+    return "\n".join(f'<p class="{kind}">{escape(line)}</p>' for line in [*verdict(estimate), *headlines(estimate)])
 
 
 def _card(card: CardUse) -> str:

@@ -124,7 +124,12 @@ def _title(estimate: Estimate) -> RenderableType:
 
 
 def _verdict(estimate: Estimate) -> RenderableType:
-    return Text("\n".join(verdict(estimate)))
+    return Text("\n".join([*verdict(estimate), *headlines(estimate)]))
+
+
+def headlines(estimate: Estimate) -> Sequence[str]:
+    """What stands beside the verdict, as no figure may be read without it."""
+    return [f"{clean(_diagnostic(one))}." for one in estimate.diagnostics if one.kind == "headline"]
 
 
 def verdict(estimate: Estimate) -> Sequence[str]:

@@ -121,3 +121,10 @@ def test_convolutions_load_cudnn() -> None:
     assert convolving.device - plain.device == 300 * MIB
     assert convolving.reserved == plain.reserved
     assert sum(convolving.breakdown.values()) == convolving.device
+
+
+def test_a_card_of_another_maker_says_first_what_is_assumed() -> None:
+    shown = text.render(replay_trace(_trace(GIB), device="MI300X", alloc_conf="", torch_version="2.13"))
+    verdict = shown.split("Peak memory")[0]
+    assert "no NVIDIA card" in verdict
+    assert "hipBLASLt" in verdict

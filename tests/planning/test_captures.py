@@ -37,7 +37,7 @@ CARDS = [
     custom_device(24 * GIB),
     device_named("T4"),
     device_named("A10G"),
-    device_named("M2-Ultra"),
+    device_named("MI300X"),
 ]
 
 
@@ -351,4 +351,4 @@ def test_jobs_without_joblib_say_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_card_assumed_for_kernels_is_the_default_one() -> None:
-    assert card_facts(device_named("M2-Ultra"))[:3] == card_facts(device_named(DEFAULT_DEVICE))[:3]
+    assert card_facts(device_named("MI300X"))[:3] == card_facts(device_named(DEFAULT_DEVICE))[:3]
