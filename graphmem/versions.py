@@ -19,7 +19,7 @@ Version = tuple[int, int]
 
 #: The versions of PyTorch that can be predicted: the rules were checked against recordings of the newest.
 OLDEST: Version = (2, 4)
-NEWEST: Version = (2, 13)
+NEWEST: Version = (2, 15)
 
 
 def version_of(text: str) -> Version:
@@ -176,6 +176,15 @@ CUBLASLT_SHARES_WORKSPACE = Since(
     "cublasLt's buffer", (2, 12), "its own", "cuBLAS's workspace", "pull requests 173002, 175879", ("2.11.0", "2.13.0"),
     "that 2.12 has it is read from the pull requests",
 )  # fmt: skip
+CUBLASLT_UNIFIED_OPTION = Since(
+    "`TORCH_CUBLASLT_UNIFIED_WORKSPACE`", (2, 7), "not read", "1: cublasLt takes cuBLAS's workspace; 0: a buffer of its "
+    "own", "pull request 145130", ("2.11.0",), "that 2.7 has it is read from the pull request",
+)  # fmt: skip
+CUBLAS_WORKSPACES_GIVEN_BACK = Since(
+    "workspaces of cuBLAS and cublasLt", (2, 15), "kept per thread and stream",
+    "taken and given back by every product, 1 MiB by those of cublasLt; `TORCH_CUBLAS_WORKSPACE_CACHE=1` keeps them",
+    "pull request 194311, ATen/cuda/CublasHandlePool.cpp", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+)  # fmt: skip
 LARGE_WORKSPACE_ON_BLACKWELL = Since(
     "cuBLAS's workspace on Blackwell", (2, 12), "8.1 MiB", "32 MiB", "pull request 175344", ("2.13.0",),
     "that 2.12 has it is read from the pull request",
@@ -185,7 +194,7 @@ LARGE_WORKSPACE_ON_BLACKWELL = Since(
 #: 2.6.0, 2.8.0, 2.9.1, 2.11.0 and 2.13.0; those of 2.5, 2.7, 2.10 and 2.12 are assumed.
 WHEEL_CUDNN: dict[Version, int] = {
     (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
-    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000,
+    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92000, (2, 15): 92600,
 }  # fmt: skip
 
 
@@ -213,6 +222,16 @@ CUDNN_DROPOUT_IN_SIXTEENTHS = Since(
 CUDNN_ATTENTION_LIMITS_BATCH = Since(
     "batch and heads in cuDNN attention", (2, 13), "of any size", "up to 65,535", "`check_cudnn_tensor_shapes`, "
     "sdp_utils.cpp", ("2.13.0",), "2.12 is taken to do as 2.11",
+)  # fmt: skip
+
+EFFICIENT_ATTENTION_GROUPED = Since(
+    "memory-efficient attention of fewer key than query heads", (2, 15), "refused, so the math kernel in fp32",
+    "taken; gradients of every head are summed into those of the groups. One key head needs no `enable_gqa` in any "
+    "fused kernel", "pull request 191085", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+)  # fmt: skip
+EFFICIENT_SEEDS_ON_DEVICE = Since(
+    "seed and offset of memory-efficient attention without dropout", (2, 15), "on the host", "on the device",
+    "ATen/native/transformers/cuda/attention.cu", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
 )  # fmt: skip
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -248,6 +267,11 @@ AUTOCAST_CACHE_SERVES_TRAINING = Since(
     "autocast's cache of casts", (2, 11), "casts as they were made: in inference mode, or without a gradient function",
     "none in inference mode, and all with a gradient function", "`cached_cast`, ATen/autocast_mode.cpp; pull request "
     "165068", ("2.13.0",), "that 2.11 has it and 2.10 does not is read from the pull request's date, December 2025",
+)  # fmt: skip
+PARTIAL_NORMS_COMPACT = Since(
+    "partial results of `_foreach_norm` and `_foreach_max`", (2, 15), "as many of every tensor as of the largest",
+    "as many as there are chunks, and a table of where each tensor's begin", "pull request 190549, "
+    "ATen/native/cuda/ForeachReduceOp.cu", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
 )  # fmt: skip
 OUTER_PRODUCTS_BY_TRITON = Since(
     "`bmm` of columns by rows, where Triton is installed as it is beside the CUDA wheels", (2, 13), "cuBLAS",

@@ -46,7 +46,8 @@ class FrameEvaluation:
 
 def frame_evaluation() -> FrameEvaluation | None:
     """None where the interpreter does not tell who evaluates its frames: other Pythons than CPython."""
-    from torch._dynamo import eval_frame
+    # torch._dynamo.eval_frame has the name too, but for 2.5 and 2.6
+    from torch._C._dynamo import eval_frame
 
     api = ctypes.pythonapi
     try:

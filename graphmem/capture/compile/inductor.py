@@ -149,7 +149,7 @@ def _patch_triton(patches: Patches) -> None:
     """Triton counts as installed; whether it is changes nothing that is allocated."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torch._inductor.") and callable(vars(module).get("has_triton")):
-            patches.set(module, "has_triton", lambda *_: True)
+            patches.set(module, "has_triton", lambda *_, **__: True)
     patches.set(torch.utils._triton, "triton_hash_with_backend", lambda: "")
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 

@@ -16,6 +16,7 @@ def missing_shapes() -> dict[str, Callable[..., Any]]:
     since_2_8 = {"aten::_grouped_mm": _grouped_mm} if hasattr(torch.ops.aten, "_grouped_mm") else {}
     return {
         **since_2_8,
+        "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
         "aten::_ctc_loss": _ctc_loss,
         "aten::_ctc_loss_backward": _like_first_input,
         "aten::multi_margin_loss": _margin_loss,
@@ -42,6 +43,34 @@ def _grouped_mm(
         return self.new_empty_strided((rows, columns), (row_stride, 1), dtype=dtype)
     groups = self.shape[0] if offs is None else offs.shape[0]
     return self.new_empty_strided((groups, rows, columns), (rows * row_stride, row_stride, 1), dtype=dtype)
+
+
+def _efficient_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients have the heads of what they are of; meta kernels before 2.15 know no fewer key than query heads."""
+    del grad_out, out, logsumexp, philox_seed, philox_offset, dropout_p, is_causal, scale
+    gradients = [
+        torch.empty_permuted(tensor.shape, (0, 2, 1, 3), dtype=tensor.dtype, device=tensor.device)
+        for tensor in (query, key, value)
+    ]
+    bias = None
+    if attn_bias is not None and grad_input_mask[3]:
+        columns = attn_bias.shape[-1]
+        bias = attn_bias.new_empty((*attn_bias.shape[:-1], -(-columns // 16) * 16))[..., :columns]
+    return gradients[0], gradients[1], gradients[2], bias
 
 
 def _ctc_loss(

@@ -51,7 +51,9 @@ class Births:
             script = call.rule(call.args, call.kwargs, outputs, card)
         workspaces = NOTHING
         if facts.calls_cublas and on_device(outputs):
-            workspaces = self._workspaces.use(call.func, call.args, call.in_backward, storages.streams.current)
+            workspaces = self._workspaces.use(
+                call.func, call.args, call.kwargs, call.in_backward, storages.streams.current
+            )
         if script is None:
             for tensor in outputs:
                 storages.see(tensor)
@@ -107,11 +109,13 @@ class Births:
 
     def _take(self, use: WorkspaceUse) -> None:
         storages = self._storages
-        around = None
-        if use.temporary:
-            around = storages.alloc(use.temporary, Category.WORKSPACE, "cublasLt workspace")
-        for label, size in use.kept:
-            index = storages.alloc(size, Category.WORKSPACE, label)
-            self._kept_workspaces.setdefault(storages.streams.current, []).append(index)
-        if around is not None:
-            storages.builder.free(around, storages.operator)
+        for _ in range(use.times):
+            around = None
+            if use.temporary is not None:
+                label, size = use.temporary
+                around = storages.alloc(size, Category.WORKSPACE, label)
+            for label, size in use.kept:
+                index = storages.alloc(size, Category.WORKSPACE, label)
+                self._kept_workspaces.setdefault(storages.streams.current, []).append(index)
+            if around is not None:
+                storages.builder.free(around, storages.operator)

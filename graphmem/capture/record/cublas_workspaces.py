@@ -1,15 +1,18 @@
-"""cuBLAS workspaces: buffers that PyTorch takes at a thread's first matrix product and keeps.
+"""cuBLAS workspaces: buffers that PyTorch gives its matrix products.
 
-One per (host thread, stream). The forward pass runs on the caller's thread, the backward pass on the autograd engine's
-device thread, so training holds two. Sources: ``aten/src/ATen/cuda/CublasHandlePool.cpp`` (default sizes by compute
-capability; the unified cublasLt workspace since 2.12) and the recorded runs of the CUDA build in ``tests/golden``.
+Up to 2.14 one per (host thread, stream) is taken at the first product and kept. The forward pass runs on the caller's
+thread, the backward pass on the autograd engine's device thread, so training holds two. Since 2.15 every product takes
+one and gives it back at once. Sources: ``aten/src/ATen/cuda/CublasHandlePool.cpp`` (default sizes by compute
+capability; the unified cublasLt workspace since 2.12; ``CUDABlasHandleWithWorkspace`` since 2.15),
+``addmm_out_cuda_impl`` in ``aten/src/ATen/native/cuda/Blas.cpp``, and the recorded runs of the CUDA build in
+``tests/golden``.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +31,7 @@ _aten = torch.ops.aten
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * KIB
 #: 32 MiB on Hopper since 2.0; on Blackwell (10.x, 12.x) since 2.12 (pull request 175344).
 LARGE_WORKSPACE = 32 * 1024 * KIB
-#: cublasLt's own buffer up to 2.11 (``_parseChosenWorkspaceSize``).
+#: cublasLt's own buffer where it does not share cuBLAS's (``parseCUDABlasLtWorkspaceSize``).
 LT_WORKSPACE = 1024 * KIB
 
 
@@ -46,13 +49,58 @@ def configured_workspace_bytes(text: str) -> int:
     return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True)) * KIB
 
 
+def configured_lt_bytes(text: str) -> int:
+    """Bytes of ``CUBLASLT_WORKSPACE_SIZE`` text, KiB. Raises :class:`UsageError` if it is no number."""
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise UsageError(f"CUBLASLT_WORKSPACE_SIZE={text!r} is not a number of KiB, such as 1024")
+    return int(text) * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceSettings:
+    """What the environment says of workspaces, each variable in the versions that read it.
+
+    ``cublas_bytes``, ``cublaslt_bytes``: their sizes, None for the default. ``kept``: a workspace stays with its thread
+    and stream. ``shared``: cublasLt takes cuBLAS's.
+    """
+
+    cublas_bytes: int | None
+    cublaslt_bytes: int | None
+    kept: bool
+    shared: bool
+
+    @staticmethod
+    def read(torch_version: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSettings:
+        """The settings of a process with this environment. Raises :class:`UsageError` for text that has no size."""
+        config = environment.get("CUBLAS_WORKSPACE_CONFIG")
+        lt_size = environment.get("CUBLASLT_WORKSPACE_SIZE")
+        kept = not versions.CUBLAS_WORKSPACES_GIVEN_BACK.holds(torch_version)
+        kept = kept or _flag(environment, "TORCH_CUBLAS_WORKSPACE_CACHE") is True
+        shared = versions.CUBLASLT_SHARES_WORKSPACE.holds(torch_version)
+        if versions.CUBLASLT_UNIFIED_OPTION.holds(torch_version):
+            asked = _flag(environment, "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+            shared = shared if asked is None else asked
+        return WorkspaceSettings(
+            configured_workspace_bytes(config) if config else None,
+            configured_lt_bytes(lt_size) if lt_size else None,
+            kept,
+            shared and kept,
+        )
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool | None:
+    """``c10::utils::check_env``: 0 and 1 are understood, anything else is as if it were not set."""
+    return {"0": False, "1": True}.get(environment.get(name, ""))
+
+
 @dataclass(frozen=True, slots=True)
 class WorkspaceUse:
-    """What one operator takes after its outputs: a ``temporary`` buffer around the rest (0: none), then ``kept`` ones
-    as (label, bytes)."""
+    """What one operator takes after its outputs: a ``temporary`` buffer (label, bytes) around the rest, one after
+    another ``times`` over, and ``kept`` ones."""
 
     kept: tuple[tuple[str, int], ...] = ()
-    temporary: int = 0
+    temporary: tuple[str, int] | None = None
+    times: int = 1
 
 
 NOTHING = WorkspaceUse()
@@ -62,38 +110,46 @@ class Workspaces:
     """Which workspaces a run holds already.
 
     cublasLt, which ``addmm`` with a bias uses, first had a buffer of its own around every call, then one kept per
-    thread beside cuBLAS's, and now shares cuBLAS's (:mod:`graphmem.versions`).
+    thread beside cuBLAS's, then shared cuBLAS's; now both are taken and given back (:mod:`graphmem.versions`).
     """
 
     def __init__(
         self,
         limits: Capability,
         torch_version: tuple[int, int],
-        config: str | None = None,
+        environment: Mapping[str, str] | None = None,
         measured_bytes: int | None = None,
     ) -> None:
-        if config is None:
-            config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        self.settings = WorkspaceSettings.read(torch_version, os.environ if environment is None else environment)
         by_rule = default_workspace_bytes(limits, torch_version)
         default = by_rule if measured_bytes is None else measured_bytes
-        self.size = configured_workspace_bytes(config) if config else default
+        self.size = default if self.settings.cublas_bytes is None else self.settings.cublas_bytes
+        self._lt_size = LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
         self._version = torch_version
         self._held: set[tuple[str, bool, int]] = set()
 
-    def use(self, func: Any, args: Sequence[Any], in_backward: bool, stream: int = 0) -> WorkspaceUse:
+    def use(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], in_backward: bool, stream: int = 0
+    ) -> WorkspaceUse:
         """What this operator takes on ``stream``; notes what it keeps."""
         if func not in CALLS_CUBLAS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
             return NOTHING
+        if not self.settings.kept:
+            if _fuses_bias(func, args, kwargs):
+                return self._temporary("cublasLt", self._lt_size)
+            return self._temporary("cuBLAS", self.size, len(args[1]) if func is _aten.addbmm.default else 1)
         kept = list(self.use_cublas(in_backward, stream).kept)
         kept_lt = versions.CUBLASLT_BUFFER_KEPT.holds(self._version)
-        separate_lt = not versions.CUBLASLT_SHARES_WORKSPACE.holds(self._version) and _uses_cublaslt(func, args)
+        separate_lt = not self.settings.shared and self._lt_size > 0 and _uses_cublaslt(func, args)
         if separate_lt and kept_lt and self._is_first("cublasLt", in_backward, stream):
-            kept.append((_label("cublasLt", in_backward, stream), LT_WORKSPACE))
-        temporary = LT_WORKSPACE if separate_lt and not kept_lt else 0
-        return WorkspaceUse(tuple(kept), temporary) if kept or temporary else NOTHING
+            kept.append((_label("cublasLt", in_backward, stream), self._lt_size))
+        around = self._temporary("cublasLt", self._lt_size) if separate_lt and not kept_lt else NOTHING
+        return WorkspaceUse(tuple(kept), around.temporary) if kept or around.temporary else NOTHING
 
     def use_cublas(self, in_backward: bool, stream: int = 0) -> WorkspaceUse:
-        """What a call of cuBLAS takes on ``stream``; notes that it is kept."""
+        """What a call of cuBLAS takes on ``stream``; notes what is kept."""
+        if not self.settings.kept:
+            return self._temporary("cuBLAS", self.size)
         if not self.size or not self._is_first("cuBLAS", in_backward, stream):
             return NOTHING
         return WorkspaceUse(((_label("cuBLAS", in_backward, stream), self.size),))
@@ -105,6 +161,9 @@ class Workspaces:
     def keep_only(self, labels: Collection[str]) -> None:
         """An operator that was to take some failed before: those of these names are there, and no others."""
         self._held = {key for key in self._held if _label(*key) in labels}
+
+    def _temporary(self, library: str, size: int, times: int = 1) -> WorkspaceUse:
+        return WorkspaceUse(temporary=(f"{library} workspace", size), times=times) if size else NOTHING
 
     def _is_first(self, library: str, in_backward: bool, stream: int) -> bool:
         key = (library, in_backward, stream)
@@ -129,3 +188,21 @@ def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:
     if func is not _aten.addmm.default or args[0].dim() != 1:
         return False
     return bool(min(args[2].shape) > 1)
+
+
+#: Dtypes whose matrix as a bias goes through cublasLt too (:func:`_fuses_bias`).
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def _fuses_bias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``addmm`` of 2.15 calls cublasLt (``isInputCompliesAddmmCudaLt``, ATen/native/cuda/Blas.cpp): a contiguous
+    bias of one dimension, or with others of size 1 to the left, that is added as it is; of half types also a whole
+    contiguous matrix. No side of the second matrix is 1. Observed with 2.15.0."""
+    if func is not _aten.addmm.default:
+        return False
+    bias, first, second = args[:3]
+    if min(second.shape) <= 1 or not bias.is_contiguous() or bias.is_complex() or not bias.is_floating_point():
+        return False
+    if bias.shape and bias.shape[-1] == second.shape[1] and bias.numel() == second.shape[1]:
+        return bool(kwargs.get("beta", 1) == 1)
+    return bias.dtype in _HALF_TYPES and tuple(bias.shape) == (first.shape[0], second.shape[1])

@@ -50,7 +50,7 @@ def record(names: list[str], folder: Path, extra: Mapping[str, str]) -> int:
             environment.setdefault("GRAPHMEM_TRUE_VALUES", os.environ.get("GRAPHMEM_TRUE_VALUES") or os.devnull)
             environment["FAKE_CUDA_SENT"] = "1"
         if run.alloc_conf:
-            environment["PYTORCH_ALLOC_CONF"] = run.alloc_conf
+            environment["PYTORCH_CUDA_ALLOC_CONF"] = run.alloc_conf  # the name that every version reads
         asked = json.dumps(asdict(replace(run, marks=(), changes=())))  # what a command line can hold
         failed = stub.run(["-m", "tests.recorded.steps.record", asked, str(folder)], environment)
         print(run.name, "FAILED" if failed else "recorded", flush=True)

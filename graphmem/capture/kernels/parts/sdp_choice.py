@@ -141,7 +141,7 @@ def _can_use_efficient(call: _Call) -> bool:
         and d_v % alignment == 0
         and _has_sequences(call)
         and _last_strides(call)
-        and _batch_and_heads(call, supports_gqa=False)
+        and _batch_and_heads(call, supports_gqa=_groups_efficiently(call))
         and call.dtype in dtypes
     )
 
@@ -222,11 +222,16 @@ def _batch_and_heads(call: _Call, *, supports_gqa: bool, same_kv_heads: bool = T
     if not call.query[0] == call.key[0] == call.value[0]:
         return False
     heads, key_heads, value_heads = call.query[-3], call.key[-3], call.value[-3]
-    if call.enable_gqa and supports_gqa:
+    one_head = _groups_efficiently(call) and key_heads == value_heads == 1
+    if (call.enable_gqa or one_head) and supports_gqa:
         if same_kv_heads and key_heads != value_heads:
             return False
         return heads % key_heads == 0 and (same_kv_heads or heads % value_heads == 0)
     return heads == key_heads == value_heads
+
+
+def _groups_efficiently(call: _Call) -> bool:
+    return versions.EFFICIENT_ATTENTION_GROUPED.holds(call.card.torch_version)
 
 
 _CAN_USE: dict[str, Callable[[_Call], bool]] = {

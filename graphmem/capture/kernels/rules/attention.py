@@ -134,7 +134,8 @@ def efficient_rule(call: Call) -> Script | None:
     batch, heads, queries = query.shape[:3]
     rows = round_up(queries, 32) if call.compute_log_sumexp else 0
     # Seed and offset are host tensors, unless a CUDA graph is being captured: its replays change them.
-    seed_bytes = 8 if call.card.in_graph_capture else 0
+    unused = versions.EFFICIENT_SEEDS_ON_DEVICE.holds(call.card.torch_version) and call.dropout_p == 0.0
+    seed_bytes = 8 if call.card.in_graph_capture or unused else 0
     script = Script().output(2, seed_bytes).output(3, seed_bytes)
     script.output(0).output(1, batch * heads * rows * _FP32)
     if query.element_size() == 2 and max(query.shape[3], value.shape[3]) > 128:
@@ -181,11 +182,17 @@ def efficient_backward_rule(call: Call) -> Script | None:
     script.output(0).output(1).output(2)
     if mask[3] and len(call.outputs) > 3:
         script.output(3, bytes_of(bias) // bias.shape[-1] * round_up(bias.shape[-1], 16))
+    heads = query.shape[1]
+    grouped = []
+    if key.shape[1] != heads:
+        for tensor, name in ((key, "key"), (value, "value")):
+            size = bytes_of(tensor) // tensor.shape[1] * heads
+            grouped.append(script.take(size, f"{name} gradient of every head"))
     half = query.element_size() == 2
     tile = _backward_tile(max(query.shape[3], value.shape[3]), half, dropout > 0, call.card)
     delta = _take_delta(script, grad, half, call.card)
     workspace = script.take(_efficient_workspace(query, key, value, tile), "efficient attention workspace")
-    script.give(delta, workspace)
+    script.give(delta, workspace, *reversed(grouped))
     script.give(*copies)
     return script
 

@@ -1,6 +1,6 @@
 """Kernels of optimizers: many tensors at once, and powers of a number by a step counter on the device.
 
-Source of the reductions: ``aten/src/ATen/native/cuda/ForeachReduceOp.cu``, PyTorch 2.4 to 2.13.
+Source of the reductions: ``aten/src/ATen/native/cuda/ForeachReduceOp.cu``, PyTorch 2.4 to 2.15.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
@@ -24,13 +25,25 @@ def foreach_reduction(call: Call) -> Script | None:
     tensors = call.self
     if not tensors:
         return None
-    chunks = max(-(-tensor.numel() // CHUNK_ELEMENTS) for tensor in tensors)
+    chunks = [-(-tensor.numel() // CHUNK_ELEMENTS) for tensor in tensors]
     accumulate = 8 if tensors[0].dtype is torch.float64 else 4
+    if versions.PARTIAL_NORMS_COMPACT.holds(call.card.torch_version):
+        return _compact_reduction(call, sum(chunks) * accumulate)
     script = Script()
-    partial = script.take(len(tensors) * chunks * accumulate, "partial norms")
+    partial = script.take(len(tensors) * max(chunks) * accumulate, "partial norms")
     for index in range(len(call.outputs)):
         script.output(index)
     script.give(partial)
+    return script
+
+
+def _compact_reduction(call: Call, size: int) -> Script:
+    script = Script()
+    starts = script.take((len(call.self) + 1) * 8, "starts of partial norms")
+    partial = script.take(size, "partial norms")
+    for index in range(len(call.outputs)):
+        script.output(index)
+    script.give(partial, starts)
     return script
 
 

@@ -4,6 +4,14 @@
 #include <cudnn.h>
 #include <algorithm>
 
+#if CUDNN_VERSION < 90800  // headers that do not know planning without a device: PyTorch 2.6 and older
+constexpr auto CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR = (cudnnBackendDescriptorType_t)38;
+constexpr auto CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION = (cudnnBackendAttributeName_t)2702;
+constexpr auto CUDNN_ATTR_ENGINEHEUR_DEVICEPROP = (cudnnBackendAttributeName_t)204;
+constexpr auto CUDNN_ATTR_ENGINE_DEVICEPROP = (cudnnBackendAttributeName_t)1307;
+constexpr auto CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP = (cudnnBackendAttributeName_t)407;
+#endif
+
 static u64 dnn_ws() {
   static u64 v = envu("FAKE_CUDNN_WS", 0);
   return v;
@@ -303,10 +311,12 @@ API cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t d, cudnnBack
       *got = 1;
       if (e) *(int64_t*)e = (int64_t)dnn_ws();
       return OK;
+#if CUDNN_VERSION >= 90200  // the attribute came after 9.1, which PyTorch 2.6 has
     case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
       *got = 1;
       if (e) *(int64_t*)e = (int64_t)dnn_ws();
       return OK;
+#endif
     case CUDNN_ATTR_ENGINECFG_ENGINE:
       *got = 1;
       return OK;

@@ -73,19 +73,30 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* c
   *c = capture_of(s) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* c, unsigned long long* id,
-                                         cudaGraph_t* g, const cudaGraphNode_t** d, const cudaGraphEdgeData** e,
-                                         size_t* n) {
+static cudaError_t capture_info(cudaStream_t s, cudaStreamCaptureStatus* c, unsigned long long* id, cudaGraph_t* g,
+                                const cudaGraphNode_t** d, size_t* n) {
   LOCK;
   Capture* k = capture_of(s);
   *c = k ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   if (id) *id = k ? k->id : 0;
   if (g) *g = k ? graph_of(k->id) : 0;
   if (d) *d = 0;
-  if (e) *e = 0;
   if (n) *n = 0;
   return cudaSuccess;
 }
+#if CUDART_VERSION < 13000  // a macro for cudaStreamGetCaptureInfo_v2, which knows no edges
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* c, unsigned long long* id,
+                                         cudaGraph_t* g, const cudaGraphNode_t** d, size_t* n) {
+  return capture_info(s, c, id, g, d, n);
+}
+#else
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* c, unsigned long long* id,
+                                         cudaGraph_t* g, const cudaGraphNode_t** d, const cudaGraphEdgeData** e,
+                                         size_t* n) {
+  if (e) *e = 0;
+  return capture_info(s, c, id, g, d, n);
+}
+#endif
 API cudaError_t cudaGraphCreate(cudaGraph_t* g, unsigned) {
   *g = (cudaGraph_t)new_handle();
   return cudaSuccess;
