@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
 from graphmem.training import Inference, Training
-from graphmem.versions import version_named
+from graphmem.versions import version_named, workspace_variables
 
 #: More iterations than any run needs to settle; the events of every one of them are held.
 MOST_ITERATIONS = 1000
@@ -141,7 +142,8 @@ class CaptureKey:
     iterations: int | None
     #: The runtime that planned the trace and what it looked at, or None for a captured step.
     plan: tuple[str, Hashable] | None
-    #: Of a captured step: where the model is built, the version of PyTorch, the card as kernels see it, the cuDNN.
+    #: Of a captured step: where the model is built, the version of PyTorch, the card as kernels see it, the cuDNN, the
+    #: variables about workspaces.
     capture: tuple[Any, ...] | None
 
 
@@ -164,7 +166,8 @@ def capture_key(question: Question) -> CaptureKey:
             loading, question.step, question.iterations, (planner.name, planner.plan_options(options)), None
         )
     cudnn = None if question.cudnn is None else (str(question.cudnn), setting.device)
-    capture = (question.build_on, setting.torch_version, card_facts(setting.device), cudnn)
+    variables = workspace_variables(os.environ)
+    capture = (question.build_on, setting.torch_version, card_facts(setting.device), cudnn, variables)
     return CaptureKey(loading, question.step, question.iterations, None, capture)
 
 

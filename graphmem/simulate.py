@@ -21,7 +21,7 @@ from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import fits_card, summarize
 from graphmem.trace import Trace
 from graphmem.training import Training
-from graphmem.versions import version_notes
+from graphmem.versions import beyond_known, version_notes, workspace_variables
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     setting, taken = question.setting, runtime.take(made.trace)
     assumptions = [*recorded.notes, *made.notes]
     assumptions.extend(version_notes(setting.torch_version, made.installed_version))
+    assumptions.extend(f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
     diagnostics = [Diagnostic("assumed", message, count) for message, count in made.decided.items()]
     diagnostics.extend(Diagnostic("note", message) for message in made.refusals)
     diagnostics.extend(Diagnostic("unknown", message, count) for message, count in made.unknown.items())
@@ -175,7 +176,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
     loads = _loads(made.trace, made.communicators, setting.device, _loads_eagerly())
-    return Traced(whole, loaded.name, recorded.words, details, loads)
+    headline = recorded.words + beyond_known(setting.torch_version)
+    return Traced(whole, loaded.name, headline, details, loads)
 
 
 def replay_recorded(trace: Trace, question: Question) -> Estimate:

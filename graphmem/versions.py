@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,27 @@ def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[st
             f"cuDNN's convolution workspaces are those of PyTorch {newest}'s wheel, whatever version is predicted"
         )
     return notes
+
+
+def beyond_known(asked: tuple[int, int]) -> str:
+    """For the headline: that a version is newer than any whose rules are known; "" for the others."""
+    if asked <= NEWEST:
+        return ""
+    return f", PyTorch {words(asked)} (newer than any known) by the rules of {words(NEWEST)}"
+
+
+#: Variables of the environment that say how large libraries' workspaces are and how long they stay.
+WORKSPACE_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TORCH_CUBLAS_WORKSPACE_CACHE",
+)
+
+
+def workspace_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Those that are set, with their text: a trace depends on them."""
+    return tuple((name, environment[name]) for name in WORKSPACE_VARIABLES if environment.get(name))
 
 
 # --- the register -----------------------------------------------------------------------------------------------------
@@ -177,8 +199,9 @@ CUBLASLT_SHARES_WORKSPACE = Since(
     "that 2.12 has it is read from the pull requests",
 )  # fmt: skip
 CUBLASLT_UNIFIED_OPTION = Since(
-    "`TORCH_CUBLASLT_UNIFIED_WORKSPACE`", (2, 7), "not read", "1: cublasLt takes cuBLAS's workspace; 0: a buffer of its "
-    "own", "pull request 145130", ("2.11.0",), "that 2.7 has it is read from the pull request",
+    "`TORCH_CUBLASLT_UNIFIED_WORKSPACE`", (2, 7), "not read",
+    "1: cublasLt takes cuBLAS's workspace; 0: a buffer of its own", "pull request 145130", ("2.11.0",),
+    "that 2.7 has it is read from the pull request",
 )  # fmt: skip
 CUBLAS_WORKSPACES_GIVEN_BACK = Since(
     "workspaces of cuBLAS and cublasLt", (2, 15), "kept per thread and stream",
@@ -191,7 +214,7 @@ LARGE_WORKSPACE_ON_BLACKWELL = Since(
 )  # fmt: skip
 
 #: cuDNN of the default CUDA wheel on PyPI as an integer (9.20.0 is 92000): the requirements of the wheels of 2.4.1,
-#: 2.6.0, 2.8.0, 2.9.1, 2.11.0 and 2.13.0; those of 2.5, 2.7, 2.10 and 2.12 are assumed.
+#: 2.6.0, 2.8.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0; those of 2.5, 2.7, 2.10, 2.12 and 2.14 are assumed.
 WHEEL_CUDNN: dict[Version, int] = {
     (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
     (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92000, (2, 15): 92600,

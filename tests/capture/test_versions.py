@@ -1,7 +1,7 @@
 """What changed between versions of PyTorch, and what is said of the version that is predicted.
 
-The recordings in ``golden/pytorch/<version>`` were made with older CUDA builds. docs/modeling/versions.md lists the
-differences.
+The recordings in ``golden/pytorch/<version>`` were made with other CUDA builds than the one that all kinds are recorded
+of. docs/modeling/versions.md lists the differences.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import graphmem.reports.text
 from graphmem import versions
 from graphmem.errors import UsageError
 
@@ -21,7 +22,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402, N812
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from graphmem.capture.record.cublas_workspaces import LT_WORKSPACE  # noqa: E402
+from graphmem.capture.record.cublas_workspaces import LARGE_WORKSPACE, LT_WORKSPACE  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.trace import Category  # noqa: E402
 from tests import places  # noqa: E402
@@ -29,22 +30,36 @@ from tests.recorded.steps import runs  # noqa: E402
 from tests.support.captures import H100, Born, births  # noqa: E402
 
 FOLDER = places.PYTORCH_VERSIONS
-OLDER = [version for version in places.RECORDED if version not in places.WHOLE]
+OTHERS = [version for version in places.RECORDED if version not in places.WHOLE]
 RECORDINGS = sorted(
-    path.relative_to(FOLDER) for version in OLDER for path in places.of_torch(version).glob(f"steps/*{runs.SUFFIX}")
+    path.relative_to(FOLDER) for version in OTHERS for path in places.of_torch(version).glob(f"steps/*{runs.SUFFIX}")
 )
+#: Peaks are the same; one allocation of some lies elsewhere in the order.
+LINED_UP_OTHERWISE = {Path("2.11/steps/hf-bert_16_adamw_amp.json.gz")}
+#: Seconds each; the others take longer.
+QUICK = ("mlp_64", "mlp_256_none", "mlp_256_adamw_fp32_clip", "gpt_tiny_8_adamw_bf16", "gpt_tiny_8_adamw_fp32")
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=str)
-def test_a_step_of_an_older_pytorch_is_predicted_to_the_byte(path: Path) -> None:
-    compared = runs.compare(path.name.removesuffix(runs.SUFFIX), FOLDER / path.parent)
+def _recordings() -> list[Any]:
+    return [
+        pytest.param(path, marks=() if path.name.startswith(QUICK) else pytest.mark.slow, id=str(path))
+        for path in RECORDINGS
+    ]
+
+
+@pytest.mark.parametrize("path", _recordings())
+def test_a_step_of_another_pytorch_is_predicted_to_the_byte(path: Path) -> None:
+    name = path.name.removesuffix(runs.SUFFIX)
+    if runs.load(name, FOLDER / path.parent).library:
+        pytest.importorskip("transformers")
+    compared = runs.compare(name, FOLDER / path.parent)
     assert path.parts[0] == versions.words(compared.recorded.torch_version)
     assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == (0, 0)
-    assert compared.match.share == 1
+    assert compared.match.share == 1 or path in LINED_UP_OTHERWISE
 
 
 def test_the_recordings_span_the_versions() -> None:
-    assert {path.parts[0] for path in RECORDINGS} == {"2.4", "2.6", "2.9"}
+    assert {path.parts[0] for path in RECORDINGS} == {"2.4", "2.6", "2.9", "2.11", "2.15"}
 
 
 # --- one rule each ----------------------------------------------------------------------------------------------------
@@ -135,9 +150,100 @@ def test_the_math_attention_computes_half_types_in_fp32_since_2_5() -> None:
 
 
 def test_cudnn_of_the_wheels() -> None:
-    assert [versions.wheel_cudnn((2, minor)) for minor in (4, 6, 7, 9, 11, 13, 20)] == [
-        90100, 90100, 90501, 91002, 91900, 92000, 92000,
+    assert [versions.wheel_cudnn((2, minor)) for minor in (4, 6, 7, 9, 11, 13, 15, 20)] == [
+        90100, 90100, 90501, 91002, 91900, 92000, 92600, 92600,
     ]  # fmt: skip
+
+
+def _products() -> None:
+    weight, bias = torch.zeros(64, 64, device="cuda"), torch.zeros(64, device="cuda")
+    for _ in range(2):
+        _ = weight @ weight
+    _ = torch.addmm(bias, weight, weight)
+
+
+@pytest.mark.parametrize(
+    ("version", "variables", "taken"),
+    [
+        ((2, 14), {}, [LARGE_WORKSPACE]),
+        ((2, 14), {"TORCH_CUBLAS_WORKSPACE_CACHE": "0"}, [LARGE_WORKSPACE]),
+        ((2, 14), {"CUBLASLT_WORKSPACE_SIZE": "2048"}, [LARGE_WORKSPACE]),
+        ((2, 14), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}, [LARGE_WORKSPACE, LT_WORKSPACE]),
+        ((2, 15), {}, [LARGE_WORKSPACE, LARGE_WORKSPACE, LT_WORKSPACE]),
+        ((2, 15), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, [1 << 17, 1 << 17, LT_WORKSPACE]),
+        ((2, 15), {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "2048"}, [2 << 20]),
+        ((2, 15), {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}, [LARGE_WORKSPACE]),
+        (
+            (2, 15),
+            {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"},
+            [LARGE_WORKSPACE, LT_WORKSPACE],
+        ),
+        ((2, 11), {}, [LARGE_WORKSPACE, LT_WORKSPACE]),
+        ((2, 11), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, [LARGE_WORKSPACE]),
+        ((2, 11), {"CUBLASLT_WORKSPACE_SIZE": "2048"}, [LARGE_WORKSPACE, 2 << 20]),
+        ((2, 6), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, [LARGE_WORKSPACE, LT_WORKSPACE]),
+    ],
+)
+def test_workspaces_follow_the_variables_that_a_version_reads(
+    version: tuple[int, int], variables: dict[str, str], taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    found = [storage for storage in born_under(version, _products) if storage.category is Category.WORKSPACE]
+    assert [storage.bytes for storage in found] == taken
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "1.5"])
+def test_a_size_of_cublaslts_workspace_that_is_no_number_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", text)
+    with pytest.raises(UsageError, match=r"CUBLASLT_WORKSPACE_SIZE=.* is not a number of KiB"):
+        born_under((2, 15), _products)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "beta", "fused"),
+    [
+        (torch.float32, (64,), 1, True),
+        (torch.float32, (1, 64), 1, True),
+        (torch.float32, (64, 1), 1, False),
+        (torch.float32, (1,), 1, False),
+        (torch.float32, (64,), 2, False),
+        (torch.float32, (64, 64), 1, False),
+        (torch.bfloat16, (64, 64), 1, True),
+        (torch.bfloat16, (64, 64), 0.5, True),
+        (torch.bfloat16, (64,), 0, False),
+    ],
+)
+def test_2_15_gives_cublaslt_what_it_can_add(
+    dtype: torch.dtype, bias: tuple[int, ...], beta: float, fused: bool
+) -> None:
+    """As seen of 2.15.0 on the stub driver."""
+
+    def step() -> None:
+        matrix = torch.zeros(64, 64, device="cuda", dtype=dtype)
+        torch.addmm(torch.zeros(bias, device="cuda", dtype=dtype), matrix, matrix, beta=beta)
+
+    found = [storage.bytes for storage in born_under((2, 15), step) if storage.category is Category.WORKSPACE]
+    assert found == [LT_WORKSPACE if fused else LARGE_WORKSPACE]
+
+
+@pytest.mark.parametrize("heads", [2, 1])
+def test_fewer_key_heads_are_no_matter_for_efficient_attention_since_2_15(heads: int) -> None:
+    """Recorded with 2.15.0: scores of every head (2.13) or gradients of every head (2.15)."""
+    gradients: list[tuple[int, ...]] = []
+
+    def step() -> None:
+        query = _leaf(2, 8, 256, 64)
+        key, value = _leaf(2, heads, 256, 64), _leaf(2, heads, 256, 64)
+        F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).sum().backward()
+        gradients.append(tuple(key.grad.shape))
+
+    every_head, scores = 2 * 8 * 256 * 64 * 4, 2 * 8 * 256 * 256 * 4
+    born = born_under((2, 15), step)
+    assert sum(storage.label == "key gradient of every head" for storage in born) == 1
+    assert max(s.bytes for s in born if s.category is not Category.WORKSPACE) < every_head + (1 << 20) < scores
+    assert max(s.bytes for s in born_under((2, 13), step) if s.category is not Category.WORKSPACE) == scores
+    assert set(gradients) == {(2, heads, 256, 64)}
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -156,7 +262,7 @@ def test_text_that_is_no_version_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["1.13", "2.3.1", "3.0"])
 def test_a_version_out_of_range_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"accepted: 2\.4 to 2\.13"):
+    with pytest.raises(UsageError, match=r"accepted: 2\.4 to 2\.15"):
         versions.version_named(text)
 
 
@@ -165,7 +271,26 @@ def test_notes_name_both_versions_and_what_is_followed() -> None:
     other, cudnn = versions.version_notes((2, 6), (2, 13))
     assert "PyTorch 2.6 is predicted with PyTorch 2.13 installed" in other
     assert "cuDNN" in cudnn
-    assert "2.14 is newer than 2.13" in versions.version_notes((2, 14), (2, 13))[0]
+    assert "2.16 is newer than 2.15" in versions.version_notes((2, 16), (2, 13))[0]
+    assert versions.beyond_known(versions.NEWEST) == ""
+    assert versions.beyond_known((2, 16)) == ", PyTorch 2.16 (newer than any known) by the rules of 2.15"
+
+
+def _linear() -> tuple[torch.nn.Module, torch.Tensor]:
+    return torch.nn.Linear(8, 8), torch.zeros(1, 8)
+
+
+def test_a_version_beyond_the_known_is_in_the_headline() -> None:
+    estimate = graphmem.analyze(_linear, training=False, torch_version="2.16")
+    assert "PyTorch 2.16 (newer than any known)" in graphmem.reports.text.render(estimate, width=200)
+
+
+def test_variables_about_workspaces_are_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = graphmem.analyze(_linear, training=False).peak.allocated_bytes
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    estimate = graphmem.analyze(_linear, training=False)
+    assert estimate.peak.allocated_bytes < usual
+    assert "CUBLAS_WORKSPACE_CONFIG=:16:8 of the environment" in estimate.assumptions
 
 
 def test_an_installed_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

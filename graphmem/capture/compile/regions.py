@@ -209,7 +209,7 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
     """Hear when Dynamo begins to look at frames: what it compiles may have been decorated before the capture."""
     from torch._dynamo import eval_frame
 
-    set_eval_frame, threads = eval_frame.set_eval_frame, patches.threads
+    set_eval_frame, threads = torch._C._dynamo.eval_frame.set_eval_frame, patches.threads
 
     def watched(callback: Any) -> Any:
         prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens

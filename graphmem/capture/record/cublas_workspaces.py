@@ -195,8 +195,8 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def _fuses_bias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether ``addmm`` of 2.15 calls cublasLt (``isInputCompliesAddmmCudaLt``, ATen/native/cuda/Blas.cpp): a contiguous
-    bias of one dimension, or with others of size 1 to the left, that is added as it is; of half types also a whole
+    """Whether ``addmm`` of 2.15 calls cublasLt (``isInputCompliesAddmmCudaLt``, ATen/native/cuda/Blas.cpp): a bias of
+    one dimension, or with others of size 1 to the left, contiguous, that is added as it is; of half types also a whole
     contiguous matrix. No side of the second matrix is 1. Observed with 2.15.0."""
     if func is not _aten.addmm.default:
         return False
