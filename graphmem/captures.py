@@ -26,10 +26,16 @@ if TYPE_CHECKING:
     from graphmem.sources.onnx_file import OnnxFile
 
 Made = TypeVar("Made")
+#: Who is told how far it is.
+Say = Callable[[str], None]
 
 _OWN_STEP = "custom step function"
 #: Frameworks of models whose inputs were bound when they were read.
 _OF_ONE_SIZE = ("ONNX", "Keras")
+
+
+def unheard(_: str) -> None:
+    """Nobody is told."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,9 @@ class Captures:
         self._models.clear()
         self._records.clear()
 
-    def recorded(self, question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
-        """The capture or the plan for a question, whose model :meth:`loaded` gave."""
-        return self._records.get(capture_key(question), lambda: record(question, loaded))
+    def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Recorded:
+        """The capture or the plan for a question, whose model :meth:`loaded` gave; ``say`` is told how far it is."""
+        return self._records.get(capture_key(question), lambda: record(question, loaded, say))
 
 
 class _Slot:
@@ -137,7 +143,7 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-def record(question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
+def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Recorded:
     """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
     if question.sizes.weights is not None and not (isinstance(loaded, TorchModel) and loaded.quantizes):
         raise UsageError(
@@ -148,16 +154,16 @@ def record(question: Question, loaded: OnnxModel | TorchModel) -> Recorded:
         if question.planner is None:
             from graphmem.sources.onnx_training import as_torch_model
 
-            return _record_step(question, as_torch_model(loaded))
+            return _record_step(question, as_torch_model(loaded), say)
         options = question.planner.parse(question.alloc_conf, question.setting)
         return Recorded(question.planner.plan(loaded.sessions, options, question.iterations), "inference")
     if loaded.framework == "Keras" and (question.step.dtype != "fp32" or question.step.amp):
         raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
-    return _record_step(question, loaded)
+    return _record_step(question, loaded, say)
 
 
-def _record_step(question: Question, loaded: TorchModel) -> Recorded:
-    captured, told, built, left = _capture_within(loaded, question)
+def _record_step(question: Question, loaded: TorchModel, say: Say) -> Recorded:
+    captured, told, built, left = _capture_within(loaded, question, say)
     ending = captured.ending
     if captured.custom_step and not any(s.place == Place.DEVICE for s in captured.trace.storages):
         if ending is not None:
@@ -175,7 +181,7 @@ def _record_step(question: Question, loaded: TorchModel) -> Recorded:
 
 
 def _capture_within(
-    loaded: TorchModel, question: Question
+    loaded: TorchModel, question: Question, say: Say
 ) -> tuple[CapturedModel, dict[str, Any], _BuiltWith, tuple[str, ...]]:
     """The captured step within the memory of the card that was named: with what it was told, how it was built, and
     remarks. A program that ends when it is refused memory runs once more without a limit, to tell how much it needs."""
@@ -183,18 +189,18 @@ def _capture_within(
     if limit_of(question) is not None:
         built = _BuiltWith(loaded.build)
         try:
-            return *_capture(replace(loaded, build=built), question, limited=True), built, ()
+            return *_capture(replace(loaded, build=built), question, limited=True, say=say), built, ()
         except ProgramOutOfMemory as error:
             left = (f"out of memory, which ends the program: {error}; the figures are of a run without a limit",)
         again = loaded if question.is_onnx else load(question)  # its code may keep a state
         assert isinstance(again, TorchModel)
         loaded = again
     built = _BuiltWith(loaded.build)
-    return *_capture(replace(loaded, build=built), question), built, left
+    return *_capture(replace(loaded, build=built), question, say=say), built, left
 
 
 def _capture(
-    loaded: TorchModel, question: Question, *, record_graph: bool = False, limited: bool = False
+    loaded: TorchModel, question: Question, *, record_graph: bool = False, limited: bool = False, say: Say = unheard
 ) -> tuple[CapturedModel, dict[str, Any]]:
     """The captured step, and what its code was told of the card."""
     installed_version()  # one that is too old is refused before it is imported
@@ -224,6 +230,7 @@ def _capture(
                 memory=runtime.live(options, question.setting, limited=limited),
                 shortens=shortens,
                 leaves_alike=leaves_alike,
+                say=say,
             )
 
         try:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from graphmem.figures import Figure
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -92,17 +94,6 @@ class LiveStorage:
     module: str
     source: str
     phase: str
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Bytes that are not known exactly, with the least and the most that their source allows."""
-
-    name: str
-    bytes: int
-    least_bytes: int
-    most_bytes: int
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +241,7 @@ class Timeline:
     reserved_bytes: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """What a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``: the moment
     with the most allocated bytes while the most is reserved. ``last_growth`` is when reserved memory grew last."""
@@ -279,6 +270,21 @@ class Estimate:
     card: CardUse | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """The report of ``graphmem analyze``, one screen of text."""
+        from graphmem.reports.text import render
+
+        return render(self)
+
+    def __repr__(self) -> str:
+        return f"<Estimate of {self.model}: {self.device:,} bytes of {self.gpu}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict, the levels and what they are made of."""
+        from graphmem.reports.html import table
+
+        return table(self)
 
     @property
     def requested(self) -> int:

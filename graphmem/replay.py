@@ -8,6 +8,7 @@ figures are bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,7 +164,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
         peak_allocated_bytes=max(getattr(allocator, "peak_allocated_bytes", 0), _peak(allocated_array)),
         peak_reserved_bytes=max(getattr(allocator, "peak_reserved_bytes", 0), _peak(reserved_array)),
         host_peak_bytes=_peak(host),
-        pinned_peak_bytes=_peak(pinned),
+        pinned_peak_bytes=_pinned_held(trace, done) if _peak(pinned) else 0,
         managed_peak_bytes=_peak(managed),
         out_of_memory=out_of_memory,
         retries=getattr(allocator, "num_alloc_retries", 0),
@@ -249,6 +250,26 @@ def _live_bytes(
         return tuple(np.zeros(len(trace), dtype=np.int64) for _ in Place)
     changes = signs * sizes[subjects]
     return tuple(np.cumsum(np.where(places[subjects] == place, changes, 0)) for place in Place)
+
+
+def _pinned_held(trace: Trace, done: int) -> int:
+    """Bytes that PyTorch's pinned allocator holds in the end, so the most it ever did: it rounds to powers of two and
+    keeps what is freed for the next request of that size (``ATen/core/CachingHostAllocator.h`` of 2.13, no options)."""
+    waiting, held = Counter[int](), 0
+    for position, event in enumerate(trace.events()):
+        if position >= done or event.kind not in (EventKind.ALLOC, EventKind.FREE):
+            continue
+        storage = trace.storages[event.subject]
+        if storage.place != Place.PINNED or not storage.bytes:
+            continue
+        size = 1 << (storage.bytes - 1).bit_length()
+        if event.kind == EventKind.FREE:
+            waiting[size] += 1
+        elif waiting[size]:
+            waiting[size] -= 1
+        else:
+            held += size
+    return held
 
 
 def _check_sum(trace: Trace) -> None:

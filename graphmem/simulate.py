@@ -13,7 +13,8 @@ from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads
 from graphmem.errors import TraceError, UsageError
-from graphmem.estimate import Diagnostic, Estimate, Figure, found_later
+from graphmem.estimate import Diagnostic, Estimate, found_later
+from graphmem.figures import Figure
 from graphmem.question import Question
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runs, Runtime, Setting, Taken
@@ -90,7 +91,7 @@ def _answer(question: Question, shelf: Captures, say: Callable[[str], None]) -> 
         runtime = runtime_for(question, loaded)
         options = runtime.parse(question.alloc_conf, question.setting)
         say("tracing")
-        recorded = shelf.recorded(question, loaded)
+        recorded = shelf.recorded(question, loaded, say)
     say("replaying")
     estimate = replay_on(_traced(question, loaded, runtime, recorded), runtime, options, question)
     return estimate, recorded.could_go_on(question)

@@ -15,7 +15,6 @@ from graphmem.estimate import (
     CardUse,
     Diagnostic,
     Estimate,
-    Figure,
     Fit,
     HeldBytes,
     LiveStorage,
@@ -25,6 +24,7 @@ from graphmem.estimate import (
     PoolUse,
     Timeline,
 )
+from graphmem.figures import Figure
 from graphmem.replay import Replay
 from graphmem.trace import Category, EventKind, Place, Trace
 

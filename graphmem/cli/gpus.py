@@ -10,7 +10,7 @@ import click
 from graphmem.cli.output import check_output, emit
 from graphmem.cli.tables import plain_table
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
-from graphmem.estimate import Figure
+from graphmem.figures import Figure
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.gpus/1"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from graphmem.cli.options import Output
 from graphmem.errors import UsageError
@@ -32,9 +33,9 @@ def show(estimate: Estimate, options: Output) -> None:
     if options.form == "json":
         report = json_report.render(estimate)
     elif options.form == "html":
-        report = html.render(estimate)
+        report = html.render(estimate, options.budget_bytes)
     else:
-        report = text.render(estimate, options.details, options.top, _width(options.output))
+        report = text.render(estimate, options.details, options.top, _width(options.output), options.budget_bytes)
     emit(report, options.output)
     budget = options.budget_bytes
     if budget is not None and estimate.device > budget:
@@ -94,8 +95,8 @@ def _width(output: str | None) -> int:
 
 @contextlib.contextmanager
 def working() -> Iterator[Callable[[str], None]]:
-    """While it lasts, what the model's own code prints goes to stderr, and a progress line shows there on a terminal
-    after a second. Yields the function that says what is being done."""
+    """While it lasts, what the model's own code prints goes to stderr, and a progress line with the iteration, the
+    operators and the time shows there on a terminal after a second. Yields the function that says what is being done."""
     with contextlib.redirect_stdout(sys.stderr), _status() as say:
         yield say
 
@@ -105,12 +106,14 @@ def _status() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda stage: None
         return
-    status = Console(stderr=True).status("analysing")
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    status = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = status.add_task("analysing")
     timer = threading.Timer(PATIENCE, status.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda stage: status.update(text.clean(stage))
+        yield lambda stage: status.update(task, description=text.clean(stage))
     finally:
         timer.cancel()
         timer.join()

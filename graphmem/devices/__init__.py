@@ -20,7 +20,7 @@ from graphmem.devices.context import Loads
 from graphmem.devices.parts import part_named
 from graphmem.devices.user_table import read_user_table
 from graphmem.errors import UsageError
-from graphmem.estimate import Figure
+from graphmem.figures import Figure
 from graphmem.units import format_bytes
 
 __all__ = [
@@ -52,9 +52,9 @@ class Device:
     where unknown.
 
     ``capacity_bytes`` is what the driver reports (``cudaDeviceProp.totalGlobalMem``). ``context_bytes`` is what a
-    PyTorch process holds outside its allocator once a step has run (context, kernels loaded lazily, the handle of
-    cuBLAS); :meth:`outside` has what else it may load. ``context_measured`` is true when the whole of it was measured on
-    this card, cuDNN's engines included.
+    PyTorch process holds outside its allocator once a step has run (context, kernels loaded lazily, cuBLAS's handle);
+    :meth:`outside` has what else it may load. ``context_measured`` is true when the whole of it was measured on this
+    card, cuDNN's engines included.
     """
 
     name: str

@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphmem.devices.capabilities import Capability
-from graphmem.estimate import Figure
+from graphmem.figures import Figure
 from graphmem.units import MIB
 
 #: Bytes of a CUDA context per thread that can be resident on the card (local memory for the default 1 KiB stack and

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.estimate import CardUse, Diagnostic, Estimate, Moment, Timeline
-from graphmem.reports.text import DECIDED, WORDS, card_rows, clean, headlines, levels_of, verdict
+from graphmem.reports.text import DECIDED, WORDS, card_rows, clean, headlines, levels_of, over_budget, verdict
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
 
@@ -24,26 +24,35 @@ _POINTS = 960
 #: Level -> colour of its curve; told apart by readers who see no red or green too.
 _CURVES = {"reserved": "#999999", "allocated": "#0072b2", "requested": "#e69f00"}
 
+#: Level -> width of its curve: where two are equal the one below is seen on both sides.
+_WIDTHS = {"reserved": 1.5, "allocated": 4, "requested": 1.2}
+#: Up to so many times the highest point of the curves the end of the card is drawn.
+_IN_SIGHT = 2
+
 _COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#f0e442", "#d55e00", "#7f3c8d", "#11a579",
             "#a5aa99", "#666666", "#bbbbbb", "#999999", "#444444")  # fmt: skip
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
+.wide { overflow-x: auto } h1 { overflow-wrap: anywhere } p, li { overflow-wrap: break-word }
 table { border-collapse: collapse; margin: .5em 0 1em } td, th { padding: .15em .9em .15em 0; text-align: left }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 h2 { font-size: 1.1em; margin: 1.6em 0 .3em } .no { color: #b00020; font-weight: 600 } .yes { font-weight: 600 }
 .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em } svg { max-width: 100%; height: auto }
 svg text { font: 11px system-ui, sans-serif; fill: #555 }
+@media (max-width: 640px) { body { margin: 1em auto } svg text { font-size: 16px } td, th { padding-right: .5em } }
 """.strip()
 
 
-def render(estimate: Estimate) -> str:
-    """The whole document, ending in a newline."""
+def render(estimate: Estimate, budget_bytes: int | None = None) -> str:
+    """The whole document, ending in a newline; an estimate above ``budget_bytes`` of device memory says so first."""
     title = f"GPU memory of {clean(estimate.model)}"
-    body = "\n".join(part for part in _sections(estimate) if part)
+    over = over_budget(estimate, budget_bytes)
+    body = "\n".join(part for part in (over and f'<p class="no">{escape(over)}</p>', *_sections(estimate)) if part)
     data = estimate.to_json().replace("<", "\\u003c")
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n{body}\n"
         f'<script type="application/json" id="graphmem-estimate">\n{data}\n</script>\n</body>\n</html>\n'
     )
@@ -73,6 +82,11 @@ def _sections(estimate: Estimate) -> Iterator[str]:
             yield _heading(heading) + _list(found)
 
 
+def table(estimate: Estimate) -> str:
+    """The verdict, the levels and the breakdown, for a notebook."""
+    return f"{_verdict(estimate)}\n{_levels(estimate)}\n{_breakdown(estimate)}"
+
+
 def _verdict(estimate: Estimate) -> str:
     fits = estimate.fit is None or estimate.fit.fits
     kind = "yes" if fits else "no"
@@ -94,6 +108,11 @@ def _timeline(estimate: Estimate, timeline: Timeline) -> str:
     levels = {name: getattr(timeline, f"{name}_bytes") for name in _CURVES}
     count = len(timeline.reserved_bytes)
     highest = max(1, *(int(values.max()) for values in levels.values()))
+    end = _end_of_card(estimate)
+    in_sight = end is not None and end <= _IN_SIGHT * highest
+    if in_sight:
+        assert end is not None
+        highest = max(highest, end)
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory over the events of the run">']
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _y(highest * share, highest)
@@ -101,13 +120,34 @@ def _timeline(estimate: Estimate, timeline: Timeline) -> str:
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{format_bytes(int(highest * share))}</text>')
     for name, colour in _CURVES.items():
         points = _points(levels[name], highest)
-        parts.append(f'<polyline id="{name}" fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>')
+        width = _WIDTHS[name]
+        parts.append(f'<polyline id="{name}" fill="none" stroke="{colour}" stroke-width="{width}" points="{points}"/>')
     at = _x(max(0, estimate.moment.event), count)
     parts.append(f'<line x1="{at}" x2="{at}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" stroke="#b00" stroke-dasharray="4"/>')
+    if in_sight:
+        assert end is not None
+        y = _y(end, highest)
+        parts.append(f'<line id="capacity" x1="{_LEFT}" x2="{_WIDTH}" y1="{y}" y2="{y}" stroke="#b00"/>')
     parts.append(f'<text x="{_LEFT}" y="{_HEIGHT - 6}">event 0</text>')
     parts.append(f'<text x="{_WIDTH}" y="{_HEIGHT - 6}" text-anchor="end">event {count - 1:,}</text></svg>')
     legend = " ".join(f"<span>{_swatch(colour)}{name}</span>" for name, colour in _CURVES.items())
-    return "".join(parts) + f"<p>{legend}; dashed: the peak</p>"
+    return "".join(parts) + f"<p>{legend}; dashed: the peak{_about_end(end, in_sight)}</p>"
+
+
+def _end_of_card(estimate: Estimate) -> int | None:
+    """Bytes that the card has for reserved memory, None without a card."""
+    fit = estimate.fit
+    if fit is None:
+        return None
+    return max(0, fit.capacity_bytes - fit.others_bytes - (estimate.device - estimate.reserved))
+
+
+def _about_end(end: int | None, in_sight: bool) -> str:
+    if end is None:
+        return ""
+    if in_sight:
+        return f"; red: where the card ends for them, {format_bytes(end)}"
+    return f"; the card has {format_bytes(end)} for them, far above"
 
 
 def _points(values: npt.NDArray[np.int64], highest: int) -> str:
@@ -184,7 +224,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     for row in rows:
         kinds = classes or [""] * len(row)
         body.append("<tr>" + "".join(f"<td{k}>{_cell(v)}</td>" for v, k in zip(row, kinds, strict=True)) + "</tr>\n")
-    return f"<table>\n{head}{''.join(body)}</table>"
+    return f'<div class="wide"><table>\n{head}{"".join(body)}</table></div>'
 
 
 def _cell(value: object) -> str:

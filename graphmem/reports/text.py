@@ -52,11 +52,17 @@ _DIAGNOSTIC_TITLES = (
 )
 
 
-def render(estimate: Estimate, details: bool = False, top: int = 5, width: int = DEFAULT_WIDTH) -> str:
+def render(
+    estimate: Estimate,
+    details: bool = False,
+    top: int = 5,
+    width: int = DEFAULT_WIDTH,
+    budget_bytes: int | None = None,
+) -> str:
     """The report as text ending in a newline, lines at most ``width`` columns (at least 60).
 
     ``details`` adds every phase, every storage the estimate kept and its further details; otherwise ``top`` storages
-    are shown.
+    are shown. An estimate above ``budget_bytes`` of device memory says so first.
     """
     buffer = StringIO()
     console = Console(
@@ -70,10 +76,19 @@ def render(estimate: Estimate, details: bool = False, top: int = 5, width: int =
         emoji=False,
     )
     blocks: list[RenderableType] = []
-    for block in _blocks(estimate, details, top):
+    over = over_budget(estimate, budget_bytes)
+    for block in (*([Text(over)] if over else []), *_blocks(estimate, details, top)):
         blocks += [block, Text("")]
     console.print(Group(*blocks[:-1]))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def over_budget(estimate: Estimate, budget_bytes: int | None) -> str:
+    """By how much the estimate is over the budget, in words; empty where it is not, or there is none."""
+    if budget_bytes is None or estimate.device <= budget_bytes:
+        return ""
+    over, allowed = format_bytes(estimate.device - budget_bytes), format_bytes(budget_bytes)
+    return f"OVER THE BUDGET of {allowed} by {over} of device memory."
 
 
 def levels_of(runtime: str) -> Sequence[tuple[str, str]]:
@@ -282,12 +297,16 @@ def _moment(estimate: Estimate, top: int) -> RenderableType:
     return _section("When the peak happens", *parts)
 
 
+#: Storages that the model names: what copied them to the card tells the reader nothing.
+_NAMED_BY_MODEL = ("PARAMETER", "BUFFER")
+
+
 def _storages(storages: Iterable[LiveStorage]) -> Table:
     table = _table(">", "", "")
     for storage in storages:
         made = " ".join(clean(part) for part in (storage.operator, _inside(storage.module), storage.source) if part)
         text = clean(storage.label) or made or "-"
-        if storage.label and made:
+        if storage.label and made and storage.category not in _NAMED_BY_MODEL:
             text = f"{text} ({made})"
         table.add_row(format_bytes(storage.bytes), WORDS.get(storage.category, clean(storage.category)), text)
     return table

@@ -119,7 +119,10 @@ def test_storages_elsewhere_do_not_reach_the_allocator() -> None:
     assert result.requested_bytes.tolist() == [0, 0, 512, 512, 512, 512, 512, 0, 0, 0, 0]
     assert result.allocated_bytes.tolist() == result.requested_bytes.tolist()
     assert result.reserved_bytes.tolist() == [0, 0] + [2 * MIB] * 8 + [0]
-    assert (result.host_peak_bytes, result.pinned_peak_bytes) == (1000, 300)
+    assert (result.host_peak_bytes, result.pinned_peak_bytes) == (
+        1000,
+        512,
+    )  # pinned memory is rounded to powers of two
     assert (result.peak_requested_bytes, result.peak_allocated_bytes) == (512, 512)
 
 
@@ -211,3 +214,15 @@ def test_rules_of_limits(kinds: list[int], subjects: list[int], message: str) ->
         from_json(json.dumps(document))
     with pytest.raises(TraceError, match="accepted: 0 to 1"):
         from_json(json.dumps(document | {"fractions": [1.5]}))
+
+
+def test_pinned_memory_is_rounded_to_powers_of_two_and_kept() -> None:
+    builder = TraceBuilder("made up")
+    operator = builder.operator("x")
+    for size in (3000, 4000, 100):
+        storage = builder.alloc(size, operator, place=Place.PINNED)
+        builder.free(storage, operator)
+    builder.alloc(0, operator, place=Place.PINNED)
+    builder.alloc(4096, operator, place=Place.PINNED)
+    builder.alloc(2049, operator, place=Place.PINNED)
+    assert replay(builder.build(), PyTorchCachingAllocator()).pinned_peak_bytes == 4096 + 128 + 4096

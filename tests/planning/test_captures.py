@@ -53,9 +53,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     asked: list[Question] = []
     record = captures.record
 
-    def noted(question: Question, loaded: Any) -> captures.Recorded:
+    def noted(question: Question, loaded: Any, say: Any) -> captures.Recorded:
         asked.append(question)
-        return record(question, loaded)
+        return record(question, loaded, say)
 
     monkeypatch.setattr(captures, "record", noted)
     return asked

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphmem.estimate import Estimate, Timeline
-from graphmem.reports import html
-from graphmem.units import format_bytes
+from graphmem.estimate import Estimate, LiveStorage, Timeline
+from graphmem.reports import html, text
+from graphmem.units import GIB, format_bytes
 from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
 
 _VOID = {"meta", "line", "rect", "polyline"}
@@ -98,9 +98,54 @@ def test_names_of_users_are_no_markup() -> None:
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=4000))
 def test_no_peak_is_lost_in_the_plot(values: list[int]) -> None:
-    page = _Page(html.render(_with_timeline(values)))
+    page = _Page(html.render(replace(_with_timeline(values), fit=None)))
     curve = page.curves["reserved"]
     assert len(curve) <= 960
     highest = min(y for _, y in curve)
     assert highest == (12 if max(values) else 276)
     assert all(80 <= x <= 960 for x, _ in curve)
+
+
+def test_the_end_of_the_card_is_drawn_where_it_is_in_sight() -> None:
+    estimate = _with_timeline([GIB, 3 * GIB])
+    assert estimate.fit is not None
+    outside = estimate.device - estimate.reserved
+
+    def on(capacity: int) -> str:
+        assert estimate.fit is not None
+        return html.render(replace(estimate, fit=replace(estimate.fit, capacity_bytes=capacity + outside)))
+
+    assert 'id="capacity"' in on(4 * GIB)
+    assert "the card ends for them, 4.00 GiB" in on(4 * GIB)
+    far = on(80 * GIB)
+    assert 'id="capacity"' not in far
+    assert "the card has 80.00 GiB for them" in far
+
+
+def test_a_phone_shows_the_page_at_its_own_width() -> None:
+    page = html.render(training_estimate())
+    assert '<meta name="viewport" content="width=device-width' in page
+    assert page.count("<table>") == page.count('<div class="wide"><table>')
+
+
+def test_a_report_over_its_budget_says_so_first() -> None:
+    estimate = training_estimate()
+    over = estimate.device - 1
+    assert text.render(estimate, budget_bytes=over).startswith("OVER THE BUDGET")
+    assert "OVER THE BUDGET" in html.render(estimate, over).split("<h2>")[0]
+    assert "BUDGET" not in text.render(estimate, budget_bytes=estimate.device)
+
+
+def test_printing_is_a_screen_and_a_notebook_shows_tables() -> None:
+    estimate = training_estimate()
+    assert str(estimate) == text.render(estimate)
+    assert len(repr(estimate)) < 200
+    shown = estimate._repr_html_()
+    assert _Page(shown).tags.count("table") >= 2
+    assert "<html" not in shown
+
+
+def test_a_parameter_is_named_as_the_model_names_it() -> None:
+    estimate = training_estimate()
+    parameter = LiveStorage(GIB, "PARAMETER", "wte.weight", "aten._to_copy.default", "", "model.py:1", "build")
+    assert "_to_copy" not in text.render(replace(estimate, top=(parameter,)))

@@ -72,6 +72,7 @@ class Recorder:
         self.passes_aside: list[int] = []  # rows at which forward passes of evaluation and generation began
         self.on_generation: Callable[[], None] | None = None  # called before the first one
         self.names_stages = False  # whether evaluation, generation and saving are told apart: in whole programs
+        self.say: Callable[[str], None] = lambda _: None  # told whenever a stage begins
         self._phase = builder.phase(0, "build")
         self._iteration = 0
         self._stage = "build"
@@ -99,6 +100,7 @@ class Recorder:
         self.storages.born_as = Category.ACTIVATION if stage == "forward" else Category.TEMPORARY
         self._phase = self.builder.phase(self._iteration, stage)
         self.storages.operator = self.builder.operator(f"({stage})", phase=self._phase)
+        self.say(f"iteration {self._iteration} {stage}, {self.operator_count:,} operators so far")
 
     @contextlib.contextmanager
     def stage_of(self, name: str) -> Iterator[None]:

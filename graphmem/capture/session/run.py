@@ -73,13 +73,15 @@ def capture_model(
     memory: DeviceMemory | None = None,
     shortens: bool = False,
     leaves_alike: bool = True,
+    say: Callable[[str], None] = lambda _: None,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
     ``build`` returning None has run it all; a ``program`` is run in its place, long generations followed in part where
     it ``shortens``, loops of alike iterations left early where it ``leaves_alike``. ``cudnn`` is asked for the plans of
     convolutions. ``told`` is filled with what the step's own code asked of the card. ``memory`` answers it, and refuses
-    what exceeds it while ``build`` or the program runs; nothing in the step that follows would catch the error.
+    what exceeds it while ``build`` or the program runs; nothing in the step that follows would catch the error. ``say``
+    is told the iteration and the operators so far whenever a stage begins.
 
     Raises :class:`graphmem.errors.CaptureError`, of which :class:`graphmem.errors.ProgramOutOfMemory` is one.
     """
@@ -93,6 +95,7 @@ def capture_model(
     own = own_optimizer(step) if isinstance(step, Training) else None
 
     def run(session: Session) -> None:
+        session.recorder.say = say
         if program is not None:
             endings.append(_run(program, session))
             notes.extend(_remarks(endings[0], session))
