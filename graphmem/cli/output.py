@@ -96,7 +96,7 @@ def _width(output: str | None) -> int:
 @contextlib.contextmanager
 def working() -> Iterator[Callable[[str], None]]:
     """While it lasts, what the model's own code prints goes to stderr, and a progress line with the iteration, the
-    operators and the time shows there on a terminal after a second. Yields the function that says what is being done."""
+    operators and the time shows there on a terminal after a second. Yields what says what is being done."""
     with contextlib.redirect_stdout(sys.stderr), _status() as say:
         yield say
 
