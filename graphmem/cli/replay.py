@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,16 +13,22 @@ from graphmem.cli.output import check_output, show, working
 from graphmem.errors import SourceError, TraceError
 from graphmem.trace import Trace, from_json
 
+if TYPE_CHECKING:
+    from graphmem.sources.snapshot import Recording
+
 
 @click.command("replay", cls=GroupedCommand, short_help="A recorded run on another card or allocator setting.")
 @click.argument("snapshot")
 @target_options
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="The batch of a run that died, to try one less.")
 @click.option("--snapshot-device", type=click.IntRange(min=0), metavar="N", help="Which GPU of the snapshot.")
 @output_options
 def replay_command(**options: Any) -> None:
     """Replay SNAPSHOT: would it have fitted, and what would have been reserved?
 
-    SNAPSHOT is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or a trace of 'graphmem export-trace'.
+    SNAPSHOT is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or a trace of 'graphmem export-trace'. Of a
+    run that ran out of memory the report says what was missing, who held the rest, and which settings would have saved
+    it, each of them tried.
     """
     output = output_of(options)
     check_output(output.output)
@@ -31,14 +37,30 @@ def replay_command(**options: Any) -> None:
         from graphmem.analyze import replay_trace
 
         progress(f"reading {options['snapshot']}")
-        trace = read_trace(Path(options["snapshot"]), options["snapshot_device"])
+        read = read_file(Path(options["snapshot"]), options["snapshot_device"])
         progress("replaying")
-        estimate = replay_trace(trace, **target, top=output.top)
+        if isinstance(read, Trace):
+            estimate = replay_trace(read, **target, top=output.top)
+        else:
+            from graphmem.planning.post_mortem import replay_dead
+
+            estimate = replay_dead(read, **target, batch=options["batch"], top=output.top, say=progress)
     show(estimate, output)
 
 
 def read_trace(path: Path, device: int | None) -> Trace:
-    """The trace in the file, told by its first byte: JSON begins with ``{``, anything else is a snapshot.
+    """The trace in the file. Raises as :func:`read_file` does."""
+    read = read_file(path, device)
+    if isinstance(read, Trace):
+        return read
+    from graphmem.sources.snapshot import trace_of
+
+    return trace_of(read)
+
+
+def read_file(path: Path, device: int | None) -> Trace | Recording:
+    """The trace in the file, told by its first byte: JSON begins with ``{``, anything else is a snapshot; of a snapshot
+    of a run that ran out of memory, the recording.
 
     Raises :class:`SourceError` or :class:`graphmem.errors.TraceError`.
     """
@@ -55,6 +77,7 @@ def read_trace(path: Path, device: int | None) -> Trace:
             return from_json(text)
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
-    from graphmem.sources.snapshot import read_snapshot
+    from graphmem.sources.snapshot import read_recording, trace_of
 
-    return read_snapshot(path, device=device)
+    recording = read_recording(path, device=device)
+    return trace_of(recording) if recording.death is None else recording

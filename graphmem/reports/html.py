@@ -14,7 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.estimate import CardUse, Diagnostic, Estimate, Moment, Timeline
-from graphmem.reports.text import DECIDED, WORDS, card_rows, clean, headlines, levels_of, over_budget, verdict
+from graphmem.reports import post_mortem
+from graphmem.reports.text import (
+    DECIDED,
+    WORDS,
+    card_rows,
+    clean,
+    headlines,
+    levels_of,
+    other_loop,
+    over_budget,
+    verdict,
+)
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
 
@@ -62,10 +73,15 @@ def _sections(estimate: Estimate) -> Iterator[str]:
     about = (("step", estimate.step), ("runtime", estimate.runtime), ("allocator", estimate.allocator))
     yield _table((), [*about, ("gpu", estimate.gpu)])
     yield _verdict(estimate)
+    if "out_of_memory" in estimate.details:
+        yield from _death(estimate.details["out_of_memory"])
     decided = [_said(one) for one in estimate.diagnostics if one.kind == "assumed"]
     if decided:
         yield _heading(DECIDED) + _list(decided)
     yield _heading("Peak memory, each level's own maximum over the run") + _levels(estimate)
+    other = other_loop(estimate)
+    if other is not None:
+        yield _heading(other[0]) + f"<p>{escape(other[1])}</p>"
     if estimate.timeline is not None and len(estimate.timeline.reserved_bytes):
         yield _heading("Over the events of the run") + _timeline(estimate, estimate.timeline)
     if estimate.card is not None:
@@ -91,6 +107,12 @@ def _verdict(estimate: Estimate) -> str:
     fits = estimate.fit is None or estimate.fit.fits
     kind = "yes" if fits else "no"
     return "\n".join(f'<p class="{kind}">{escape(line)}</p>' for line in [*verdict(estimate), *headlines(estimate)])
+
+
+def _death(dead: post_mortem.Dead) -> Iterator[str]:
+    yield _heading(post_mortem.HEAP) + _table(("", ">", ""), post_mortem.heap_rows(dead))
+    yield _heading(post_mortem.HOLDERS) + _table((">", ">", ""), list(post_mortem.holder_rows(dead)))
+    yield _heading(post_mortem.ATTEMPTS) + _table(("", ""), list(post_mortem.attempt_rows(dead)))
 
 
 def _card(card: CardUse) -> str:

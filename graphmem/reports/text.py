@@ -17,6 +17,7 @@ from rich.text import Text
 
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS, CardUse, Diagnostic, Estimate, HeldBytes, LiveStorage, Moment, PhasePeak, PoolUse
+from graphmem.reports import post_mortem
 from graphmem.runtimes import runtime_named
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
@@ -109,9 +110,13 @@ def clean(text: object) -> str:
 def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableType]:
     yield _title(estimate)
     yield _verdict(estimate)
+    if "out_of_memory" in estimate.details:
+        yield from _death(estimate.details["out_of_memory"])
     yield from _decided(estimate)
     yield _levels(estimate)
-    yield from _other_loop(estimate)
+    other = other_loop(estimate)
+    if other is not None:
+        yield _section(other[0], Text(other[1]))
     if estimate.card is not None:
         yield _card(estimate.card)
     yield _breakdown(estimate)
@@ -121,7 +126,7 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
     if estimate.host_bytes or estimate.pinned_bytes or estimate.managed_bytes:
         yield _host(estimate)
     yield from _remarks(estimate)
-    if details and estimate.details:
+    if details and estimate.details.keys() - set(_SHOWN_ABOVE):
         yield _details(estimate.details)
 
 
@@ -148,8 +153,11 @@ def headlines(estimate: Estimate) -> Sequence[str]:
 
 
 def verdict(estimate: Estimate) -> Sequence[str]:
-    """Whether it fits the card, in sentences; the first begins with FITS, DOES NOT FIT, or PROBABLY and one of them."""
-    fit = estimate.fit
+    """Whether it fits the card, in sentences; the first begins with FITS, DOES NOT FIT, or PROBABLY and one of them, or
+    with RAN OUT OF MEMORY for a recorded run that did, where no other card is asked for."""
+    fit, dead = estimate.fit, estimate.details.get("out_of_memory")
+    if dead is not None and dead["in_its_room"]:
+        return [clean(line) for line in post_mortem.sentences(dead)]
     if fit is None:
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
     probably, gpu = "" if fit.sure else "PROBABLY ", clean(fit.gpu)
@@ -178,6 +186,19 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     if fit.failed_at:
         lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
     return lines
+
+
+def _death(dead: post_mortem.Dead) -> Iterator[RenderableType]:
+    """How the memory lay, who held it, and what settings would have done."""
+    for title, columns, rows in (
+        (post_mortem.HEAP, ("", ">", ""), post_mortem.heap_rows(dead)),
+        (post_mortem.HOLDERS, (">", ">", ""), post_mortem.holder_rows(dead)),
+        (post_mortem.ATTEMPTS, ("", ""), post_mortem.attempt_rows(dead)),
+    ):
+        table = _table(*columns)
+        for row in rows:
+            table.add_row(*map(clean, row))
+        yield _section(title, table)
 
 
 def _interval(card: CardUse) -> str:
@@ -230,17 +251,17 @@ _LOOPS = {
 }
 
 
-def _other_loop(estimate: Estimate) -> Iterator[RenderableType]:
-    """The figures of the loop that was not asked for, where they are told."""
+def other_loop(estimate: Estimate) -> tuple[str, str] | None:
+    """Title and figures of the loop that was not asked for, where they are told."""
     loop = estimate.details.get("loop") or {}
     other = loop.get("other")
     if other not in _LOOPS:
-        return
+        return None
     figures = []
     for level in ("allocated", "reserved", "device"):
         bytes_, ours = loop[f"other_{level}_bytes"], getattr(estimate, level)
-        figures.append(f"{format_bytes(bytes_)} {level} ({(bytes_ - ours) / ours:+.1%})")
-    yield _section(f"With the other loop (--loop {other})", Text(f"{', '.join(figures)}: {_LOOPS[other]}"))
+        figures.append(f"{format_bytes(bytes_)} {level} ({100 * (bytes_ - ours) / ours:+.1f} %)")
+    return f"With the other loop (--loop {other})", f"{', '.join(figures)}: {_LOOPS[other]}"
 
 
 def _breakdown(estimate: Estimate) -> RenderableType:
@@ -363,9 +384,15 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
     return diagnostic.message + (f" ({diagnostic.count} times)" if diagnostic.count > 1 else "")
 
 
+#: Details that have a section of their own.
+_SHOWN_ABOVE = ("loop", "out_of_memory")
+
+
 def _details(details: Mapping[str, Any]) -> RenderableType:
     table = _table("", "")
     for name, value in details.items():
+        if name in _SHOWN_ABOVE:
+            continue
         if name.endswith("_bytes") and isinstance(value, int):
             value = format_bytes(value)
         elif isinstance(value, Mapping):

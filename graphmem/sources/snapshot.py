@@ -30,10 +30,17 @@ _STATES = {
 _BLOCK_ACTIONS = ("alloc", "free_requested", "free_completed")
 _TAKES_MEMORY = ("segment_alloc", "segment_map")
 _GIVES_MEMORY = ("segment_free", "segment_unmap")
+#: A request that nothing could be found for, before the error is raised; ``device_free`` stands in place of an address.
+_REFUSED = "oom"
 #: What empties a private pool that is held for the rest of the trace.
 _EMPTY_POOL = (EventKind.RELEASE_POOL, EventKind.EMPTY_POOL, EventKind.CREATE_POOL)
 BEFORE = "before recording"
 RECORDED = "recorded"
+#: Of what was made while recording, without a stack: backward passes have none of Python's.
+_NO_STACK = "(no stack recorded)"
+#: ``kMinBlockSize`` and ``kSmallSize`` of ``c10/core/AllocatorConfig.h``: what blocks are rounded to, and the largest
+#: request of the small pool.
+_ROUNDING, _SMALL_REQUEST = 512, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,19 @@ class RecordedEvent:
     name: str = ""
     source: str = ""
     pool: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The request that a run died of: its bytes (rounded as blocks are), what the driver had free then, and how many
+    events of the recording came before it."""
+
+    requested_bytes: int
+    free_bytes: int
+    position: int
+    stream: int
+    name: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +113,17 @@ class Recording:
             elif event.action in _GIVES_MEMORY:
                 held -= event.size
         return peak
+
+    @property
+    def death(self) -> Death | None:
+        """The last request that was refused, if nothing was allocated after it."""
+        for position in range(len(self.events) - 1, -1, -1):
+            event = self.events[position]
+            if event.action == "alloc":
+                return None
+            if event.action == _REFUSED:
+                return Death(event.size, event.address, position, event.stream, event.name, event.source)
+        return None
 
     @property
     def is_complete(self) -> bool:
@@ -184,7 +215,19 @@ def trace_of(recording: Recording) -> Trace:
     frees = "free_completed" if "free_completed" in actions else "free_requested"
     operators: dict[tuple[str, str], int] = {}
     emptied: set[int] = set()  # pools whose memory is going back
-    for event in recording.events:
+    death = recording.death
+    own_retries = _own_retries(recording) if death is not None else frozenset()
+    for position, event in enumerate(recording.events):
+        if position in own_retries:
+            continue
+        if event.action == _REFUSED:
+            place = (event.name or "the request that was refused", event.source)
+            refused = builder.operator(place[0], phase=phase, source=place[1])
+            storage = builder.alloc(event.size, refused, Category.UNKNOWN, stream=event.stream)
+            if death is not None and position == death.position:
+                break  # what followed was done for want of it
+            builder.refuse(storage)
+            continue
         giving = event.action in _GIVES_MEMORY
         if not giving:
             emptied.clear()
@@ -210,6 +253,92 @@ def trace_of(recording: Recording) -> Trace:
     return builder.build()
 
 
+def _own_retries(recording: Recording) -> frozenset[int]:
+    """The events with which the allocator gave memory back because a request did not fit: a replay does so itself where
+    it has to. What it could get on the card is known from its death."""
+    assert recording.death is not None
+    held, changes = sum(size for _, size in recording.start_ranges), []
+    for event in recording.events:
+        changes.append(held)
+        held += event.size if event.action in _TAKES_MEMORY else -event.size if event.action in _GIVES_MEMORY else 0
+    room = changes[recording.death.position] + recording.death.free_bytes
+    found: set[int] = set()
+    burst: list[int] = []
+    for position, event in enumerate(recording.events):
+        if event.action in _GIVES_MEMORY:
+            burst.append(position)
+            continue
+        wanted = event.size if event.action in _TAKES_MEMORY else room if event.action == _REFUSED else 0
+        if burst and wanted and changes[burst[0]] + wanted > room:
+            found.update(burst)
+        burst = []
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Free memory between blocks. ``is_usable``: it lies in segments of the kind, stream and pool that the request
+    could be served from."""
+
+    bytes: int
+    is_usable: bool
+
+
+@dataclass(frozen=True)
+class HeapAtDeath:
+    """What PyTorch held when the run died: blocks with what made them, the free memory between them, and all of it."""
+
+    blocks: tuple[RecordedBlock, ...]
+    holes: tuple[Hole, ...]
+    reserved_bytes: int
+
+
+def heap_at_death(recording: Recording) -> HeapAtDeath:
+    """The heap at the moment of the request that was refused, with what followed it undone."""
+    death = recording.death
+    assert death is not None
+    walk = _Backwards(recording.final_segments, {}, recording.events[death.position + 1 :])
+    walk.run()
+    made = {block.address: (block.name, block.source) for block in recording.start_blocks}
+    for event in recording.events[: death.position]:
+        if event.action == "alloc":
+            made[event.address] = event.name or _NO_STACK, event.source
+    found = sorted((*walk.live.values(), *walk.pending.values()), key=_address)
+    blocks = tuple(
+        replace(block, name=made.get(block.address, ("", ""))[0], source=made.get(block.address, ("", ""))[1])
+        for block in found
+    )
+    ranges = walk.memory.joined()
+    return HeapAtDeath(blocks, tuple(_holes(recording, ranges, found)), sum(size for _, size in ranges))
+
+
+def _holes(recording: Recording, ranges: Iterable[tuple[int, int]], blocks: Iterable[RecordedBlock]) -> Iterable[Hole]:
+    """The gaps between blocks, segment by segment as far as segments are known."""
+    death = recording.death
+    assert death is not None
+    sizes = {block.address: block.size for one in recording.final_segments for block in one.blocks}
+    taken = [
+        (block.address, max(-(-block.requested_bytes // _ROUNDING) * _ROUNDING, sizes.get(block.address, 0)))
+        for block in blocks
+    ]
+    starts = {one.address: one for one in recording.final_segments}
+    kind = "small" if death.requested_bytes <= _SMALL_REQUEST else "large"
+    at = 0
+    for start, size in ranges:
+        cuts = sorted({start, start + size, *(address for address in starts if start < address < start + size)})
+        for begin, end in pairwise(cuts):
+            segment = starts.get(begin)
+            usable = segment is None or (segment.kind, segment.stream, segment.pool) == (kind, death.stream, 0)
+            while at < len(taken) and taken[at][0] < end:
+                address, length = taken[at]
+                if address > begin:
+                    yield Hole(address - begin, usable)
+                begin = max(begin, address + length)
+                at += 1
+            if begin < end:
+                yield Hole(end - begin, usable)
+
+
 def _notes(recording: Recording) -> Iterable[tuple[str, str]]:
     yield "device", str(recording.device)
     yield "allocator settings", recording.settings
@@ -223,6 +352,9 @@ def _notes(recording: Recording) -> Iterable[tuple[str, str]]:
         yield "deferred frees", f"{deferred} frees waited for other streams; they stand where the memory came back"
     if recording.pools:
         yield "private pools", f"{len(recording.pools)} (CUDA graphs, MemPool)"
+    if recording.death is not None:
+        death = recording.death
+        yield "out of memory", f"the run died of a request for {death.requested_bytes} bytes, the last of this trace"
     if recording.ignored_actions:
         yield "ignored events", ", ".join(f"{count} {action}" for action, count in recording.ignored_actions)
 
@@ -272,6 +404,8 @@ class _Backwards:
         for index in range(len(self.events) - 1, -1, -1):
             event = self.events[index]
             where = f"event {index} ({event.action} at {event.address:#x})"
+            if event.action == _REFUSED:
+                continue
             if event.action in _TAKES_MEMORY:
                 self.memory.remove(event.address, event.size, where)
             elif event.action in _GIVES_MEMORY:
@@ -486,13 +620,15 @@ def _block_frames(segments: list[dict[str, Any]], frames: _Frames) -> dict[int, 
 def _event(index: int, row: Any, indices: _Indices, frames: _Frames, ignored: Counter[str]) -> RecordedEvent | None:
     event = _mapping(row, f"event {index}")
     action = _text(event, "action")
-    if action not in (*_BLOCK_ACTIONS, *_TAKES_MEMORY, *_GIVES_MEMORY):
+    if action not in (*_BLOCK_ACTIONS, *_TAKES_MEMORY, *_GIVES_MEMORY, _REFUSED):
         # Not 'snapshot', which says nothing; but what is unknown must be seen.
         if action != "snapshot":
             ignored[action] += 1
         return None
     name, source = frames.place(event.get("frames"))
-    address, size = _integer(event, "addr"), _integer(event, "size")
+    # Module.cpp writes what the driver had free under a name of its own.
+    free = "device_free" if action == _REFUSED and "device_free" in event else "addr"
+    address, size = _integer(event, free), _integer(event, "size")
     return RecordedEvent(action, address, size, indices.stream(event), name, source, indices.pool(event, "pool_id"))
 
 

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 import graphmem  # noqa: E402
 from graphmem.errors import GraphmemError  # noqa: E402
-from graphmem.reports import text  # noqa: E402
+from graphmem.reports import html, text  # noqa: E402
 from graphmem.training import SCHEDULERS, Training  # noqa: E402
 
 WIDE = 4096
@@ -59,6 +59,7 @@ def test_both_figures_are_told_where_they_differ() -> None:
     assert dropped.details["loop"]["other_reserved_bytes"] == held.reserved
     assert "With the other loop (--loop drop)" in text.render(held)
     assert "With the other loop (--loop hold)" in text.render(dropped)
+    assert "With the other loop (--loop drop)" in html.render(held)
     assert json.loads(held.to_json())["details"]["loop"]["other"] == "drop"
 
 

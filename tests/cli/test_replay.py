@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,11 +62,11 @@ def test_an_analysis_without_a_trace_is_an_error(recorder: Recorder, tmp_path: P
 def test_anything_but_json_goes_to_the_snapshot_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def read_snapshot(path: Path, device: int | None = None) -> Trace:
+    def read_recording(path: Path, device: int | None = None) -> Any:
         asked.extend((path, device))
-        return small_trace()
+        return SimpleNamespace(death=None)
 
-    reader = SimpleNamespace(read_snapshot=read_snapshot)
+    reader = SimpleNamespace(read_recording=read_recording, trace_of=lambda recording: small_trace())
     monkeypatch.setitem(sys.modules, "graphmem.sources.snapshot", reader)
     path = tmp_path / "snapshot.json"  # the name does not matter
     path.write_bytes(pickle.dumps({"segments": []}))

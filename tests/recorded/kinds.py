@@ -143,6 +143,12 @@ KINDS = {
         _whole("pool_snapshot.pickle.gz"),
         on_stub=False,
     ),
+    "dead": Listed(
+        "snapshots of runs that ran out of memory, and which settings would have saved them",
+        "tests.recorded.dead:KIND",
+        (f"{_below((2, 13))}/dead/*",),
+        on_stub=False,
+    ),
     "cudnn": Listed(
         "workspaces of convolutions' plans and of recurrent networks, asked of cuDNN for described cards",
         "tests.recorded.cudnn_plans:KIND",

@@ -1,0 +1,78 @@
+"""What a report says of a recorded run that ran out of memory, as rows of text: for a terminal and for a page.
+
+``dead`` is ``details["out_of_memory"]`` of an estimate: :class:`graphmem.planning.post_mortem.PostMortem` as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from graphmem.units import format_bytes
+
+Dead = Mapping[str, Any]
+#: The titles of the three tables.
+HEAP = "When the recorded run died"
+HOLDERS = "Who held the rest (requested bytes)"
+ATTEMPTS = "What would have saved it, each tried by a replay in the room that the run had"
+
+
+def sentences(dead: Dead) -> Sequence[str]:
+    """What killed the run and the first of what would have saved it."""
+    asked = f"RAN OUT OF MEMORY: {format_bytes(dead['requested_bytes'])} were asked for{_made_by(dead)}"
+    if dead["missing_bytes"]:
+        free, missing = format_bytes(dead["driver_free_bytes"]), format_bytes(dead["missing_bytes"])
+        segment = format_bytes(dead["segment_bytes"])
+        why = f"No free block was large enough; of the {segment} of a new segment the card had {free}"
+        lines = [f"{asked}. {why}, {missing} missing."]
+    else:
+        lines = [f"{asked}. The card had enough; a limit of the process refused it."]
+    saving = [one["change"] for one in dead["attempts"] if one["saves"]]
+    lines.append(f"Would have saved it: {saving[0]}." if saving else "Nothing that was tried would have saved it.")
+    if not dead["agrees"]:
+        lines.append(
+            "The replay does not die of the same request: the settings are others, or the recording begins later than "
+            "the run."
+        )
+    return lines
+
+
+def heap_rows(dead: Dead) -> list[tuple[str, str, str]]:
+    """(what, bytes, words) of the memory when the run died."""
+    largest = ", ".join(format_bytes(size) for size in dead["holes"][:3])
+    rows = (
+        ("the run could have had", "room_bytes", "held by PyTorch, and free on the card"),
+        ("held by PyTorch", "reserved_bytes", "after it had given back what it could"),
+        ("in blocks", "allocated_bytes", ""),
+        ("in holes between them", "hole_bytes", f"{dead['hole_count']} holes: {largest}"),
+        ("largest for this request", "usable_bytes", "in segments of its kind and stream"),
+    )
+    return [(name, format_bytes(dead[key]), words) for name, key, words in rows]
+
+
+def holder_rows(dead: Dead) -> Iterator[tuple[str, str, str]]:
+    """(bytes, blocks, line) of what lived when the run died."""
+    for one in dead["holders"]:
+        plural = "s" if one["blocks"] > 1 else ""
+        yield format_bytes(one["bytes"]), f"{one['blocks']} block{plural}", _place(one)
+
+
+def attempt_rows(dead: Dead) -> Iterator[tuple[str, str]]:
+    """(change, how the run ends with it)."""
+    for one in dead["attempts"]:
+        yield one["change"], _outcome(one)
+
+
+def _outcome(attempt: Mapping[str, Any]) -> str:
+    if attempt["saves"]:
+        return f"YES, {format_bytes(attempt['spare_bytes'])} never taken"
+    missing = f", {format_bytes(attempt['missing_bytes'])} missing" if attempt["missing_bytes"] is not None else ""
+    return f"no{missing}{', of an earlier request' if attempt['earlier'] else ''}"
+
+
+def _made_by(dead: Dead) -> str:
+    return f" by {_place(dead)}" if _place(dead) else ""
+
+
+def _place(one: Mapping[str, Any]) -> str:
+    return " at ".join(one[name] for name in ("operator", "source") if one[name])
