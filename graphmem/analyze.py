@@ -31,7 +31,7 @@ def analyze(
     top: int = 10,
     torch_version: str | None = None,
     build_on: str = "host",
-    cudnn: str | Path | None = None,
+    cudnn: str | Path = "auto",
     trust: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
@@ -59,8 +59,9 @@ def analyze(
         top: how many of the largest storages to list.
         torch_version: the version of PyTorch to predict, by default the installed one.
         build_on: ``host`` (the model is built on the host, then moved) or ``device``.
-        cudnn: a cuDNN library (9.8 or later) to ask for its workspaces: its path or folder, or
-            ``installed``; by default they are predicted, so that the result does not depend on what is installed.
+        cudnn: a cuDNN library (9.8 or later) to ask for its workspaces: its path or folder, or ``installed``; by
+            default (``auto``) the installed one, if there is one that can be asked. ``never``: they are predicted, so
+            that the result does not depend on what is installed.
         trust: let PyTorch's own loader read a ``.pt2`` file, which unpickles what the file holds and so can run any
             program; without it such a file is only read as data, and refused where that is not enough.
         progress: called with a word on what is being done.

@@ -211,7 +211,7 @@ def _capture(
     runtime = question.runtime_by_default(loaded.runtime)
     options = runtime.parse(question.alloc_conf, question.setting)
     with contextlib.ExitStack() as stack:
-        cudnn = stack.enter_context(Cudnn(str(question.cudnn), card)) if question.cudnn is not None else None
+        cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
 
         def capture(shortens: bool, leaves_alike: bool = True) -> CapturedModel:
             return capture_model(

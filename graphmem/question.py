@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from graphmem.cudnn.library import find_library
+from graphmem.cudnn.library import AUTO, find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.documents import LARGEST_NUMBER, shown
 from graphmem.errors import UsageError
@@ -43,7 +43,7 @@ class Question:
     top: int = 10
     torch_version: str | None = None
     build_on: str = "host"
-    cudnn: str | Path | None = None
+    cudnn: str | Path = AUTO
     trust: bool = False
 
     def __post_init__(self) -> None:
@@ -51,10 +51,13 @@ class Question:
         check_counts(0, top=self.top)
         if self.iterations is not None and self.iterations > MOST_ITERATIONS:
             raise UsageError(f"iterations is {self.iterations}; accepted: 1 to {MOST_ITERATIONS}, as a few settle it")
-        _ = self.step, self.setting, self.asked_runtime
+        _ = self.step, self.setting, self.asked_runtime, self.cudnn_library  # before a model is loaded in vain
         self._check_batches()
-        if self.cudnn is not None:
-            find_library(self.cudnn)  # before a model is loaded in vain
+
+    @cached_property
+    def cudnn_library(self) -> str | None:
+        """The cuDNN that is asked; None for none."""
+        return find_library(self.cudnn)
 
     def _check_batches(self) -> None:
         """Raises :class:`UsageError` for sizes of batches that contradict each other."""
@@ -165,7 +168,7 @@ def capture_key(question: Question) -> CaptureKey:
         return CaptureKey(
             loading, question.step, question.iterations, (planner.name, planner.plan_options(options)), None
         )
-    cudnn = None if question.cudnn is None else (str(question.cudnn), setting.device)
+    cudnn = None if question.cudnn_library is None else (question.cudnn_library, setting.device)
     variables = workspace_variables(os.environ)
     capture = (question.build_on, setting.torch_version, card_facts(setting.device), cudnn, variables)
     return CaptureKey(loading, question.step, question.iterations, None, capture)

@@ -9,7 +9,7 @@ figures are bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from graphmem.allocators.base import Allocator, LimitedAllocator, PoolAllocator, SegmentView
 from graphmem.errors import DeviceOutOfMemory, TraceError
-from graphmem.trace import MAX_STORAGE_BYTES, EventKind, Place, Trace
+from graphmem.trace import MAX_STORAGE_BYTES, Calls, EventKind, Place, Trace
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,29 @@ class Replay:
     segments: tuple[SegmentView, ...] = field(repr=False)
     #: Bytes of every private pool's segments when reserved bytes were at their peak, by the pool's number.
     private_reserved_at_peak: dict[int, int] = field(default_factory=dict)
+    #: Shapes of calls whose first plan's workspace was refused, and that went on with a later plan.
+    later_plans: int = 0
 
     def __len__(self) -> int:
         return len(self.requested_bytes)
 
 
 class Player:
-    """Shows the events of one run to an allocator. The columns of the table of storages may grow while it plays."""
+    """Shows the events of one run to an allocator. The columns of the table of storages may grow while it plays.
 
-    def __init__(self, allocator: Allocator, sizes: list[int], streams: list[int], pools: list[int]) -> None:
+    ``calls`` are those that can do with less, by their storages: ``sizes`` are changed to what they had to do with.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        sizes: list[int],
+        streams: list[int],
+        pools: list[int],
+        calls: Mapping[int, Calls],
+    ) -> None:
         self._allocator = allocator
+        self._calls = calls
         self._sizes, self._streams, self._pools = sizes, streams, pools
         self._handles: dict[int, Any] = {}
         #: Of the request that was refused last.
@@ -91,8 +104,9 @@ class Player:
                         assert private is not None
                         handles[subject] = private.malloc_in_pool(sizes[subject], own_streams[subject], pools[subject])
                 except DeviceOutOfMemory as error:
-                    self.error = error.with_traceback(None)  # which would hold the frames of who plays
-                    return subject
+                    if kind != _ALLOC or not self._takes_later_plan(subject):
+                        self.error = error.with_traceback(None)  # which would hold the frames of who plays
+                        return subject
             elif kind == _FREE:
                 handle = handles.pop(subject, None)
                 if handle is not None:  # nothing was allocated: 0 bytes, or refused
@@ -116,6 +130,23 @@ class Player:
             note_reserved(allocator.reserved_bytes)
         return -1
 
+    def _takes_later_plan(self, subject: int) -> bool:
+        """Whether the call that was refused its workspace does with that of a later plan."""
+        calls = self._calls.get(subject)
+        if calls is None:
+            return False
+        refused = self._sizes[subject]
+        for plan, size in enumerate(calls.bytes):
+            if size >= refused:
+                continue  # would be refused as well
+            try:
+                self._handles[subject] = self._allocator.malloc(size, self._streams[subject])
+            except DeviceOutOfMemory:
+                continue
+            calls.settle(plan, subject, self._sizes)
+            return True
+        return False
+
 
 def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> Replay:
     """Run the whole trace through ``allocator``, which should be new.
@@ -137,7 +168,9 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
             private.declare_pool(number, use_on_oom=pool.use_on_oom, no_split=pool.no_split)
     kinds = _device_kinds(trace, places, pools if private is not None else [])
     events = zip(kinds, trace.subjects.tolist(), trace.event_streams.tolist(), strict=True)
-    player = Player(allocator, sizes, own_streams, pools if private is not None else [])
+    shapes = [Calls(plans.bytes, plans.storages) for plans in trace.plans]
+    calls = {index: shape for shape in shapes for index in shape.storages}
+    player = Player(allocator, sizes, own_streams, pools if private is not None else [], calls)
     while (subject := player.play(events, allocated.append, reserved.append, trace.fractions)) >= 0:
         refused.add(subject)
         if out_of_memory is None:
@@ -151,7 +184,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     rest = len(trace) - done
     allocated += [allocator.allocated_bytes] * rest
     reserved += [allocator.reserved_bytes] * rest
-    requested, host, pinned, managed = _live_bytes(trace, places, refused, done)
+    requested, host, pinned, managed = _live_bytes(trace, sizes, places, refused, done)
     if max(max(allocated, default=0), max(reserved, default=0)) > MAX_STORAGE_BYTES:
         raise TraceError("the allocator holds more than 2^63 - 1 bytes, more than any memory")
     allocated_array = np.array(allocated, dtype=np.int64)
@@ -170,6 +203,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
         retries=getattr(allocator, "num_alloc_retries", 0),
         segments=allocator.segments(),
         private_reserved_at_peak=private.private_reserved_at_peak if private is not None else {},
+        later_plans=sum(shape.chosen > 0 for shape in shapes),
     )
 
 
@@ -233,11 +267,12 @@ def _device_kinds(trace: Trace, places: npt.NDArray[np.int64], pools: list[int])
 
 
 def _live_bytes(
-    trace: Trace, places: npt.NDArray[np.int64], refused: set[int], done: int
+    trace: Trace, had: list[int], places: npt.NDArray[np.int64], refused: set[int], done: int
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """Bytes of live storages after every event, for each place; events from ``done`` on did not happen."""
+    """Bytes of live storages after every event, for each place, by what each storage ``had``; events from ``done`` on
+    did not happen."""
     _check_sum(trace)
-    sizes = np.array([storage.bytes for storage in trace.storages], dtype=np.int64)
+    sizes = np.array(had, dtype=np.int64)
     if refused:
         sizes[list(refused)] = 0
     signs = np.zeros(len(trace), dtype=np.int64)

@@ -11,11 +11,13 @@ from typing import Any
 
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
+from graphmem.cudnn.library import AUTO, NEVER
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads
 from graphmem.errors import TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, found_later
 from graphmem.figures import Figure
 from graphmem.question import Question
+from graphmem.replay import Replay
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runs, Runtime, Setting, Taken
 from graphmem.sources import OnnxModel, TorchModel
@@ -118,7 +120,7 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
         if isinstance(step, Training) and step.checkpoint_activations:
             raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
         return runtime
-    if question.cudnn is not None:
+    if question.cudnn not in (AUTO, NEVER):
         raise _for_captures_only(loaded, "--cudnn")
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{own} and --amp")
@@ -209,7 +211,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     context = question.setting.device.outside(traced.loads)
     setting = _holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
-    diagnostics: Any = (*_headlines(setting.device), *taken.diagnostics, *runs.diagnostics)
+    diagnostics: Any = (*_headlines(setting.device), *taken.diagnostics, *_plans_told(runs.limited), *runs.diagnostics)
     details: Mapping[str, Any] = {**traced.details, **runs.details}
     if taken.findings is not None:
         diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
@@ -229,6 +231,14 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
         context=context,
         sure=_is_sure(runs, context, lambda size: runtime.run(taken.trace, options, _holding(setting, size)), setting),
     )
+
+
+def _plans_told(limited: Replay | None) -> tuple[Diagnostic, ...]:
+    """What there is to say of a card that refuses libraries their workspaces."""
+    if limited is None or not limited.later_plans:
+        return ()
+    words = "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
+    return (Diagnostic("note", words, limited.later_plans),)
 
 
 def _holding(setting: Setting, context_bytes: int) -> Setting:

@@ -26,6 +26,9 @@ SCHEMA_WITH_POOLS = "graphmem.trace/2"
 #: The same with what a program did about its limit: requests that were refused, and fractions of the card's memory that
 #: it set. Written only where there are any, with the pools if there are any.
 SCHEMA_WITH_LIMITS = "graphmem.trace/3"
+#: The same with calls that can do with less: a table of their plans. Written only where there are any, with the rest of
+#: the above if there is any.
+SCHEMA_WITH_PLANS = "graphmem.trace/4"
 MAX_STORAGE_BYTES = 2**63 - 1
 
 
@@ -150,6 +153,35 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Plans:
+    """What a library's call can do with: the ``bytes`` of its workspace, plan after plan in the order of trial, each
+    less than all before it, and the ``storages`` of the calls of this shape, in the order of their births.
+
+    A request that is refused is made again for the next plan, and the calls that follow begin with the one that had its
+    memory: PyTorch keeps it (``run_single_conv``, ATen/native/cudnn/Conv_v8.cpp).
+    """
+
+    storages: tuple[int, ...]
+    bytes: tuple[int, ...]
+
+
+class Calls:
+    """:class:`Plans` while they are played or recorded; ``chosen`` is the number of the plan that calls begin with."""
+
+    __slots__ = ("bytes", "chosen", "storages")
+
+    def __init__(self, bytes: tuple[int, ...], storages: Sequence[int] = ()) -> None:
+        self.bytes, self.storages, self.chosen = bytes, list(storages), 0
+
+    def settle(self, plan: int, storage: int, sizes: list[int]) -> None:
+        """From this storage on the calls take this plan: their rows in ``sizes`` say so."""
+        self.chosen = plan
+        for index in self.storages:
+            if index >= storage:
+                sizes[index] = self.bytes[plan]
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One row of a trace: ``subject`` is a storage or a pool, ``stream`` is used by ``RECORD_STREAM`` only."""
 
@@ -164,7 +196,8 @@ class Trace:
     """The whole run. Event columns are parallel arrays of one length (int64); a storage is allocated exactly once.
 
     ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are
-    the private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1.
+    the private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of
+    calls that can do with less than their storages say.
     """
 
     source: str
@@ -178,6 +211,7 @@ class Trace:
     notes: tuple[tuple[str, str], ...] = ()
     pools: tuple[MemoryPool, ...] = ()
     fractions: tuple[float, ...] = ()
+    plans: tuple[Plans, ...] = ()
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -219,6 +253,9 @@ class TraceBuilder:
     fractions: list[float] = field(default_factory=list)
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
+    #: Calls that can do with less, by the storage of each.
+    calls: dict[int, Calls] = field(default_factory=dict)
+    _shapes: dict[Any, Calls] = field(default_factory=dict)
 
     def phase(self, iteration: int, name: str) -> int:
         """Index of the phase, added if it is new."""
@@ -254,6 +291,15 @@ class TraceBuilder:
         self.rows.append((0, index, operator, 0))
         return index
 
+    def alloc_for_call(self, shape: Any, plans: tuple[int, ...], operator: int, **options: Any) -> int:
+        """Record the workspace of a call that has these ``plans`` (:class:`Plans`), of two or more sizes. Calls of one
+        ``shape`` share what became of them."""
+        calls = self._shapes.setdefault(shape, Calls(plans))
+        index = self.alloc(calls.bytes[calls.chosen], operator, **options)
+        calls.storages.append(index)
+        self.calls[index] = calls
+        return index
+
     def pool(self, label: str, *, use_on_oom: bool = False, no_split: bool = False) -> int:
         """Add a private pool; returns its number. Nothing holds it yet."""
         self.pools.append(MemoryPool(label, use_on_oom, no_split))
@@ -287,6 +333,8 @@ class TraceBuilder:
     def build(self) -> Trace:
         """The finished trace, validated. Raises :class:`TraceError`."""
         columns = self.columns()
+        for calls in self._shapes.values():
+            calls.settle(0, 0, self.storage_bytes)  # what became of them on one card is not the trace's
         rows = (self.storage_bytes, self.categories, self.streams, self.places, self.labels, self.storage_pools)
         storages = zip(*rows, strict=True)
         trace = Trace(
@@ -301,6 +349,7 @@ class TraceBuilder:
             notes=tuple(self.notes),
             pools=tuple(self.pools),
             fractions=tuple(self.fractions),
+            plans=tuple(Plans(tuple(calls.storages), calls.bytes) for calls in self._shapes.values()),
         )
         validate(trace)
         return trace
@@ -325,8 +374,23 @@ def validate(trace: Trace) -> None:
     for fraction in trace.fractions:
         if not 0.0 <= fraction <= 1.0:
             raise TraceError(f"a memory fraction is {fraction}; accepted: 0 to 1")
+    _check_plans(trace)
     if not _events_hold(trace):
         _name_first_broken(trace)
+
+
+def _check_plans(trace: Trace) -> None:
+    seen: set[int] = set()
+    for number, plans in enumerate(trace.plans):
+        sizes = plans.bytes
+        if len(sizes) < 2 or any(later >= size for size, later in itertools.pairwise(sizes)) or sizes[-1] < 0:
+            raise TraceError(f"the plans {number} ask for {list(sizes)} bytes; accepted: two sizes or more, falling")
+        for index in plans.storages:
+            if not 0 <= index < len(trace.storages) or index in seen:
+                raise TraceError(f"the plans {number} name storage {index}, which does not exist or has other plans")
+            seen.add(index)
+            if trace.storages[index].bytes != sizes[0]:
+                raise TraceError(f"storage {index} has {trace.storages[index].bytes} bytes; its first plan {sizes[0]}")
 
 
 def _events_hold(trace: Trace) -> bool:
@@ -413,7 +477,8 @@ def to_json(trace: Trace) -> str:
     """The trace as one JSON document (columns of equal length, bytes as integers).
 
     The schema is ``graphmem.trace/1``, or ``graphmem.trace/2`` where there are private pools: it adds the table of
-    pools and a last column to the storages. ``graphmem.trace/3`` adds refused requests and the table of fractions.
+    pools and a last column to the storages. ``graphmem.trace/3`` adds refused requests and the table of fractions,
+    ``graphmem.trace/4`` the table of plans.
     """
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -437,10 +502,13 @@ def to_json(trace: Trace) -> str:
     if trace.fractions or trace.refused:
         document["schema"] = SCHEMA_WITH_LIMITS
         document["fractions"] = list(trace.fractions)
+    if trace.plans:
+        document["schema"] = SCHEMA_WITH_PLANS
+        document["plans"] = [[list(plans.storages), list(plans.bytes)] for plans in trace.plans]
     return json.dumps(document, separators=(",", ":"))
 
 
-_SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS)
+_SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS, SCHEMA_WITH_PLANS)
 
 
 def from_json(text: str) -> Trace:
@@ -450,7 +518,7 @@ def from_json(text: str) -> Trace:
     except ValueError as error:
         raise TraceError(f"not a graphmem trace: {error}") from None
     if not isinstance(document, dict) or document.get("schema") not in _SCHEMAS:
-        raise TraceError(f"not a graphmem trace: the key 'schema' must be {SCHEMA!r} or {SCHEMA_WITH_POOLS!r}")
+        raise TraceError(f"not a graphmem trace: the key 'schema' must be one of {', '.join(_SCHEMAS)}")
     try:
         trace = _decode(document)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -480,6 +548,10 @@ def _decode(document: dict[str, Any]) -> Trace:
             MemoryPool(_text(label), bool(oom), bool(whole)) for label, oom, whole in document.get("pools", ())
         ),
         fractions=tuple(_fraction(value) for value in document.get("fractions", ())),
+        plans=tuple(
+            Plans(tuple(map(_whole, storages)), tuple(map(_whole, sizes)))
+            for storages, sizes in document.get("plans", ())
+        ),
     )
 
 

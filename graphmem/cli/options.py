@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from graphmem.cli.groups import grouped
+from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
 from graphmem.errors import UsageError
 from graphmem.runtimes import built_in, runtime_named
@@ -224,9 +225,10 @@ _TARGET_OPTIONS = (
 _CUDNN_OPTIONS = (
     click.option(
         "--cudnn",
-        metavar="PATH|installed",
+        metavar="auto|never|installed|PATH",
+        default=AUTO,
         help="Ask this cuDNN (9.8 or later; no GPU needed) for the workspaces of convolutions and recurrent networks. "
-        "Default: predict them.",
+        "Default auto: the installed one, if there is one that can be asked; never: predict them.",
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from graphmem.cudnn.worker import version_text
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError, UsageError
 
-INSTALLED = "installed"
+#: What may be said in place of a path: ask one if it is there, ask none, ask the one that is there.
+AUTO, NEVER, INSTALLED = "auto", "never", "installed"
 _NAME = "libcudnn.so.9"
 #: Seconds until a silent worker is given up. A plan takes milliseconds; the first also loads 300 MB of kernels.
 _PATIENCE = 120.0
@@ -36,19 +39,24 @@ class CudnnUnavailable(GraphmemError):
     """The cuDNN that the user named cannot be found, loaded or asked."""
 
 
-def find_library(named: str | Path) -> str:
-    """The library's path, or the name by which the loader knows it.
+def find_library(named: str | Path) -> str | None:
+    """The library's path, or the name by which the loader knows it; None for ``never``, and for ``auto`` without one.
 
     ``installed`` is the ``nvidia-cudnn`` wheel of this Python's environment, else the loader's; a path is the file or
     a folder with it. Raises :class:`CudnnUnavailable`, and :class:`UsageError` for what is neither.
     """
+    if named == NEVER or (named == AUTO and not sys.platform.startswith("linux")):
+        return None
+    if named == AUTO:
+        return _wheel() or _known_to_loader()
     if not isinstance(named, (str, Path)) or not str(named):
-        raise UsageError(f"cudnn is the path of {_NAME}, its folder, or {INSTALLED!r}, not {named!r}")
+        raise UsageError(
+            f"cudnn is the path of {_NAME}, its folder, {AUTO!r}, {NEVER!r} or {INSTALLED!r}, not {named!r}"
+        )
     if not sys.platform.startswith("linux"):
         raise CudnnUnavailable("--cudnn: cuDNN can be asked on Linux only; leave it out")
     if str(named) == INSTALLED:
-        wheels = (Path(folder) / "nvidia" / "cudnn" / "lib" / _NAME for folder in sys.path)
-        return next((str(path) for path in wheels if path.is_file()), _NAME)
+        return _wheel() or _NAME
     path = Path(named).expanduser()
     if path.is_file():
         return str(path.resolve())
@@ -61,28 +69,45 @@ def find_library(named: str | Path) -> str:
     raise CudnnUnavailable(f"--cudnn: there is no {named}; write the path of {_NAME}, its folder, or 'installed'")
 
 
+def _wheel() -> str | None:
+    wheels = (Path(folder) / "nvidia" / "cudnn" / "lib" / _NAME for folder in sys.path)
+    return next((str(path) for path in wheels if path.is_file()), None)
+
+
+@cache
+def _known_to_loader() -> str | None:
+    return _NAME if ctypes.util.find_library("cudnn") == _NAME else None
+
+
 class Cudnn:
     """A cuDNN that plans for one card. Answers are kept, so each convolution and each network is asked once.
 
     Raises :class:`CudnnUnavailable` when the library cannot be loaded or is older than 9.8, :class:`UsageError` when it
-    has no plans for the card.
+    has no plans for the card. One that is found and not ``named`` (``auto``) is started by the first question, and
+    :meth:`notes` say why it could not be asked.
     """
 
     def __init__(self, named: str | Path, card: Device) -> None:
         self._named = named
         self._card = card
-        self._library = find_library(named)
+        self._library = find_library(named) or _NAME
+        self._unusable = ""
         self._mode = MODE_B if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else INSTANT
-        self._answers: dict[tuple[Convolution, bool], list[int] | None] = {}
-        self._reasons: dict[tuple[Convolution, bool], str] = {}
+        self._answers: dict[tuple[Convolution, int], list[int] | None] = {}
+        self._reasons: dict[tuple[Convolution, int], str] = {}
         self._spaces: dict[tuple[Network, bool], tuple[int, int] | None] = {}
         self._refused: Counter[str] = Counter()
         self._silent: Counter[str] = Counter()
         self._worker: subprocess.Popen[str] | None = None
         self._starts = 0
+        self._about: dict[str, Any] = {}
+        if named != AUTO:
+            self._begin()
+
+    def _begin(self) -> None:
         self._about = self._start()
         try:
-            check_supported(card, self._about["cudart"])
+            check_supported(self._card, self._about["cudart"])
         except UsageError:
             self.close()
             raise
@@ -93,14 +118,18 @@ class Cudnn:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def first_workspace(self, convolution: Convolution) -> int | None:
-        """Bytes that the plan asks for which PyTorch takes without ``cudnn.benchmark``; None if there is no plan."""
-        found = self._plans(convolution, first_only=True)
-        return found[0] if found else None
+    def workspaces(self, convolution: Convolution) -> tuple[int, ...] | None:
+        """Bytes that the plan asks for which PyTorch takes without ``cudnn.benchmark``, then of each later plan that
+        asks for less than all before it: those it takes where there is too little memory. None if there is no plan."""
+        falling: list[int] = []
+        for size in self._plans(convolution, self._mode) or ():
+            if not falling or size < falling[-1]:
+                falling.append(size)
+        return tuple(falling) or None
 
     def largest_workspace(self, convolution: Convolution) -> int | None:
         """Bytes of the largest plan, which ``cudnn.benchmark`` takes to time them all; None if there is no plan."""
-        found = self._plans(convolution, first_only=False)
+        found = self._plans(convolution, INSTANT)  # get_plans_from_find knows no other mode
         return max(found) if found else None
 
     def recurrent_spaces(self, network: Network, training: bool) -> tuple[int, int] | None:
@@ -109,7 +138,7 @@ class Cudnn:
         if key not in self._spaces:
             answer = self._ask({"network": asdict(network), "training": training})
             self._spaces[key] = tuple(answer["spaces"]) if "spaces" in answer else None
-            if "error" in answer:
+            if "error" in answer and not self._unusable:
                 self._silent[answer["error"]] += 1
         return self._spaces[key]
 
@@ -120,6 +149,10 @@ class Cudnn:
 
     def notes(self) -> list[str]:
         """What a reader must know of the answers."""
+        if self._unusable:
+            return [f"workspaces of convolutions and recurrent networks: predicted, for {self._unusable}"]
+        if not self._about:
+            return []  # nobody asked
         who = f"cuDNN {self.version} ({self._about['path']})"
         said = [f"workspaces of convolutions and recurrent networks: asked from {who}"]
         if self._about["driver"] == "missing":
@@ -139,7 +172,9 @@ class Cudnn:
         return found
 
     def details(self) -> dict[str, Any]:
-        """The findings for machines."""
+        """The findings for machines; empty where nobody asked."""
+        if not self._about:
+            return {"unusable": self._unusable} if self._unusable else {}
         planned = sum(answer is not None for answer in self._answers.values())
         return {
             "version": self.version,
@@ -166,11 +201,12 @@ class Cudnn:
             worker.kill()
             worker.wait()
 
-    def _plans(self, convolution: Convolution, first_only: bool) -> list[int] | None:
-        key = (convolution, first_only)
+    def _plans(self, convolution: Convolution, mode: int) -> list[int] | None:
+        key = (convolution, mode)
         if key not in self._answers:
-            mode = self._mode if first_only else INSTANT  # get_plans_from_find knows no other mode
-            answer = self._ask({**asdict(convolution), "mode": mode, "first_only": first_only})
+            answer = self._ask({**asdict(convolution), "mode": mode})
+            if self._unusable:
+                return None
             self._answers[key] = answer.get("workspaces")
             if self._answers[key] is None:
                 self._reasons[key] = answer["error"]
@@ -181,6 +217,13 @@ class Cudnn:
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer, or an error where it ended or stays silent."""
+        if not self._about and not self._unusable:
+            try:
+                self._begin()
+            except (CudnnUnavailable, UsageError) as error:
+                self._unusable = str(error).removeprefix(f"--cudnn {AUTO}: ").removeprefix("--cudnn: ")
+        if self._unusable:
+            return {"error": self._unusable}
         if self._worker is None and self._starts >= _MOST_STARTS:
             return {"error": f"its process ended {self._starts} times"}
         if self._worker is None:

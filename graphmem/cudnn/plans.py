@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind, Type
 
@@ -52,19 +51,12 @@ class Convolution:
     alignments: tuple[int, int, int] = (32, 32, 32)
 
 
-#: Configurations that are asked for before all others.
-_FEW = 2
-
-
-def workspaces(
-    descriptors: Descriptors, device: Descriptor, convolution: Convolution, mode: int, first_only: bool
-) -> list[int]:
-    """Bytes that the plans ask for, in the order in which PyTorch tries them; of the first plan if ``first_only``.
+def workspaces(descriptors: Descriptors, device: Descriptor, convolution: Convolution, mode: int) -> list[int]:
+    """Bytes that the plans ask for, in the order in which PyTorch tries them.
 
     Raises :class:`CudnnError` when there is no plan.
     """
-    sizes = (size for size, _ in plans(descriptors, device, convolution, mode))
-    found = list(islice(sizes, 1 if first_only else None))
+    found = [size for size, _ in plans(descriptors, device, convolution, mode)]
     if not found:
         raise CudnnError("no plan for this convolution")
     return found
@@ -147,12 +139,7 @@ def _configurations(descriptors: Descriptors, device: Descriptor, graph: Descrip
         count = descriptors.count(heuristics, 202, Type.DESCRIPTOR)
     except CudnnError:  # a mode that knows nothing of such a convolution; the fallback list is asked next
         return
-    # cuDNN makes as many as it is asked for, and the first one that builds ends the search: of all 33 that it has for a
-    # usual layer, making takes 1.1 ms, of two 0.1.
-    few = descriptors.fill(heuristics, 202, Kind.ENGINE_CONFIG, min(count, _FEW))
-    yield from few
-    if count > _FEW:
-        yield from descriptors.fill(heuristics, 202, Kind.ENGINE_CONFIG, count)[len(few) :]
+    yield from descriptors.fill(heuristics, 202, Kind.ENGINE_CONFIG, count)
 
 
 def _workspace(

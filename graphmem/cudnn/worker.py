@@ -5,7 +5,7 @@ for the driver reach anybody else, and an error inside the library shall not end
 
 The first line says what to load: ``library``, ``device`` (cuDNN's description of it) and ``search`` (folders that may
 hold ``nvidia`` wheels). The answer tells ``version``, ``cudart``, ``path`` and ``driver``, or ``error``.
-Every further line is a convolution with ``mode`` and ``first_only``, whose answer is ``workspaces``, or a recurrent
+Every further line is a convolution with ``mode``, whose answer is ``workspaces``, or a recurrent
 ``network`` with ``training``, whose answer is ``spaces`` (work, reserve); or ``error``.
 """
 
@@ -59,9 +59,9 @@ def main() -> int:
 
 def answer(descriptors: Descriptors, device: Descriptor, question: dict[str, Any]) -> dict[str, Any]:
     """The workspaces of a convolution's plans in bytes, or cuDNN's reason to make none."""
-    mode, first_only = question.pop("mode"), question.pop("first_only")
+    mode = question.pop("mode")
     try:
-        return {"workspaces": workspaces(descriptors, device, Convolution(**question), mode, first_only)}
+        return {"workspaces": workspaces(descriptors, device, Convolution(**question), mode)}
     except CudnnError as error:
         return {"error": str(error)}
     finally:
@@ -92,8 +92,17 @@ def load(name: str, search: list[Path]) -> tuple[ctypes.CDLL, dict[str, Any]]:
     library.cudnnGetCudartVersion.restype = ctypes.c_size_t
     cudart = int(library.cudnnGetCudartVersion())
     driver = load_driver(sorted(path.resolve().parent.glob("libcudnn_graph.so.9")))
-    for needed, package in _NEEDED.items():
-        _load_needed(f"{needed}.{cudart // 1000}", path.resolve().parent, search, package)
+    major = cudart // 1000
+    missing = {
+        f"{needed}.{major}": package
+        for needed, package in _NEEDED.items()
+        if not _loads(f"{needed}.{major}", path.resolve().parent, search)
+    }
+    if missing:
+        raise LoadError(
+            f"it needs {' and '.join(missing)}, neither beside it nor known to the loader; install "
+            f"{' and '.join(missing.values())} for CUDA {major}, or graphmem[cudnn], which brings them"
+        )
     return library, {"version": version, "cudart": cudart, "path": str(path), "driver": driver}
 
 
@@ -109,17 +118,14 @@ def loaded_path(name: str) -> str | None:
     return found[0] if found else None
 
 
-def _load_needed(name: str, beside: Path, search: list[Path], package: str) -> None:
+def _loads(name: str, beside: Path, search: list[Path]) -> bool:
     for place in (name, *_places(name, beside, search)):
         try:
             ctypes.CDLL(place)
-            return
+            return True
         except OSError:
             continue
-    major = name.rsplit(".", 1)[1]
-    raise LoadError(
-        f"it needs {name}, which is neither beside it nor known to the loader; install {package} for CUDA {major}"
-    )
+    return False
 
 
 def _places(name: str, beside: Path, search: list[Path]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.validator import CheckedAllocator
 from graphmem.errors import TraceError
 from graphmem.replay import replay
-from graphmem.trace import EventKind, Place, Trace, TraceBuilder, from_json
+from graphmem.trace import EventKind, Place, Plans, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import MIB
 from tests import places
 
@@ -226,3 +226,89 @@ def test_pinned_memory_is_rounded_to_powers_of_two_and_kept() -> None:
     builder.alloc(4096, operator, place=Place.PINNED)
     builder.alloc(2049, operator, place=Place.PINNED)
     assert replay(builder.build(), PyTorchCachingAllocator()).pinned_peak_bytes == 4096 + 128 + 4096
+
+
+# --- calls that can do with less --------------------------------------------------------------------------------------
+
+_PLANS = (60 * MIB, 30 * MIB, 8 * MIB, 0)
+
+
+def _convolutions(kept: int) -> Trace:
+    """Two calls of one shape and one of another beside ``kept`` bytes that stay."""
+    builder = TraceBuilder("a network that is too large")
+    operator = builder.operator("aten.convolution")
+    builder.alloc(kept, operator)
+    for shape in ("first", "first", "second"):
+        builder.free(builder.alloc_for_call(shape, _PLANS, operator, label="cuDNN workspace"), operator)
+    return builder.build()
+
+
+def test_the_first_plan_is_taken_where_there_is_memory() -> None:
+    result = replay(_convolutions(20 * MIB), PyTorchCachingAllocator())
+    assert result.requested_bytes.tolist() == [20 * MIB, 80 * MIB, 20 * MIB, 80 * MIB, 20 * MIB, 80 * MIB, 20 * MIB]
+    assert (result.later_plans, result.out_of_memory) == (0, None)
+
+
+@pytest.mark.parametrize(("capacity", "plan"), [(80, 0), (79, 1), (50, 1), (49, 2), (40, 2), (39, 3), (20, 3)])
+def test_a_plan_that_is_refused_gives_way_to_the_next(capacity: int, plan: int) -> None:
+    allocator = PyTorchCachingAllocator(capacity * MIB)
+    result = replay(_convolutions(20 * MIB), allocator)
+    asked = 20 * MIB + _PLANS[plan]
+    assert result.requested_bytes.tolist() == [20 * MIB, asked, 20 * MIB, asked, 20 * MIB, asked, 20 * MIB]
+    assert (result.later_plans, result.out_of_memory) == (2 if plan else 0, None)
+
+
+def test_the_plan_that_was_had_is_kept_when_there_is_memory_again() -> None:
+    builder = TraceBuilder("a network beside something that goes")
+    operator = builder.operator("aten.convolution")
+    large = builder.alloc(40 * MIB, operator)
+    builder.free(builder.alloc_for_call("shape", _PLANS, operator), operator)
+    builder.free(large, operator)
+    builder.free(builder.alloc_for_call("shape", _PLANS, operator), operator)
+    result = replay(builder.build(), PyTorchCachingAllocator(70 * MIB))
+    assert result.requested_bytes.tolist() == [40 * MIB, 70 * MIB, 40 * MIB, 0, 30 * MIB, 0]
+
+
+def test_a_call_without_any_plan_that_fits_is_out_of_memory() -> None:
+    builder = TraceBuilder("a network that is too large")
+    operator = builder.operator("aten.convolution")
+    builder.alloc(20 * MIB, operator)
+    builder.alloc_for_call("shape", (60 * MIB, 30 * MIB), operator)
+    assert replay(builder.build(), PyTorchCachingAllocator(40 * MIB)).out_of_memory is not None
+
+
+def test_what_became_of_a_call_on_one_card_is_not_in_its_trace() -> None:
+    builder = TraceBuilder("a program on a small card")
+    operator = builder.operator("aten.convolution")
+    storage = builder.alloc_for_call("shape", _PLANS, operator)
+    builder.calls[storage].settle(2, storage, builder.storage_bytes)
+    assert builder.storage_bytes == [8 * MIB]
+    assert builder.alloc_for_call("shape", _PLANS, operator) == 1
+    assert builder.storage_bytes[1] == 8 * MIB
+    assert [storage.bytes for storage in builder.build().storages] == [60 * MIB, 60 * MIB]
+
+
+def test_plans_are_written_and_read() -> None:
+    trace = _convolutions(MIB)
+    text = to_json(trace)
+    assert '"schema":"graphmem.trace/4"' in text
+    assert from_json(text).plans == trace.plans == (Plans((1, 2), _PLANS), Plans((3,), _PLANS))
+
+
+@pytest.mark.parametrize(
+    ("plans", "message"),
+    [
+        ([[[1], [60 * MIB]]], "accepted: two sizes or more, falling"),
+        ([[[1], [60 * MIB, 60 * MIB]]], "falling"),
+        ([[[1], [60 * MIB, -1]]], "falling"),
+        ([[[9], [60 * MIB, 0]]], "storage 9, which does not exist"),
+        ([[[1], [60 * MIB, 0]], [[1], [60 * MIB, 1]]], "has other plans"),
+        ([[[0], [60 * MIB, 0]]], "its first plan"),
+        ([[[1]]], "malformed trace"),
+        ([[["1"], [2, 1]]], "malformed trace"),
+    ],
+)
+def test_rules_of_plans(plans: list[object], message: str) -> None:
+    document = json.loads(to_json(_convolutions(MIB))) | {"plans": plans}
+    with pytest.raises(TraceError, match=message):
+        from_json(json.dumps(document))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -116,23 +117,67 @@ def _pretend_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, 
 
 
 def test_a_convolution_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = _pretend_worker(
-        tmp_path, monkeypatch, "reply = {'workspaces': [5] if question['first_only'] else [5, 9, 7]}"
-    )
+    named = _pretend_worker(tmp_path, monkeypatch, "reply = {'workspaces': [5, 9, 5, 4, 7, 0, 3]}")
     with Cudnn(named, device_named("H200")) as cudnn:
-        assert [cudnn.first_workspace(CONVOLUTION) for _ in range(3)] == [5, 5, 5]
+        assert [cudnn.workspaces(CONVOLUTION) for _ in range(3)] == [(5, 4, 0)] * 3
         assert cudnn.largest_workspace(CONVOLUTION) == 9
-        assert cudnn.details()["plans_asked"] == 2
+        assert cudnn.details()["plans_asked"] == 1
         assert cudnn.refused() == {}
         assert cudnn.notes() == [
             "workspaces of convolutions and recurrent networks: asked from cuDNN 9.20.0 (/lib/libcudnn.so.9)"
         ]
 
 
+def test_one_that_is_found_is_started_by_the_first_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = _pretend_worker(tmp_path, monkeypatch, "reply = {'workspaces': [5]}")
+    monkeypatch.setattr(library, "_wheel", lambda: str(named))
+    assert find_library("auto") == str(named)
+    with Cudnn("auto", device_named("H200")) as cudnn:
+        assert cudnn._worker is None
+        assert (cudnn.notes(), cudnn.details()) == ([], {})
+        assert cudnn.workspaces(CONVOLUTION) == (5,)
+        assert "asked from cuDNN 9.20.0" in cudnn.notes()[0]
+
+
+def test_one_that_is_found_and_cannot_be_asked_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "libcudnn.so.9"
+    path.write_text("not a library")
+    monkeypatch.setattr(library, "_wheel", lambda: str(path))
+    with Cudnn("auto", device_named("H200")) as cudnn:
+        assert cudnn.workspaces(CONVOLUTION) is None
+        assert cudnn.largest_workspace(CONVOLUTION) is None
+        (note,) = cudnn.notes()
+        assert note.startswith("workspaces of convolutions and recurrent networks: predicted, for ")
+        assert "cannot be asked: it cannot be loaded" in note
+        assert cudnn.refused() == {}
+
+
+def test_nothing_is_asked_where_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_wheel", lambda: None)
+    monkeypatch.setattr(library, "_known_to_loader", lambda: None)
+    assert find_library("auto") is None
+    assert find_library("never") is None
+
+
+def test_all_that_is_missing_beside_the_library_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "cudnn.c"
+    source.write_text("long cudnnGetVersion(void){return 92000;} long cudnnGetCudartVersion(void){return 13000;}")
+    built = tmp_path / "lib" / "libcudnn.so.9"
+    built.parent.mkdir()
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(built), str(source)], check=True)
+    with pytest.raises(LoadError, match=r"needs libcublasLt.so.13 and libnvrtc.so.13.*graphmem\[cudnn\]"):
+        load(str(built), [])
+
+
 def test_convolutions_without_a_plan_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = _pretend_worker(tmp_path, monkeypatch, "reply = {'error': 'status 3000'}")
     with Cudnn(named, device_named("H200")) as cudnn:
-        assert [cudnn.first_workspace(CONVOLUTION) for _ in range(3)] == [None, None, None]
+        assert [cudnn.workspaces(CONVOLUTION) for _ in range(3)] == [None, None, None]
         assert list(cudnn.refused().values()) == [3]
         assert "status 3000" in next(iter(cudnn.refused()))
         assert cudnn.details()["calls_without_a_plan"] == 3
@@ -141,8 +186,8 @@ def test_convolutions_without_a_plan_are_counted(tmp_path: Path, monkeypatch: py
 def test_a_process_that_ends_is_started_again_and_then_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = _pretend_worker(tmp_path, monkeypatch, "os._exit(7)")
     with Cudnn(named, device_named("H200")) as cudnn:
-        sizes = [cudnn.first_workspace(replace(CONVOLUTION, dtype=dtype)) for dtype in ("float16", "bfloat16")]
-        sizes += [cudnn.first_workspace(replace(CONVOLUTION, tf32=False, deterministic=on)) for on in (False, True)]
+        sizes = [cudnn.workspaces(replace(CONVOLUTION, dtype=dtype)) for dtype in ("float16", "bfloat16")]
+        sizes += [cudnn.workspaces(replace(CONVOLUTION, tf32=False, deterministic=on)) for on in (False, True)]
         assert sizes == [None] * 4
         assert any("exit status 7" in reason for reason in cudnn.refused())
         assert any("ended 3 times" in reason for reason in cudnn.refused())
@@ -175,7 +220,9 @@ def test_a_refusal_takes_the_built_in_model(tmp_path: Path, monkeypatch: pytest.
     torch = pytest.importorskip("torch")
     named = _pretend_worker(tmp_path, monkeypatch, "reply = {'error': 'status 3000'}")
     model, example = torch.nn.Conv2d(16, 32, 3), torch.empty(2, 16, 32, 32)
-    asked, predicted = (analyze(model, example, training=False, device="H200", cudnn=cudnn) for cudnn in (named, None))
+    asked, predicted = (
+        analyze(model, example, training=False, device="H200", cudnn=cudnn) for cudnn in (named, "never")
+    )
     assert asked.peak == predicted.peak
     warnings = [item for item in asked.diagnostics if item.kind == "warning" and "did not plan" in item.message]
     assert [item.count for item in warnings] == [2]
@@ -249,12 +296,12 @@ class _Offered:
         return {1303: notes, 1305: behavior}.get(name, [size or 0])
 
 
-def _sizes(offered: _Offered, convolution: Convolution = CONVOLUTION, first_only: bool = True) -> list[int]:
-    return workspaces(offered, 0, convolution, INSTANT, first_only)  # type: ignore[arg-type]
+def _sizes(offered: _Offered, convolution: Convolution = CONVOLUTION) -> list[int]:
+    return workspaces(offered, 0, convolution, INSTANT)  # type: ignore[arg-type]
 
 
 def test_the_first_plan_that_builds_is_taken() -> None:
-    assert _sizes(_Offered(instant=[([], [], None), ([], [], 20), ([], [], 30)])) == [20]
+    assert _sizes(_Offered(instant=[([], [], None), ([], [], 20), ([], [], 30)])) == [20, 30]
     assert _sizes(_Offered(instant=[([], [], None)], fallback=[([], [], 40)])) == [40]
     with pytest.raises(CudnnError, match="no plan"):
         _sizes(_Offered(instant=[([], [], None)]))
@@ -262,8 +309,8 @@ def test_the_first_plan_that_builds_is_taken() -> None:
 
 def test_engines_pytorch_leaves_out_are_left_out() -> None:
     offered: list[tuple[list[int], list[int], int | None]] = [([1], [], 10), ([4], [], 20), ([0], [], 30), ([], [], 40)]
-    assert _sizes(_Offered(instant=offered)) == [20]
-    assert _sizes(_Offered(instant=offered), replace(CONVOLUTION, deterministic=True)) == [30]
+    assert _sizes(_Offered(instant=offered)) == [20, 30, 40]
+    assert _sizes(_Offered(instant=offered), replace(CONVOLUTION, deterministic=True)) == [30, 40]
     assert _sizes(_Offered(instant=offered), replace(CONVOLUTION, deterministic=True, tf32=False)) == [40]
     assert not is_left_out([0], replace(CONVOLUTION, dtype="float16", tf32=False))
 
@@ -276,7 +323,7 @@ def test_kernels_compiled_at_run_time_need_not_be_built() -> None:
 
 def test_all_plans_are_those_of_both_lists() -> None:
     offered = _Offered(instant=[([], [], 10), ([], [], None)], fallback=[([], [], 5)])
-    assert _sizes(offered, first_only=False) == [10, 5]
+    assert _sizes(offered) == [10, 5]
 
 
 def test_tensors_are_described_as_pytorch_does() -> None:

@@ -36,8 +36,16 @@ DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "back
 MODES = {"RELU": RELU, "RNN": TANH, "LSTM": LSTM, "GRU": GRU}
 _RECURRENT_DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def first_workspace(cudnn: Cudnn, convolution: Convolution) -> int | None:
+    """Bytes that the first plan asks for; None if there is no plan."""
+    sizes = cudnn.workspaces(convolution)
+    return None if sizes is None else sizes[0]
+
+
 _WORKSPACES: dict[str, Callable[[Cudnn, Convolution], int | None]] = {
-    "conv_plans": Cudnn.first_workspace,
+    "conv_plans": first_workspace,
     "conv_largest": Cudnn.largest_workspace,
 }
 

@@ -93,7 +93,7 @@ class Births:
                 mentioned.add(step.index)
                 storages.see(outputs[step.index], step.bytes)
             elif step.kind == "take":
-                taken[step.index] = storages.alloc(step.bytes or 0, Category.TEMPORARY, step.label)
+                taken[step.index] = storages.take(step)
             elif step.kind == "product":
                 self._take(self._workspaces.use_cublas(in_backward, storages.streams.current))
             elif step.kind == "empty_cache":

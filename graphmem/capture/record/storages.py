@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.capture.kernels.parts.script import Step
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.memory_pools import MemoryPools
 from graphmem.capture.record.streams import Streams
@@ -105,10 +106,25 @@ class Storages:
         stream = self.streams.current if stream is None else stream
         pool = self.pools.number_now(stream) if place is Place.DEVICE else 0
         index = self.builder.alloc(size, self.operator, category, stream=stream, place=place, label=label, pool=pool)
-        if self.memory is not None and place is Place.DEVICE:
-            message = self.memory.refusal(index)
-            if message is not None:
-                raise self._refused(index, message)
+        return self._had(index) if place is Place.DEVICE else index
+
+    def take(self, step: Step) -> int:
+        """A buffer inside an operator, on the current stream; its index. Raises ``torch.OutOfMemoryError`` too."""
+        if not step.plans:
+            return self.alloc(step.bytes or 0, Category.TEMPORARY, step.label)
+        stream = self.streams.current
+        pool, category = self.pools.number_now(stream), Category.TEMPORARY
+        return self._had(
+            self.builder.alloc_for_call(
+                step.shape, step.plans, self.operator, category=category, stream=stream, label=step.label, pool=pool
+            )
+        )
+
+    def _had(self, index: int) -> int:
+        """The storage that was asked for, unless the card refuses it."""
+        message = None if self.memory is None else self.memory.refusal(index)
+        if message is not None:
+            raise self._refused(index, message)
         return index
 
     def _refused(self, index: int, message: str) -> BaseException:

@@ -115,8 +115,12 @@ class LiveMemory:
     def _begin(self) -> None:
         """A fresh allocator, which has played nothing."""
         builder = self._builder
+        for calls in builder.calls.values():
+            calls.settle(0, 0, builder.storage_bytes)
         self._allocator = self._make(self._limited, self._tracks)
-        self._player = Player(self._allocator, builder.storage_bytes, builder.streams, builder.storage_pools)
+        self._player = Player(
+            self._allocator, builder.storage_bytes, builder.streams, builder.storage_pools, builder.calls
+        )
         self._played = self._pools = 0
         self._room = 0
         self._most_rounding = max(self._allocator.conf.large_segment_size_bytes, 20 * MIB) + 2 * MIB

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
 from graphmem.cudnn.library import Cudnn  # noqa: E402
 from graphmem.devices import Device, device_named  # noqa: E402
-from tests.recorded.cudnn_plans import CARDS, DIRECTIONS, question  # noqa: E402
+from tests.recorded.cudnn_plans import CARDS, DIRECTIONS, first_workspace, question  # noqa: E402
 from tests.support import recorded_convolutions as recorded  # noqa: E402
 
 LIBRARY = os.environ.get("GRAPHMEM_CUDNN")
@@ -39,7 +39,7 @@ def test_every_recorded_plan_is_met(card: str) -> None:
             (line, direction)
             for line in lines
             for direction in DIRECTIONS
-            if cudnn.first_workspace(question(line, direction)) != line[direction]
+            if first_workspace(cudnn, question(line, direction)) != line[direction]
         ]
     assert lines
     assert not wrong, (len(wrong), wrong[0])

@@ -23,9 +23,9 @@ class _Listener:
         self.asked: list[Convolution] = []
         self.answers = first, largest
 
-    def first_workspace(self, question: Convolution) -> int | None:
+    def workspaces(self, question: Convolution) -> tuple[int, ...] | None:
         self.asked.append(question)
-        return self.answers[0]
+        return None if self.answers[0] is None else (self.answers[0],)
 
     def largest_workspace(self, question: Convolution) -> int | None:
         return self.answers[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution
@@ -16,12 +18,14 @@ _LARGEST_ALIGNMENT = 32
 
 
 def first_workspace(problem: Problem, direction: Direction, card: Card, question: Convolution) -> Workspace:
-    """Workspace, in bytes, of the plan that PyTorch takes without ``cudnn.benchmark``."""
+    """Workspace, in bytes, of the plan that PyTorch takes without ``cudnn.benchmark``, and of those it takes where that
+    one's is refused. Predicted ones end with a plan without any, as all lists of cuDNN 9.20 did that were looked at."""
     if card.cudnn is not None and not problem.is_empty:
-        answer = card.cudnn.first_workspace(question)
+        answer = card.cudnn.workspaces(question)
         if answer is not None:
-            return Workspace(answer)
-    return cudnn_convolution.convolution_workspace(problem, direction, card)
+            return Workspace(answer[0], later=answer[1:])
+    predicted = cudnn_convolution.convolution_workspace(problem, direction, card)
+    return replace(predicted, later=(0,)) if predicted.size else predicted
 
 
 def largest_workspace(problem: Problem, direction: Direction, card: Card, question: Convolution) -> Workspace:

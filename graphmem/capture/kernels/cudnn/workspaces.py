@@ -60,10 +60,12 @@ _WINOGRAD_TAPS = 25
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Bytes of a plan's workspace; ``certain``: the choice of kernel is known for shapes of this kind."""
+    """Bytes of a plan's workspace; ``certain``: the choice of kernel is known for shapes of this kind. ``later``: bytes
+    of the plans that are tried where there is too little memory, falling."""
 
     size: int
     certain: bool = True
+    later: tuple[int, ...] = ()
 
 
 def workspace_bytes(form: str, problem: Problem, direction: Direction) -> int:

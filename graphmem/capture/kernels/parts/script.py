@@ -146,12 +146,16 @@ def _signature(operator: str) -> Signature:
 class Step:
     """``kind``: ``output`` (birth of output number ``index``; ``bytes`` overrides the fake size if not None),
     ``take`` (a buffer of ``bytes`` with a ``label``, ``index`` its token), ``give`` (token ``index`` goes back),
-    ``product`` (cuBLAS is called) or ``empty_cache`` (the allocator gives its unused memory back to the driver)."""
+    ``product`` (cuBLAS is called) or ``empty_cache`` (the allocator gives its unused memory back to the driver).
+    ``plans``: the sizes that do as well, falling, the first of them ``bytes``, where there are others. ``shape`` stands
+    for the calls that share which of them was had."""
 
     kind: str
     index: int
     bytes: int | None = None
     label: str = ""
+    plans: tuple[int, ...] = ()
+    shape: Any = None
 
 
 @dataclass(slots=True)
@@ -170,6 +174,13 @@ class Script:
         """A buffer of ``size`` bytes is allocated here. Returns the token to give it back with."""
         self._tokens += 1
         self.steps.append(Step("take", self._tokens, size, label))
+        return self._tokens
+
+    def take_for_plan(self, plans: tuple[int, ...], label: str, shape: Any) -> int:
+        """The workspace of a library's call is allocated here: of the first plan, in bytes, unless only a later one has
+        its memory. Returns the token to give it back with."""
+        self._tokens += 1
+        self.steps.append(Step("take", self._tokens, plans[0], label, plans if len(plans) > 1 else (), shape))
         return self._tokens
 
     def contiguous(self, tensor: torch.Tensor, label: str) -> list[int]:
@@ -225,7 +236,8 @@ class _Inlined:
             if step.kind == "output":
                 self._birth(step.index, step.bytes)
             elif step.kind == "take":
-                tokens[step.index] = self._script.take(step.bytes or 0, step.label)
+                plans = step.plans or (step.bytes or 0,)
+                tokens[step.index] = self._script.take_for_plan(plans, step.label, step.shape)
             elif step.kind == "give":
                 self._script.give(tokens[step.index])
             else:

@@ -214,15 +214,17 @@ def _workspace(script: Script, call: _Convolution, direction: Direction, card: C
     workspace = first_workspace(problem, direction, card, question)
     if workspace.size:
         label = "cuDNN workspace" if workspace.certain and not benchmark else "cuDNN workspace (estimate)"
-        script.give(script.take(workspace.size, label))
+        script.give(script.take_for_plan((workspace.size, *workspace.later), label, question))
 
 
 def _time_all_plans(script: Script, largest: Workspace) -> None:
-    """The first call of a shape times every plan in one workspace as large as the largest asks for, gives it back, and
-    empties the allocator's cache (get_plans_from_find and run_single_conv)."""
+    """The first call of a shape times every plan in one workspace as large as the largest asks for, or half of that,
+    and so on, where it is refused (generate_and_filter_plans), gives it back, and empties the allocator's cache
+    (get_plans_from_find and run_single_conv)."""
     if largest.size:
         label = "cuDNN workspace for timing plans" + ("" if largest.certain else " (estimate)")
-        script.give(script.take(largest.size, label))
+        halves = tuple(largest.size >> times for times in range(largest.size.bit_length() + 1))
+        script.give(script.take_for_plan(halves, label, object()))
     script.empty_cache()
 
 
