@@ -135,12 +135,10 @@ class Player:
         calls = self._calls.get(subject)
         if calls is None:
             return False
-        refused = self._sizes[subject]
-        for plan, size in enumerate(calls.bytes):
-            if size >= refused:
-                continue  # would be refused as well
+        first = 1 if subject == calls.storages[0] else 0
+        for plan in range(first, len(calls.bytes)):
             try:
-                self._handles[subject] = self._allocator.malloc(size, self._streams[subject])
+                self._handles[subject] = self._allocator.malloc(calls.bytes[plan], self._streams[subject])
             except DeviceOutOfMemory:
                 continue
             calls.settle(plan, subject, self._sizes)

@@ -154,11 +154,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """What a library's call can do with: the ``bytes`` of its workspace, plan after plan in the order of trial, each
-    less than all before it, and the ``storages`` of the calls of this shape, in the order of their births.
+    """What a library's call can do with: the ``bytes`` of its workspace, plan after plan in the order of trial, and the
+    ``storages`` of the calls of this shape, in the order of their births.
 
     A request that is refused is made again for the next plan, and the calls that follow begin with the one that had its
-    memory: PyTorch keeps it (``run_single_conv``, ATen/native/cudnn/Conv_v8.cpp).
+    memory: PyTorch keeps it, and tries all anew where it is refused later (``run_single_conv``,
+    ATen/native/cudnn/Conv_v8.cpp).
     """
 
     storages: tuple[int, ...]
@@ -383,8 +384,8 @@ def _check_plans(trace: Trace) -> None:
     seen: set[int] = set()
     for number, plans in enumerate(trace.plans):
         sizes = plans.bytes
-        if len(sizes) < 2 or any(later >= size for size, later in itertools.pairwise(sizes)) or sizes[-1] < 0:
-            raise TraceError(f"the plans {number} ask for {list(sizes)} bytes; accepted: two sizes or more, falling")
+        if len(sizes) < 2 or not all(0 <= size <= MAX_STORAGE_BYTES for size in sizes):
+            raise TraceError(f"the plans {number} ask for {list(sizes)} bytes; accepted: two sizes or more")
         for index in plans.storages:
             if not 0 <= index < len(trace.storages) or index in seen:
                 raise TraceError(f"the plans {number} name storage {index}, which does not exist or has other plans")

@@ -119,13 +119,12 @@ class Cudnn:
         self.close()
 
     def workspaces(self, convolution: Convolution) -> tuple[int, ...] | None:
-        """Bytes that the plan asks for which PyTorch takes without ``cudnn.benchmark``, then of each later plan that
-        asks for less than all before it: those it takes where there is too little memory. None if there is no plan."""
-        falling: list[int] = []
-        for size in self._plans(convolution, self._mode) or ():
-            if not falling or size < falling[-1]:
-                falling.append(size)
-        return tuple(falling) or None
+        """Bytes that the plan asks for which PyTorch takes without ``cudnn.benchmark``, then of those that it tries
+        where there is too little memory, up to the first that needs none. None if there is no plan."""
+        sizes = self._plans(convolution, self._mode)
+        if not sizes:
+            return None
+        return tuple(sizes[: sizes.index(0) + 1] if 0 in sizes else sizes)
 
     def largest_workspace(self, convolution: Convolution) -> int | None:
         """Bytes of the largest plan, which ``cudnn.benchmark`` takes to time them all; None if there is no plan."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -26,6 +27,7 @@ from graphmem.runtimes.pytorch import RUNTIME
 from graphmem.trace import EventKind, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import GIB, MIB
 from tests.recorded import answering
+from tests.recorded.cases.answering import WITH_CUDNN
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +44,10 @@ QUICK = ("halving_loop", "chunk_by_free_memory", "half_of_the_card", "errors_her
 )
 def test_a_program_finds_what_it_finds_on_the_cuda_build(name: str) -> None:
     truth = answering.recorded()[name]
-    said, trace, runs = answering.predict(name)
+    library = "never"
+    if name in WITH_CUDNN:
+        library = os.environ.get("GRAPHMEM_CUDNN") or pytest.skip("needs GRAPHMEM_CUDNN, a cuDNN to ask for workspaces")
+    said, trace, runs = answering.predict(name, library)
     assert said["found"] == truth["found"]
     # Sums over inactive splits depend on the order in which Python lets tensors go; empty_cache before the first tensor
     # synchronizes here and does nothing there; CUB's scratch is off by 256 bytes in chunks of topk, under the rounding.
@@ -54,7 +59,10 @@ def test_a_program_finds_what_it_finds_on_the_cuda_build(name: str) -> None:
     ]
     assert {key: said["statistics"][key] for key in certain} == {key: truth["statistics"][key] for key in certain}
     assert runs.main.out_of_memory is None
-    assert len(trace.refused) == truth["statistics"]["num_ooms"]
+    if name in WITH_CUDNN:  # what was refused was had with another plan
+        assert len(trace.refused) == 0 < truth["statistics"]["num_ooms"]
+    else:
+        assert len(trace.refused) == truth["statistics"]["num_ooms"]
 
 
 # --- the same figures as the replay -----------------------------------------------------------------------------------

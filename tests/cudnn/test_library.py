@@ -119,7 +119,7 @@ def _pretend_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, 
 def test_a_convolution_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = _pretend_worker(tmp_path, monkeypatch, "reply = {'workspaces': [5, 9, 5, 4, 7, 0, 3]}")
     with Cudnn(named, device_named("H200")) as cudnn:
-        assert [cudnn.workspaces(CONVOLUTION) for _ in range(3)] == [(5, 4, 0)] * 3
+        assert [cudnn.workspaces(CONVOLUTION) for _ in range(3)] == [(5, 9, 5, 4, 7, 0)] * 3
         assert cudnn.largest_workspace(CONVOLUTION) == 9
         assert cudnn.details()["plans_asked"] == 1
         assert cudnn.refused() == {}

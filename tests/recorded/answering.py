@@ -8,12 +8,15 @@ Each runs in a process of its own, on a card of :data:`~tests.recorded.cases.ans
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device, described_device
 from graphmem.runtimes.base import Runs, Setting
 from graphmem.runtimes.pytorch import RUNTIME
@@ -21,7 +24,7 @@ from graphmem.trace import Trace
 from graphmem.units import MIB
 from tests import places
 from tests.recorded import stub
-from tests.recorded.cases.answering import CARD_MIB, OTHER_MIB, PROGRAMS
+from tests.recorded.cases.answering import CARD_MIB, OTHER_MIB, PROGRAMS, WITH_CUDNN
 
 GOLDEN = places.PYTORCH / "answering.json"
 #: The card of the recordings. ``OTHER_MIB`` stands for its context.
@@ -48,20 +51,22 @@ def answers(name: str) -> Document:
     return {"found": found, "statistics": dict(torch.cuda.memory_stats())}
 
 
-def predict(name: str) -> tuple[Document, Trace, Runs]:
-    """What a capture on the card says, its trace, and the replay."""
+def predict(name: str, library: str = "never") -> tuple[Document, Trace, Runs]:
+    """What a capture on the card says, its trace, and the replay. ``library``: the cuDNN that is asked."""
     from graphmem.capture.session.session import capture
 
     options = RUNTIME.parse("", SETTING)
     document: Document = {}
-    trace = capture(
-        lambda _: document.update(answers(name)),
-        source=name,
-        device=CARD,
-        torch_version=SETTING.torch_version,
-        cudnn_workspaces=False,
-        memory=RUNTIME.live(options, SETTING, limited=True),
-    ).trace
+    with contextlib.nullcontext() if library == "never" else Cudnn(library, CARD) as cudnn:
+        trace = capture(
+            lambda _: document.update(answers(name)),
+            source=name,
+            device=CARD,
+            torch_version=SETTING.torch_version,
+            cudnn_workspaces=name in WITH_CUDNN,
+            cudnn=cudnn,
+            memory=RUNTIME.live(options, SETTING, limited=True),
+        ).trace
     return document, trace, RUNTIME.run(trace, options, SETTING)
 
 
@@ -72,7 +77,8 @@ class Answering:
         """Each program in a fresh process on the stub."""
         documents = recorded() if GOLDEN.exists() else {}
         for name in _named(arguments):
-            status = stub.run(["-m", "tests.recorded.answering", name, str(GOLDEN.with_suffix(".one"))], _ENVIRONMENT)
+            environment = _ENVIRONMENT | (stub.REAL_CUDNN if name in WITH_CUDNN else {})
+            status = stub.run(["-m", "tests.recorded.answering", name, str(GOLDEN.with_suffix(".one"))], environment)
             if status:
                 return status
             one = GOLDEN.with_suffix(".one")
@@ -85,7 +91,7 @@ class Answering:
     def table(self, arguments: list[str]) -> int:
         """A line a program: recorded and predicted peaks, and how many figures differ."""
         for name in _named(arguments):
-            truth, (said, _, runs) = recorded()[name], predict(name)
+            truth, (said, _, runs) = recorded()[name], predict(name, _library())
             peaks = [truth["statistics"][f"{level}_bytes.all.peak"] for level in ("allocated", "reserved")]
             main = (runs.main.peak_allocated_bytes, runs.main.peak_reserved_bytes)
             differing = _differing(truth, said)
@@ -95,12 +101,16 @@ class Answering:
     def differ(self, arguments: list[str]) -> int:
         """Every figure that differs."""
         for name in _named(arguments):
-            truth, (said, _, _) = recorded()[name], predict(name)
+            truth, (said, _, _) = recorded()[name], predict(name, _library())
             for part in ("found", "statistics"):
                 for key in truth[part]:
                     if truth[part][key] != said[part].get(key):
                         print(f"{name}: {part} {key!r}: recorded {truth[part][key]}, predicted {said[part].get(key)}")
         return 0
+
+
+def _library() -> str:
+    return os.environ.get("GRAPHMEM_CUDNN", "never")
 
 
 def _differing(truth: Document, said: Document) -> dict[str, int]:

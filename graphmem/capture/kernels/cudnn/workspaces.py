@@ -61,7 +61,7 @@ _WINOGRAD_TAPS = 25
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """Bytes of a plan's workspace; ``certain``: the choice of kernel is known for shapes of this kind. ``later``: bytes
-    of the plans that are tried where there is too little memory, falling."""
+    of the plans that are tried where there is too little memory, in this order."""
 
     size: int
     certain: bool = True

@@ -147,8 +147,8 @@ class Step:
     """``kind``: ``output`` (birth of output number ``index``; ``bytes`` overrides the fake size if not None),
     ``take`` (a buffer of ``bytes`` with a ``label``, ``index`` its token), ``give`` (token ``index`` goes back),
     ``product`` (cuBLAS is called) or ``empty_cache`` (the allocator gives its unused memory back to the driver).
-    ``plans``: the sizes that do as well, falling, the first of them ``bytes``, where there are others. ``shape`` stands
-    for the calls that share which of them was had."""
+    ``plans``: the sizes that do as well, in the order of trial, ``bytes`` first, where there are others. ``shape``
+    stands for the calls that share which of them was had."""
 
     kind: str
     index: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.recorded.cases.answering import chunks, decorated, errors, fractions, halving, scaler
+from tests.recorded.cases.answering import chunks, decorated, errors, fractions, halving, plans, scaler
 
 #: MiB of the card that they are run on, and how many of it others hold: what a CUDA context takes, say.
 CARD_MIB, OTHER_MIB = 6144, 480
@@ -21,4 +21,7 @@ PROGRAMS: dict[str, Program] = {
     "chunk_by_free_memory": chunks.main,
     "half_of_the_card": fractions.main,
     "errors_here_and_there": errors.main,
+    "later_plans": plans.main,
 }
+#: Those that are recorded with cuDNN's own plans.
+WITH_CUDNN = ("later_plans",)
