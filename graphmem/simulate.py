@@ -24,6 +24,7 @@ from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import fits_card, summarize
 from graphmem.trace import Trace
 from graphmem.training import Training
+from graphmem.units import format_bytes
 from graphmem.versions import beyond_known, version_notes, workspace_variables
 
 
@@ -212,6 +213,8 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     setting = _holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
     diagnostics: Any = (*_headlines(setting.device), *taken.diagnostics, *_plans_told(runs.limited), *runs.diagnostics)
+    if not traced.details.get("cudnn", {}).get("plans_asked"):
+        diagnostics = (*diagnostics, *_workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
     details: Mapping[str, Any] = {**traced.details, **runs.details}
     if taken.findings is not None:
         diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
@@ -239,6 +242,23 @@ def _plans_told(limited: Replay | None) -> tuple[Diagnostic, ...]:
         return ()
     words = "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
     return (Diagnostic("note", words, limited.later_plans),)
+
+
+#: The share of the reserved peak from which on a predicted workspace is worth a remark.
+_NOTABLE = 0.02
+
+
+def _workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
+    """How much of the answer may be workspaces that cuDNN could tell."""
+    sizes = [storage.bytes for storage in trace.storages if storage.label.startswith("cuDNN workspace")]
+    largest = max(sizes, default=0)
+    if not largest or largest < _NOTABLE * peak:
+        return ()
+    words = (
+        f"workspaces of convolutions are predicted, the largest of {format_bytes(largest)}, {largest / peak:.0%} of "
+        "the reserved peak; with graphmem[cudnn] installed cuDNN tells them itself"
+    )
+    return (Diagnostic("note", words),)
 
 
 def _holding(setting: Setting, context_bytes: int) -> Setting:

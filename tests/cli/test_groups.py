@@ -31,7 +31,8 @@ def test_options_stand_under_headings(command: str, headings: list[str]) -> None
 def test_tensorflow_options_choose_the_runtime_and_join() -> None:
     from graphmem.cli.options import target_of
 
-    asked = {"runtime": None, "alloc_conf": "allow_growth:true", "gpu": None, "gpu_memory": None, "torch_version": None}
+    unsaid = ("runtime", "gpu", "gpu_memory", "gpu_like", "capability", "cuda", "already_used", "torch_version")
+    asked = {**dict.fromkeys(unsaid), "alloc_conf": "allow_growth:true"}
     found = target_of({**asked, "tf_option": ("memory_limit=100", "TF_GPU_ALLOCATOR=")})
     assert found["runtime"] == "tensorflow"
     assert found["alloc_conf"] == "allow_growth:true,memory_limit=100,TF_GPU_ALLOCATOR="

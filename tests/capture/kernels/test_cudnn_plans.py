@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
 from graphmem.cudnn.library import Cudnn  # noqa: E402
 from graphmem.devices import Device, device_named  # noqa: E402
+from tests import places  # noqa: E402
 from tests.recorded.cudnn_plans import CARDS, DIRECTIONS, first_workspace, question  # noqa: E402
 from tests.support import recorded_convolutions as recorded  # noqa: E402
 
@@ -46,7 +47,7 @@ def test_every_recorded_plan_is_met(card: str) -> None:
 
 
 def _card(device: Device, cudnn: Cudnn) -> Card:
-    return Card(device, cudnn=cudnn)
+    return Card(device, torch_version=places.PYTORCH_VERSION, cudnn=cudnn)
 
 
 def test_every_recorded_allocation_is_met() -> None:
