@@ -28,7 +28,10 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.program.decoding import FEWEST, Decoding
+from graphmem.capture.program.kept import Lists
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.values import callers
 from graphmem.trace import EventKind, Place
 
 #: Iterations in a row that have to be alike.
@@ -45,11 +48,13 @@ class Left(BaseException):
 
 class Leaving:
     """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes; ``leaves_alike``:
-    whether loops without a backward pass end when their iterations are alike."""
+    whether loops without a backward pass end when their iterations are alike; ``shortens``: whether of long loops whose
+    iterations grow evenly only some are followed (:mod:`graphmem.capture.program.decoding`)."""
 
-    def __init__(self, steps: int, recorder: Recorder, leaves_alike: bool = True) -> None:
+    def __init__(self, steps: int, recorder: Recorder, leaves_alike: bool = True, shortens: bool = False) -> None:
         self.wanted = steps
         self.leaves_alike = leaves_alike
+        self.shortens = shortens
         self.recorder = recorder
         self.log: list[int] = []  # numbers of the optimizers, step by step
         self.made: Counter[int] = Counter()
@@ -248,9 +253,24 @@ class Loops:
     def __init__(self, leaving: Leaving) -> None:
         self._leaving = leaving
 
-    def over(self, items: Iterable[Any], where: str, searches: bool = False) -> Iterator[Any]:
-        """The items of a ``for`` loop, until it is over."""
-        return _Items(iter(items), Loop(self._leaving, where, searches))
+    def over(
+        self,
+        items: Iterable[Any],
+        where: str,
+        searches: bool = False,
+        is_even: bool = False,
+        is_numbered: bool = False,
+    ) -> Iterator[Any]:
+        """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
+        ``is_numbered``: the same, and it reads its items."""
+        loop, numbers = Loop(self._leaving, where, searches), _range(items) if is_even or is_numbered else range(0)
+        recorder = self._leaving.recorder
+        can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
+        if can_probe and len(numbers) >= FEWEST:
+            return _Numbers(
+                iter(items), loop, numbers, Decoding(recorder, len(numbers), Lists(), is_numbered=is_numbered)
+            )
+        return _Items(iter(items), loop)
 
     def begin(self, where: str, searches: bool = False) -> Loop:
         """A ``while`` loop begins."""
@@ -276,6 +296,36 @@ class _Items:
             if _holds_parts(item):
                 self._loop.never_ends()
         return item
+
+
+class _Numbers(_Items):
+    """An iterator over numbers, which can go on at any of them."""
+
+    def __init__(self, items: Iterator[Any], loop: Loop, numbers: range, decoding: Decoding) -> None:
+        super().__init__(items, loop)
+        self._numbers, self._decoding = numbers, decoding
+        self._done = 0
+        self._is_put_forward = False
+
+    def __next__(self) -> Any:
+        decoding = self._decoding
+        if self._done and not decoding.is_followed:
+            decoding.note(self._done, callers.lists_by_name())
+            self._is_put_forward |= decoding.is_probing
+        if not self._is_put_forward:
+            self._done += 1
+            return super().__next__()
+        self._done = decoding.length + 1
+        if self._done > len(self._numbers):
+            raise StopIteration
+        return self._numbers[self._done - 1]
+
+
+def _range(items: Any) -> range:
+    """The numbers that a loop goes over, a progress bar around them or not; none if it is over something else."""
+    if type(items).__module__.partition(".")[0] == "tqdm":
+        items = getattr(items, "iterable", None)
+    return items if isinstance(items, range) else range(0)
 
 
 def _holds_parts(item: Any) -> bool:

@@ -48,6 +48,9 @@ class _Rewritten(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         node.iter = self._call(OVER, node, node.iter)
+        if not _does_every_so_often(node):
+            name = "is_numbered" if _reads(node) else "is_even"
+            node.iter.keywords.append(ast.keyword(name, ast.Constant(True)))
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
@@ -81,6 +84,30 @@ def _handles_memory(loop: ast.AST) -> bool:
     return False
 
 
+def _does_every_so_often(loop: ast.For) -> bool:
+    """Whether some iterations do what their neighbours do not: a test in the loop takes a remainder, or asks whether
+    its number is some other than the first."""
+    tests = [node.test for node in ast.walk(loop) if isinstance(node, (ast.If, ast.IfExp, ast.While))]
+    return any(_is_of_single_numbers(part, loop.target) for test in tests for part in ast.walk(test))
+
+
+def _reads(loop: ast.For) -> bool:
+    """Whether a loop reads the name of its items."""
+    name = loop.target.id if isinstance(loop.target, ast.Name) else ""
+    parts = (part for node in loop.body for part in ast.walk(node))
+    return any(isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load) for part in parts)
+
+
+def _is_of_single_numbers(test: ast.AST, item: ast.expr) -> bool:
+    if isinstance(test, ast.BinOp):
+        return isinstance(test.op, ast.Mod)
+    if not isinstance(test, ast.Compare) or not any(isinstance(op, (ast.Eq, ast.NotEq, ast.In)) for op in test.ops):
+        return False
+    sides = (test.left, *test.comparators)
+    is_of_item = any(ast.unparse(part) == ast.unparse(item) for side in sides for part in ast.walk(side))
+    return is_of_item and not any(isinstance(side, ast.Constant) and side.value == 0 for side in sides)
+
+
 def _yields(function: ast.AST) -> bool:
     """Whether a function is a generator."""
     found: list[ast.AST] = list(ast.iter_child_nodes(function))
@@ -100,8 +127,8 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
     """By name: what rewritten code calls. Dynamo traces the functions beside them (``_torchdynamo_inline``), for a loop
     that is compiled is never left, and nothing of ours may break its graph."""
 
-    def over(items: Iterable[Any], where: str, searches: bool = False) -> Iterator[Any]:
-        return loops.over(items, where, searches)
+    def over(items: Iterable[Any], where: str, searches: bool = False, **evenly: bool) -> Iterator[Any]:
+        return loops.over(items, where, searches, **evenly)
 
     def begin(where: str, searches: bool = False) -> Loop:
         return loops.begin(where, searches)
@@ -115,7 +142,7 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
     return called
 
 
-def _compiled_over(items: Any, *_: Any) -> Any:
+def _compiled_over(items: Any, *_: Any, **__: Any) -> Any:
     return items
 
 

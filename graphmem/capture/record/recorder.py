@@ -69,6 +69,7 @@ class Recorder:
         self.in_optimizer_step = False
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
         self.is_paused = False
+        self.is_probing = False  # whether what is recorded is thrown away, but for what it tells of a long generation
         self.passes_aside: list[int] = []  # rows at which forward passes of evaluation and generation began
         self.on_generation: Callable[[], None] | None = None  # called before the first one
         self.names_stages = False  # whether evaluation, generation and saving are told apart: in whole programs

@@ -91,6 +91,13 @@ class Storages:
         ref.key = key
         self.live[key] = ref
 
+    def adopt(self, tensor: Any, index: int) -> None:
+        """A tensor that was made aside shows storage ``index``, whose birth is in the trace."""
+        storage = tensor.untyped_storage()
+        ref = StorageRef(storage, self._died)
+        ref.index, ref.key = index, storage._cdata
+        self.live[ref.key] = ref
+
     def alloc(
         self,
         size: int,

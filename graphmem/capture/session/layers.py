@@ -163,7 +163,7 @@ def _leaving(context: Context) -> Iterator[None]:
     if context.leave_after is None:
         yield
         return
-    context.leaving = Leaving(context.leave_after, context.recorder, context.leaves_alike)
+    context.leaving = Leaving(context.leave_after, context.recorder, context.leaves_alike, context.shortens)
     context.recorder.names_stages = True
     patches, handles = Patches(), []
     try:

@@ -19,6 +19,7 @@ from graphmem.capture.session.session import Captured, Session, capture, raised_
 from graphmem.capture.values.known_values import Budget
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
+from graphmem.errors import CannotShortenError, said
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
@@ -164,12 +165,17 @@ def _run(program: Program, session: Session) -> Ending:
     """Run a whole program; what it raises is how it ended."""
     assert session.leaving is not None
     try:
-        return run_program(program, session.leaving)
+        ending = run_program(program, session.leaving)
     except Exception as error:
+        if session.recorder.is_probing:  # perhaps because it was put forward
+            raise CannotShortenError(f"a generation that was put forward raised {said(error)}") from error
         raised = raised_by_program(error)
         if raised is None or (speaks_of_memory(error) and session.recorder.storages.refusals):
             raise
         return Ending("raised", session.leaving.steps, 1, raised)
+    if session.recorder.is_probing:
+        raise CannotShortenError("a generation was left while it was put forward")
+    return ending
 
 
 def _remarks(ending: Ending, session: Session) -> list[str]:

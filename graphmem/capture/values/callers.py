@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -271,6 +272,18 @@ def namespace_that_imports() -> dict[str, Any] | None:
         imports = imports or frame.f_code.co_name == "_find_and_load"
         frame = frame.f_back
     return frame.f_globals if imports and frame is not None else None
+
+
+def lists_by_name() -> list[list[Any]]:
+    """The lists that the function knows by name whose loop asks for its next item, and lists in short ones of them: a
+    loop that is put forward may have collected its tokens there."""
+    frame = sys._getframe(2)
+    names = frame.f_locals
+    found = [value for value in names.values() if type(value) is list]
+    if frame.f_code.co_flags & CO_OPTIMIZED and type(names) is dict:
+        names.clear()  # a copy, which the frame would hold on to with all that is named (until Python 3.13)
+    inner = (item for outer in found if len(outer) <= 256 for item in outer if type(item) is list)
+    return [*found, *inner]
 
 
 def named_arguments() -> dict[str, Any]:
