@@ -282,12 +282,12 @@ class Decoding:
             if found is None:
                 continue
             whole, size, shape = found
-            stretched += 1
             grown = length + shape.more
             if size != before + shape.more:
                 if self._lists is None:
-                    self._cannot("what it keeps has come to an end")
+                    continue
                 grown = min(size, grown)
+            stretched += 1
             if size == grown:
                 continue
             ref = self._recorder.storages.of(resize(tensors, whole, shape.dim, grown))
