@@ -323,7 +323,7 @@ answer = f(), C.k
     plain: dict[str, object] = {}
     exec(source, plain)
     rewritten: dict[str, object] = {
-        OVER: lambda items, where: items,
+        OVER: lambda items, where, **_: items,
         BEGIN: lambda where: where,
         GOES_ON: lambda loop: True,
     }

@@ -62,9 +62,17 @@ def _detach(_: Selection, self: Tensor) -> Tensor:
     return _made(self, self._indices(), self._values(), self.is_coalesced())
 
 
+def distinct(indices: Tensor) -> Tensor:
+    """The distinct columns of real indices in their order, as coalescing leaves them."""
+    return torch.unique(indices, dim=1)
+
+
 def _rows(selection: Selection, self: Tensor) -> int:
-    """How many distinct indices there are: data. Without a share all of them, as far as the tensor has rows."""
+    """How many distinct indices there are: data. Where they are not known, and without a share, all of them, as far as
+    the tensor has rows."""
     count: int = self._nnz()
+    if selection.exact is not None:
+        return selection.exact
     if selection.share is not None:
         return min(count, selection.rows(count) or 0)
     selection.distinct += 1

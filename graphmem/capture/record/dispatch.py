@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture.operators import collectives, nested, sparse
@@ -35,6 +36,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _ADD = _aten.add.Tensor
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
+_COALESCE = _aten._coalesce.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
@@ -213,7 +215,21 @@ def _sparse(mode: RecordingMode, call: OperatorCall) -> Any:
     body = call.facts.sparse_body
     if body is None or not sparse.has_sparse(call.args):
         return NOT_HANDLED
-    return _in_place_of_kernel(mode, call, body)
+    return _coalesced(mode, call, body) if call.func is _COALESCE else _in_place_of_kernel(mode, call, body)
+
+
+def _coalesced(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]) -> Any:
+    """A sparse tensor has as many values as distinct indices, and those are known where they came from the host."""
+    values = mode.recorder.values
+    indices = values.of(call.args[0]._indices())
+    if indices is None:
+        return _in_place_of_kernel(mode, call, body)
+    with unset_fake_temporarily():
+        distinct = sparse.distinct(indices)
+    with mode.recorder.selection.exactly(distinct.shape[1]):
+        out = _in_place_of_kernel(mode, call, body)
+    values.learn(out._indices(), distinct)
+    return out
 
 
 def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
