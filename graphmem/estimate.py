@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from graphmem.figures import Figure
+from graphmem.figures import Figure, Loads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,10 +100,10 @@ class LiveStorage:
 class CardUse:
     """What is on the card at the peak, told apart as ``nvidia-smi`` does.
 
-    The process holds its segments and ``context``, the figures of what lies outside its allocator; ``others_bytes`` is
-    what was said to be held by others. ``driver_bytes`` is the driver's own share, in no process and in no card's
-    capacity here: the total of nvidia-smi less that of CUDA, None where it is not known. NVML's first
-    ``nvmlDeviceGetMemoryInfo``, which many tools read, counts it as used.
+    The process holds its segments and ``context``, the figures of what lies outside its allocator, given what it
+    ``loads``. ``others_bytes`` is what was said to be held by others. ``driver_bytes`` is the driver's own share, in no
+    process and in no card's capacity here: the total of nvidia-smi less that of CUDA, None where it is not known.
+    NVML's first ``nvmlDeviceGetMemoryInfo``, which many tools read, counts it as used.
     """
 
     process_bytes: int
@@ -112,6 +112,7 @@ class CardUse:
     others_bytes: int
     driver_bytes: int | None
     context: tuple[Figure, ...]
+    loads: Loads
 
     @property
     def whole_bytes(self) -> int:
@@ -316,7 +317,8 @@ class Estimate:
         from graphmem.devices import device_named
 
         card = device_named(gpu)
-        return self.peak.reserved_bytes + card.context_bytes <= card.capacity_bytes
+        outside = card.outside(self.card.loads if self.card is not None else Loads())
+        return self.peak.reserved_bytes + sum(figure.bytes for figure in outside) <= card.capacity_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.estimate/1``; all sizes in bytes)."""

@@ -1,4 +1,4 @@
-"""Figures that are not known exactly."""
+"""Figures that are not known exactly, and what they depend on."""
 
 from __future__ import annotations
 
@@ -14,3 +14,14 @@ class Figure:
     least_bytes: int
     most_bytes: int
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What a run makes a process load. ``communicators``: the ranks of each NCCL communicator; ``cuda``: the version of
+    CUDA, None for one of today."""
+
+    cudnn: bool = False
+    communicators: tuple[int, ...] = ()
+    eager: bool = False
+    cuda: tuple[int, int] | None = None

@@ -12,10 +12,10 @@ from typing import Any
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
 from graphmem.cudnn.library import AUTO, NEVER
-from graphmem.devices import DEFAULT_DEVICE, Device, Loads
+from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.errors import TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, found_later
-from graphmem.figures import Figure
+from graphmem.figures import Figure, Loads
 from graphmem.question import Question
 from graphmem.replay import Replay
 from graphmem.runtimes import all_runtimes
@@ -232,6 +232,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
         diagnostics=diagnostics,
         details=details,
         context=context,
+        loads=traced.loads,
         sure=_is_sure(runs, context, lambda size: runtime.run(taken.trace, options, _holding(setting, size)), setting),
     )
 

@@ -24,7 +24,7 @@ from graphmem.estimate import (
     PoolUse,
     Timeline,
 )
-from graphmem.figures import Figure
+from graphmem.figures import Figure, Loads
 from graphmem.replay import Replay
 from graphmem.trace import Category, EventKind, Place, Trace
 
@@ -44,11 +44,13 @@ def summarize(
     diagnostics: Sequence[Diagnostic] = (),
     details: Mapping[str, Any] | None = None,
     context: Sequence[Figure] = (),
+    loads: Loads | None = None,
     sure: bool = True,
 ) -> Estimate:
     """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
-    needed only where the unlimited one exceeds it. ``context`` is what the process holds outside its allocator, whose
-    sum is that of ``card``; ``sure``: whether the verdict is the same with the least and the most of it.
+    needed only where the unlimited one exceeds it. ``context`` is what the process holds outside its allocator, given
+    what it ``loads``, and its sum is that of ``card``; ``sure``: whether the verdict is the same with the least and the
+    most of it.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
     of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
@@ -85,7 +87,7 @@ def summarize(
         details={} if details is None else details,
         pools=tuple(_pools(trace, replay, position)),
         held=tuple(_held(trace, position)),
-        card=_use(replay, card, context) if context else None,
+        card=_use(replay, card, context, loads or Loads()) if context else None,
         timeline=Timeline(replay.requested_bytes, replay.allocated_bytes, replay.reserved_bytes),
         trace=trace,
     )
@@ -201,7 +203,7 @@ def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
     return found
 
 
-def _use(replay: Replay, card: Device, context: Sequence[Figure]) -> CardUse:
+def _use(replay: Replay, card: Device, context: Sequence[Figure], loads: Loads) -> CardUse:
     reserved = replay.peak_reserved_bytes
     return CardUse(
         process_bytes=reserved + card.context_bytes,
@@ -210,6 +212,7 @@ def _use(replay: Replay, card: Device, context: Sequence[Figure]) -> CardUse:
         others_bytes=card.others_bytes,
         driver_bytes=card.driver_bytes,
         context=tuple(context),
+        loads=loads,
     )
 
 

@@ -16,11 +16,10 @@ from typing import Any
 
 from graphmem.devices import context
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
-from graphmem.devices.context import Loads
 from graphmem.devices.parts import part_named
 from graphmem.devices.user_table import read_user_table
 from graphmem.errors import UsageError
-from graphmem.figures import Figure
+from graphmem.figures import Figure, Loads
 from graphmem.units import format_bytes
 
 __all__ = [
@@ -114,7 +113,7 @@ class Device:
         figures = self._plain_context()
         if self.vendor != "NVIDIA":
             return tuple(figures)
-        if loads.at_once:
+        if context.loads_at_once(loads):
             figures[1:] = [context.all_kernels(self.name)]
         elif loads.cudnn and not self.context_measured:
             figures.append(context.cudnn_engines(self.limits))

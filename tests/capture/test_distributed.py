@@ -206,3 +206,23 @@ def test_two_numbers_of_processes_are_one_too_many() -> None:
 def test_compiling_a_model_in_ddp_is_refused() -> None:
     with pytest.raises(UsageError, match="leave out compile or ddp"):
         Training(ddp=DataParallel(4), compile="default")
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_communicator_is_counted_outside_the_allocator(ranks: int) -> None:
+    model, inputs = nn.Linear(8, 8), torch.zeros(4, 8)
+    step = Training(ddp=DataParallel(ranks), world_size=ranks)
+    alone = analyze(model, inputs, training=Training(), device="A100")
+    together = analyze(model, inputs, training=step, device="A100")
+    assert together.card is not None
+    assert together.card.loads.communicators == (ranks,)
+    assert (together.device - together.reserved) - (alone.device - alone.reserved) == (544 if ranks == 2 else 688) * MIB
+
+
+def test_kernels_loaded_eagerly_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = nn.Linear(8, 8), torch.zeros(4, 8)
+    lazy = analyze(model, inputs, training=False, device="A100")
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    eager = analyze(model, inputs, training=False, device="A100")
+    assert eager.reserved == lazy.reserved
+    assert eager.device - lazy.device == (1024 - 128) * MIB

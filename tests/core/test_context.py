@@ -128,3 +128,11 @@ def test_a_card_of_another_maker_says_first_what_is_assumed() -> None:
     verdict = shown.split("Peak memory")[0]
     assert "no NVIDIA card" in verdict
     assert "hipBLASLt" in verdict
+
+
+def test_another_card_is_asked_with_what_the_run_loads() -> None:
+    """What just fits an A100-40GB without cuDNN does not with it."""
+    card = device_named("A100-40GB")
+    size = (card.capacity_bytes - card.context_bytes) // (2 * MIB) * 2 * MIB
+    assert _on(80 * GIB, size).fits("A100-40GB")
+    assert not _on(80 * GIB, size, operator="aten.convolution.default").fits("A100-40GB")
