@@ -11,10 +11,11 @@ from graphmem.accuracy.case import Case
 from graphmem.accuracy.record import OK, Machine, Record
 from graphmem.accuracy.tensorflow_replay import replayed_peaks
 from graphmem.accuracy.workers import side_by_side
-from graphmem.analyze import analyze
 from graphmem.devices import Device, described_device, device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Peak
+from graphmem.question import Question
+from graphmem.simulate import answer
 from graphmem.trace import Trace
 
 #: Compute capability of a machine whose card has no part in a run.
@@ -107,7 +108,7 @@ def _predict_record(record: Record) -> Predicted:
 def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predicted:
     """The prediction of a case on a card. An error of the analysis is part of the answer."""
     try:
-        estimate = analyze(
+        question = Question(
             case.model,
             batch=case.batch,
             seq_len=case.seq_len,
@@ -120,6 +121,7 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
             torch_version=_release(machine.versions.get("torch", "")),
             top=0,
         )
+        estimate = answer(question)
     except GraphmemError as error:
         return Predicted(error=str(error))
     storages = estimate.trace.storages if estimate.trace is not None else ()

@@ -10,7 +10,7 @@ import click
 from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import output_of, output_options, target_of, target_options
 from graphmem.cli.output import check_output, show, working
-from graphmem.errors import SourceError, TraceError
+from graphmem.errors import SourceError, TraceError, UsageError
 from graphmem.trace import Trace, from_json
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def replay_command(**options: Any) -> None:
         read = read_file(Path(options["snapshot"]), options["snapshot_device"])
         progress("replaying")
         if isinstance(read, Trace):
+            if options["batch"] is not None:
+                raise UsageError("--batch is for the snapshot of a run that ran out of memory, and this one did not")
             estimate = replay_trace(read, **target, top=output.top)
         else:
             from graphmem.planning.post_mortem import replay_dead

@@ -40,8 +40,13 @@ def sentences(dead: Dead) -> Sequence[str]:
 def heap_rows(dead: Dead) -> list[tuple[str, str, str]]:
     """(what, bytes, words) of the memory when the run died."""
     largest = ", ".join(format_bytes(size) for size in dead["holes"][:3])
+    room = (
+        "held by PyTorch, and free on the card"
+        if dead["missing_bytes"]
+        else "at most: its limit is not in the snapshot"
+    )
     rows = (
-        ("the run could have had", "room_bytes", "held by PyTorch, and free on the card"),
+        ("the run could have had", "room_bytes", room),
         ("held by PyTorch", "reserved_bytes", "after it had given back what it could"),
         ("in blocks", "allocated_bytes", ""),
         ("in holes between them", "hole_bytes", f"{dead['hole_count']} holes: {largest}"),

@@ -203,6 +203,13 @@ def test_json_has_every_attempt(tmp_path: Path) -> None:
     assert told["missing_bytes"] > 0
 
 
+def test_a_batch_is_for_runs_that_died(tmp_path: Path) -> None:
+    (tmp_path / "alive.pickle").write_bytes(pickle.dumps(_of([], [("active_allocated", 8 * MIB)])))
+    result = CliRunner().invoke(cli, ["replay", str(tmp_path / "alive.pickle"), "--batch", "4"])
+    assert result.exit_code == 1
+    assert "this one did not" in result.output
+
+
 def test_a_page_has_the_same_tables(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["replay", _file("lengths_that_vary", tmp_path), "--format", "html"])
     assert "<h2>Who held the rest" in result.output

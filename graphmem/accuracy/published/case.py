@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from graphmem import simulate
 from graphmem.accuracy.published.models import factory_of
-from graphmem.analyze import analyze
 from graphmem.devices import device_named
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
+from graphmem.question import Question
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
 from graphmem.training import Inference, Training
@@ -95,7 +96,7 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
         device = device_named(case.gpu)
         if case.context_bytes is not None:
             device = replace(device, context_bytes=case.context_bytes, context_measured=True)
-        estimate = analyze(
+        question = Question(
             factory_of(case.model, case.batch, training=isinstance(case.step, Training)),
             training=case.step,
             iterations=case.iterations,
@@ -104,6 +105,7 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
             torch_version=case.torch_version,
             top=0,
         )
+        estimate = simulate.answer(question)
     except GraphmemError as error:
         return PublishedComparison(case, error=str(error))
     except ImportError as error:
