@@ -51,7 +51,7 @@ class WrittenLoop:
                 iterations=self.case.iterations,
                 device=_CARD,
                 torch_version=".".join(map(str, torch_version)),
-                cudnn=library,
+                cudnn=library or "never",
             )
             made: Any = captures.record(question, captures.load(question)).made
         return made.trace, made.unknown
