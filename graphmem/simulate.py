@@ -209,7 +209,10 @@ def _recorded_bytes(text: str) -> int:
 def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Question) -> Estimate:
     """The trace in the runtime's allocator on the card of the question, with what the run makes a process load."""
     taken = traced.taken
-    context = question.setting.device.outside(traced.loads)
+    refused = bool(taken.trace.refused)
+    # Who was refused memory was so on a card that had loaded nothing yet: else it would be judged by another limit.
+    loads = Loads(cuda=traced.loads.cuda, eager=traced.loads.eager) if refused else traced.loads
+    context = question.setting.device.outside(loads)
     setting = _holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
     diagnostics: Any = (*_headlines(setting.device), *taken.diagnostics, *_plans_told(runs.limited), *runs.diagnostics)
@@ -232,8 +235,9 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
         diagnostics=diagnostics,
         details=details,
         context=context,
-        loads=traced.loads,
-        sure=_is_sure(runs, context, lambda size: runtime.run(taken.trace, options, _holding(setting, size)), setting),
+        loads=loads,
+        sure=refused
+        or _is_sure(runs, context, lambda size: runtime.run(taken.trace, options, _holding(setting, size)), setting),
     )
 
 

@@ -136,3 +136,17 @@ def test_another_card_is_asked_with_what_the_run_loads() -> None:
     size = (card.capacity_bytes - card.context_bytes) // (2 * MIB) * 2 * MIB
     assert _on(80 * GIB, size).fits("A100-40GB")
     assert not _on(80 * GIB, size, operator="aten.convolution.default").fits("A100-40GB")
+
+
+def test_a_program_that_was_refused_memory_is_judged_by_the_limit_it_met() -> None:
+    """It dealt with that limit, cuDNN not being loaded yet; with another it would have asked for something else."""
+    builder = TraceBuilder("a run")
+    operator = builder.operator("aten.convolution.default", phase=builder.phase(1, "forward"))
+    builder.refuse(builder.alloc(40 * GIB, operator))
+    builder.alloc(GIB, operator)
+    found = replay_trace(builder.build(), device="A100-40GB", alloc_conf="", torch_version="2.13")
+    assert found.card is not None
+    assert not found.card.loads.cudnn
+    assert found.fit is not None
+    assert found.fit.fits
+    assert found.fit.sure
