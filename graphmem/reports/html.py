@@ -51,7 +51,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 h2 { font-size: 1.1em; margin: 1.6em 0 .3em } .no { color: #b00020; font-weight: 600 } .yes { font-weight: 600 }
 .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em } svg { max-width: 100%; height: auto }
 svg text { font: 11px system-ui, sans-serif; fill: #555 }
-@media (max-width: 640px) { body { margin: 1em auto } svg text { font-size: 16px } td, th { padding-right: .5em } }
+@media (max-width: 640px) { body { margin: 1em auto } svg text { font-size: 13px } td, th { padding-right: .5em } }
 """.strip()
 
 
