@@ -160,7 +160,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     assumptions = [*recorded.notes, *made.notes]
     assumptions.extend(version_notes(setting.torch_version, made.installed_version))
     assumptions.extend(f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
-    diagnostics = [Diagnostic("assumed", message, count) for message, count in made.decided.items()]
+    diagnostics = [Diagnostic("headline", message) for message in beyond_known(setting.torch_version)]
+    diagnostics += [Diagnostic("assumed", message, count) for message, count in made.decided.items()]
     diagnostics.extend(Diagnostic("note", message) for message in made.refusals)
     diagnostics.extend(Diagnostic("unknown", message, count) for message, count in made.unknown.items())
     details: dict[str, Any] = {}
@@ -180,8 +181,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
     loads = _loads(made.trace, made.communicators, setting.device, _loads_eagerly())
-    headline = recorded.words + beyond_known(setting.torch_version)
-    return Traced(whole, loaded.name, headline, details, loads)
+    return Traced(whole, loaded.name, recorded.words, details, loads)
 
 
 def replay_recorded(trace: Trace, question: Question) -> Estimate:

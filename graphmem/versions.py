@@ -21,6 +21,8 @@ Version = tuple[int, int]
 #: The versions of PyTorch that can be predicted: the rules were checked against recordings of the newest.
 OLDEST: Version = (2, 4)
 NEWEST: Version = (2, 15)
+#: The one whose wheel's cuDNN was asked for the plans of convolutions that are predicted without one.
+COUNTED_CUDNN: Version = (2, 13)
 
 
 def version_of(text: str) -> Version:
@@ -44,7 +46,7 @@ _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?:\.\d+)*(?:(?:a|b|rc|\.dev|\
 def version_named(text: str | None) -> tuple[int, int]:
     """(major, minor) of ``2.6``, ``2.6.0`` or ``2.6.0+cu124``; None means the installed version, or the newest known.
 
-    Versions after the newest known are taken, and :func:`version_notes` says so. Raises :class:`UsageError` for text
+    Versions after the newest known are taken, and :func:`beyond_known` says so. Raises :class:`UsageError` for text
     that is no version, for versions before 2.4 and from 3.0 on.
     """
     if text is None:
@@ -75,12 +77,8 @@ def installed_version() -> tuple[int, int] | None:
 
 
 def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
-    """What of the version asked for is followed when another one is installed, and what is known of it at all."""
-    notes, newest = [], words(NEWEST)
-    if asked > NEWEST:
-        notes.append(
-            f"PyTorch {words(asked)} is newer than {newest}, the newest known: the rules of {newest} are applied"
-        )
+    """What of the version asked for is followed when another one is installed, and of which cuDNN is spoken."""
+    notes = []
     if asked != installed:
         notes.append(
             f"PyTorch {words(asked)} is predicted with PyTorch {words(installed)} installed: its allocator and the "
@@ -88,18 +86,20 @@ def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[st
             f"known to differ; but {words(installed)}'s Python code (optimizers, modules), gradient formulas and "
             "model library"
         )
-    if asked != NEWEST:
+    if asked != COUNTED_CUDNN:
         notes.append(
-            f"cuDNN's convolution workspaces are those of PyTorch {newest}'s wheel, whatever version is predicted"
+            f"cuDNN's convolution workspaces are those of PyTorch {words(COUNTED_CUDNN)}'s wheel, whatever version is "
+            "predicted"
         )
     return notes
 
 
-def beyond_known(asked: tuple[int, int]) -> str:
-    """For the headline: that a version is newer than any whose rules are known; "" for the others."""
+def beyond_known(asked: tuple[int, int]) -> list[str]:
+    """For the headline: that a version is newer than any whose rules are known; nothing for the others."""
     if asked <= NEWEST:
-        return ""
-    return f", PyTorch {words(asked)} (newer than any known) by the rules of {words(NEWEST)}"
+        return []
+    newest = words(NEWEST)
+    return [f"PyTorch {words(asked)} is newer than {newest}, the newest known: the rules of {newest} are applied"]
 
 
 #: Variables of the environment that say how large libraries' workspaces are and how long they stay.

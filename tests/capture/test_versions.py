@@ -267,13 +267,14 @@ def test_a_version_out_of_range_is_refused(text: str) -> None:
 
 
 def test_notes_name_both_versions_and_what_is_followed() -> None:
-    assert versions.version_notes(versions.NEWEST, versions.NEWEST) == []
+    assert versions.version_notes((2, 13), (2, 13)) == []
     other, cudnn = versions.version_notes((2, 6), (2, 13))
     assert "PyTorch 2.6 is predicted with PyTorch 2.13 installed" in other
     assert "cuDNN" in cudnn
-    assert "2.16 is newer than 2.15" in versions.version_notes((2, 16), (2, 13))[0]
-    assert versions.beyond_known(versions.NEWEST) == ""
-    assert versions.beyond_known((2, 16)) == ", PyTorch 2.16 (newer than any known) by the rules of 2.15"
+    assert versions.beyond_known(versions.NEWEST) == []
+    assert versions.beyond_known((2, 16)) == [
+        "PyTorch 2.16 is newer than 2.15, the newest known: the rules of 2.15 are applied"
+    ]
 
 
 def _linear() -> tuple[torch.nn.Module, torch.Tensor]:
@@ -282,7 +283,8 @@ def _linear() -> tuple[torch.nn.Module, torch.Tensor]:
 
 def test_a_version_beyond_the_known_is_in_the_headline() -> None:
     estimate = graphmem.analyze(_linear, training=False, torch_version="2.16")
-    assert "PyTorch 2.16 (newer than any known)" in graphmem.reports.text.render(estimate, width=200)
+    headlines = graphmem.reports.text.headlines(estimate)
+    assert headlines == ["PyTorch 2.16 is newer than 2.15, the newest known: the rules of 2.15 are applied."]
 
 
 def test_variables_about_workspaces_are_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
