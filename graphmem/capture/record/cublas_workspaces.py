@@ -182,10 +182,14 @@ def _where(in_backward: bool, stream: int) -> str:
     return f"{thread}, stream {stream}" if stream else thread
 
 
+#: In place the bias is the result, which cublasLt does not take.
+_ADDMM = (_aten.addmm.default, _aten.addmm.out)
+
+
 def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:
     """The bias epilogue of ``addmm`` (ATen/native/cuda/Blas.cpp, ``addmm_out_cuda_impl``): a 1-D bias, and no side of 1
     in the second matrix. Recorded with 2.4.1, 2.6.0, 2.8.0, 2.9.1 and 2.11.0."""
-    if func is not _aten.addmm.default or args[0].dim() != 1:
+    if func not in _ADDMM or args[0].dim() != 1:
         return False
     return bool(min(args[2].shape) > 1)
 
@@ -198,7 +202,7 @@ def _fuses_bias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     """Whether ``addmm`` of 2.15 calls cublasLt (``isInputCompliesAddmmCudaLt``, ATen/native/cuda/Blas.cpp): a bias of
     one dimension, or with others of size 1 to the left, contiguous, that is added as it is; of half types also a whole
     contiguous matrix. No side of the second matrix is 1. Observed with 2.15.0."""
-    if func is not _aten.addmm.default:
+    if func not in _ADDMM:
         return False
     bias, first, second = args[:3]
     if min(second.shape) <= 1 or not bias.is_contiguous() or bias.is_complex() or not bias.is_floating_point():
