@@ -151,6 +151,10 @@ LENIENT_OPTIONS = Since(
     (),
     "as far as releases and their notes show",
 )
+NAME_OF_OPTIONS = Since(
+    "allocator: `PYTORCH_ALLOC_CONF`", (2, 9), "not read", "read where `PYTORCH_CUDA_ALLOC_CONF` is not set",
+    "names in libc10 of the wheels", ("2.6.0", "2.9.1"), "2.7 and 2.8 are taken to do as 2.6",
+)  # fmt: skip
 OLDEST_SEGMENT_FIRST = Since(
     "allocator: equal free blocks", (2, 13), "the lowest address first", "the oldest segment first",
     "pull request 183591", ("2.11.0", "2.13.0"), "2.12 was not looked at and is taken to do as 2.11",
@@ -170,6 +174,8 @@ CAPTURES_APART = Since(
 ALLOCATOR_OPTIONS: dict[str, Version] = {
     "backend": (2, 0),
     "expandable_segments": (2, 1),
+    "expandable_segments_reserve": (2, 15),
+    "expandable_segments_reserve_by_class": (2, 15),
     "garbage_collection_threshold": (1, 11),
     "graph_capture_record_stream_reuse": (2, 10),
     "large_segment_size_mb": (2, 11),

@@ -86,6 +86,8 @@ class _Reader:
         self.remarks: list[str] = []
         self.readers: dict[str, Callable[[], None]] = {
             "backend": self.read_backend,
+            "expandable_segments_reserve": self.read_reserve,
+            "expandable_segments_reserve_by_class": self.read_reserves,
             "garbage_collection_threshold": self.read_threshold,
             "large_segment_size_mb": self.read_large_segment,
             "max_non_split_rounding_mb": self.read_non_split_rounding,
@@ -181,6 +183,18 @@ class _Reader:
                 f"Number of register threads has to be power of 2 and at most {MAX_REGISTER_THREADS}, got {threads}"
             )
         self.ignored.append((self.key, str(threads)))
+
+    def read_reserve(self) -> None:
+        """Addresses that a growing segment claims: a share of the card's memory, or GiB such as 40G. No memory; what is
+        unreadable is left out with a warning (``parseReserveSpec``, c10/cuda/CUDAAllocatorConfig.cpp)."""
+        self.ignored.append((self.key, self.value()))
+
+    def read_reserves(self) -> None:
+        """The same by class of stream, in brackets."""
+        start = self.position + 2
+        while self.value() != "]":
+            pass
+        self.ignored.append((self.key, "".join(self.tokens[start - 1 : self.position + 1])))
 
     def read_other(self) -> None:
         """A key with True or False, or one with a size that concerns pinned host memory only."""
@@ -317,6 +331,8 @@ _BOOLEAN = "True or False"
 _ACCEPTED = {
     "backend": "native, cudaMallocAsync",
     "expandable_segments": _BOOLEAN,
+    "expandable_segments_reserve": "a share of the card's memory such as 0.5, or GiB such as 40G",
+    "expandable_segments_reserve_by_class": "a list such as [serving:0.5,loading:40G]",
     "garbage_collection_threshold": "a number between 0 and 1, both excluded",
     "graph_capture_record_stream_reuse": _BOOLEAN,
     "large_segment_size_mb": "whole MiB above 10",

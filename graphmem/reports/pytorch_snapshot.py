@@ -34,7 +34,8 @@ def render(trace: Trace, alloc_conf: str | None = None, torch_version: str | Non
 
 def snapshot(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> dict[str, Any]:
     """The same as a value, what ``torch.cuda.memory._snapshot()`` would return. Raises as :func:`render` does."""
-    text, version = pytorch.configuration_text(alloc_conf), version_named(torch_version)
+    version = version_named(torch_version)
+    text = pytorch.configuration_text(alloc_conf, version)
     allocator = _Recording(trace, text, version)
     replay(trace, allocator)
     return {

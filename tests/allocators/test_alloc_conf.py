@@ -139,7 +139,7 @@ def test_what_torch_refuses(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("bogus:1", "Unrecognized key 'bogus' in CUDA allocator config of torch 2.13; accepted: backend, "),
+        ("bogus:1", "Unrecognized key 'bogus' in CUDA allocator config of torch 2.15; accepted: backend, "),
         ("MAX_SPLIT_SIZE_MB:128", "Unrecognized key"),
         (",max_split_size_mb:128", "Unrecognized key ','"),
         ("backend:other", "options are native and cudaMallocAsync"),

@@ -1,7 +1,8 @@
 """The caching allocator against recordings of PyTorch's own, event by event and byte by byte.
 
-The recordings were made with PyTorch's CUDA builds 2.13.0 and 2.11.0 on a stub of the CUDA driver (real allocator
-code, no GPU). Groups: a default settings, b other settings, c streams, d out of memory, e address policies.
+The recordings were made with PyTorch's CUDA build 2.13.0, and some with 2.6, 2.9, 2.11 and 2.15, on a stub of the CUDA
+driver (real allocator code, no GPU). Groups: a default settings, b other settings, c streams, d out of memory, e
+address policies.
 A recording has the events (``a`` id size stream, ``f`` id, ``r`` id stream, ``s`` synchronise, ``e`` empty cache,
 ``p`` memory fraction), 15 columns of state after each event, the statistics at the end, and the final snapshot.
 """
@@ -19,7 +20,12 @@ from tests.recorded.allocator.replayed import Run, allocator_for, load
 
 NEWEST = sorted(places.of_torch((2, 13)).glob("allocator/*.json.gz"))
 OLDER = sorted(places.of_torch((2, 11)).glob("allocator/*.json.gz"))
-RECORDINGS = NEWEST + OLDER
+OTHERS = [
+    path
+    for version in ((2, 6), (2, 9), (2, 15))
+    for path in sorted(places.of_torch(version).glob("allocator/*.json.gz"))
+]
+RECORDINGS = NEWEST + OLDER + OTHERS
 STATES = {"active_allocated": "allocated", "active_pending_free": "pending", "inactive": "free"}
 
 
@@ -63,6 +69,7 @@ def test_every_column_of_every_event(path: Path) -> None:
 
 def test_all_recordings_are_there() -> None:
     assert (len(NEWEST), len(OLDER)) == (101, 14)
+    assert {path.parent.parent.name for path in OTHERS} == {"2.6", "2.9", "2.15"}
 
 
 @pytest.mark.parametrize("path", OLDER, ids=_name)

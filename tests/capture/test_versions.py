@@ -34,8 +34,9 @@ OTHERS = [version for version in places.RECORDED if version not in places.WHOLE]
 RECORDINGS = sorted(
     path.relative_to(FOLDER) for version in OTHERS for path in places.of_torch(version).glob(f"steps/*{runs.SUFFIX}")
 )
-#: Peaks are the same; one allocation of some lies elsewhere in the order.
-LINED_UP_OTHERWISE = {Path("2.11/steps/hf-bert_16_adamw_amp.json.gz")}
+#: Peaks are the same; in BERT under 2.11 one of a thousand allocations lies elsewhere, and CUB's scan and unique in the
+#: gradient of an embedding take 256 and 512 bytes less under CUDA 12.
+LINED_UP_OTHERWISE = ("2.11/steps/hf-bert", "2.6/steps/gpt2_", "2.9/steps/gpt2_", "2.6/steps/hf-", "2.9/steps/hf-")
 #: Seconds each; the others take longer.
 QUICK = ("mlp_64", "mlp_256_none", "mlp_256_adamw_fp32_clip", "gpt_tiny_8_adamw_bf16", "gpt_tiny_8_adamw_fp32")
 
@@ -55,7 +56,7 @@ def test_a_step_of_another_pytorch_is_predicted_to_the_byte(path: Path) -> None:
     compared = runs.compare(name, FOLDER / path.parent)
     assert path.parts[0] == versions.words(compared.recorded.torch_version)
     assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == (0, 0)
-    assert compared.match.share == 1 or path in LINED_UP_OTHERWISE
+    assert compared.match.share == 1 or (compared.match.share > 0.99 and str(path).startswith(LINED_UP_OTHERWISE))
 
 
 def test_the_recordings_span_the_versions() -> None:
@@ -244,6 +245,36 @@ def test_fewer_key_heads_are_no_matter_for_efficient_attention_since_2_15(heads:
     assert max(s.bytes for s in born if s.category is not Category.WORKSPACE) < every_head + (1 << 20) < scores
     assert max(s.bytes for s in born_under((2, 13), step) if s.category is not Category.WORKSPACE) == scores
     assert set(gradients) == {(2, heads, 256, 64)}
+
+
+@pytest.mark.parametrize(
+    ("version", "variables", "text"),
+    [
+        ("2.6", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "default configuration"),
+        ("2.9", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "expandable_segments:True"),
+        ("2.6", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        (
+            "2.15",
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            "max_split_size_mb:64",
+        ),
+    ],
+)
+def test_the_allocators_variable_has_the_name_that_the_version_reads(
+    version: str, variables: dict[str, str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert f"({text})" in graphmem.analyze(_linear, training=False, torch_version=version).allocator
+
+
+@pytest.mark.parametrize("value", ["1", ""])
+def test_a_process_without_the_caching_allocator_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", value)
+    with pytest.raises(UsageError, match="PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
+        graphmem.analyze(_linear, training=False)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

@@ -30,10 +30,13 @@ import json, sys
 import torch
 from torch import nn
 import graphmem
+from graphmem import versions
 
+steps = {"training": graphmem.Training(), "inference": graphmem.Inference()}
+if versions.installed_version() >= versions.COMPILER_FOLLOWED_SINCE:
+    steps["compiled"] = graphmem.Training(compile="default")
 for name, text in json.loads(sys.argv[1]).items():
-    for step in (graphmem.Training(), graphmem.Inference()):
-        kind = type(step).__name__.lower()
+    for kind, step in steps.items():
         try:
             options = {"training": step, "device": "h100-80gb", "torch_version": sys.argv[2]}
             estimate = graphmem.analyze(lambda: eval(text), **options)
@@ -63,8 +66,14 @@ class _Versions:
         return sequences(places.PYTORCH_VERSIONS / version / "allocator").record(arguments) or runs
 
     def table(self, arguments: list[str]) -> int:
-        print("held by tests: python -m pytest tests/capture/test_versions.py tests/allocators")
-        return 0
+        """How close predictions of the installed version's own runs come, those whose names contain an argument."""
+        from tests.recorded.steps.kind import Runs
+
+        installed = places.installed_torch()
+        if installed is None or not (places.of_torch(installed) / "steps").is_dir():
+            print(f"no steps were recorded of PyTorch {installed}")
+            return 0
+        return Runs(places.of_torch(installed) / "steps").table(arguments)
 
     def differ(self, arguments: list[str]) -> int:
         """``PYTHON [VERSION]``: the package there and here; exits 1 if one of the modules cannot be analysed."""
@@ -75,7 +84,7 @@ class _Versions:
         theirs, ours = peaks(python, version), peaks(sys.executable, version)
         print(f"{'torch ' + version:24s} {'there':>14s} {'here':>14s}")
         for name, peak in theirs.items():
-            print(f"{name:24s} {peak!s:>14s} {ours[name]!s:>14s}")
+            print(f"{name:24s} {peak!s:>14s} {ours.get(name, '-')!s:>14s}")
         return int(any(isinstance(peak, str) for peak in theirs.values()))
 
 

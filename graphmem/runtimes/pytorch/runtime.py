@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from graphmem import versions
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
+from graphmem.errors import UsageError
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, within_card
 from graphmem.runtimes.pytorch.live import LiveMemory
 from graphmem.trace import Trace
@@ -42,7 +44,12 @@ class PyTorch(Runtime[PyTorchOptions]):
     def parse(self, text: str | None, setting: Setting) -> PyTorchOptions:
         """``PYTORCH_ALLOC_CONF`` text; None: the environment's. Raises :class:`~graphmem.errors.UsageError` for what
         this version of PyTorch would refuse."""
-        chosen = configuration_text(text)
+        if text is None and _UNCACHED in os.environ:
+            raise UsageError(
+                f"{_UNCACHED} is set: PyTorch then takes every tensor from the driver, which is not modelled; unset it "
+                "for the caching allocator's figures"
+            )
+        chosen = configuration_text(text, setting.torch_version)
         options = PyTorchOptions(chosen, parse_alloc_conf(chosen, setting.torch_version), setting.torch_version)
         PyTorchCachingAllocator(None, options.conf, options.version)  # refuses backends that are not simulated
         return options
@@ -89,11 +96,16 @@ def _on_card(
     return PyTorchCachingAllocator(None, options.conf, options.version, driver=driver, track_stats=track_stats)
 
 
-def configuration_text(given: str | None) -> str:
+#: ``forceUncachedAllocator`` (c10/cuda/CUDACachingAllocator.cpp): set to anything, even to nothing.
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+
+
+def configuration_text(given: str | None, torch_version: tuple[int, int] = versions.NEWEST) -> str:
     """The allocator configuration: the given one, else that of the environment (CUDA's name wins, as in 2.13)."""
     if given is not None:
         return given
-    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+    newer = os.environ.get("PYTORCH_ALLOC_CONF") if versions.NAME_OF_OPTIONS.holds(torch_version) else None
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or newer or ""
 
 
 def default_allocator(text: str, capacity_bytes: int | None, torch_version: tuple[int, int]) -> PyTorchCachingAllocator:

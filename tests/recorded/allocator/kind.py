@@ -62,7 +62,7 @@ class _Allocator(_Sequences):
         for name, job in JOBS.items():
             environment = {"FAKE_CUDA_TOTAL_MIB": str(job.total_mib(job.events())), **job.environment}
             if job.conf:
-                environment["PYTORCH_ALLOC_CONF"] = job.conf
+                environment["PYTORCH_CUDA_ALLOC_CONF"] = job.conf  # the name that every version reads
             file = str(self.folder / f"{name}{_SUFFIX}")
             yield name, environment, ["tests.recorded.allocator.record", name, file]
 
