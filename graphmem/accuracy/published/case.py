@@ -31,8 +31,10 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class PublishedCase:
-    """``level`` says what was measured: ``device`` or ``allocated``. ``estimates`` are other estimators' bytes for
-    this very run; ``context_bytes`` is the context that was published with it, None where none was."""
+    """``level`` says what was measured: ``allocated``, ``reserved`` or ``device`` (all of a process, or of a card, of
+    which others then hold ``others_bytes``). ``estimates`` are other estimators' bytes for this very run;
+    ``context_bytes`` is the context that was published with it, and ``cuda_version`` that of the run, None where that
+    is one of today."""
 
     source: str
     model: ModelSpec
@@ -45,6 +47,8 @@ class PublishedCase:
     measured_bytes: int
     estimates: tuple[tuple[str, int], ...] = ()
     context_bytes: int | None = None
+    others_bytes: int = 0
+    cuda_version: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -93,7 +97,7 @@ class PublishedComparison:
 def predict_published(case: PublishedCase) -> PublishedComparison:
     """Predict one case. An error of the analysis is part of the answer."""
     try:
-        device = device_named(case.gpu)
+        device = replace(device_named(case.gpu), others_bytes=case.others_bytes, cuda_version=case.cuda_version)
         if case.context_bytes is not None:
             device = replace(device, context_bytes=case.context_bytes, context_measured=True)
         question = Question(
@@ -120,14 +124,14 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
     )
     if case.level == "allocated":
         return replace(answer, peak_bytes=estimate.peak.allocated_bytes)
+    beside = answer.context_bytes + case.others_bytes if case.level == "device" else 0
     if estimate.fit is None or (estimate.fit.fits and not estimate.fit.needs_cache_flush):
-        return replace(answer, peak_bytes=estimate.peak.device_bytes)
+        return replace(answer, peak_bytes=estimate.peak.reserved_bytes + beside)
     if not estimate.fit.fits:
-        return replace(answer, peak_bytes=estimate.peak.device_bytes, fits=False)
-    context = estimate.peak.device_bytes - estimate.peak.reserved_bytes
-    limit = device.capacity_bytes - context
+        return replace(answer, peak_bytes=estimate.peak.reserved_bytes + beside, fits=False)
+    limit = device.capacity_bytes - answer.context_bytes - case.others_bytes
     reserved = _reserved_within(estimate, limit, case.torch_version)
-    return replace(answer, peak_bytes=reserved + context, is_limited=True)
+    return replace(answer, peak_bytes=reserved + beside, is_limited=True)
 
 
 def _reserved_within(estimate: Estimate, limit_bytes: int, torch_version: str) -> int:
