@@ -74,7 +74,8 @@ class PostMortem:
     """All figures in bytes. ``missing_bytes`` is the segment that the request needed less what the driver had free; 0
     where the driver had enough and a limit of the process refused it. ``holes`` are the largest of ``hole_count``
     pieces of free memory inside segments, ``usable_bytes`` the largest one that the request could have been served
-    from. ``agrees``: whether the replay dies of the same request."""
+    from. ``agrees``: whether the replay dies of the same request; ``repeats``: whether the iteration that it died in is
+    like an earlier one."""
 
     requested_bytes: int
     segment_bytes: int
@@ -91,6 +92,7 @@ class PostMortem:
     holes: tuple[int, ...]
     holders: tuple[Holder, ...]
     agrees: bool
+    repeats: bool
     attempts: tuple[Attempt, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +127,13 @@ def post_mortem(
     sizes = sorted((hole.bytes for hole in heap.holes), reverse=True)
     trial = _Trial(trace_of(recording), room, torch_version)
     base = trial.run(settings)
-    attempts = _attempts(trial, settings, batch, say)
+    valleys = _valleys(trial.trace)
+    repeats = _repeats(trial.trace, valleys)
+    attempts = _attempts(trial, settings, valleys, say)
+    if batch is not None and batch > 1 and repeats:
+        say("a batch of one less")
+        smaller = _with_smaller_batch(trial.trace, valleys, batch)
+        attempts.append(trial.attempt(f"a batch of {batch - 1} instead of {batch} (about)", "", settings, smaller))
     return PostMortem(
         requested_bytes=death.requested_bytes,
         segment_bytes=segment,
@@ -142,6 +150,7 @@ def post_mortem(
         holes=tuple(sizes[:_HOLES]),
         holders=tuple(_holders((b.requested_bytes, b.name, b.source) for b in heap.blocks)),
         agrees=base.out_of_memory is not None and base.out_of_memory.event == len(trial.trace) - 1,
+        repeats=repeats,
         attempts=tuple(attempts),
     )
 
@@ -225,7 +234,7 @@ class _Trial:
         return Attempt(change, options, False, missing_bytes=missing if missing > 0 else None, earlier=earlier)
 
 
-def _attempts(trial: _Trial, settings: str, batch: int | None, say: Callable[[str], None]) -> list[Attempt]:
+def _attempts(trial: _Trial, settings: str, valleys: Sequence[int], say: Callable[[str], None]) -> list[Attempt]:
     found, best = [], []
     for name, values in _TRIED:
         if name in settings:
@@ -237,7 +246,6 @@ def _attempts(trial: _Trial, settings: str, batch: int | None, say: Callable[[st
             tried.append(trial.attempt(f"{name}:{value}", f"PYTORCH_ALLOC_CONF={conf}", conf))
         found.append(min(tried, key=_rank))
         best.append(found[-1].change)
-    valleys = _valleys(trial.trace)
     if valleys:
         say("empty_cache")
         often = "once" if len(valleys) == 1 else f"{len(valleys)} times"
@@ -251,10 +259,6 @@ def _attempts(trial: _Trial, settings: str, batch: int | None, say: Callable[[st
         if valleys:
             words = "these settings together, with empty_cache"
             found.append(trial.attempt(words, f"PYTORCH_ALLOC_CONF={conf}", conf, emptied))
-    if batch is not None and batch > 1 and _repeats(trial.trace, valleys):
-        say("a batch of one less")
-        smaller = _with_smaller_batch(trial.trace, valleys, batch)
-        found.append(trial.attempt(f"a batch of {batch - 1} instead of {batch} (about)", "", settings, smaller))
     return found
 
 

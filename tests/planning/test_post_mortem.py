@@ -196,6 +196,11 @@ def test_another_card_is_asked_for_the_request_too(tmp_path: Path) -> None:
     assert "When the recorded run died" in fits.output
 
 
+def test_a_run_that_repeats_asks_for_its_batch(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["replay", _file("one_size", tmp_path)])
+    assert "give --batch N" in result.output
+
+
 def test_json_has_every_attempt(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["replay", _file("lengths_that_vary", tmp_path), "--format", "json"])
     told = json.loads(result.output)["details"]["out_of_memory"]
