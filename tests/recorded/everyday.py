@@ -77,7 +77,7 @@ class EverydayProgram:
             device=_CARD,
             iterations=_STEPS,
             torch_version=".".join(map(str, torch_version)),
-            cudnn=library,
+            cudnn=library or "never",
         )
         with contextlib.redirect_stdout(io.StringIO()):
             made: Any = captures.record(question, captures.load(question)).made
