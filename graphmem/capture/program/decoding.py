@@ -4,10 +4,10 @@
 over a range in the program's own files says itself how many tokens it makes. When four tokens in a row took and gave
 back the same storages, whose sizes grow evenly (or, as matrices of scores do, with the square of the length), the rest
 is *probed*: what the loop keeps (keys and values, ids, masks, lists of numbers) is stretched to another length, and one
-token is followed there. Kernels change their mind with the length (how many parts an attention is split into), so
-tokens at both ends of every block of :data:`BLOCK` are followed; where a block's ends do not lie on one curve it is
-halved, down to single tokens. From the probes the allocations and frees of all tokens are written, in the order and
-with the bytes of the full run.
+token is followed there. Kernels change their mind with the length (how many parts an attention is split into), so the
+last token of every block of :data:`BLOCK` is followed, and the first one where sizes do not go on as they began; where
+a block's ends do not lie on one curve it is halved, down to single tokens. From the probes the allocations and frees of
+all tokens are written, in the order and with the bytes of the full run.
 
 Where tokens are not alike, or something of the loop cannot be stretched, every token is followed.
 """
@@ -230,16 +230,18 @@ class Decoding:
             if length not in self._found:
                 return length
         for low, high in pairwise(sorted(self._found)):
+            if high - low > 1 and (low - self._after) % BLOCK == 0 and not self._goes_on(low, high):
+                return low + 1
             if high - low > 1 and not self._on_one_curve(low, high):
                 # The first token of its kind gives back what the last of another kind made; the next may be alike.
                 return low + 1 if 1 <= (low - self._after) % BLOCK <= self._reach else (low + high) // 2
         return None if self._length == self._last else self._last
 
     def _ends(self) -> list[int]:
-        """Both ends of every block after the start."""
+        """The last tokens of blocks after the start."""
         assert self._steady is not None
         start = self._steady.length
-        ends = {length for length in range(start + 1, self._last) if (length - self._after) % BLOCK <= 1}
+        ends = {length for length in range(start + 1, self._last) if (length - self._after) % BLOCK == 0}
         return sorted(ends | {start + 1, self._last})
 
     def _on_one_curve(self, low: int, high: int) -> bool:
@@ -249,10 +251,20 @@ class Decoding:
         assert steady is not None
         if not first.is_like(second):
             return False
-        sizes = grown(first, second)
         if first.is_like(steady.token):
-            return all(g in (0, usual) for g, usual in zip(sizes, steady.expected(low, high), strict=True))
-        return not any(steady.bend) and all(g % (high - low) == 0 for g in sizes)
+            return self._goes_on(low, high)
+        return not any(steady.bend) and all(g % (high - low) == 0 for g in grown(first, second))
+
+    def _goes_on(self, low: int, high: int) -> bool:
+        """Whether tokens are as they were at the start, and have grown as then or not at all: where a new block begins
+        between two lengths, it makes no difference."""
+        first, second, steady = self._found[low], self._found[high], self._steady
+        assert steady is not None
+        if not first.is_like(steady.token) or not second.is_like(steady.token):
+            return False
+        return all(
+            size in (0, usual) for size, usual in zip(grown(first, second), steady.expected(low, high), strict=True)
+        )
 
     def _bend(self, low: int, high: int) -> list[int]:
         """How sizes bend between two lengths on one curve."""
