@@ -239,7 +239,7 @@ def _here(program: WholeProgram, folder: Path) -> None:
     document = {
         "program": program.name,
         "torch": torch.__version__,
-        "libraries": {name: importlib.metadata.version(name) for name in program.needs},
+        "libraries": {name: importlib.metadata.version(name) for name in map(_distribution, program.needs)},
         "unknown_values": {_anywhere(where): count for where, count in read["untrue"].items()},
         "allocated_peak": allocated,
         "reserved_peak": reserved,
@@ -255,6 +255,12 @@ def _here(program: WholeProgram, folder: Path) -> None:
     print(f"{allocated:,} {reserved:,} {len(document['changes'])} changes")
     for where, count in list(document["unknown_values"].items())[:20]:
         print(f"    unknown {count} {where}")
+
+
+def _distribution(package: str) -> str:
+    """The name under which an imported package is installed: ``PIL`` comes with ``pillow``."""
+    names = importlib.metadata.packages_distributions().get(package, [package])
+    return package if package in names else names[0]
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUE
 from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators, shapes
 from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
 from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD, ON_CARD, OnCard
-from graphmem.capture.operators.output_layouts import RELAID
+from graphmem.capture.operators.output_layouts import is_relaid
 from graphmem.capture.operators.selecting import SELECTING
 from graphmem.capture.values.device_values import TRACKED
 
@@ -139,7 +139,7 @@ def facts_of(func: Any) -> OperatorFacts:
         on_card=ON_CARD.get(func),
         selects=func in SELECTING,
         is_step=func in FUSED_STEPS,
-        is_relaid=func in RELAID,
+        is_relaid=is_relaid(func),
         is_collective=func in COLLECTIVES,
         is_decision=func in DECISIONS,
         is_subscript=func in SUBSCRIPTS,

@@ -1,19 +1,33 @@
-"""Outputs that CUDA's kernels lay out otherwise than PyTorch's decompositions do. Sources are of PyTorch 2.13."""
+"""Outputs that CUDA's kernels lay out otherwise than PyTorch's decompositions do. Sources are of PyTorch 2.13.
+
+Where a dimension has one element its stride says nothing of the memory, but it decides whether a tensor counts as
+channels_last, and with that what a convolution or an interpolation copies: pictures in batches of one, or of one
+channel. ``TensorIterator`` keeps or renews such strides in another way than the decompositions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from torch._prims_common import compute_elementwise_output_strides
+from torch._prims_common import (
+    compute_elementwise_output_strides,
+    make_channels_last_strides_for,
+    make_contiguous_strides_for,
+)
+
+from graphmem.capture.kernels.parts.layout import is_dense
 
 _aten = torch.ops.aten
 
 #: Contiguous, whatever the inputs are: ``dX = empty_like(X, contiguous)`` in layer_norm_kernel.cu, for both norms;
-#: outputs without strides (``set_output_raw_strided``) in SoftMax.cpp; ``LEGACY_CONTIGUOUS_MEMORY_FORMAT`` in Loss.cpp
-#: and RreluWithNoise.cu.
+#: outputs without strides (``set_output_raw_strided``) in SoftMax.cpp and of a number's power in Pow.cpp;
+#: ``LEGACY_CONTIGUOUS_MEMORY_FORMAT`` in Loss.cpp and RreluWithNoise.cu.
 _CONTIGUOUS = {
+    _aten.pow.Scalar,
+} | {
     getattr(_aten, name).default
     for name in (
         "native_layer_norm_backward", "_fused_rms_norm_backward", "_log_softmax_backward_data", "mse_loss_backward",
@@ -35,27 +49,150 @@ _ITERATED: dict[Any, tuple[int, ...]] = {
     _aten.xlogy.Tensor: (0, 1),
     _aten.special_xlog1py.default: (0, 1),
     _aten.floor_divide.default: (0, 1),
+    _aten.hardswish.default: (0,),
+    _aten.leaky_relu_backward.default: (1, 0),
     _aten.binary_cross_entropy.default: (0,),
     _aten.binary_cross_entropy_backward.default: (1,),
 }
 #: ``noise.mul(grad)`` in training, otherwise that of ``leaky_relu`` (RreluWithNoise.cu, Activation.cpp).
 _RRELU = _aten.rrelu_with_noise_backward.default
-RELAID = {*_CONTIGUOUS, *_ITERATED, _RRELU}
+#: Laid out as their argument where that is dense, whatever the stride of one element is (``empty_like`` in
+#: TensorFactories.cpp).
+_LIKE = {
+    getattr(_aten, name).default
+    for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "native_dropout")
+}
+_RELAID = {*_CONTIGUOUS, *_ITERATED, *_LIKE, _RRELU}
+#: Tagged as elementwise, but no iterator lays them out: copies, and one that works in place on a copy.
+_NOT_ITERATED = {_aten.clone.default, _aten._to_copy.default, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor}
+#: Whose numbers are operands, of no dimension (``wrapped_scalar_tensor`` in BinaryOps.cpp and TensorCompare.cpp).
+_NUMBERS_ARE_OPERANDS = {
+    getattr(getattr(_aten, name), overload)
+    for name in (
+        "add", "sub", "mul", "div", "rsub", "remainder", "fmod", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and",
+        "bitwise_or", "bitwise_xor", "where", "floor_divide",
+    )
+    for overload in ("default", "Tensor", "Scalar", "Tensor_mode", "Scalar_mode", "ScalarOther", "ScalarSelf")
+    if hasattr(getattr(_aten, name), overload)
+}  # fmt: skip
 
 
-def as_on_card(func: Any, args: Sequence[Any], outputs: Any) -> Any:
-    """The outputs of ``func``, one of :data:`RELAID`, with the strides that a CUDA build gives them."""
+def is_relaid(func: Any) -> bool:
+    """Whether :func:`as_on_card` has something to say of an operator's outputs."""
+    return func in _RELAID or _is_elementwise(func)
+
+
+@cache
+def _is_elementwise(func: Any) -> bool:
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or func in _NOT_ITERATED:
+        return False
+    schema = func._schema
+    is_tagged = torch.Tag.pointwise in func.tags
+    return is_tagged and not schema.is_mutable and [str(value.type) for value in schema.returns] == ["Tensor"]
+
+
+def as_on_card(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> Any:
+    """The outputs of ``func``, of which :func:`is_relaid` says so, with the strides that a CUDA build gives them."""
     if func in _CONTIGUOUS:
         return _made_contiguous(outputs)
+    if func in _LIKE:
+        return _made_like(args[0], kwargs.get("memory_format"), outputs)
+    if func not in _RELAID:
+        is_open = 1 in outputs.shape and outputs.layout == torch.strided and outputs.device.type == "cuda"
+        return _iterated(func, args, args, outputs) if is_open else outputs
     positions = _ITERATED[func] if func is not _RRELU else (2, 0) if args[5] else (1, 0)
     operands = [args[position] for position in positions if position < len(args)]
-    operands = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    if not isinstance(outputs, torch.Tensor) or any(operand.dim() != outputs.dim() for operand in operands):
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    if not isinstance(outputs, torch.Tensor) or any(tensor.dim() != outputs.dim() for tensor in tensors):
         return outputs  # a mean or a sum; a number
-    strides = compute_elementwise_output_strides(*(operand.expand(outputs.shape) for operand in operands))
-    if strides == outputs.stride():
+    if 1 in outputs.shape:
+        return _iterated(func, args, operands, outputs)
+    return _with_strides(
+        outputs, compute_elementwise_output_strides(*(tensor.expand(outputs.shape) for tensor in tensors))
+    )
+
+
+def _with_strides(output: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if strides == output.stride():
+        return output
+    return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device)
+
+
+def _made_like(tensor: torch.Tensor, memory_format: torch.memory_format | None, outputs: Any) -> Any:
+    if 1 not in tensor.shape or tensor.layout != torch.strided or tensor.device.type != "cuda":
         return outputs
-    return torch.empty_strided(outputs.shape, strides, dtype=outputs.dtype, device=outputs.device)
+    if memory_format not in (None, torch.preserve_format) or not is_dense(tensor):
+        return outputs
+    if isinstance(outputs, tuple):
+        return tuple(_with_strides(output, tensor.stride()) for output in outputs)
+    return _with_strides(outputs, tensor.stride())
+
+
+def _iterated(func: Any, args: Sequence[Any], operands: Sequence[Any], output: torch.Tensor) -> torch.Tensor:
+    """The output of an elementwise operator in which a dimension has one element."""
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    if not tensors or output.numel() == 0 or output.dim() < 2:
+        return output
+    has_number = func in _NUMBERS_ARE_OPERANDS and any(isinstance(arg, (int, float, complex)) for arg in args[:3])
+    is_fast = not has_number and all(tensor.shape == output.shape for tensor in tensors)
+    strides = _fast_strides(tensors) if is_fast else None
+    return _with_strides(output, strides or _strides_by_order(output.shape, tensors))
+
+
+def _fast_strides(tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+    """Operands of one shape that agree on their layout (``compute_fast_setup_type`` in TensorIterator.cpp)."""
+    shape, first = tensors[0].shape, tensors[0].stride()
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return tuple(make_contiguous_strides_for(shape))
+    if len(shape) == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
+        return tuple(make_channels_last_strides_for(shape))
+    if is_dense(tensors[0]) and all(tensor.stride() == first for tensor in tensors):
+        return tuple(first)
+    return None
+
+
+def _strides_by_order(shape: Sequence[int], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Dense, the dimensions in the order of the operands' strides (``reorder_dimensions`` in TensorIterator.cpp)."""
+    strides = [_broadcast_strides(shape, tensor) for tensor in tensors]
+
+    def comes_after(one: int, other: int) -> bool | None:
+        for of_operand in strides:
+            first, second = of_operand[one], of_operand[other]
+            if first == 0 or second == 0:
+                continue
+            if first != second:
+                return first > second
+            if shape[one] > shape[other]:
+                return True
+        return None
+
+    order = list(range(len(shape)))[::-1]  # from the innermost outwards
+    for place in range(1, len(order)):
+        for inner in range(place - 1, -1, -1):
+            answer = comes_after(order[inner], order[place])
+            if answer is False:
+                break
+            if answer:
+                order[inner], order[place] = order[place], order[inner]
+                place = inner
+    return _dense_strides(shape, order)
+
+
+def _broadcast_strides(shape: Sequence[int], tensor: torch.Tensor) -> list[int]:
+    """Of an operand as the iterator sees it: 0 where it is repeated."""
+    missing = len(shape) - tensor.dim()
+    own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
+    return [0] * missing + [0 if size == 1 and wanted != 1 else stride for size, stride, wanted in own]
+
+
+def _dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [0] * len(shape), 1
+    if list(order) == list(range(len(shape)))[::-1]:
+        return tuple(make_contiguous_strides_for(shape))
+    for dimension in order:
+        strides[dimension] = step
+        step *= shape[dimension]
+    return tuple(strides)
 
 
 def _made_contiguous(outputs: Any) -> Any:

@@ -86,7 +86,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 return result
         out = call.run()
         if call.facts.is_relaid:
-            out = as_on_card(call.func, call.args, out)
+            out = as_on_card(call.func, call.args, call.kwargs, out)
         return self.finish(call, out)
 
     def go_on_as(self, func: Any, call: OperatorCall) -> Any:
