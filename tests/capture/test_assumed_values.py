@@ -179,6 +179,30 @@ def test_the_report_names_them_at_the_top() -> None:
     assert "your data decides" not in text.render(analyze(Branching(4, 4), torch.zeros(2, 4), training=told))
 
 
+def _drawing() -> None:
+    x = torch.randn(4, 8, device="cuda")
+    if torch.rand(1, device="cuda") < 0.5:  # decides
+        x = x.repeat(2, 1)
+    noise = torch.empty((), device="cuda").uniform_()
+    for _ in range(int(3 * noise)):  # decides
+        x = x + 1
+    assert (x.abs() < 99).all()
+    print(x.mean().item(), torch.rand((), device="cuda").item())
+    torch.distributions.Normal(x, 1.0)
+    if torch.ones(2, device="cuda").all():
+        x = x * 2
+
+
+def test_random_numbers_of_the_card_are_named_where_they_decide() -> None:
+    assert lines(captured(_drawing)) == planted(_drawing)
+    (branch, _) = sorted(planted(_drawing))
+    sizes = []
+    for answer in (False, True):
+        assume = ((f"test_assumed_values.py:{branch}", answer),)
+        sizes.append(max(storage.bytes for storage in captured(_drawing, assume=assume).trace.storages))
+    assert sizes == [128, 256]
+
+
 @pytest.mark.parametrize(
     ("given", "value"), [("a/train.py:31=300", 300), ("t.py:1=true", True), ("t.py:2=-0.5", -0.5), ("a=b.py:3=2", 2)]
 )

@@ -287,7 +287,9 @@ def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
     if known is not None:
         mode.recorder.refuse_in_graph_capture("a tensor's value is read back", call.args[0])
-        return known
+        is_number = type(known) in (bool, int, float) and not device_values.is_validation(call.args[0])
+        is_drawn = is_number and any(map(mode.recorder.values.is_drawn, tensors_in(call.args)))
+        return mode.recorder.assumed_values.drawn(known) if is_drawn else known
     return _read_back(mode.recorder, call.func is _ITEM, call.args[0])
 
 

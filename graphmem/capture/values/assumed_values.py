@@ -108,6 +108,20 @@ class AssumedValues:
             self.logged += 1
         return 1.0
 
+    def drawn(self, value: Any) -> Any:
+        """A random number of the card that is read, or what it decides: ``value`` is a possible one."""
+        place, file, line = callers.user_place()
+        told = self.told(place)
+        if told is not None:
+            return type(value)(told)
+        is_log = self._judge(reading_lines.only_logs, file, line, type(value) is float, self._reading == "bool")
+        is_check = type(value) is bool and self._judge(reading_lines.passes_if, file, line) is not None
+        if is_log or is_check:
+            self.logged += 1
+        else:
+            self._name(place, "a random number of the card, or what it decides, is a possible draw")
+        return value
+
     def followed(self, read: Callable[[], Any]) -> Any:
         """What ``read`` returns; an assumed floating-point number as one that tells when it decides something."""
         self._last_place = None

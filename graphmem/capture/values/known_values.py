@@ -64,7 +64,7 @@ class _Mirror:
     """What is known of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
     nothing has been written yet; a parameter's is never followed."""
 
-    __slots__ = ("bytes", "is_blank", "is_weight", "later", "nbytes", "reference")
+    __slots__ = ("bytes", "is_blank", "is_drawn", "is_weight", "later", "nbytes", "reference")
 
     def __init__(self, storage: torch.UntypedStorage, forget: Callable[[Any], None]) -> None:
         self.reference = weakref.ref(storage, forget)
@@ -73,6 +73,7 @@ class _Mirror:
         self.later: Deferred | None = None
         self.is_blank = True
         self.is_weight = False
+        self.is_drawn = False  # a random number of the card has a part in it: a possible one, not the program's
 
 
 class KnownValues:
@@ -219,6 +220,20 @@ class KnownValues:
         computed = self._computed(func, args, kwargs, operator.is_random)
         if computed is not None:
             self._learn_all(outputs, computed)
+            if (operator.is_random and fakes[0].is_floating_point()) or any(map(self.is_drawn, tensors_in(args))):
+                for tensor in fakes:
+                    self._mark_drawn(tensor)
+
+    def is_drawn(self, tensor: Any) -> bool:
+        """Whether what is known of a tensor comes of random numbers of the card, which nobody knows: floats that were
+        drawn there are a possible draw. (Random integers stand for data.)"""
+        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
+        return mirror is not None and mirror.is_drawn
+
+    def _mark_drawn(self, tensor: FakeTensor) -> None:
+        mirror = self._current(tensor)
+        if mirror is not None and tensor.fake_device.type == "cuda":
+            mirror.is_drawn = True
 
     def _learn_all(self, outputs: Sequence[Any], computed: Any) -> None:
         values = [computed] if isinstance(computed, torch.Tensor) else list(tensors_in(computed))
@@ -263,6 +278,10 @@ class KnownValues:
                 return
         if self._computed(func, args, kwargs, operator.is_random) is None:
             self._forget_all(tensors)
+        elif operator.is_random:
+            for tensor in tensors:
+                if isinstance(tensor, FakeTensor) and tensor.is_floating_point():
+                    self._mark_drawn(tensor)
 
     def _known_sources(self, operator: HostOperator, args: Any, kwargs: Any, targets: Sequence[Any]) -> bool:
         """Whether all that an operator reads is known: of what it writes, what it does not overwrite."""
