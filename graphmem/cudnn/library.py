@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes.util
 import json
 import os
 import select
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,11 @@ from graphmem.errors import GraphmemError, UsageError
 #: What may be said in place of a path: ask one if it is there, ask none, ask the one that is there.
 AUTO, NEVER, INSTALLED = "auto", "never", "installed"
 _NAME = "libcudnn.so.9"
+_FOLDERS = (
+    f"/usr/lib/{os.uname().machine}-linux-gnu" if hasattr(os, "uname") else "/usr/lib64",
+    "/usr/lib64",
+    "/usr/local/cuda/lib64",
+)
 #: Seconds until a silent worker is given up. A plan takes milliseconds; the first also loads 300 MB of kernels.
 _PATIENCE = 120.0
 #: After so many ends of the worker it is not started again.
@@ -74,9 +77,11 @@ def _wheel() -> str | None:
     return next((str(path) for path in wheels if path.is_file()), None)
 
 
-@cache
 def _known_to_loader() -> str | None:
-    return _NAME if ctypes.util.find_library("cudnn") == _NAME else None
+    """Where packages of Linux distributions and CUDA's installer put it, and where the user's environment points to;
+    the loader's own list can only be read by starting other programs."""
+    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_FOLDERS]
+    return next((str(Path(folder) / _NAME) for folder in folders if folder and (Path(folder) / _NAME).is_file()), None)
 
 
 class Cudnn:

@@ -182,7 +182,12 @@ def rows(trace: Trace) -> list[tuple[Any, ...]]:
 def test_some_tokens_tell_of_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, written = (PROBED | FOLLOWED)[name], []
     write = decoding.Decoding._write
-    monkeypatch.setattr(decoding.Decoding, "_write", lambda self: (write(self), written.append(len(self._tokens))))
+
+    def noted(self: decoding.Decoding) -> None:
+        write(self)
+        written.append(len(self._tokens))
+
+    monkeypatch.setattr(decoding.Decoding, "_write", noted)
     probed = traced(tmp_path / "generate.py", source)
     assert bool(written) == (name in PROBED)
     assert all(followed < 80 for followed in written)

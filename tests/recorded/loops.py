@@ -55,7 +55,8 @@ def run(case: Case, mark: Callable[[], None]) -> None:
 
 def predict(case: Case, place: Place = Place.DEVICE) -> list[int]:
     """Allocations (positive bytes) and frees (negative) of the loop, in order. Raises what a capture raises."""
-    selected, context = None, contextlib.nullcontext()
+    selected: float | None = None
+    context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if case.selects_nothing:  # nor are indices distinct, which a capture knows where it knows them
         selected, context = 0.0, mock.patch.object(sparse, "distinct", lambda indices: indices[:, :0])
     with context:

@@ -22,7 +22,8 @@ def main() -> Mapping[str, int]:
             layers.append(nn.MaxPool2d(2, 2))
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    found, kept = {}, []
+    found: dict[str, int] = {}
+    kept: list[torch.Tensor] = []
     for beside in (0, 3000, 3700, 3900, 4000):
         held = sum(map(len, kept))
         kept.append(torch.empty((beside << 20) - held, dtype=torch.uint8, device="cuda"))
