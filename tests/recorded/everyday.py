@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import places
-from tests.recorded.whole import WholePrograms
+from tests.recorded.whole import CARD, WholePrograms
 
 if TYPE_CHECKING:
     from graphmem.trace import Trace
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 FOLDER = places.ROOT / "tests" / "recorded" / "cases" / "everyday"
 #: More optimizer steps than any of the programs takes: they end by themselves.
 _STEPS = 200
-#: The card that the recording's cuDNN is told of.
-_CARD = "H200-141GB"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class EverydayProgram:
 
         question = Question(
             Program(str(self.path)),
-            device=_CARD,
+            device=CARD,
             iterations=_STEPS,
             torch_version=".".join(map(str, torch_version)),
             cudnn=library or "never",

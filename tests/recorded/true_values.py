@@ -127,6 +127,7 @@ class TrueValues(TorchFunctionMode):
     def __init__(self):
         super().__init__()
         self.table, self.sweep = {}, 0
+        self.rows = {}  # weight of a sparse embedding -> ids looked up since its gradient was last coalesced
         self.rng = torch.Generator().manual_seed(20240229).get_state()
         self.true, self.untrue, self.odd = collections.Counter(), collections.Counter(), collections.Counter()
         lib = ctypes.CDLL(None)
@@ -200,6 +201,21 @@ class TrueValues(TorchFunctionMode):
                 del self.table[k]
         return True
 
+    def looked_up(self, ids, weight):
+        """The rows of a weight that a sparse embedding looks up: its gradient's indices, put together in C++."""
+        known = self.host(ids) if isinstance(ids, torch.Tensor) and ids.device.type == "cuda" else None
+        self.rows.setdefault(weight, []).append(None if known is None else known.reshape(1, -1).clone())
+
+    def rows_of(self, grad):
+        """The indices of a sparse tensor, or those looked up of the weight whose gradient it is; None: unknown."""
+        known = self.host(grad._indices())
+        looked_up = next((rows for weight, rows in self.rows.items() if weight.grad is grad), [])
+        if known is None and looked_up and all(rows is not None for rows in looked_up):
+            known = torch.cat(looked_up, 1)
+            known = known if known.shape[1] == grad._indices().shape[1] else None
+        looked_up.clear()
+        return known
+
     # ------------------------------------------------------------ counts that CUDA code reads back
     def counts(self, n, args, kwargs):
         """[(bytes)] for the device-to-host copies inside function n, or None."""
@@ -262,6 +278,9 @@ class TrueValues(TorchFunctionMode):
         if n == "_transformer_encoder_layer_fwd":  # packs again where it attends by products
             nested = args[0].is_nested and args[0].dtype not in PACKED_BY_KERNEL
             return [i4(args[0]._nested_tensor_size().prod(1).sum())] if nested else None
+        if n == "coalesce":  # how many indices are distinct: thrust::unique_by_key, SparseCUDATensor.cu
+            rows = None if a0.is_coalesced() else self.rows_of(a0)
+            return None if rows is None else [i4(torch.unique(rows, dim=1).shape[1])]
         if n == "masked_select":
             m = args[1] if len(args) > 1 else kwargs.get("mask")
             v = mask(m)
@@ -433,6 +452,8 @@ class TrueValues(TorchFunctionMode):
         if n in PASSIVE:
             return func(*args, **kwargs)
         with OFF():
+            if n == "embedding" and kwargs.get("sparse", args[6] if len(args) > 6 else False):
+                self.looked_up(args[0], args[1])
             flat, spec = tree_flatten((tuple(args), kwargs))
             bounds = [
                 x
@@ -445,7 +466,7 @@ class TrueValues(TorchFunctionMode):
             odd = any(not self.plain(t) for t in dev)
             primed = None
             hosts = {} if odd else {id(t): self.host(t) for t in dev}
-            if self._prime and self.table and dev and (not odd or n == "_transformer_encoder_layer_fwd"):
+            if self._prime and self.table and dev and (not odd or n in ("_transformer_encoder_layer_fwd", "coalesce")):
                 try:
                     with torch.no_grad():
                         primed = self.counts(n, tuple(args), kwargs)
@@ -456,6 +477,10 @@ class TrueValues(TorchFunctionMode):
             zeros = self._zero() if self._prime else 0
         try:
             out = func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            # Its traceback holds this frame, which a card's does not have: no tensor may live for it.
+            args = kwargs = flat = bounds = dev = hosts = None
+            raise
         finally:
             if primed:
                 left = self._clear()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tests.recorded.steps.runs import Comparison, PredictedRun, RecordedRun
 
 SUFFIX = ".json.gz"
+#: The card that the recording's cuDNN is told of, and that programs are predicted for.
+CARD = "H200-141GB"
 _MOST_EVENTS = 4_000_000
 
 
@@ -148,6 +150,7 @@ class WholePrograms:
         """Capture a program and replay it on an empty card."""
         from graphmem.accuracy.divergence import changes_of
         from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+        from graphmem.devices import device_named
         from graphmem.replay import replay
         from tests.recorded.steps import runs
 
@@ -158,7 +161,9 @@ class WholePrograms:
         trace, assumed = program.trace(torch_version, library)
         for words, count in assumed.items():
             print(f"    assumed {count}: {words}", file=sys.stderr)
-        replayed = replay(trace, PyTorchCachingAllocator(torch_version=torch_version))
+        # A share of the card's memory that the program set holds on the card it was captured for.
+        capacity = device_named(CARD).capacity_bytes if trace.fractions else None
+        replayed = replay(trace, PyTorchCachingAllocator(capacity, torch_version=torch_version))
         changes = changes_of(trace)
         return runs.PredictedRun(trace, replayed, changes.sizes, changes.events, time.perf_counter() - start)
 

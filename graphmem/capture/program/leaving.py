@@ -157,8 +157,8 @@ class Loop:
             self._bodies.clear()
             return False
         builder = self._leaving.recorder.builder
-        body = _body(builder, before[0], before[1])
-        self._on_host.append(_kept_on_host(builder, before[0]))
+        body, on_host = _body(builder, before[0], before[1])
+        self._on_host.append(on_host)
         if body is None or (self._bodies and self._bodies[-1] != body):
             self._bodies.clear()
         if body is not None:
@@ -166,35 +166,31 @@ class Loop:
         return len(self._bodies) >= ALIKE
 
 
-def _kept_on_host(builder: Any, row: int) -> int:
-    """Bytes on the host that rows from this one on took and did not give back."""
-    signs = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
-    changes = [(signs.get(kind, 0), subject) for kind, subject, _, _ in builder.rows[row:]]
-    return sum(sign * builder.storage_bytes[s] for sign, s in changes if sign and builder.places[s] is Place.HOST)
+_SIGNS = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
 
 
 def _peak(builder: Any, row: int) -> int:
     """The most bytes on the device since a row of the trace, over those that were there."""
     held = most = 0
-    signs = {int(EventKind.ALLOC): 1, int(EventKind.FREE): -1}
     for kind, subject, _, _ in builder.rows[row:]:
-        if kind in signs and builder.places[subject] is Place.DEVICE:
-            held += signs[kind] * builder.storage_bytes[subject]
+        if kind in _SIGNS and builder.places[subject] is Place.DEVICE:
+            held += _SIGNS[kind] * builder.storage_bytes[subject]
             most = max(most, held)
     return most
 
 
-def _body(builder: Any, row: int, first: int) -> list[Any] | None:
+def _body(builder: Any, row: int, first: int) -> tuple[list[Any] | None, int]:
     """What happened on the device since a row of the trace, in terms that do not name storages; None where something
-    is kept. What is older is told by its bytes."""
+    is kept. What is older is told by its bytes. And the bytes that were kept on the host."""
     body: list[Any] = []
-    kept = 0
+    kept = on_host = 0
     sizes, places, streams = builder.storage_bytes, builder.places, builder.streams
     for kind, subject, _, stream in builder.rows[row:]:
         if kind > EventKind.RECORD_STREAM:
             body.append((kind, stream))
             continue
         if places[subject] is not Place.DEVICE:
+            on_host += _SIGNS.get(kind, 0) * sizes[subject] if places[subject] is Place.HOST else 0
             continue
         name = subject - first if subject >= first else -sizes[subject] - 1
         if kind == EventKind.ALLOC:
@@ -205,7 +201,7 @@ def _body(builder: Any, row: int, first: int) -> list[Any] | None:
             body.append((kind, name))
         else:
             body.append((kind, name, stream))
-    return body if kept == 0 else None
+    return body if kept == 0 else None, on_host
 
 
 # --- where it is asked ------------------------------------------------------------------------------------------------
