@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,19 +12,18 @@ from typing import Any
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
 from graphmem.cudnn.library import AUTO, NEVER
-from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.errors import TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, found_later
-from graphmem.figures import Figure, Loads
+from graphmem.figures import Loads
 from graphmem.question import Question
-from graphmem.replay import Replay
+from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
 from graphmem.runtimes import all_runtimes
-from graphmem.runtimes.base import Graphs, Runs, Runtime, Setting, Taken
+from graphmem.runtimes.base import Graphs, Runtime, Taken
 from graphmem.sources import OnnxModel, TorchModel
-from graphmem.summarize import fits_card, summarize
+from graphmem.summarize import summarize
 from graphmem.trace import Trace
 from graphmem.training import Training
-from graphmem.units import format_bytes
+from graphmem.verdict import holding, is_sure, loads_eagerly, loads_of
 from graphmem.versions import beyond_known, version_notes, workspace_variables
 
 
@@ -154,7 +153,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     """What was recorded, as the runtime takes it on the card of the question."""
     made = recorded.made
     if isinstance(made, Taken):
-        loads = _loads(made.trace, (), question.setting.device, _loads_eagerly())
+        loads = loads_of(made.trace, (), question.setting.device, loads_eagerly())
         return Traced(made, loaded.name, recorded.words, loads=loads)
     setting, taken = question.setting, runtime.take(made.trace)
     assumptions = [*recorded.notes, *made.notes]
@@ -180,7 +179,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         details["cudnn"] = made.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
-    loads = _loads(made.trace, made.communicators, setting.device, _loads_eagerly())
+    loads = loads_of(made.trace, made.communicators, setting.device, loads_eagerly())
     return Traced(whole, loaded.name, recorded.words, details, loads)
 
 
@@ -192,7 +191,7 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
     if "recorded peak reserved" in notes:
         details["recorded"] = {"reserved_bytes": _recorded_bytes(notes["recorded peak reserved"])}
     remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
-    loads = _loads(trace, (), question.setting.device, eager=False)  # the environment was another machine's
+    loads = loads_of(trace, (), question.setting.device, eager=False)  # the environment was another machine's
     traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details, loads)
     return replay_on(traced, runtime, runtime.parse(settings, question.setting), question)
 
@@ -213,11 +212,11 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     # Who was refused memory was so on a card that had loaded nothing yet: else it would be judged by another limit.
     loads = Loads(cuda=traced.loads.cuda, eager=traced.loads.eager) if refused else traced.loads
     context = question.setting.device.outside(loads)
-    setting = _holding(question.setting, sum(figure.bytes for figure in context))
+    setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
-    diagnostics: Any = (*_headlines(setting.device), *taken.diagnostics, *_plans_told(runs.limited), *runs.diagnostics)
+    diagnostics: Any = (*headlines(setting.device), *taken.diagnostics, *plans_told(runs.limited), *runs.diagnostics)
     if not traced.details.get("cudnn", {}).get("plans_asked"):
-        diagnostics = (*diagnostics, *_workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
+        diagnostics = (*diagnostics, *workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
     details: Mapping[str, Any] = {**traced.details, **runs.details}
     if taken.findings is not None:
         diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
@@ -231,104 +230,11 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
         step=traced.step,
         limited=runs.limited,
         top=question.top,
-        assumptions=(*_device_notes(question, context), *taken.assumptions),
+        assumptions=(*device_notes(question, context), *taken.assumptions),
         diagnostics=diagnostics,
         details=details,
         context=context,
         loads=loads,
         sure=refused
-        or _is_sure(runs, context, lambda size: runtime.run(taken.trace, options, _holding(setting, size)), setting),
+        or is_sure(runs, context, lambda size: runtime.run(taken.trace, options, holding(setting, size)), setting),
     )
-
-
-def _plans_told(limited: Replay | None) -> tuple[Diagnostic, ...]:
-    """What there is to say of a card that refuses libraries their workspaces."""
-    if limited is None or not limited.later_plans:
-        return ()
-    words = "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
-    return (Diagnostic("note", words, limited.later_plans),)
-
-
-#: The share of the reserved peak from which on a predicted workspace is worth a remark.
-_NOTABLE = 0.02
-
-
-def _workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
-    """How much of the answer may be workspaces that cuDNN could tell."""
-    sizes = [storage.bytes for storage in trace.storages if storage.label.startswith("cuDNN workspace")]
-    largest = max(sizes, default=0)
-    if not largest or largest < _NOTABLE * peak:
-        return ()
-    words = (
-        f"workspaces of convolutions are predicted, the largest of {format_bytes(largest)}, {largest / peak:.0%} of "
-        "the reserved peak; with graphmem[cudnn] installed cuDNN tells them itself"
-    )
-    return (Diagnostic("note", words),)
-
-
-def _holding(setting: Setting, context_bytes: int) -> Setting:
-    """The setting with a context of this size."""
-    return replace(setting, device=replace(setting.device, context_bytes=context_bytes))
-
-
-def _is_sure(runs: Runs, context: Sequence[Figure], run: Callable[[int], Runs], setting: Setting) -> bool:
-    """Whether the run fits, or does not, with the least and the most context too; ``run`` runs it with one of a size.
-
-    It runs again only where the sizes leave it open: where it fits as it is with the most there is nothing to try, nor
-    where what is live at once exceeds the card with the least.
-    """
-    device = setting.device
-    room = device.capacity_bytes - device.others_bytes
-    if fits_card(runs.main, runs.limited, device):
-        size = sum(figure.most_bytes for figure in context)
-        if runs.limited is None and runs.main.peak_reserved_bytes + size <= room:
-            return True
-    else:
-        size = sum(figure.least_bytes for figure in context)
-        if runs.main.peak_requested_bytes + size > room:
-            return True
-    if size == device.context_bytes:
-        return True
-    other = run(size)
-    return fits_card(runs.main, runs.limited, device) == fits_card(
-        other.main, other.limited, _holding(setting, size).device
-    )
-
-
-#: Operators of PyTorch, of ONNX and of Keras for which cuDNN loads its engines. Attention loads none of those that
-#: were measured.
-_ASKS_CUDNN = re.compile(
-    r"convolution|_conv_|(?<![A-Za-z])conv[123]d|Conv(Transpose|2D|3D)?$|cudnn_(rnn|conv)|_rnn|LSTM|GRU"
-)
-
-
-def _loads(trace: Trace, ranks: tuple[int, ...], card: Device, eager: bool) -> Loads:
-    """What a run of this trace makes a process load."""
-    uses_cudnn = any(_ASKS_CUDNN.search(operator.name) for operator in trace.operators)
-    return Loads(uses_cudnn, ranks, eager, card.cuda_version)
-
-
-def _loads_eagerly() -> bool:
-    return os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
-
-
-def _headlines(device: Device) -> Iterator[Diagnostic]:
-    """What must be read before any figure for this card."""
-    if device.compute_capability is None:
-        yield Diagnostic(
-            "headline",
-            f"{device.name} is no NVIDIA card: operators are assumed to take what they take on an {DEFAULT_DEVICE}, "
-            "in PyTorch's allocator, which ROCm shares. The workspaces of hipBLASLt (80 MiB in the ROCm release of "
-            "PyTorch 2.13, pull request 197201) and of MIOpen are not modelled",
-        )
-
-
-def _device_notes(question: Question, context: Sequence[Figure]) -> list[str]:
-    device, notes = question.setting.device, []
-    if question.device is None:
-        notes.append(f"no GPU was named: {device.name} (give --gpu)")
-    if not device.context_measured:
-        notes.extend(f"{figure.name} of {device.name}: {figure.source}" for figure in context)
-    if device.capacity_assumed:
-        notes.append(f"capacity of {device.name}: {device.capacity_source}")
-    return notes

@@ -1,0 +1,60 @@
+"""What a reader must be told of a card, and of what it does to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from graphmem.devices import DEFAULT_DEVICE, Device
+from graphmem.estimate import Diagnostic
+from graphmem.figures import Figure
+from graphmem.question import Question
+from graphmem.replay import Replay
+from graphmem.trace import Trace
+from graphmem.units import format_bytes
+
+#: The share of the reserved peak from which on a predicted workspace is worth a remark.
+_NOTABLE = 0.02
+
+
+def headlines(device: Device) -> Iterator[Diagnostic]:
+    """What must be read before any figure for this card."""
+    if device.compute_capability is None:
+        yield Diagnostic(
+            "headline",
+            f"{device.name} is no NVIDIA card: operators are assumed to take what they take on an {DEFAULT_DEVICE}, "
+            "in PyTorch's allocator, which ROCm shares. The workspaces of hipBLASLt (80 MiB in the ROCm release of "
+            "PyTorch 2.13, pull request 197201) and of MIOpen are not modelled",
+        )
+
+
+def device_notes(question: Question, context: Sequence[Figure]) -> list[str]:
+    """What is assumed of the card of a question."""
+    device, notes = question.setting.device, []
+    if question.device is None:
+        notes.append(f"no GPU was named: {device.name} (give --gpu)")
+    if not device.context_measured:
+        notes.extend(f"{figure.name} of {device.name}: {figure.source}" for figure in context)
+    if device.capacity_assumed:
+        notes.append(f"capacity of {device.name}: {device.capacity_source}")
+    return notes
+
+
+def plans_told(limited: Replay | None) -> tuple[Diagnostic, ...]:
+    """What there is to say of a card that refuses libraries their workspaces."""
+    if limited is None or not limited.later_plans:
+        return ()
+    words = "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
+    return (Diagnostic("note", words, limited.later_plans),)
+
+
+def workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
+    """How much of the answer may be workspaces that cuDNN could tell."""
+    sizes = [storage.bytes for storage in trace.storages if storage.label.startswith("cuDNN workspace")]
+    largest = max(sizes, default=0)
+    if not largest or largest < _NOTABLE * peak:
+        return ()
+    words = (
+        f"workspaces of convolutions are predicted, the largest of {format_bytes(largest)}, {largest / peak:.0%} of "
+        "the reserved peak; with graphmem[cudnn] installed cuDNN tells them itself"
+    )
+    return (Diagnostic("note", words),)
