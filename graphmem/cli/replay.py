@@ -50,16 +50,6 @@ def replay_command(**options: Any) -> None:
     show(estimate, output)
 
 
-def read_trace(path: Path, device: int | None) -> Trace:
-    """The trace in the file. Raises as :func:`read_file` does."""
-    read = read_file(path, device)
-    if isinstance(read, Trace):
-        return read
-    from graphmem.sources.snapshot import trace_of
-
-    return trace_of(read)
-
-
 def read_file(path: Path, device: int | None) -> Trace | Recording:
     """The trace in the file, told by its first byte: JSON begins with ``{``, anything else is a snapshot; of a snapshot
     of a run that ran out of memory, the recording.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graphmem.cli.replay import read_trace
+from graphmem.cli.replay import read_file
 from graphmem.errors import GraphmemError, SourceError, TraceError
 from graphmem.trace import Category, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import GIB
@@ -70,7 +70,7 @@ def test_anything_but_json_goes_to_the_snapshot_reader(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "graphmem.sources.snapshot", reader)
     path = tmp_path / "snapshot.json"  # the name does not matter
     path.write_bytes(pickle.dumps({"segments": []}))
-    read_trace(path, 2)
+    read_file(path, 2)
     assert asked == [path, 2]
 
 
@@ -86,7 +86,7 @@ def test_json_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> Non
     path = tmp_path / "t.json"
     path.write_bytes(content)
     with pytest.raises((TraceError, SourceError)):
-        read_trace(path, None)
+        read_file(path, None)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,4 +95,4 @@ def test_any_json_text_is_a_trace_or_one_of_our_errors(tmp_path: Path, text: str
     path = tmp_path / "t.json"
     path.write_text("{" + text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(GraphmemError):
-        read_trace(path, None)
+        read_file(path, None)

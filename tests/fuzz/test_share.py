@@ -37,5 +37,5 @@ def test_a_wrong_answer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(replay, "read_trace", broken)
+    monkeypatch.setattr(replay, "read_file", broken)
     assert problem_of(case, emptied(tmp_path / "scratch"))[0] == "bug"
