@@ -41,7 +41,11 @@ def main() -> int:
 def _count(checkout: str, name: str) -> int:
     command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file=/dev/null"]
     said = subprocess.run(
-        [*command, sys.executable, __file__, "--step", checkout, name], capture_output=True, text=True, check=False
+        [*command, sys.executable, __file__, "--step", checkout, name],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONHASHSEED": "0"},  # collisions of names in dictionaries are instructions too
     ).stderr
     found = re.search(r"I\s+refs:\s+([\d,]+)", said)
     if found is None:
