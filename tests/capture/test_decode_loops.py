@@ -10,8 +10,9 @@ import pytest
 from graphmem import captures
 from graphmem.capture.program import decoding, leaving
 from graphmem.question import Question
-from graphmem.trace import EventKind, Trace
+from graphmem.trace import Trace
 from graphmem.training.program import Program
+from tests.support.captures import rows
 
 pytest.importorskip("torch")
 
@@ -167,15 +168,6 @@ def traced(path: Path, source: str) -> Trace:
     made: Any = captures.record(question, captures.load(question)).made
     assert not made.ending.failed, made.ending.words()
     return made.trace
-
-
-def rows(trace: Trace) -> list[tuple[Any, ...]]:
-    found = []
-    for event in trace.events():
-        storage = trace.storages[event.subject] if event.kind in (EventKind.ALLOC, EventKind.FREE) else None
-        operator = trace.operators[event.operator]
-        found.append((event.kind, event.subject, storage, operator.name, operator.module, operator.source))
-    return found
 
 
 @pytest.mark.parametrize("name", [*PROBED, *FOLLOWED])

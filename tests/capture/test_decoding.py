@@ -8,8 +8,8 @@ import pytest
 
 from graphmem.capture.program import decoding
 from graphmem.capture.session.session import capture
-from graphmem.trace import EventKind, Trace
-from tests.support.captures import H100, TORCH_VERSION
+from graphmem.trace import Trace
+from tests.support.captures import H100, TORCH_VERSION, rows
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -40,15 +40,6 @@ def generated(
         lambda _: run(), source="test", device=H100, torch_version=TORCH_VERSION, leave_after=3, shortens=shortens
     )
     return captured.trace, shapes[0]
-
-
-def rows(trace: Trace) -> list[tuple[Any, ...]]:
-    found = []
-    for event in trace.events():
-        storage = trace.storages[event.subject] if event.kind in (EventKind.ALLOC, EventKind.FREE) else None
-        operator = trace.operators[event.operator]
-        found.append((event.kind, event.subject, storage, operator.name, operator.module, operator.source))
-    return found
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,13 @@ def live_bytes(trace: Trace, event: int, place: Place = Place.DEVICE) -> int:
 def lasts(trace: Trace, born: Born) -> bool:
     """Whether a storage is still alive when the last one is born."""
     return born.freed is None or born.freed > births(trace, None)[-1].event
+
+
+def rows(trace: Trace) -> list[tuple[Any, ...]]:
+    """Every event with all that a trace says of it, to compare one trace with another."""
+    found = []
+    for event in trace.events():
+        storage = trace.storages[event.subject] if event.kind in (EventKind.ALLOC, EventKind.FREE) else None
+        operator = trace.operators[event.operator]
+        found.append((event.kind, event.subject, storage, operator.name, operator.module, operator.source))
+    return found
