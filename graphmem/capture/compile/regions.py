@@ -217,7 +217,6 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
             set_eval_frame(callback)
             return prior
         if callback is None and prior is None and not code.is_listening:  # every operator asks so, twice
-            code.stopped_listening()
             return prior
         if callback is not None:
             code.followed(patches)

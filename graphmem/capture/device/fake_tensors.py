@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -86,12 +87,20 @@ def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
     self = _MAKE_SUBCLASS(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
     torch._C._set_throw_on_mutable_data_ptr(self)
     attributes = self.__dict__
-    attributes["_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device"] = DEVICE
+    attributes.update(_attributes())
     attributes["fake_mode"] = fake_mode
-    attributes["constant"] = attributes["real_tensor"] = attributes["pytype"] = attributes["dispatch_keys"] = None
-    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
-        setattr(self, memo, None)
     return self
+
+
+@functools.cache
+def _attributes() -> dict[str, Any]:
+    """What ``FakeTensor.__new__`` sets, but for the mode; one by one the memos take longer than all the rest."""
+    new = types.SimpleNamespace(constant=None, real_tensor=None, pytype=None, dispatch_keys=None)
+    setattr(new, "_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device", DEVICE)
+    for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
+        if memo in FakeTensor.__dict__:
+            FakeTensor.__dict__[memo].__set__(new, None)
+    return vars(new)
 
 
 def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUE
 from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators, shapes
 from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
 from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD, ON_CARD, OnCard
-from graphmem.capture.operators.output_layouts import is_relaid
+from graphmem.capture.operators.output_layouts import Relaid, relaid
 from graphmem.capture.operators.selecting import SELECTING
 from graphmem.capture.values.device_values import TRACKED
 
@@ -45,7 +45,8 @@ class OperatorFacts:
     ``body``, ``sparse_body``, ``nested_body``: what runs in place of its fake kernel, and where an argument is sparse
     or nested. ``in_place``: what a formula of gradients calls instead on a card, and the autograd nodes that do so;
     ``on_card``: the same where it is more than writing in place. ``selects``: the size of its outputs is data.
-    ``is_step``: a fused step of an optimizer, which allocates nothing and is not called.
+    ``relaid``: gives its outputs a card's strides. ``is_step``: a fused step of an optimizer, which allocates nothing
+    and is not called.
     """
 
     func: Any
@@ -62,7 +63,7 @@ class OperatorFacts:
     on_card: OnCard | None
     selects: bool
     is_step: bool
-    is_relaid: bool
+    relaid: Relaid | None
     is_collective: bool
     is_decision: bool
     is_subscript: bool
@@ -139,7 +140,7 @@ def facts_of(func: Any) -> OperatorFacts:
         on_card=ON_CARD.get(func),
         selects=func in SELECTING,
         is_step=func in FUSED_STEPS,
-        is_relaid=is_relaid(func),
+        relaid=relaid(func),
         is_collective=func in COLLECTIVES,
         is_decision=func in DECISIONS,
         is_subscript=func in SUBSCRIPTS,

@@ -7,8 +7,8 @@ channel. ``TensorIterator`` keeps or renews such strides in another way than the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from torch._prims_common import (
 from graphmem.capture.kernels.parts.layout import is_dense
 
 _aten = torch.ops.aten
+
+#: Of an operator's positional arguments, named arguments and outputs: the outputs, laid out anew.
+Relaid = Callable[[Sequence[Any], Mapping[str, Any], Any], Any]
 
 #: Contiguous, whatever the inputs are: ``dX = empty_like(X, contiguous)`` in layer_norm_kernel.cu, for both norms;
 #: outputs without strides (``set_output_raw_strided``) in SoftMax.cpp and of a number's power in Pow.cpp;
@@ -62,7 +65,6 @@ _LIKE = {
     getattr(_aten, name).default
     for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "native_dropout")
 }
-_RELAID = {*_CONTIGUOUS, *_ITERATED, *_LIKE, _RRELU}
 #: Tagged as elementwise, but no iterator lays them out: copies, and one that works in place on a copy.
 _NOT_ITERATED = {_aten.clone.default, _aten._to_copy.default, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor}
 #: Whose numbers are operands, of no dimension (``wrapped_scalar_tensor`` in BinaryOps.cpp and TensorCompare.cpp).
@@ -77,12 +79,19 @@ _NUMBERS_ARE_OPERANDS = {
 }  # fmt: skip
 
 
-def is_relaid(func: Any) -> bool:
-    """Whether :func:`as_on_card` has something to say of an operator's outputs."""
-    return func in _RELAID or _is_elementwise(func)
+def relaid(func: Any) -> Relaid | None:
+    """What gives the outputs of ``func`` the strides that they have in a CUDA build; None where they have them."""
+    if func in _CONTIGUOUS:
+        return lambda args, kwargs, outputs: _made_contiguous(outputs)
+    if func in _LIKE:
+        return lambda args, kwargs, outputs: _made_like(args[0], kwargs.get("memory_format"), outputs)
+    if func is _RRELU:
+        return lambda args, kwargs, outputs: _as_operands(func, args, (2, 0) if args[5] else (1, 0), outputs)
+    if func in _ITERATED:
+        return lambda args, kwargs, outputs: _as_operands(func, args, _ITERATED[func], outputs)
+    return partial(_elementwise, func) if _is_elementwise(func) else None
 
 
-@cache
 def _is_elementwise(func: Any) -> bool:
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or func in _NOT_ITERATED:
         return False
@@ -91,16 +100,13 @@ def _is_elementwise(func: Any) -> bool:
     return is_tagged and not schema.is_mutable and [str(value.type) for value in schema.returns] == ["Tensor"]
 
 
-def as_on_card(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> Any:
-    """The outputs of ``func``, of which :func:`is_relaid` says so, with the strides that a CUDA build gives them."""
-    if func in _CONTIGUOUS:
-        return _made_contiguous(outputs)
-    if func in _LIKE:
-        return _made_like(args[0], kwargs.get("memory_format"), outputs)
-    if func not in _RELAID:
-        is_open = 1 in outputs.shape and outputs.layout == torch.strided and outputs.device.type == "cuda"
-        return _iterated(func, args, args, outputs) if is_open else outputs
-    positions = _ITERATED[func] if func is not _RRELU else (2, 0) if args[5] else (1, 0)
+def _elementwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Any:
+    if 1 not in output.shape or output.layout != torch.strided or output.device.type != "cuda":
+        return output
+    return _iterated(func, args, args, output)
+
+
+def _as_operands(func: Any, args: Sequence[Any], positions: Sequence[int], outputs: Any) -> Any:
     operands = [args[position] for position in positions if position < len(args)]
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     if not isinstance(outputs, torch.Tensor) or any(tensor.dim() != outputs.dim() for tensor in tensors):

@@ -21,7 +21,6 @@ from graphmem.capture.operators.attention import attention_backend_of_nested
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.in_place_gradients import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.made_of_operators import COMPARISONS
-from graphmem.capture.operators.output_layouts import as_on_card
 from graphmem.capture.operators.selecting import outputs_of
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
@@ -85,8 +84,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             if result is not NOT_HANDLED:
                 return result
         out = call.run()
-        if call.facts.is_relaid:
-            out = as_on_card(call.func, call.args, call.kwargs, out)
+        if call.facts.relaid is not None:
+            out = call.facts.relaid(call.args, call.kwargs, out)
         return self.finish(call, out)
 
     def go_on_as(self, func: Any, call: OperatorCall) -> Any:

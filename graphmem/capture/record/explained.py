@@ -99,7 +99,7 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
         yield "shapes", _where(facts.shape)
     if facts.autocast is not None:
         yield "autocast", facts.autocast
-    if facts.is_relaid:
+    if facts.relaid is not None:
         yield "layout", "outputs are laid out as CUDA's kernel does (capture/operators/output_layouts.py)"
     if facts.calls_cublas:
         yield "cuBLAS", "is called, and takes its workspace at a thread's first call"

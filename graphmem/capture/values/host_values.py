@@ -34,7 +34,7 @@ _SHAPED = {_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.em
 
 def computable(values: KnownValues, func: Any, args: Any, kwargs: Any) -> bool:
     """Whether this call makes or uses only host tensors that are real."""
-    first = next(tensors_in(args), None)
+    first = args[0] if args and isinstance(args[0], FakeTensor) else next(tensors_in(args), None)
     if first is not None:
         is_on_device = isinstance(first, FakeTensor) and first.fake_device.type == "cuda"
         return not is_on_device and values.runs_for_real(func, args, kwargs)
