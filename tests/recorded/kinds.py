@@ -113,6 +113,12 @@ KINDS = {
         (f"{_below((2, 13))}/everyday/*.json.gz",),
         on_stub=False,
     ),
+    "sharded": Listed(
+        "one rank of several: FSDP, ZeRO, Accelerate, Trainer, tensor, context and pipeline parallelism, adapters",
+        "tests.recorded.sharded:KIND",
+        (f"{_below((2, 13))}/sharded/*.json.gz",),
+        on_stub=False,
+    ),
     "written": Listed(
         "loops written by hand, predicted by the built-in step with the options that ask for the same",
         "tests.recorded.written:KIND",

@@ -98,7 +98,7 @@ def _run_here(script: Script) -> dict[str, Any]:
     from tests.recorded import record, true_values
 
     if script.processes > 1:
-        _without_others()
+        without_others()
     record.launch_no_triton()
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.cuda.init()
@@ -119,22 +119,31 @@ def _run_here(script: Script) -> dict[str, Any]:
     }
 
 
-def _without_others() -> None:
-    """Process groups of which nobody else is a member."""
+def without_others(backend: str = "alone") -> None:
+    """Process groups of which nobody else is a member: those whose works have results, or PyTorch's own (``fake``)."""
     import torch.distributed as dist
+    from torch.testing._internal.distributed import fake_pg  # registers the backend
 
     from tests.recorded.cases.parallel.group import register_alone
 
+    del fake_pg
     register_alone()
     module: Any = dist.distributed_c10d
     make = module._new_process_group_helper
 
-    def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
+    def helper(size: int, rank: int, ranks: Any, _: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs.update((name, None) for name in ("backend_options", "pg_options", "device_id") if name in kwargs)
-        return make(size, rank, ranks, dist.Backend("alone"), store, *args, **kwargs)
+        return make(size, rank, ranks, dist.Backend(backend), store, *args, **kwargs)
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Any:
+        yield (
+            dist.HashStore(),
+            rank if rank >= 0 else int(os.environ.get("RANK", "0")),
+            world_size if world_size > 0 else int(os.environ["WORLD_SIZE"]),
+        )
 
     module._new_process_group_helper = helper
-    module.rendezvous = lambda *_, **__: iter([(dist.HashStore(), 0, int(os.environ["WORLD_SIZE"]))])
+    module.rendezvous = rendezvous
 
 
 # --- without one ------------------------------------------------------------------------------------------------------

@@ -195,7 +195,13 @@ def _let_torchvision_load(program: WholeProgram) -> None:
 
 
 def _forget_shared_state() -> None:
-    """What accelerate keeps for the whole process, such as its mixed precision, is no other program's."""
+    """What libraries keep for the whole process, such as accelerate's mixed precision, is no other program's."""
+    communication = sys.modules.get("deepspeed.comm.comm")
+    if communication is not None:
+        communication.cdb = None  # its process group is gone
+    deepspeed = sys.modules.get("transformers.integrations.deepspeed")
+    if deepspeed is not None:
+        deepspeed.unset_hf_deepspeed_config()
     state = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,16 @@
+"""One rank of many, by the frameworks' own sharding: a file a framework. None of them is imported by this."""
+
+from tests.recorded.cases.sharded import adapters, fsdp, launchers, pipelines, single, tensor_parallel, zero
+from tests.recorded.cases.sharded.registry import CASES, Case
+
+__all__ = [
+    "CASES",
+    "Case",
+    "adapters",
+    "fsdp",
+    "launchers",
+    "pipelines",
+    "single",
+    "tensor_parallel",
+    "zero",
+]

@@ -1,0 +1,116 @@
+"""One rank of several (:mod:`tests.recorded.cases.sharded`), run as :mod:`tests.recorded.whole` says.
+
+On the CUDA build the environment is ``torchrun``'s, the process groups are without others, and events are ready at
+once: what is recorded is what PyTorch and the framework take from the allocator, without what NCCL takes beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests import places
+from tests.recorded.cases.sharded import CASES, Case
+from tests.recorded.whole import WholePrograms
+
+if TYPE_CHECKING:
+    from graphmem.trace import Trace
+
+
+@dataclass(frozen=True)
+class ShardedProgram:
+    """A case as a whole program."""
+
+    case: Case
+
+    @property
+    def name(self) -> str:
+        return self.case.name
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.case.needs
+
+    def run(self) -> Any:
+        from tests.recorded.scripts import without_others
+
+        os.environ.update(_launched(self.case))
+        without_others(self.case.backend)
+        _agree_on_shapes()
+        return self.case.program()
+
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+        from graphmem.capture.session.session import capture
+        from graphmem.cudnn.library import Cudnn
+        from graphmem.runtimes.base import Setting
+        from graphmem.runtimes.pytorch.runtime import RUNTIME
+        from tests.recorded.device import CARD
+        from tests.recorded.steps import runs
+
+        setting = Setting(CARD, torch_version)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_environment(_launched(self.case)))
+            captured = capture(
+                lambda session: self.case.program(),
+                source=self.name,
+                device=CARD,
+                torch_version=torch_version,
+                memory=RUNTIME.live(RUNTIME.parse("", setting), setting, limited=False),
+                cudnn=stack.enter_context(Cudnn(library, runs._card(CARD))) if library else None,
+            )
+        return captured.trace, captured.assumed
+
+
+def _launched(case: Case) -> dict[str, str]:
+    """What ``torchrun`` says, every process on a node of its own card's number 0."""
+    size = str(case.world_size)
+    return {
+        "RANK": str(case.rank), "LOCAL_RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+        # DeepSpeed: no operators of its own are compiled, as without a CUDA toolkit.
+        "DS_BUILD_OPS": "0", "CUDA_HOME": "/nonexistent",
+        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+
+
+def _agree_on_shapes() -> None:
+    """The stages of a pipeline vote whether all of them know their shapes, and receive the outcome; a group without
+    others sends none. It is 1 where all know them (``PipelineStage._warmup_backward_result``)."""
+    from torch.distributed.pipelining import PipelineStage
+
+    result = getattr(PipelineStage, "_warmup_backward_result", None)
+
+    def passed(self: Any, received_result: Any = None) -> _Passed:
+        received = received_result.tensor if isinstance(received_result, _Passed) else received_result
+        return _Passed(result(self, received))  # type: ignore[misc]
+
+    if result is not None:
+        PipelineStage._warmup_backward_result = passed
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """The outcome of a vote that passed."""
+
+    tensor: Any
+
+    def item(self) -> int:
+        return 1
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+PROGRAMS = {name: ShardedProgram(case) for name, case in CASES.items()}
+KIND = WholePrograms("sharded", places.PYTORCH / "sharded", lambda: PROGRAMS)
