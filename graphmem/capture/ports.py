@@ -126,6 +126,13 @@ class WorkspaceBook(Protocol):
         """Those of a stream, or all, are given back."""
 
 
+class ValueBook(Protocol):
+    """What is known of tensors' values."""
+
+    def of(self, tensor: Any) -> torch.Tensor | None:
+        """The values as a host tensor; None where they are not known."""
+
+
 class RankBook(Protocol):
     """What is noted of one process of several."""
 
@@ -136,8 +143,10 @@ class RankBook(Protocol):
     def streams(self) -> StreamBook: ...
 
     @property
-    def notes(self) -> list[str]:
-        """Remarks for the reader."""
+    def values(self) -> ValueBook: ...
+
+    def note_once(self, remark: str) -> None:
+        """Tell the reader, once."""
 
     @property
     def communicators(self) -> list[int]:

@@ -17,12 +17,14 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.data_parallel import patch_data_parallel
+from graphmem.capture.distributed.objects import patch_objects
 from graphmem.capture.distributed.sharding import patch_resize, patch_sharding
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
@@ -47,6 +49,7 @@ def one_rank(book: RankBook, world_size: int | None) -> Iterator[None]:
         with _launched(world_size):
             _patch_process_groups(patches, book)
             patch_data_parallel(patches, book)
+            patch_objects(patches, book)
             patch_resize(patches, book.storages)
             yield
     finally:
@@ -91,6 +94,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
     module = dist.distributed_c10d
     make = module._new_process_group_helper
     prepared: list[bool] = []  # the imports take time, which a step without process groups need not spend
+    object_device, asked_for = module._get_object_coll_device, _AskedFor()
 
     def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
         if not prepared:
@@ -101,8 +105,15 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:
                 kwargs[name] = None
-        return make(size, rank, ranks, dist.Backend.FAKE, store, *args, **kwargs)
+        group, store = make(size, rank, ranks, dist.Backend.FAKE, store, *args, **kwargs)
+        if group in module._world.pg_map:
+            asked_for.note(group, str(backend), store)
+        return group, store
 
+    def device_of_objects(group: Any = None) -> str:
+        return asked_for.device(group or module._get_default_group()) or object_device(group)
+
+    patches.set(module, "_get_object_coll_device", device_of_objects)
     patches.set(module, "_new_process_group_helper", helper)
     patches.set(module, "rendezvous", _rendezvous)
     patches.set(module, "_get_default_timeout", lambda _: module.default_pg_timeout)  # NCCL's would ask a CUDA build
@@ -110,6 +121,26 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
         patches.set(owner, "is_nccl_available", lambda: True)
     patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
     patches.set(torch._C, "_get_accelerator", lambda *_: torch.device(DEVICE.type))
+
+
+class _AskedFor:
+    """The backends that the step asked for, which it is told that it has: libraries choose by their names."""
+
+    def __init__(self) -> None:
+        self._device: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    def note(self, group: Any, backend: str, store: Any) -> None:
+        if backend == dist.Backend.FAKE:
+            return
+        world = dist.distributed_c10d._world
+        world.pg_map[group] = dist.Backend(backend), store
+        world.pg_backend_config[group] = str(dist.BackendConfig(dist.Backend(backend)))
+        devices = {"nccl": "cuda", "cuda:nccl": "cuda", "gloo": "cpu"}
+        self._device[group] = devices.get(backend, "cpu")
+
+    def device(self, group: Any) -> str | None:
+        """Where the group's objects travel (``_get_object_coll_device``): on the host, if it has a backend for it."""
+        return self._device.get(group)
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:

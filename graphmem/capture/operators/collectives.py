@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from graphmem.capture.values.callers import called_for_reducer
+from graphmem.capture.values.exchanged import Group
 from graphmem.capture.values.tensors import tensors_in
 
 _aten = torch.ops.aten
@@ -42,6 +43,26 @@ def collective(func: Any, args: Sequence[Any]) -> Any:
     future.set_result(list(tensors_in(args[0])))
     work = torch._C._distributed_c10d._create_work_from_future(future).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
+
+
+def group_of(args: Sequence[Any]) -> Group:
+    """The process group of a collective and the reduction that it makes."""
+    rank, ranks, reduction = 0, 1, ""
+    for value in args:
+        kind = str(value._type()) if isinstance(value, torch.ScriptObject) else ""
+        if kind.endswith("ReduceOp"):
+            reduction = _name_of_reduction(value)
+        elif kind.endswith("ProcessGroup"):
+            group = dist.ProcessGroup.unbox(value)
+            rank, ranks = group.rank(), group.size()
+    return Group(rank, ranks, reduction)
+
+
+def _name_of_reduction(op: torch.ScriptObject) -> str:
+    try:
+        return str(dist.ReduceOp.RedOpType(op.op()).name)
+    except AttributeError:  # older versions (2.9) do not tell Python
+        return "?"
 
 
 def flat_copy_bytes(func: Any, args: Sequence[Any]) -> int:

@@ -24,7 +24,7 @@ from graphmem.capture.operators.made_of_operators import COMPARISONS
 from graphmem.capture.operators.selecting import outputs_of
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
-from graphmem.capture.values import device_values, host_values
+from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.trace import Category, Place
@@ -104,7 +104,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             self.recorder.collected.follow(call.args, out)
         self.recorder.values.follow(call.func, call.args, call.kwargs, out)
         if call.facts.tracks_value and "alpha" not in call.kwargs:
-            remark = device_values.follow(call.func, call.args, out)
+            remark = device_values.follow(self.recorder.values, call.func, call.args, out)
             if remark:
                 self.recorder.assumed[remark] += 1
         return out
@@ -152,8 +152,8 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
     mode.recorder.note(call)
     flat = collectives.flat_copy_bytes(call.func, call.args)
     mode.recorder.storages.take_and_give(flat, Category.COMMUNICATION, "flat copy of a collective's list")
-    for tensor in tensors_in(call.args):
-        mode.recorder.values.forget(tensor)  # the others' are not known
+    if exchanged.follow(mode.recorder.values, call.func, call.args, collectives.group_of(call.args)):
+        mode.recorder.note_once(exchanged.ALIKE)
     return collectives.collective(call.func, call.args)
 
 

@@ -88,6 +88,11 @@ class Recorder:
     def builder(self, builder: TraceBuilder) -> None:
         self.storages.builder = builder
 
+    def note_once(self, remark: str) -> None:
+        """Tell the reader, once."""
+        if remark not in self.notes:
+            self.notes.append(remark)
+
     # --- phases -------------------------------------------------------------------------------------------------------
 
     def begin_iteration(self) -> None:

@@ -18,13 +18,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from graphmem.capture.values import callers
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.errors import CaptureError
 
 _aten = torch.ops.aten
 #: Operators whose result has the elements of their first argument, in another type or shape.
 _COPIES = {
     _aten._to_copy.default, _aten.clone.default, _aten.detach.default, _aten.alias.default, _aten.view.default,
-    _aten._unsafe_view.default,
+    _aten._unsafe_view.default, _aten.select.int, _aten.slice.Tensor, _aten.unsqueeze.default, _aten.squeeze.default,
+    _aten.expand.default,
 }  # fmt: skip
 _COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
     _aten.ge.Scalar: operator.ge,
@@ -47,12 +49,15 @@ _COMBINATIONS: dict[Any, Callable[..., Any]] = {
     _aten.bitwise_or.Tensor: operator.or_,
     _aten.mul.Tensor: operator.mul,
     _ADD: operator.add,
+    _aten.logical_and.default: lambda one, other: bool(one) and bool(other),
+    _aten.logical_or.default: lambda one, other: bool(one) or bool(other),
+    _aten.logical_xor.default: lambda one, other: bool(one) != bool(other),
 }
-_NOT = _aten.bitwise_not.default
+_NOT, _LOGICAL_NOT = _aten.bitwise_not.default, _aten.logical_not.default
 #: Operators that keep the value of a filled tensor.
 _REDUCTIONS = {
-    _aten.max.default, _aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim, _aten._is_any_true.default,
-    _aten._is_all_true.default,
+    _aten.max.default, _aten.amax.default, _aten.any.default, _aten.any.dim, _aten.all.default, _aten.all.dim,
+    _aten._is_any_true.default, _aten._is_all_true.default,
 }  # fmt: skip
 #: Whether a token ends its sequence (``transformers/generation/stopping_criteria.py``).
 _ENDS = _aten.isin.Tensor_Tensor
@@ -69,9 +74,12 @@ VALID = "parameters and samples of torch.distributions were taken to be in range
 GOES_ON = "generation goes on to its largest length: no token was taken to end its sequence"
 #: Operators whose outcome can be known.
 TRACKED = {
-    *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _ENDS, _LENGTHS, _CURVATURE, _IS_NAN,
-    _IS_INFINITE, _SAME, _OTHER,
+    *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _LOGICAL_NOT, _ENDS, _LENGTHS, _CURVATURE,
+    _IS_NAN, _IS_INFINITE, _SAME, _OTHER,
 }  # fmt: skip
+
+#: Elements of the largest tensor of flags.
+_FLAGS = 16
 
 #: Losses of the descents that go on now, the innermost last; and how large other values are.
 _descents: list[Iterator[float]] = []
@@ -108,8 +116,9 @@ def answered() -> tuple[Any, str] | None:
     return _answers[-1] if _answers else None
 
 
-def follow(func: Any, args: Sequence[Any], out: Any) -> str | None:
-    """Note the value of every element of ``out`` if it is known. ``func`` is one of :data:`TRACKED`.
+def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> str | None:
+    """Note the value of every element of ``out`` if it is known. ``func`` is one of :data:`TRACKED`. A flag goes into
+    ``values`` too: frameworks add flags up in place, and send them round.
 
     Returns what had to be assumed for it, or None.
     """
@@ -128,6 +137,8 @@ def follow(func: Any, args: Sequence[Any], out: Any) -> str | None:
         value, remark = math.prod(args[0].shape[dim] for dim in args[1]), GOES_ON
     if value is not None:
         out._graphmem_value = (value, None if is_inference else out._version)
+        if out.numel() <= _FLAGS and func not in _FILLS and values.of(out) is None:
+            values.fill(out, value)
     elif func is _AND and _is_open(args):
         out._graphmem_open = True
     return remark
@@ -168,6 +179,8 @@ def _outcome(func: Any, args: Sequence[Any]) -> Any:
         value = math.copysign(_MAGNITUDE, args[1]) if compare is not None else None
     if value is None or func is _CURVATURE or func is _ENDS:
         return None
+    if func is _LOGICAL_NOT:
+        return not value
     if func is _NOT:
         return not value if source.dtype is torch.bool else ~value
     return value if compare is None else compare(value, args[1])
@@ -192,6 +205,16 @@ def known(tensor: torch.Tensor) -> Any:
     value, version = getattr(tensor, "_graphmem_value", (None, -1))
     now = None if tensor.is_inference() else tensor._version  # those are not counted in inference mode
     return value if value is not None and version == now else None
+
+
+def learn(tensor: torch.Tensor, value: Any) -> None:
+    """From now on every element of the tensor is this number."""
+    tensor._graphmem_value = (value, None if tensor.is_inference() else tensor._version)
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """The tensor was written into, where PyTorch does not count it."""
+    vars(tensor).pop("_graphmem_value", None)
 
 
 def of_descent(tensor: torch.Tensor) -> float | None:

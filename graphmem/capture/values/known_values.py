@@ -250,18 +250,35 @@ class KnownValues:
             with unset_fake_temporarily(), torch.no_grad():
                 Geometry.of(tensor).on(data).copy_(value)
 
+    def fill(self, tensor: FakeTensor, number: Any) -> None:
+        """From now on every element of the tensor is this number."""
+        with unset_fake_temporarily():
+            value = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+        self.learn(tensor, value)
+
+    def overwrite(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """From now on the tensor, which may be a real one, has these values; a parameter's stay unknown."""
+        if isinstance(tensor, FakeTensor):
+            self.learn(tensor, value)
+            return
+        with unset_fake_temporarily(), torch.no_grad():
+            tensor.copy_(value)
+        self._stale.pop(tensor.untyped_storage()._cdata, None)
+
     def assume_all(self, mask: Any) -> None:
         """Unknown elements were taken to be nonzero, every one: from now on they are, so that what is asked of them
         next, or computed of their positions, agrees."""
         if self._is_whole(mask):
-            with unset_fake_temporarily():
-                ones = torch.ones(tuple(mask.shape), dtype=mask.dtype)
-            self.learn(mask, ones)
+            self.fill(mask, True)
 
     def _write(self, operator: HostOperator, func: Any, args: Any, kwargs: Any) -> None:
         targets = list(operator.targets(args, kwargs))
         tensors = [tensor for tensor in targets if not isinstance(tensor, FakeTensor) or self._fits(tensor)]
         if not tensors:
+            return
+        if func in RESIZING:
+            for tensor in tensors:
+                self._resized(tensor)
             return
         mirrors = [self._current(tensor) if isinstance(tensor, FakeTensor) else None for tensor in tensors]
         if len(tensors) == 1 and operator.overwrites and self._is_whole(tensors[0]):
@@ -269,7 +286,7 @@ class KnownValues:
                 return
         elif all(mirror is None or mirror.is_weight for mirror in mirrors) and not has_real(tensors):
             return
-        if func in RESIZING or not self._known_sources(operator, args, kwargs, tensors):
+        if not self._known_sources(operator, args, kwargs, tensors):
             self._forget_all(tensors)
             return
         for tensor in tensors:
@@ -282,6 +299,24 @@ class KnownValues:
             for tensor in tensors:
                 if isinstance(tensor, FakeTensor) and tensor.is_floating_point():
                     self._mark_drawn(tensor)
+
+    def _resized(self, tensor: Any) -> None:
+        """The tensor's storage may have grown: its elements are there, at the beginning."""
+        if not isinstance(tensor, FakeTensor):
+            self.forget(tensor)
+            return
+        storage = tensor.untyped_storage()
+        mirror, size = self._mirrors.get(storage._cdata), storage.nbytes()
+        if mirror is None or mirror.is_weight or mirror.nbytes == size:
+            return
+        known = mirror.bytes
+        self.forget(tensor)
+        if known is None or not known.nbytes() <= size <= self.budget.one:
+            return
+        data = self._written(tensor)
+        if data is not None:
+            with unset_fake_temporarily():
+                torch.UntypedStorage.copy_(data[: known.nbytes()], known)
 
     def _known_sources(self, operator: HostOperator, args: Any, kwargs: Any, targets: Sequence[Any]) -> bool:
         """Whether all that an operator reads is known: of what it writes, what it does not overwrite."""

@@ -1,0 +1,54 @@
+"""Python objects that processes exchange (``all_gather_object``, ``broadcast_object_list`` and their relatives).
+
+PyTorch's own code runs: it pickles an object into a tensor of bytes, which goes through the same collectives as any
+tensor. Two of its helpers are replaced: the legacy constructor by which it wraps the pickle would ask for the storage's
+C++ device, and a pickle that is too large for its values to be followed must be found again.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.ports import RankBook
+
+_UNHEARD = "an object that another process sends is None: what it sends is not known"
+
+
+def patch_objects(patches: Patches, book: RankBook) -> None:
+    """Objects become tensors of bytes on the pretended device, and objects again where the bytes are known."""
+    module = dist.distributed_c10d
+    pickler, unpickler, values = module._pickler, module._unpickler, book.values
+    large: dict[int, bytes] = {}  # the last pickle of that many bytes, where it is too large to be followed
+
+    def object_to_tensor(obj: Any, device: Any, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        buffer = io.BytesIO()
+        pickler(buffer).dump(obj)
+        data = bytearray(buffer.getvalue())
+        with unset_fake_temporarily():
+            on_host = torch.frombuffer(data, dtype=torch.uint8).clone()  # a buffer could not be resized
+        on_device = on_host.to(device)
+        if values.of(on_device) is None:
+            large[len(data)] = bytes(data)
+        return on_device, torch.tensor([len(data)], dtype=torch.int64).to(device)
+
+    def tensor_to_object(tensor: torch.Tensor, tensor_size: Any, _: Any) -> Any:
+        on_host, size = tensor.cpu(), int(tensor_size)
+        known = values.of(on_host)
+        if known is None:
+            data = large.get(size)
+        else:
+            with unset_fake_temporarily():
+                data = known.numpy().tobytes()[:size]
+        if data is None:
+            book.note_once(_UNHEARD)
+            return None
+        return unpickler(io.BytesIO(data)).load()
+
+    patches.set(module, "_object_to_tensor", object_to_tensor)
+    patches.set(module, "_tensor_to_object", tensor_to_object)

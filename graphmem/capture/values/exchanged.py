@@ -1,0 +1,119 @@
+"""What is known of tensors after a collective, of which one process alone is analysed.
+
+The others are taken to hold what this one holds: they run the same program. So a flag that is 0 here is 0 everywhere,
+its sum over eight processes is eight times this one's, and what is gathered is this one's part so many times. What
+another process sends (a broadcast that this one is not the source of, a message) is not known, whatever the tensor
+that receives it held before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from graphmem.capture.values import device_values
+from graphmem.capture.values.known_values import INTEGER_LIMIT, KnownValues
+from graphmem.capture.values.tensors import tensors_in
+
+#: What the output says where known values came out of a collective.
+ALIKE = "values that processes exchange: the others were taken to hold what this one does"
+#: What a reduction over ``ranks`` processes that hold the same makes of a number or a tensor. Of the others (exclusive
+#: or, sums of scaled values, any before PyTorch tells which one it is) it is known that zeros stay zeros.
+_REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
+    "SUM": lambda value, ranks: value * ranks,
+    "PRODUCT": lambda value, ranks: value**ranks,
+    **dict.fromkeys(("AVG", "MIN", "MAX", "BAND", "BOR"), lambda value, ranks: value),
+}
+
+
+class Group(NamedTuple):
+    """Where this process stands in the group of a collective, counted within it; ``reduction`` names how values are
+    combined: "" where they are not, "?" where nobody tells."""
+
+    rank: int
+    ranks: int
+    reduction: str = ""
+
+
+class _Written(NamedTuple):
+    """A tensor that a collective writes, and the one that it gets its values of: None where that is nobody's here.
+    ``part``: which of as many equal parts, flat; ``times``: how often it is repeated."""
+
+    target: Any
+    source: Any
+    part: int | None = None
+    times: int = 1
+
+
+def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group) -> bool:
+    """Note what is known after ``func``, an operator of ``c10d``; whether it came of others that were taken to hold
+    what this process does."""
+    written = list(_written(func.__name__.partition(".")[0].strip("_"), args, group))
+    read = [_read(values, one, group) for one in written]
+    for one in written:
+        device_values.forget(one.target)
+        values.forget(one.target)
+    for one, (value, number) in zip(written, read, strict=True):
+        if value is not None:
+            values.overwrite(one.target, value)
+        elif number is not None:
+            device_values.learn(one.target, number)
+    return group.ranks > 1 and any(value is not None or number is not None for value, number in read)
+
+
+def _read(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tensor | None, Any]:
+    """The values of a tensor that is written, or the number that each element is; None for what is not known."""
+    if one.source is None or max(one.target.numel(), one.source.numel()) > INTEGER_LIMIT:
+        return None, None
+    combine = _REDUCTIONS.get(group.reduction)
+    needs_zeros = combine is None and bool(group.reduction)
+    value = values.of(one.source)
+    if value is None:
+        number = device_values.known(one.source) if isinstance(one.source, FakeTensor) else None
+        if number is None or (needs_zeros and number):
+            return None, None
+        return None, number if combine is None else combine(number, group.ranks)
+    with unset_fake_temporarily(), torch.no_grad():
+        if needs_zeros and value.any():
+            return None, None
+        flat = value.detach().clone().reshape(-1)
+        if one.part is not None:
+            flat = flat.chunk(group.ranks)[one.part] if flat.numel() % group.ranks == 0 else flat[:0]
+        if one.times > 1:
+            flat = flat.repeat(one.times)
+        if combine is not None:
+            flat = combine(flat, group.ranks).to(value.dtype)
+        fits = flat.numel() == one.target.numel() and flat.dtype is one.target.dtype
+        return (flat.reshape(tuple(one.target.shape)), None) if fits else (None, None)
+
+
+def _written(name: str, args: Sequence[Any], group: Group) -> Iterator[_Written]:
+    """What a collective writes. Lists of its arguments have one entry a device of this process, which has one."""
+    outputs, inputs = list(tensors_in(args[0])), list(tensors_in(args[1])) if len(args) > 1 else []
+    if name in ("allreduce", "allreduce_coalesced", "reduce"):
+        yield from (_Written(tensor, tensor) for tensor in outputs)
+    elif name == "broadcast":
+        is_mine = _root(args) == group.rank
+        yield from (_Written(tensor, None) for tensor in outputs if not is_mine)
+    elif name in ("allgather", "gather", "allgather_coalesced"):
+        each = max(1, len(outputs) // max(1, len(inputs)))
+        yield from (_Written(tensor, inputs[index // each]) for index, tensor in enumerate(outputs))
+    elif name in ("allgather_base", "allgather_into_tensor_coalesced"):
+        yield from (_Written(*pair, times=group.ranks) for pair in zip(outputs, inputs, strict=True))
+    elif name in ("reduce_scatter_base", "reduce_scatter_tensor_coalesced"):
+        yield from (_Written(*pair, part=group.rank) for pair in zip(outputs, inputs, strict=True))
+    elif name == "alltoall_base":
+        is_even = not any(args[3]) and not any(args[4])
+        yield _Written(outputs[0], inputs[0] if is_even else None, part=group.rank, times=group.ranks)
+    elif name in ("reduce_scatter", "scatter", "alltoall"):
+        is_here = len(inputs) == group.ranks and (name != "scatter" or _root(args) == group.rank)
+        yield from (_Written(tensor, inputs[group.rank] if is_here else None) for tensor in outputs)
+    elif name in ("recv", "recv_any_source"):
+        yield from (_Written(tensor, None) for tensor in outputs)
+
+
+def _root(args: Sequence[Any]) -> int:
+    return next(value for value in args if type(value) is int)
