@@ -28,7 +28,8 @@ from graphmem.capture.values.known_values import KnownValues
 _META = torch.device("meta")
 #: What fake operators gave under the pretence, as ``FakeTensorMode.cache``: nothing for other modes, nor theirs for it.
 _RESULTS: dict[Any, Any] = {}
-_FAKE_DEVICE_IS_PROPERTY = isinstance(FakeTensor.__dict__.get("fake_device"), property)
+#: The attribute in which a fake tensor keeps its device.
+_FAKE_DEVICE = "_fake_device" if isinstance(FakeTensor.__dict__.get("fake_device"), property) else "fake_device"
 
 
 def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
@@ -96,7 +97,7 @@ def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
 def _attributes() -> dict[str, Any]:
     """What ``FakeTensor.__new__`` sets, but for the mode; one by one the memos take longer than all the rest."""
     new = types.SimpleNamespace(constant=None, real_tensor=None, pytype=None, dispatch_keys=None)
-    setattr(new, "_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device", DEVICE)
+    setattr(new, _FAKE_DEVICE, DEVICE)
     for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
         if memo in FakeTensor.__dict__:
             FakeTensor.__dict__[memo].__set__(new, None)
@@ -132,17 +133,42 @@ def is_of_own_class(parameter: Any) -> bool:
 
 
 def _data(original: Any) -> property:
-    """``Tensor.data``, which another device's tensor may be assigned to: then this one is on that device."""
+    """``Tensor.data``, which another device's tensor may be assigned to: then this one is on that device.
+
+    ``VariableHooks::set_data`` copies the other tensor's metadata, but a tensor that was made for the host goes on
+    asking Python for its device (``TensorImpl::copy_generic_tensor_metadata``, c10/core/TensorImpl.cpp, 2.13). So the
+    two exchange what they are to C++. As there, the gradient stays, and the node that accumulates it does not.
+    """
 
     def get(self: Any) -> Any:
         return original.__get__(self, type(self))
 
     def assign(self: Any, value: Any) -> None:
-        original.__set__(self, value)
-        if isinstance(value, FakeTensor) and value.fake_device != self.fake_device:
-            self.__dict__["_fake_device" if _FAKE_DEVICE_IS_PROPERTY else "fake_device"] = value.fake_device
+        if not isinstance(value, FakeTensor) or value.fake_device == self.fake_device:
+            original.__set__(self, value)
+            return
+        kept, grad = dict(self.__dict__), self.grad
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            other = original.__get__(value, type(value)).requires_grad_(self.requires_grad)
+        torch._C._swap_tensor_impl(self, other)
+        self.__dict__.update(kept)
+        if grad is not None:
+            _set_grad_from_anywhere(self, grad)
+        self.__dict__[_FAKE_DEVICE] = value.fake_device
 
     return property(get, assign)
+
+
+def _set_grad_from_anywhere(tensor: Any, grad: Any) -> None:
+    """``tensor.grad = grad``, be it on another device: C++ finds both on ``meta`` meanwhile."""
+    places = [(each, each.__dict__.get(_FAKE_DEVICE)) for each in (tensor, grad)]
+    for each, _ in places:
+        each.__dict__[_FAKE_DEVICE] = _META
+    try:
+        tensor.grad = grad
+    finally:
+        for each, place in places:
+            each.__dict__[_FAKE_DEVICE] = place
 
 
 def _stand_in(device: Any) -> Any:
