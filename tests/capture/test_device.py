@@ -282,6 +282,44 @@ def test_the_second_card_is_refused() -> None:
     assert "'mps'" in refused(lambda: torch.zeros(2, device="mps"))
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_storage_has_an_address_of_its_own(device: str) -> None:
+    def step() -> None:
+        first, second = torch.empty(1000, device=device), torch.empty(1000, device=device)
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in (first, second)]
+        assert all(address and address % 512 == 0 for address in addresses)
+        assert abs(addresses[0] - addresses[1]) >= 4000
+        assert (first.data_ptr(), first[10:].data_ptr()) == (addresses[0], addresses[0] + 40)
+        assert first[:0].data_ptr() == torch.empty(0, device=device).data_ptr() == 0
+        second.untyped_storage().resize_(0)
+        assert second.untyped_storage().data_ptr() == 0
+        assert first.data_ptr() == addresses[0]
+
+    record(step)
+
+
+@pytest.mark.parametrize(("home", "away"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_data_of_another_device_moves_a_parameter(home: str, away: str) -> None:
+    """As frameworks move models: the gradient stays behind until its own data is assigned."""
+
+    def step() -> None:
+        parameter = nn.Parameter(torch.ones(8, 8, device=home))
+        parameter.sum().backward()
+        gradient = parameter.grad
+        parameter.data = parameter.data.to(away)
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.requires_grad
+        assert parameter.is_leaf
+        assert parameter.device.type == away
+        assert parameter.grad is gradient
+        assert gradient.device.type == home
+        parameter.grad.data = parameter.grad.data.to(away)
+        (parameter @ parameter).sum().backward()  # C++ finds it there, too
+        assert parameter.grad.device.type == away
+
+    record(step)
+
+
 # --- what cannot be done ----------------------------------------------------------------------------------------------
 
 
@@ -293,7 +331,6 @@ def test_the_second_card_is_refused() -> None:
         (lambda: torch.zeros(4, 4, device="cuda").to_sparse_csr(), "sparse tensors"),
         (lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))), "quantized"),
         (lambda: torch.jit.script(nn.Linear(2, 2)).cuda()(torch.zeros(2, 2, device="cuda")), "before torch.jit"),
-        (lambda: torch.zeros(3, device="cuda").data_ptr(), "custom_op"),
         (lambda: torch.utils.dlpack.to_dlpack(torch.zeros(3, device="cuda")), "custom_op"),
         (lambda: torch.cuda.caching_allocator_alloc(8), "own allocator"),
         (lambda: torch.zeros(3, device="cuda") + torch.zeros(3), "move them with .to()"),

@@ -73,15 +73,22 @@ def test_every_loop_is_recorded_and_compared() -> None:
     assert set(SHARDED) == {name for name, case in CASES.items() if case.group == "sharded"}
 
 
-def test_fsdp1_is_refused() -> None:
+@pytest.mark.parametrize("device_id", [0, torch.device("cuda", 0)])
+def test_fsdp1_keeps_a_share_of_the_parameters(device_id: Any) -> None:
+    """Of one flat parameter of all; the whole of it comes and goes."""
+
     def step() -> None:
         dist.init_process_group("nccl", rank=0, world_size=2)
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        FullyShardedDataParallel(model().cuda(), device_id=0)
+        sharded = FullyShardedDataParallel(model().cuda(), device_id=device_id, use_orig_params=True)
+        sharded(torch.ones(4, 512, device="cuda")).sum().backward()
+        assert sum(p.numel() for p in sharded.parameters()) == 512 * 768 // 2
 
-    with pytest.raises(CaptureError, match="fully_shard"):
-        record(step)
+    whole = 512 * 768 * 4
+    born = [storage.bytes for storage in births(record(step))]
+    assert whole in born
+    assert whole // 2 in born
 
 
 def model() -> nn.Module:

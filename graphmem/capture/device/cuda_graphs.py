@@ -20,7 +20,6 @@ import torch
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import PoolBook, PoolId, StreamBook, WorkspaceBook
-from graphmem.capture.values.callers import called_by_bitsandbytes_kernel, called_to_compare_addresses
 from graphmem.errors import CaptureError
 
 #: Seed and offset of a generator, int64 each (``CUDAGeneratorState``, ATen/cuda/CUDAGeneratorImpl.h).
@@ -157,7 +156,6 @@ def patch_cuda_graphs(patches: Patches, streams: StreamBook, pools: PoolBook, wo
     patches.set(torch._C, "_host_emptyCache", lambda *_: None)
     patches.set(torch._C, "_cuda_clearCublasWorkspaces", workspaces.clear_workspaces)
     _patch_capture_stream(patches)
-    _patch_data_ptr(patches)
 
 
 def _patch_capture_stream(patches: Patches) -> None:
@@ -173,17 +171,3 @@ def _patch_capture_stream(patches: Patches) -> None:
         original(self, cuda_graph, pool, stream, *args, **kwargs)
 
     patches.set(torch.cuda.graph, "__init__", init)
-
-
-def _patch_data_ptr(patches: Patches) -> None:
-    """Addresses that are compared, as those of graphs' inputs are; bitsandbytes' kernels hand theirs to a library that
-    does nothing (``operators/bitsandbytes``)."""
-    original = torch.Tensor.data_ptr
-
-    def data_ptr(self: torch.Tensor) -> int:
-        if called_to_compare_addresses() or called_by_bitsandbytes_kernel():
-            return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
-        address: int = original(self)
-        return address
-
-    patches.set(torch.Tensor, "data_ptr", data_ptr)

@@ -20,6 +20,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem.capture.device.addresses import patch_addresses
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE, device_of
 from graphmem.capture.patches import Patches
@@ -59,6 +60,7 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.set(torch.Tensor, "_make_subclass", _make_subclass(torch.Tensor._make_subclass))
     patches.set(FakeTensor, "data", _data(torch.Tensor.data))
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
+    patch_addresses(patches)
     if hasattr(fake_tensor, "init_gpu_context"):
         patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
 

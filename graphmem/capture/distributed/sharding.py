@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
-from graphmem.errors import CaptureError
 
 
 def patch_resize(patches: Patches, storages: StorageBook) -> None:
@@ -31,7 +30,7 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     with Patches.lifted(), _disable_current_modes():  # functional optimizers are scripted when they are imported
         importlib.import_module("torch.distributed.optim")
         tensors = importlib.import_module("torch.distributed.tensor")
-        fsdp = importlib.import_module("torch.distributed.fsdp")
+        importlib.import_module("torch.distributed.fsdp")
         with contextlib.suppress(ImportError):  # before 2.6 it was elsewhere
             groups = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
             patches.set(groups.FSDPParamGroup, "_validate_no_meta_params", lambda self: None)
@@ -48,10 +47,3 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     patches.set(tensors.DTensor, "device", property(lambda self: self._local_tensor.device))
     patches.set(tensors.DTensor, "is_cuda", property(lambda self: self._local_tensor.is_cuda))
     patches.set(tensors.DTensor, "is_meta", property(lambda self: False))
-    patches.set(fsdp.FullyShardedDataParallel, "__init__", _refuse_fsdp1)
-
-
-def _refuse_fsdp1(*_: Any, **__: Any) -> None:
-    raise CaptureError(
-        "FullyShardedDataParallel (FSDP1) cannot be analysed; fully_shard (FSDP2) of torch.distributed.fsdp can"
-    )

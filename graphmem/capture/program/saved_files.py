@@ -29,7 +29,6 @@ from graphmem.capture.patches import Patches
 from graphmem.capture.program.absent_weights import absent_weights
 from graphmem.capture.program.safetensors_files import SafeFile, saved_on_disk
 from graphmem.capture.program.saved_tensors import Saved, Unpickler, placing
-from graphmem.capture.values.callers import called_to_compare_addresses
 
 _TOKEN = b"graphmem saved object "
 _TOKEN_BYTES = len(_TOKEN) + 32
@@ -182,7 +181,6 @@ def files_of_tensors(
 def _patch(patches: Patches, saved: SavedFiles, *, whole_program: bool) -> None:
     patches.set(torch, "save", saved.save)
     patches.set(torch, "load", saved.loading(torch.load))
-    patches.set(torch.UntypedStorage, "data_ptr", _data_ptr(torch.UntypedStorage.data_ptr))
     if find_spec("safetensors") is not None:
         original = import_module("safetensors").safe_open
         opening = saved.opening(original)
@@ -198,13 +196,6 @@ def _patch(patches: Patches, saved: SavedFiles, *, whole_program: bool) -> None:
             if hasattr(module, name):
                 patches.set(module, name, lambda tensors, *_: tensors)
         patches.set(module, "_filter_shared_not_shared", lambda tensors, _: tensors)  # it compares addresses
-
-
-def _data_ptr(original: Callable[..., int]) -> Callable[..., int]:
-    def data_ptr(self: torch.UntypedStorage) -> int:
-        return int(self._cdata) if called_to_compare_addresses() else original(self)
-
-    return data_ptr
 
 
 def _that_know(name: str, value: Any) -> Iterator[Any]:

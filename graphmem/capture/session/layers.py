@@ -226,6 +226,7 @@ LAYERS: tuple[Layer, ...] = (
         (
             "torch.Tensor.*",
             "torch.nn.parameter.Parameter.__deepcopy__",
+            "torch.storage.UntypedStorage.data_ptr",
             "torch._subclasses.fake_tensor.*",
             "torch.utils.swap_tensors",
         ),
@@ -404,7 +405,7 @@ LAYERS: tuple[Layer, ...] = (
         "CUDA graphs",
         "device/cuda_graphs",
         "a capture's memory stays in a pool of its own; what was captured cannot be seen",
-        ("torch.cuda.*", "torch._C._cuda_*", "torch._C._host_emptyCache", "torch.Tensor.data_ptr"),
+        ("torch.cuda.*", "torch._C._cuda_*", "torch._C._host_emptyCache"),
         _patching(
             lambda patches, context: patch_cuda_graphs(
                 patches, context.recorder.streams, context.recorder.storages.pools, context.recorder
@@ -463,7 +464,6 @@ LAYERS: tuple[Layer, ...] = (
         (
             "torch.save",
             "torch.load",
-            "torch.storage.UntypedStorage.data_ptr",
             "*.safe_open",
             "safetensors.*",
             "transformers.modeling_utils.*",

@@ -172,29 +172,6 @@ def called_for_reducer() -> bool:
     return caller is not None and (caller.f_code.co_filename.endswith(_REDUCER) or caller.f_code is _ENGINE)
 
 
-#: Libraries that ask for addresses to find tensors that share memory, and never hand one to native code, and the
-#: modules of theirs that do.
-_COMPARE_ADDRESSES = ("transformers", "accelerate", "peft", "trl", "torch_geometric", "safetensors", "huggingface_hub")
-_HAND_ADDRESSES_ON = ("transformers.exporters.", "transformers.integrations.")
-
-
-def called_to_compare_addresses() -> bool:
-    """Whether the address of a tensor or storage is asked for to compare it, not to read there:
-    ``torch.cuda.make_graphed_callables`` finds its inputs so, transformers' ``Trainer`` counts embeddings, accelerate
-    and safetensors find weights that are tied."""
-    caller = _caller()
-    if caller is None or caller.f_code.co_filename == torch.cuda.graphs.__file__:
-        return caller is not None
-    module = str(caller.f_globals.get("__name__"))
-    return module.partition(".")[0] in _COMPARE_ADDRESSES and not module.startswith(_HAND_ADDRESSES_ON)
-
-
-def called_by_bitsandbytes_kernel() -> bool:
-    """Whether a CUDA kernel of bitsandbytes, whose Python runs, asks for an address; nothing reads there."""
-    caller = _caller()
-    return caller is not None and str(caller.f_globals.get("__name__")).startswith("bitsandbytes.backends.")
-
-
 # --- questions of libraries -------------------------------------------------------------------------------------------
 
 
