@@ -44,7 +44,8 @@ def patch_addresses(patches: Patches) -> None:
             return address
         if not self.numel():
             return 0
-        return of_storage(self.untyped_storage()) + self.storage_offset() * self.element_size()
+        offset: int = self.storage_offset() * self.element_size()
+        return of_storage(self.untyped_storage()) + offset
 
     patches.set(torch.UntypedStorage, "data_ptr", of_storage)
     patches.set(torch.Tensor, "data_ptr", of_tensor)
