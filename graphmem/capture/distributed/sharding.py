@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
+
+_MAKE_SUBCLASS = torch.Tensor._make_subclass
 
 
 def patch_resize(patches: Patches, storages: StorageBook) -> None:
@@ -44,6 +49,25 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     if propagate is not None:
         patches.set(propagator, "_propagate_tensor_meta_non_cached", without_record)
     book.wrappers.add(tensors.DTensor)
+    patches.set(tensors.DTensor, "__new__", staticmethod(_dtensor(tensors.DTensor.__new__)))
     patches.set(tensors.DTensor, "device", property(lambda self: self._local_tensor.device))
     patches.set(tensors.DTensor, "is_cuda", property(lambda self: self._local_tensor.is_cuda))
     patches.set(tensors.DTensor, "is_meta", property(lambda self: False))
+
+
+def _dtensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``DTensor(local, spec, requires_grad=...)`` with the dispatch keys of its device, as ``Tensor._dtensor__new__``
+    gives them (torch/csrc/autograd/python_variable.cpp, 2.13): of ``meta``, which C++ finds there, they would have
+    norms and attention decomposed, and no autocast."""
+
+    def new(cls: Any, local_tensor: Any, spec: Any, *, requires_grad: bool) -> Any:
+        if not isinstance(local_tensor, FakeTensor) or not local_tensor.is_cuda:
+            return original(cls, local_tensor, spec, requires_grad=requires_grad)
+        like = spec.tensor_meta
+        with _disable_current_modes():
+            shown = torch.empty_strided(like.shape, like.stride, dtype=local_tensor.dtype, device="meta")
+            made = _MAKE_SUBCLASS(cls, shown, requires_grad, device_for_backend_keys=DEVICE)
+        made._spec, made._local_tensor = spec, local_tensor
+        return made
+
+    return new

@@ -32,6 +32,15 @@ def _collectives() -> set[Any]:
 COLLECTIVES = _collectives() if dist.is_available() else set()
 
 
+def _waited_for(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Waiting makes no tensor (``wait_tensor``, torch/csrc/distributed/c10d/Functional.cpp); its meta kernel does."""
+    return tensor
+
+
+#: What runs in place of the fake kernels of functional collectives.
+BODIES = {torch.ops._c10d_functional.wait_tensor.default: _waited_for} if dist.is_available() else {}
+
+
 def collective(func: Any, args: Sequence[Any]) -> Any:
     """Answer a collective: its outputs are the tensors that were given, and its work is done.
 
