@@ -16,11 +16,10 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from graphmem.accuracy.align import align  # noqa: E402
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
-from graphmem.trace import Category  # noqa: E402
+from graphmem.trace import Category, EventKind  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402
 from tests.recorded.parallel import CASES, load, predict  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION, births, of, record, sizes  # noqa: E402
@@ -46,31 +45,22 @@ def test_a_recorded_loop_is_predicted_with_its_buckets(name: str) -> None:
         assert ours.late_bytes == recorded.late_bytes
 
 
-#: Share of events in order. The kernels that pack and unpack shards take tables of pointers of less than 1 KiB for a
-#: moment, which are not modelled; tensor parallelism has one activation too many for a moment, away from the peak.
-SHARDED = {
-    "fsdp2": 0.982, "fsdp2_kept_unsharded": 0.985, "fsdp2_mixed_precision": 0.983, "fsdp2_accumulation": 0.980,
-    "zero_1": 1.0, "tensor_parallel": 0.988,
-}  # fmt: skip
+SHARDED = [name for name, case in CASES.items() if case.group == "sharded"]
+QUICK_SHARDED = {"fsdp2", "zero_1"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("fsdp2", "zero_1") else pytest.mark.slow) for name in SHARDED]
+    "name", [pytest.param(name, marks=() if name in QUICK_SHARDED else pytest.mark.slow) for name in SHARDED]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_recorded_loop_with_shards_is_predicted_in_its_peak(name: str) -> None:
+def test_a_recorded_loop_with_shards_is_predicted(name: str) -> None:
     ours, recorded = predict(CASES[name]), RECORDED[name]
+    assert ours.events == recorded.events, f"python -m tests.recorded parallel differ {name}"
     assert ours.reserved_bytes == recorded.reserved_bytes
-    numbers = {pair: number for number, pair in enumerate(dict.fromkeys(ours.events + recorded.events))}
-    match = align([numbers[pair] for pair in ours.events], [numbers[pair] for pair in recorded.events])
-    assert match.share >= SHARDED[name], f"python -m tests.recorded parallel differ {name}"
-    missing = [recorded.events[index] for _, _, start, end in match.differences() for index in range(start, end)]
-    assert all(abs(change) < 1024 for change, _ in missing)
 
 
 def test_every_loop_is_recorded_and_compared() -> None:
     assert sorted(RECORDED) == sorted(CASES)
-    assert set(SHARDED) == {name for name, case in CASES.items() if case.group == "sharded"}
 
 
 @pytest.mark.parametrize("device_id", [0, torch.device("cuda", 0)])
@@ -89,6 +79,33 @@ def test_fsdp1_keeps_a_share_of_the_parameters(device_id: Any) -> None:
     born = [storage.bytes for storage in births(record(step))]
     assert whole in born
     assert whole // 2 in born
+
+
+def test_a_dtensor_is_a_tensor_of_the_card_to_the_dispatcher() -> None:
+    """Norms stay whole, autocast casts, and what waits for a collective is the tensor that was waited for."""
+
+    def step() -> None:
+        dist.init_process_group("nccl", rank=0, world_size=8)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        mesh = init_device_mesh("cuda", (8,))
+        x = DTensor.from_local(torch.randn(2, 64, 256, device="cuda"), mesh, [Shard(1)])
+        for tensor in (x, nn.Parameter(x), x * 2):
+            keys = torch._C._dispatch_keys(tensor)
+            assert all(keys.has(getattr(torch._C.DispatchKey, name)) for name in ("CUDA", "AutocastCUDA"))
+            assert tensor.device == torch.device("cuda", 0)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert (x @ x.transpose(1, 2)).dtype is torch.bfloat16
+        nn.functional.rms_norm(x, (256,))
+        x.redistribute(mesh, [Replicate()])
+
+    trace = record(step, world_size=8)
+    named = [operator.name for operator in trace.operators]
+    assert "aten._fused_rms_norm.default" in named
+    waits = [index for index, name in enumerate(named) if name.startswith("_c10d_functional.wait_tensor")]
+    assert waits
+    assert not any(event.kind is EventKind.ALLOC and event.operator in waits for event in trace.events())
 
 
 def model() -> nn.Module:

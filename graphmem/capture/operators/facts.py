@@ -123,7 +123,12 @@ def facts_of(func: Any) -> OperatorFacts:
     """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
     name = str(func)
     rule = rule_of(name)
-    body = made_of_operators.BODIES.get(func) or collectives.BODIES.get(func) or torchvision.BODIES.get(name) or bitsandbytes.body_of(func)
+    body = (
+        made_of_operators.BODIES.get(func)
+        or collectives.BODIES.get(func)
+        or torchvision.BODIES.get(name)
+        or bitsandbytes.body_of(func)
+    )
     modelled = rule is not None or body is not None or any(func in table for table in _MODELLED)
     return OperatorFacts(
         func=func,

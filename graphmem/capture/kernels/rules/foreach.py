@@ -79,7 +79,7 @@ def is_infinite(call: Call) -> Script | None:
 
 
 #: Bytes that one thread block copies (ATen/native/cuda/TensorShape.cu).
-_BLOCK_BYTES = 2048
+BLOCK_BYTES = 2048
 
 
 @rule("aten._chunk_cat.default", "aten._chunk_cat.out")
@@ -94,14 +94,23 @@ def chunk_cat_rule(call: Call) -> Script | None:
     dim = call.dim % tensors[0].dim()
     if not all(tensor.is_contiguous() for tensor in tensors):
         return _padded_and_concatenated(tensors, dim, chunks)
-    element = call.outputs[0].element_size()
+    size = chunk_lists_bytes(tensors, dim, chunks, call.outputs[0].element_size())
+    script = Script().output(0)
+    script.give(script.take(size, CHUNK_LISTS))
+    return script
+
+
+#: What the kernel is told.
+CHUNK_LISTS = "lists of tensors, blocks and sizes"
+
+
+def chunk_lists_bytes(tensors: Sequence[torch.Tensor], dim: int, chunks: int, element: int) -> int:
+    """Bytes of the lists that ``chunk_cat`` takes for a moment; ``element``: bytes of an element of its output."""
     blocks = 0
     for tensor in tensors:
         trailing = math.prod(tensor.shape[dim + 1 :])
-        blocks += -(-(-(-tensor.shape[dim] // chunks) * trailing * element) // _BLOCK_BYTES)
-    script = Script().output(0)
-    script.give(script.take((6 * len(tensors) + 2 + blocks) * 8, "lists of tensors, blocks and sizes"))
-    return script
+        blocks += -(-(-(-tensor.shape[dim] // chunks) * trailing * element) // BLOCK_BYTES)
+    return (6 * len(tensors) + 2 + blocks) * 8
 
 
 def _padded_and_concatenated(tensors: Sequence[torch.Tensor], dim: int, chunks: int) -> Script:

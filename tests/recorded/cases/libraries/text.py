@@ -105,7 +105,8 @@ def _llama_weights(settings: dict[str, Any]) -> dict[str, list[int]]:
         "self_attn.o_proj": [width, width],
         "mlp.gate_proj": [inner, width], "mlp.up_proj": [inner, width], "mlp.down_proj": [width, inner],
     }  # fmt: skip
-    weights = {"lm_head": [VOCABULARY, width], "model.embed_tokens": [VOCABULARY, width], "model.norm": [width]}
+    words = [settings["vocab_size"], width]
+    weights = {"lm_head": words, "model.embed_tokens": words, "model.norm": [width]}
     for layer in range(settings["num_hidden_layers"]):
         weights |= {f"model.layers.{layer}.{name}": shape for name, shape in block.items()}
     return {f"{name}.weight": shape for name, shape in weights.items()}
