@@ -45,8 +45,20 @@ SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
     metavar="N",
     help=f"Published runs to predict of each source, or 'all'; a few seconds each. Default {SAMPLE}.",
 )
+@click.option(
+    "--cudnn",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
+    help="Predict published runs with convolutions once more with this cuDNN asked for their workspaces.",
+)
 def accuracy_command(
-    records: tuple[Path, ...], output: str, jobs: int | None, sections: str, published: Path | None, published_runs: str
+    records: tuple[Path, ...],
+    output: str,
+    jobs: int | None,
+    sections: str,
+    published: Path | None,
+    published_runs: str,
+    cudnn: Path | None,
 ) -> None:
     """Predict every case of RECORDS now and write accuracy.md and accuracy.html.
 
@@ -66,7 +78,7 @@ def accuracy_command(
     workers = jobs or os.cpu_count() or 1
     with progress_bar("predicting", len(found)) as advance:
         comparisons = compare(found, workers, lambda done: advance(""))
-    runs = _published(published, share, workers) if "published" in wanted else None
+    runs = _published(published, share, workers, cudnn) if "published" in wanted else None
     contents = Contents(comparisons, runs, published_figures(), _about(), kinds)
     for target, render in zip(targets, (render_markdown, render_html), strict=True):
         emit(render(contents), str(target))
@@ -107,7 +119,9 @@ def _share(text: str) -> int | None:
     return int(text)
 
 
-def _published(folder: Path | None, share: int | None, jobs: int) -> PublishedSection:
+def _published(folder: Path | None, share: int | None, jobs: int, cudnn: Path | None) -> PublishedSection:
+    from functools import partial
+
     from graphmem.accuracy.published.case import PublishedCase, Skipped, predict_published
     from graphmem.accuracy.published.rows import published_rows
     from graphmem.accuracy.published.section import published_section, sample
@@ -118,7 +132,7 @@ def _published(folder: Path | None, share: int | None, jobs: int) -> PublishedSe
     chosen = cases if share is None else sample(cases, share)
     predicted = []
     with progress_bar("predicting published runs", len(chosen)) as advance:
-        for comparison in side_by_side(predict_published, chosen, jobs):
+        for comparison in side_by_side(partial(predict_published, cudnn=str(cudnn) if cudnn else None), chosen, jobs):
             predicted.append(comparison)
             advance(comparison.case.name)
     skipped = [row for row in rows if isinstance(row, Skipped)]

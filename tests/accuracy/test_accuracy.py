@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from graphmem.accuracy.case import Case, case_of
 from graphmem.accuracy.compare import Comparison, Predicted
-from graphmem.accuracy.published.case import ModelSpec, PublishedCase, PublishedComparison, Skipped
+from graphmem.accuracy.published.case import (
+    ModelSpec,
+    OwnLoop,
+    PublishedCase,
+    PublishedComparison,
+    Skipped,
+)
 from graphmem.accuracy.published.rows import published_rows
 from graphmem.accuracy.published.section import published_reason, published_section, sample
 from graphmem.accuracy.record import (
@@ -142,13 +149,19 @@ def test_percentiles_are_values_of_the_list() -> None:
 # --- published figures ------------------------------------------------------------------------------------------------
 
 PUBLISHED_CASE = PublishedCase(
-    "xMem", ModelSpec("torchvision", "vgg16"), Training(optimizer="sgd"), 8, 4, "RTX-3060-12GB", "2.6", "device",
-    100 * MIB, (("DNNMem", 50 * MIB), ("xMem", 101 * MIB)),
+    "xMem", OwnLoop(ModelSpec("torchvision", "vgg16"), Training(optimizer="sgd"), 8, 4), "RTX-3060-12GB", "2.6",
+    "device", 100 * MIB, (("DNNMem", 50 * MIB), ("xMem", 101 * MIB)),
 )  # fmt: skip
+
+
+def _with_batch(batch: int, **changes: Any) -> PublishedCase:
+    return replace(PUBLISHED_CASE, run=replace(PUBLISHED_CASE.run, batch=batch), **changes)
+
+
 PUBLISHED = [
     PublishedComparison(PUBLISHED_CASE, 98 * MIB, context_bytes=MIB, estimated_buffer_bytes=2 * MIB),
-    PublishedComparison(replace(PUBLISHED_CASE, batch=16, estimates=()), 120 * MIB, context_is_measured=True),
-    PublishedComparison(replace(PUBLISHED_CASE, batch=32), error="torchvision is not installed"),
+    PublishedComparison(_with_batch(16, estimates=()), 120 * MIB, context_is_measured=True),
+    PublishedComparison(_with_batch(32), error="torchvision is not installed"),
 ]
 
 
@@ -158,7 +171,7 @@ def test_estimators_are_compared_on_the_same_runs() -> None:
     assert [(item.name, item.summary.count, item.failures) for item in source.estimators] == [
         ("graphmem", 2, 1), ("DNNMem", 1, 1), ("xMem", 1, 0),
     ]  # fmt: skip
-    assert [item.case.batch for item in source.comparisons] == [16, 8]  # the largest error first
+    assert [item.case.run.batch for item in source.comparisons] == [16, 8]  # the largest error first
     assert found.skipped == (
         ("xMem", "no prediction: torchvision is not installed", 1), ("xMem", "out of memory", 1),
     )  # fmt: skip
@@ -167,19 +180,19 @@ def test_estimators_are_compared_on_the_same_runs() -> None:
 
 
 def test_a_sample_is_spread_over_every_source() -> None:
-    cases = [replace(PUBLISHED_CASE, batch=batch) for batch in range(10)]
+    cases = [_with_batch(batch) for batch in range(10)]
     cases += [replace(PUBLISHED_CASE, source="other")]
     chosen = sample(cases, 3)
-    assert [(case.source, case.batch) for case in chosen] == [("xMem", 0), ("xMem", 3), ("xMem", 6), ("other", 8)]
+    assert [(case.source, case.run.batch) for case in chosen] == [("xMem", 0), ("xMem", 3), ("xMem", 6), ("other", 8)]
 
 
 def test_the_cited_table_is_read_as_cases() -> None:
     cases = published_rows(None)
     assert len(cases) > 20
-    first = cases[0]
-    assert isinstance(first, PublishedCase)
+    first = next(case for case in cases if isinstance(case, PublishedCase) and case.source == "xMem")
+    assert isinstance(first.run, OwnLoop)
     assert first.name == "convnext_tiny, batch 200, adam, RTX-3060-12GB"
-    assert (first.model.side, first.measured_bytes, dict(first.estimates)["xMem"]) == (86, 3308 * MIB, 3510 * MIB)
+    assert (first.run.model.side, first.measured_bytes, dict(first.estimates)["xMem"]) == (86, 3308 * MIB, 3510 * MIB)
 
 
 def test_tables_in_a_folder_are_read_and_what_they_leave_open_is_counted(tmp_path: Path) -> None:
@@ -193,7 +206,7 @@ def test_tables_in_a_folder_are_read_and_what_they_leave_open_is_counted(tmp_pat
     assert isinstance(oom, Skipped)
     assert unknown == Skipped("xMem", "no configuration of nobody/knows at hand")
     assert isinstance(case, PublishedCase)
-    assert (case.model.classes, case.estimates, case.measured_bytes) == (10, (), 2 * MIB)
+    assert (case.run.model.classes, case.estimates, case.measured_bytes) == (10, (), 2 * MIB)
     with pytest.raises(SourceError, match="holds none of xmem"):
         published_rows(tmp_path / "nothing")
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
 
 from graphmem import simulate
-from graphmem.accuracy.published.models import factory_of
-from graphmem.devices import device_named
-from graphmem.errors import GraphmemError
+from graphmem.accuracy.published.models import factory_of, let_torchvision_load
+from graphmem.cudnn.library import NEVER
+from graphmem.devices import Device, device_named
+from graphmem.errors import GraphmemError, SourceError
 from graphmem.estimate import Estimate
 from graphmem.question import Question
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
 from graphmem.training import Inference, Training
+from graphmem.training.program import Program
 from graphmem.versions import version_named
 
 
@@ -30,17 +35,49 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class PublishedCase:
-    """``level`` says what was measured: ``allocated``, ``reserved`` or ``device`` (all of a process, or of a card, of
-    which others then hold ``others_bytes``). ``estimates`` are other estimators' bytes for this very run;
-    ``context_bytes`` is the context that was published with it, and ``cuda_version`` that of the run, None where that
-    is one of today."""
+class OwnLoop:
+    """A run rebuilt as graphmem's own loop around a library's model."""
 
-    source: str
     model: ModelSpec
     step: Training | Inference
     batch: int
     iterations: int
+
+    @property
+    def words(self) -> str:
+        """The run in words."""
+        options = []
+        if isinstance(self.step, Training):
+            options += ["fp16 autocast"] if self.step.amp == "fp16" else []
+            options += [f"{self.step.grad_accum} micro-batches"] if self.step.grad_accum > 1 else []
+            options += ["checkpointing"] if self.step.checkpoint_activations else []
+        step = self.step.optimizer if isinstance(self.step, Training) else "inference"
+        return ", ".join([self.model.name, f"batch {self.batch}", step, *options])
+
+
+@dataclass(frozen=True)
+class Script:
+    """A run rebuilt as a program of its own: a file of ``programs`` beside this module, and its arguments."""
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    iterations: int = 3
+
+    @property
+    def words(self) -> str:
+        """The run in words."""
+        return " ".join([self.program.removesuffix(".py"), *self.arguments])
+
+
+@dataclass(frozen=True)
+class PublishedCase:
+    """``level`` says what was measured: ``allocated``, ``reserved`` or ``device`` (all of a process, or of a card, of
+    which others then hold ``others_bytes``). ``estimates`` are other estimators' bytes for this very run;
+    ``context_bytes`` is the context that was published with it, and ``cuda_version`` that of the run, None where that
+    is one of today. ``why`` is what is known of the difference."""
+
+    source: str
+    run: OwnLoop | Script
     gpu: str
     torch_version: str
     level: str
@@ -49,17 +86,17 @@ class PublishedCase:
     context_bytes: int | None = None
     others_bytes: int = 0
     cuda_version: tuple[int, int] | None = None
+    why: str = ""
 
     @property
     def name(self) -> str:
         """The case in words."""
-        step = self.step.optimizer if isinstance(self.step, Training) else "inference"
-        options = []
-        if isinstance(self.step, Training):
-            options += ["fp16 autocast"] if self.step.amp == "fp16" else []
-            options += [f"{self.step.grad_accum} micro-batches"] if self.step.grad_accum > 1 else []
-            options += ["checkpointing"] if self.step.checkpoint_activations else []
-        return ", ".join([self.model.name, f"batch {self.batch}", step, *options, self.gpu])
+        return f"{self.run.words}, {self.gpu}"
+
+    @property
+    def level_name(self) -> str:
+        """The level in words: who is asked about a card tells a process or the whole of it."""
+        return self.level if self.level != "device" else "whole card" if self.others_bytes else "process"
 
 
 @dataclass(frozen=True)
@@ -75,7 +112,8 @@ class PublishedComparison:
     """A case and graphmem's bytes for it at the same level; ``peak_bytes`` None: ``error`` says why there are none.
 
     ``is_limited``: the card's end limits what the allocator caches. Not ``fits``: it is predicted to run out of memory,
-    and the bytes are those it would want.
+    and the bytes are those it would want. ``asked_bytes``: the same with a real cuDNN asked for its workspaces, where
+    there are any and one was given.
     """
 
     case: PublishedCase
@@ -87,33 +125,39 @@ class PublishedComparison:
     is_limited: bool = False
     fits: bool = True
     error: str = ""
+    asked_bytes: int | None = None
 
     def signed_error(self) -> float:
         """Of graphmem, relative to the measured bytes."""
         assert self.peak_bytes is not None
         return (self.peak_bytes - self.case.measured_bytes) / self.case.measured_bytes
 
+    def asked_error(self) -> float | None:
+        """The same with cuDNN asked; None where it was not."""
+        if self.asked_bytes is None:
+            return None
+        return (self.asked_bytes - self.case.measured_bytes) / self.case.measured_bytes
 
-def predict_published(case: PublishedCase) -> PublishedComparison:
-    """Predict one case. An error of the analysis is part of the answer."""
+
+def predict_published(case: PublishedCase, cudnn: str | None = None) -> PublishedComparison:
+    """Predict one case, and where convolutions need workspaces once more with the library ``cudnn`` asked for them. An
+    error of the analysis is part of the answer."""
     try:
-        device = replace(device_named(case.gpu), others_bytes=case.others_bytes, cuda_version=case.cuda_version)
-        if case.context_bytes is not None:
-            device = replace(device, context_bytes=case.context_bytes, context_measured=True)
-        question = Question(
-            factory_of(case.model, case.batch, training=isinstance(case.step, Training)),
-            training=case.step,
-            iterations=case.iterations,
-            device=device,
-            alloc_conf="",
-            torch_version=case.torch_version,
-            top=0,
-        )
-        estimate = simulate.answer(question)
+        answer = _predict(case, NEVER)
+        if cudnn is not None and answer.estimated_buffer_bytes:
+            answer = replace(answer, asked_bytes=_predict(case, cudnn).peak_bytes)
     except GraphmemError as error:
         return PublishedComparison(case, error=str(error))
     except ImportError as error:
         return PublishedComparison(case, error=f"{error.name} is not installed")
+    return answer
+
+
+def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
+    device = replace(device_named(case.gpu), others_bytes=case.others_bytes, cuda_version=case.cuda_version)
+    if case.context_bytes is not None:
+        device = replace(device, context_bytes=case.context_bytes, context_measured=True)
+    estimate = _estimate(case, device, cudnn)
     storages = estimate.trace.storages if estimate.trace is not None else ()
     answer = PublishedComparison(
         case,
@@ -132,6 +176,35 @@ def predict_published(case: PublishedCase) -> PublishedComparison:
     limit = device.capacity_bytes - answer.context_bytes - case.others_bytes
     reserved = _reserved_within(estimate, limit, case.torch_version)
     return replace(answer, peak_bytes=reserved + beside, is_limited=True)
+
+
+def _estimate(case: PublishedCase, device: Device, cudnn: str) -> Estimate:
+    """The analysis of graphmem's own loop, or of the source's program. Raises :class:`GraphmemError`, also where the
+    program itself fails."""
+    if isinstance(case.run, OwnLoop):
+        step = case.run.step
+        model = factory_of(case.run.model, case.run.batch, training=isinstance(step, Training))
+        return simulate.answer(_question(case, model, step, device, cudnn))
+    let_torchvision_load()
+    with as_file(files("graphmem.accuracy.published").joinpath("programs")) as folder:
+        program = Program(str(Path(folder) / case.run.program), case.run.arguments)
+        estimate = simulate.answer(_question(case, program, Training(), device, cudnn))
+    if estimate.details["program"]["code"]:
+        raise SourceError(f"{case.run.program}: {estimate.details['program']['words']}")
+    return estimate
+
+
+def _question(case: PublishedCase, model: Any, step: Training | Inference, device: Device, cudnn: str) -> Question:
+    return Question(
+        model,
+        training=step,
+        iterations=case.run.iterations,
+        device=device,
+        alloc_conf="",
+        torch_version=case.torch_version,
+        top=0,
+        cudnn=cudnn,
+    )
 
 
 def _reserved_within(estimate: Estimate, limit_bytes: int, torch_version: str) -> int:

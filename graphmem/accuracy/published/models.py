@@ -28,7 +28,7 @@ def configurations() -> Any:
 
 
 def _torchvision(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
-    _let_torchvision_load()
+    let_torchvision_load()
     try:
         from torchvision import models
     except Exception:  # absent, or made for another PyTorch
@@ -44,7 +44,7 @@ def _torchvision(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tu
 
 
 def _timm(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
-    _let_torchvision_load()
+    let_torchvision_load()
     try:
         import timm
     except Exception:
@@ -62,7 +62,7 @@ def _timm(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any
 
 def _transformers(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    _let_torchvision_load()
+    let_torchvision_load()
     try:
         import transformers
     except Exception:
@@ -93,7 +93,7 @@ def _classified(model: Any, images: Any, batch: int, training: bool) -> tuple[An
     return model, images, CrossEntropy(torch.zeros(batch, dtype=torch.long))
 
 
-def _let_torchvision_load() -> None:
+def let_torchvision_load() -> None:
     """Where the zoo is installed, it knows how to load a torchvision that was made for another build of PyTorch."""
     from graphmem.sources.zoo import zoo_module
 

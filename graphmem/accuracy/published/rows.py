@@ -1,4 +1,5 @@
-"""Published figures as cases: from tables in a folder, or from the small cited table that comes with graphmem.
+"""Published figures as cases: from tables in a folder, or those that come with graphmem: programs (``cases.json``,
+:mod:`graphmem.accuracy.published.scripts`) and the cited rows of one source.
 
 A table is a CSV with the columns ``source, model, framework_version, gpu, batch, input_shape_or_seq, optimizer,
 precision, extras, metric, value_mib, path``. What a row leaves open is filled in here by what its source does by
@@ -15,8 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from graphmem.accuracy.published.case import ModelSpec, PublishedCase, Skipped
+from graphmem.accuracy.published.case import ModelSpec, OwnLoop, PublishedCase, Skipped
 from graphmem.accuracy.published.models import configurations
+from graphmem.accuracy.published.scripts import cited_scripts
 from graphmem.errors import SourceError
 from graphmem.training import Training
 from graphmem.units import MIB
@@ -38,9 +40,9 @@ _SCHEDTUNE_CARDS = {"2560": "T4-16GB", "5120": "V100-16GB", "10496": "RTX-3090"}
 
 
 def published_rows(folder: Path | None) -> list[Found]:
-    """The cases of every table in ``folder``, or of the cited table. Raises :class:`SourceError`."""
+    """The cases of every table in ``folder``, or those that come with graphmem. Raises :class:`SourceError`."""
     if folder is None:
-        return [found for row in cited_rows() for found in _xmem(row)]
+        return [*cited_scripts(), *(found for row in cited_rows() for found in _xmem(row))]
     paths = [folder / f"{name}.csv" for name in _READERS if (folder / f"{name}.csv").exists()]
     if not paths:
         raise SourceError(f"{folder} holds none of {', '.join(f'{name}.csv' for name in _READERS)}")
@@ -90,10 +92,12 @@ def _xmem(row: Row) -> Iterator[Found]:
     estimates = {estimator: extras.get(key, "nan") for estimator, key in names.items()}
     yield PublishedCase(
         source=source,
-        model=model,
-        step=Training(optimizer=optimizer, optimizer_args=(("lr", 1e-3),), zero_grad_at="before_forward"),
-        batch=int(row["batch"]),
-        iterations=4 if library == "torchvision" else 3,
+        run=OwnLoop(
+            model,
+            Training(optimizer=optimizer, optimizer_args=(("lr", 1e-3),), zero_grad_at="before_forward"),
+            batch=int(row["batch"]),
+            iterations=4 if library == "torchvision" else 3,
+        ),
         gpu=_CARDS[row["gpu"]],
         torch_version="2.6",
         level="reserved",
@@ -121,10 +125,12 @@ def _gpumemnet(row: Row) -> Iterator[Found]:
     is a variable of its function ``_forward``, and gone when that returns the loss."""
     yield PublishedCase(
         source="GPUMemNet",
-        model=ModelSpec("timm", row["model"]),
-        step=Training(optimizer="sgd", optimizer_args=(("momentum", 0.9), ("nesterov", True)), loop="drop"),
-        batch=int(row["batch"]),
-        iterations=3,
+        run=OwnLoop(
+            ModelSpec("timm", row["model"]),
+            Training(optimizer="sgd", optimizer_args=(("momentum", 0.9), ("nesterov", True)), loop="drop"),
+            batch=int(row["batch"]),
+            iterations=3,
+        ),
         gpu="A100-40GB",
         torch_version=OLDEST_TORCH,
         level="device",
@@ -143,10 +149,12 @@ def _schedtune(row: Row) -> Iterator[Found]:
         return
     yield PublishedCase(
         source=source,
-        model=ModelSpec("torchvision", row["model"]),
-        step=Training(optimizer="sgd", optimizer_args=(("momentum", 0.9),)),
-        batch=int(row["batch"]),
-        iterations=3,
+        run=OwnLoop(
+            ModelSpec("torchvision", row["model"]),
+            Training(optimizer="sgd", optimizer_args=(("momentum", 0.9),)),
+            batch=int(row["batch"]),
+            iterations=3,
+        ),
         gpu=_SCHEDTUNE_CARDS[cores],
         torch_version=OLDEST_TORCH,
         level="device",
@@ -183,10 +191,12 @@ def _hf_docs(row: Row) -> Iterator[Found]:
         )
         yield PublishedCase(
             source=source,
-            model=ModelSpec("transformers", "bert-large-uncased", length=512, labels="class"),
-            step=step,
-            batch=int(row["batch"]),
-            iterations=2,
+            run=OwnLoop(
+                ModelSpec("transformers", "bert-large-uncased", length=512, labels="class"),
+                step,
+                batch=int(row["batch"]),
+                iterations=2,
+            ),
             gpu=_CARDS[row["gpu"]],
             torch_version=OLDEST_TORCH,
             level="device",

@@ -12,6 +12,10 @@ from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
 from graphmem.units import format_bytes
 
 GRAPHMEM = "graphmem"
+#: The same, where a cuDNN was given to be asked for the workspaces of convolutions.
+ASKED = "graphmem, cuDNN asked"
+#: Levels in the order of the report.
+LEVELS = ("allocated", "reserved", "process", "whole card")
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,19 @@ class PublishedSource:
 
 
 @dataclass(frozen=True)
+class PublishedLevel:
+    """The runs of all sources at one level, and the estimators on those of them that they were run on."""
+
+    name: str
+    estimators: tuple[EstimatorSummary, ...]
+
+
+@dataclass(frozen=True)
 class PublishedSection:
     """Everything the report says about published figures. ``skipped``: (source, reason, how many); ``chosen`` says
     which of the rebuilt runs were predicted."""
 
+    levels: tuple[PublishedLevel, ...]
     sources: tuple[PublishedSource, ...]
     skipped: tuple[tuple[str, str, int], ...]
     chosen: str
@@ -52,7 +65,9 @@ def published_section(
         (item.case.source, f"no prediction: {item.error}") for item in comparisons if item.peak_bytes is None
     )
     names = dict.fromkeys(item.case.source for item in found)
+    levels = [name for name in LEVELS if any(item.case.level_name == name for item in found)]
     return PublishedSection(
+        levels=tuple(_level(name, [item for item in found if item.case.level_name == name]) for name in levels),
         sources=tuple(_source(name, [item for item in found if item.case.source == name]) for name in names),
         skipped=tuple((source, why, count) for (source, why), count in sorted(reasons.items())),
         chosen=chosen,
@@ -60,12 +75,29 @@ def published_section(
 
 
 def _source(name: str, comparisons: Sequence[PublishedComparison]) -> PublishedSource:
+    ordered = sorted(comparisons, key=lambda item: (-abs(item.signed_error()), item.case.name))
+    return PublishedSource(name, tuple(ordered), _estimators(comparisons))
+
+
+def _level(name: str, comparisons: Sequence[PublishedComparison]) -> PublishedLevel:
+    """All runs of a level; beside each other estimator graphmem once more, on that one's runs alone."""
+    estimators = list(_estimators(comparisons))
+    for other in [item for item in estimators if item.name not in (GRAPHMEM, ASKED)]:
+        same = [item for item in comparisons if other.name in dict(item.case.estimates)]
+        mine = [(item.peak_bytes or 0, item.case.measured_bytes) for item in same]
+        estimators.append(_estimator(f"{GRAPHMEM} on the runs of {other.name}", mine))
+    return PublishedLevel(name, tuple(estimators))
+
+
+def _estimators(comparisons: Sequence[PublishedComparison]) -> tuple[EstimatorSummary, ...]:
     pairs = {GRAPHMEM: [(item.peak_bytes or 0, item.case.measured_bytes) for item in comparisons]}
     for item in comparisons:
+        if item.peak_bytes is not None and any(other.asked_bytes is not None for other in comparisons):
+            asked = item.peak_bytes if item.asked_bytes is None else item.asked_bytes
+            pairs.setdefault(ASKED, []).append((asked, item.case.measured_bytes))
         for estimator, estimate in item.case.estimates:
             pairs.setdefault(estimator, []).append((estimate, item.case.measured_bytes))
-    ordered = sorted(comparisons, key=lambda item: (-abs(item.signed_error()), item.case.name))
-    return PublishedSource(name, tuple(ordered), tuple(_estimator(*entry) for entry in pairs.items()))
+    return tuple(_estimator(*entry) for entry in pairs.items())
 
 
 def _estimator(name: str, pairs: Sequence[tuple[int, int]]) -> EstimatorSummary:
@@ -102,4 +134,9 @@ def published_reason(item: PublishedComparison) -> str:
         words.append("the card's end limits the cache")
     if not item.fits:
         words.append("predicted to run out of memory, which it did not")
+    asked = item.asked_error()
+    if asked is not None:
+        words.append(f"{100 * asked:+.2f} % with cuDNN asked")
+    if item.case.why:
+        words.append(item.case.why)
     return "; ".join(words)
