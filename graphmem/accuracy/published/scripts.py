@@ -2,7 +2,7 @@
 
 A source has the fields of its runs, each of which may have its own instead: ``gpu``, ``torch``, ``level``, ``program``,
 ``unit`` and ``iterations``; a run has ``arguments`` and ``measured``, which is a number of units, or one for each of
-several levels. ``not_usable`` says of other figures why they are not rebuilt.
+several levels, and ``estimates_mib`` of other estimators. ``not_usable`` says of other figures why they are not rebuilt.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def _cases(run: Mapping[str, Any]) -> Iterator[PublishedCase]:
             torch_version=run["torch"],
             level=level,
             measured_bytes=round(figure * UNITS[run["unit"]]),
+            estimates=tuple((name, round(mib * MIB)) for name, mib in run.get("estimates_mib", {}).items()),
             context_bytes=_bytes_of_mib(run.get("context_mib")),
             others_bytes=_bytes_of_mib(run.get("others_mib")) or 0,
             cuda_version=tuple(run["cuda"]) if "cuda" in run else None,

@@ -16,7 +16,7 @@ VOCABULARY, WIDTH, HEADS, INNER, LAYERS, CONTEXT = 10000, 512, 16, 1344, 4, 256
 
 def parameter(*shape):
     weight = nn.Parameter(torch.empty(*shape, device="cuda"))
-    nn.init.trunc_normal_(weight)
+    nn.init.uniform_(weight)  # in place, as trunc_normal_ is up to 2.11; 2.13 draws what it rejects again
     return weight
 
 

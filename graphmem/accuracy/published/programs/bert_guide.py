@@ -1,0 +1,92 @@
+"""The guide to training on one GPU in the documentation of transformers 4.20: BERT-large classifies 512 tokens.
+
+The Trainer of the time: one process, attention in parts, ``zero_grad`` of PyTorch before 2.0, which keeps the gradients
+and fills them with zeros, clipping, an AdamW that goes parameter by parameter. Arguments: the batch, micro-batches,
+``fp32|fp16``, ``adamw|adafactor|adam8bit``, ``checkpoint``.
+"""
+
+import sys
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+from transformers.optimization import Adafactor
+
+
+class AdamW(torch.optim.Optimizer):
+    """transformers' own, ``transformers/optimization.py`` of 4.20."""
+
+    def __init__(self, parameters):
+        super().__init__(list(parameters), {"lr": 5e-5})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["first"], state["second"] = torch.zeros_like(p), torch.zeros_like(p)
+                state["first"].mul_(0.9).add_(p.grad, alpha=0.1)
+                state["second"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                denominator = state["second"].sqrt().add_(1e-8)
+                p.addcdiv_(state["first"], denominator, value=-group["lr"])
+
+
+class Adam8bit(torch.optim.Optimizer):
+    """bitsandbytes' own: moments of a byte each with a scale for 2,048 of them; small parameters keep four bytes."""
+
+    def __init__(self, parameters):
+        super().__init__(list(parameters), {"lr": 5e-5})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None or self.state[p]:
+                    continue
+                small = p.numel() < 4096
+                kind = torch.float32 if small else torch.uint8
+                self.state[p]["moments"] = [torch.zeros_like(p, dtype=kind) for _ in range(2)]
+                if not small:
+                    blocks = (p.numel() + 2047) // 2048
+                    self.state[p]["scales"] = [torch.zeros(blocks, device="cuda") for _ in range(2)]
+
+
+OPTIMIZERS = {
+    "adamw": AdamW,
+    "adam8bit": Adam8bit,
+    "adafactor": lambda parameters: Adafactor(parameters, lr=5e-5, scale_parameter=False, relative_step=False),
+}
+
+
+def main():
+    batch, parts, precision, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+    config._attn_implementation = "eager"
+    model = BertForSequenceClassification(config).to("cuda")
+    if "checkpoint" in sys.argv:
+        model.gradient_checkpointing_enable()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    scaler = torch.amp.GradScaler("cuda") if precision == "fp16" else None
+    model.train()
+    for _ in range(3):
+        for _ in range(parts):
+            ids = torch.zeros(batch, 512, dtype=torch.long).to("cuda")
+            labels = torch.zeros(batch, dtype=torch.long).to("cuda")
+            with torch.autocast("cuda", torch.float16, enabled=scaler is not None):
+                loss = model(input_ids=ids, labels=labels).loss
+            loss = loss / parts
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=False)
+
+
+main()
