@@ -2,7 +2,8 @@
 
 A source has the fields of its runs, each of which may have its own instead: ``gpu``, ``torch``, ``level``, ``program``,
 ``unit`` and ``iterations``; a run has ``arguments`` and ``measured``, which is a number of units, or one for each of
-several levels, and ``estimates_mib`` of other estimators. ``not_usable`` says of other figures why they are not rebuilt.
+several levels, and ``estimates_mib`` of other estimators. ``not_usable`` says of other figures why they are not
+rebuilt.
 """
 
 from __future__ import annotations
