@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from graphmem.accuracy.published.case import (
     OwnLoop,
     PublishedCase,
     PublishedComparison,
+    Script,
     Skipped,
+    predict_published,
 )
 from graphmem.accuracy.published.rows import published_rows
+from graphmem.accuracy.published.scripts import cited_scripts
 from graphmem.accuracy.published.section import published_reason, published_section, sample
 from graphmem.accuracy.record import (
     FAILED,
@@ -37,9 +41,11 @@ from graphmem.accuracy.record import (
 )  # fmt: skip
 from graphmem.accuracy.report import Contents, published_figures, reason, render_html, render_markdown, section
 from graphmem.accuracy.statistics import percentile, summarize_errors
+from graphmem.devices import device_named
 from graphmem.errors import SourceError, TraceError
 from graphmem.estimate import Peak
 from graphmem.training import Inference, Training
+from graphmem.versions import version_named
 
 MIB = 1 << 20
 CASE = case_of("zoo:mlp", Training(optimizer="adam", optimizer_args=(("betas", (0.9, 0.95)),)), batch=8)
@@ -193,6 +199,50 @@ def test_the_cited_table_is_read_as_cases() -> None:
     assert isinstance(first.run, OwnLoop)
     assert first.name == "convnext_tiny, batch 200, adam, RTX-3060-12GB"
     assert (first.run.model.side, first.measured_bytes, dict(first.estimates)["xMem"]) == (86, 3308 * MIB, 3510 * MIB)
+
+
+def test_every_cited_program_exists_and_its_source_says_where_it_is_from() -> None:
+    folder = files("graphmem.accuracy.published")
+    table = json.loads(folder.joinpath("cases.json").read_text(encoding="utf-8"))
+    for source in table["sources"]:
+        assert source["url"].startswith("https://")
+        assert source["date"]
+        assert source["about"]
+        assert folder.joinpath("programs").joinpath(source["program"]).is_file()
+    cases = [case for case in cited_scripts() if isinstance(case, PublishedCase)]
+    assert {case.level for case in cases} == {"allocated", "reserved", "device"}
+    for case in cases:
+        device_named(case.gpu)  # raises for what is not known, as the next
+        version_named(case.torch_version)
+
+
+def test_a_published_script_is_predicted_to_the_byte() -> None:
+    case = next(case for case in cited_scripts() if isinstance(case, PublishedCase) and "104604" in case.name)
+    assert predict_published(case).peak_bytes == case.measured_bytes == 16908288
+
+
+def test_a_program_that_fails_has_no_prediction() -> None:
+    case = replace(PUBLISHED_CASE, run=Script("pytorch_issues.py", ()), level="allocated")
+    assert "IndexError" in predict_published(case).error
+
+
+def test_levels_are_told_apart_and_each_estimator_is_beside_graphmem_on_its_own_runs() -> None:
+    whole = replace(PUBLISHED[1], case=replace(PUBLISHED[1].case, others_bytes=MIB))
+    process, card = published_section([PUBLISHED[0], whole], [], "all").levels
+    assert (process.name, card.name) == ("process", "whole card")
+    assert [item.name for item in process.estimators] == [
+        "graphmem", "DNNMem", "xMem", "graphmem on the runs of DNNMem", "graphmem on the runs of xMem",
+    ]  # fmt: skip
+    assert [item.name for item in card.estimators] == ["graphmem"]
+
+
+def test_what_cudnn_says_stands_in_a_row_of_its_own() -> None:
+    asked = replace(PUBLISHED[0], asked_bytes=100 * MIB)
+    (level,) = published_section([asked], [], "all").levels
+    assert [(item.name, item.summary.largest) for item in level.estimators[:2]] == [
+        ("graphmem", 0.02), ("graphmem, cuDNN asked", 0.0),
+    ]  # fmt: skip
+    assert "+0.00 % with cuDNN asked" in published_reason(asked)
 
 
 def test_tables_in_a_folder_are_read_and_what_they_leave_open_is_counted(tmp_path: Path) -> None:
