@@ -10,6 +10,7 @@ from graphmem import captures, simulate
 from graphmem.devices import Device
 from graphmem.estimate import Estimate
 from graphmem.question import Question
+from graphmem.ranks import fullest
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 
@@ -33,6 +34,7 @@ def analyze(
     build_on: str = "host",
     cudnn: str | Path = "auto",
     trust: bool = False,
+    ranks: str | Sequence[int] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Predict the GPU memory of ``model``.
@@ -64,6 +66,9 @@ def analyze(
             that the result does not depend on what is installed.
         trust: let PyTorch's own loader read a ``.pt2`` file, which unpickles what the file holds and so can run any
             program; without it such a file is only read as data, and refused where that is not enough.
+        ranks: of several processes (``Training(world_size=...)``) those to analyse: numbers, or ``all`` that differ.
+            The estimate is that of the one that holds the most, and ``details["ranks"]`` has the others' figures.
+            None: the step's own ``rank``.
         progress: called with a word on what is being done.
 
     Raises:
@@ -89,6 +94,8 @@ def analyze(
         trust=trust,
     )
     say = progress or (lambda _: None)
+    if ranks is not None:
+        return fullest(question, ranks, say)
     return simulate.beside_other_loop(simulate.answer(question, say=say), question, say)
 
 

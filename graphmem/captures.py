@@ -17,7 +17,7 @@ from graphmem.question import Question, capture_key
 from graphmem.runtimes.base import Taken
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.sources.base import Built
-from graphmem.trace import Place
+from graphmem.trace import Place, Trace
 from graphmem.training import DTYPES, Inference, Training
 from graphmem.versions import installed_version
 
@@ -83,6 +83,18 @@ class Captures:
         """Let the next question load and record anew."""
         self._models.clear()
         self._records.clear()
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded last."""
+        recorded: Recorded = self._records.made
+        return recorded.made.trace
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of the process groups that the last recorded step was in."""
+        recorded: Recorded = self._records.made
+        return () if isinstance(recorded.made, Taken) else recorded.made.groups
 
     def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Recorded:
         """The capture or the plan for a question, whose model :meth:`loaded` gave; ``say`` is told how far it is."""
@@ -177,6 +189,8 @@ def _record_step(question: Question, loaded: TorchModel, say: Say) -> Recorded:
     if ending is not None:
         launcher = loaded.program.launcher if loaded.program is not None else ""
         words = f"whole program, {ending.steps} optimizer steps{launcher and ', '}{launcher}"
+    if captured.custom_step and isinstance(step, Training) and step.processes is not None:
+        words += f", {step.processes.describe()}"
     return Recorded(captured, words, (*loaded.notes, *left), told, limit_of(question))
 
 

@@ -164,6 +164,14 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     diagnostics.extend(Diagnostic("note", message) for message in made.refusals)
     diagnostics.extend(Diagnostic("unknown", message, count) for message, count in made.unknown.items())
     details: dict[str, Any] = {}
+    if made.groups and isinstance(question.step, Training) and question.step.processes is not None:
+        processes = question.step.processes
+        details["processes"] = {
+            "world_size": processes.world_size,
+            "rank": processes.rank,
+            "nproc_per_node": processes.on_node,
+            "groups": sorted({len(group) for group in made.groups}),
+        }
     if made.ending is not None:
         details["program"] = {**asdict(made.ending), "words": made.ending.words()}
         if made.ending.failed:
@@ -179,7 +187,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         details["cudnn"] = made.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
-    loads = loads_of(made.trace, made.communicators, setting.device, loads_eagerly())
+    loads = loads_of(made.trace, tuple(map(len, made.groups)), setting.device, loads_eagerly())
     return Traced(whole, loaded.name, recorded.words, details, loads)
 
 

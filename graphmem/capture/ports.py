@@ -149,8 +149,8 @@ class RankBook(Protocol):
         """Tell the reader, once."""
 
     @property
-    def communicators(self) -> list[int]:
-        """Ranks of every process group of several that was made with this one in it."""
+    def groups(self) -> list[tuple[int, ...]]:
+        """The ranks of every process group of several on cards that was made with this one in it."""
 
     @property
     def wrappers(self) -> set[type]:

@@ -7,10 +7,19 @@ from typing import Any
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import model_options, output_of, output_options, request_of, target_options
+from graphmem.cli.options import (
+    RANKS_OPTION,
+    model_options,
+    output_of,
+    output_options,
+    ranks_of,
+    request_of,
+    target_options,
+)
 from graphmem.cli.output import check_output, show, working
 
 _RUNS = (click.option("--shapes", metavar="RUNS", help="Runs of an ONNX session: 'batch=1;batch=16,seq=128'."),)
+_RANKS = (RANKS_OPTION,)
 
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
@@ -20,6 +29,7 @@ KEPT = 25
 @model_options
 @click.argument("more", nargs=-1, metavar="[MODEL.onnx]...")
 @grouped("Sizes and inputs", _RUNS)
+@grouped("Step", _RANKS)
 @target_options
 @output_options
 def analyze_command(**options: Any) -> None:
@@ -42,7 +52,7 @@ def analyze_command(**options: Any) -> None:
     """
     output = output_of(options)
     check_output(output.output)
-    request = {**request_of(options), "shapes": options["shapes"]}
+    request = {**request_of(options), "shapes": options["shapes"], "ranks": ranks_of(options)}
     model = [options["model"], *options["more"]] if options["more"] else options["model"]
     with working() as progress:
         from graphmem.analyze import analyze

@@ -13,6 +13,7 @@ from typing import Any
 
 from graphmem.documents import shown
 from graphmem.errors import UsageError
+from graphmem.training.processes import Processes
 
 #: Larger files are no configuration.
 _LARGEST_FILE = 1 << 20
@@ -20,10 +21,11 @@ _LARGEST_FILE = 1 << 20
 
 @dataclass(frozen=True)
 class Launch:
-    """``processes``: how many there are on all machines; None where no launcher starts any."""
+    """``environment``: what the launcher sets beside the numbers of ``processes``, which are None where no launcher
+    starts any."""
 
     environment: tuple[tuple[str, str], ...] = ()
-    processes: int | None = None
+    processes: Processes | None = None
     words: str = ""
 
 
@@ -50,18 +52,15 @@ def launch_of(
 
 
 def _torchrun(each: int, nodes: int, node: int, address: str | None, port: int | None) -> Launch:
-    """``LocalElasticAgent._start_workers`` (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+    """The first process of a machine. Other processes have the same environment but for their numbers."""
     if node >= nodes:
         raise UsageError(f"--node-rank {node} of {nodes} node{'s' * (nodes > 1)}; the first is 0")
-    world = each * nodes
     values: dict[str, Any] = {
-        "RANK": each * node, "LOCAL_RANK": 0, "GROUP_RANK": node, "ROLE_RANK": each * node, "ROLE_NAME": "default",
-        "LOCAL_WORLD_SIZE": each, "WORLD_SIZE": world, "GROUP_WORLD_SIZE": nodes, "ROLE_WORLD_SIZE": world,
         "MASTER_ADDR": address or "127.0.0.1", "MASTER_PORT": port or 29500, "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0, "TORCHELASTIC_RUN_ID": "none", "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
     }  # fmt: skip
-    words = f"one of {world} processes, {each} a node"
-    return Launch(tuple((name, str(value)) for name, value in values.items()), world, words)
+    processes = Processes(each * nodes, each * node, each)
+    return Launch(tuple((name, str(value)) for name, value in values.items()), processes)
 
 
 # --- accelerate -------------------------------------------------------------------------------------------------------
@@ -110,8 +109,8 @@ def accelerate_launch(path: Path) -> Launch:
     port = _whole(path, given, "main_process_port", 1, 29500)
     rank = _whole(path, given, "machine_rank", 0, 0)
     started = _torchrun(processes // machines, machines, rank, given.get("main_process_ip"), port)
-    words = f"{started.words}, accelerate {kind}, mixed precision {precision}"
-    return Launch((*started.environment, *values.items()), processes, words)
+    words = f"accelerate {kind}, mixed precision {precision}"
+    return Launch((*started.environment, *values.items()), started.processes, words)
 
 
 def _dynamo(config: Mapping[str, Any], path: Path) -> dict[str, str]:

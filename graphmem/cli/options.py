@@ -58,7 +58,19 @@ _TRAINING_ONLY = {
     "ddp": "--ddp",
     "world_size": "--world-size",
     "ddp_option": "--ddp-option",
+    "rank": "--rank",
+    "nproc_per_node": "--nproc-per-node",
 }
+
+#: Which of several processes is analysed.
+RANK_OPTION = click.option(
+    "--rank", type=click.IntRange(min=0), metavar="R", help="Which of the processes is analysed. Default 0."
+)
+RANKS_OPTION = click.option(
+    "--ranks",
+    metavar="all|R,R,...",
+    help="Analyse these processes, or all that differ, and report the fullest with the others' figures.",
+)
 
 #: What is said of values that are data.
 VALUE_OPTIONS = (
@@ -137,6 +149,14 @@ _STEP_OPTIONS = (
     ),
     click.option("--ddp", is_flag=True, help="Data-parallel training (DistributedDataParallel); needs --world-size."),
     click.option("--world-size", type=POSITIVE, metavar="N", help="Processes, one card each; the analysis is of one."),
+    RANK_OPTION,
+    click.option(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=POSITIVE,
+        metavar="N",
+        help="Processes, and cards, of a machine. Default: 8 where more processes fill machines of 8, else all.",
+    ),
     click.option(
         "--ddp-option",
         multiple=True,
@@ -340,6 +360,8 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         steps_per_epoch=given["steps_per_epoch"],
         ddp=_data_parallel(given),
         world_size=given["world_size"],
+        rank=given["rank"] or 0,
+        nproc_per_node=given["nproc_per_node"],
         data_dependent=given["data_dependent"],
         compile=mode,
         **values,
@@ -467,6 +489,18 @@ def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "alloc_conf": alloc_conf,
         "torch_version": options["torch_version"],
     }
+
+
+def ranks_of(options: Mapping[str, Any]) -> str | tuple[int, ...] | None:
+    """The processes to analyse. Raises :class:`UsageError`."""
+    text = options["ranks"]
+    if text is None or text == "all":
+        return text  # type: ignore[no-any-return]
+    if options["rank"] is not None:
+        raise UsageError("--rank is one process and --ranks several; give one of them")
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise UsageError(f"--ranks {text} cannot be read; write all, or numbers: 0,3,7")
+    return tuple(int(number) for number in text.split(","))
 
 
 def output_of(options: Mapping[str, Any]) -> Output:

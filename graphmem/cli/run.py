@@ -14,10 +14,13 @@ from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.launch import Launch, launch_of
 from graphmem.cli.options import (
     POSITIVE,
+    RANK_OPTION,
+    RANKS_OPTION,
     VALUE_OPTIONS,
     cudnn_options,
     output_of,
     output_options,
+    ranks_of,
     target_of,
     target_options,
     values_of,
@@ -75,6 +78,8 @@ _LAUNCH_OPTIONS = (
     click.option(
         "--node-rank", "--node_rank", type=click.IntRange(min=0), metavar="N", help="Which of them. Default 0."
     ),
+    RANK_OPTION,
+    RANKS_OPTION,
     click.option("--master-addr", "--master_addr", metavar="HOST", help="What MASTER_ADDR is set to."),
     click.option("--master-port", "--master_port", type=POSITIVE, metavar="PORT", help="What MASTER_PORT is set to."),
     click.option("--config", metavar="FILE.yaml", help="A configuration of accelerate, as accelerate launch reads it."),
@@ -110,7 +115,7 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     check_output(output.output)
     launch = launch_of(**{name: options[name] for name in _LAUNCH_NAMES})
     program = _program(words, module, launch)
-    step = Training(data_dependent=options["data_dependent"], world_size=launch.processes, **values_of(options))
+    step = Training(data_dependent=options["data_dependent"], **_numbers(launch, options), **values_of(options))
     with working() as progress, _silenced(quiet):
         from graphmem.analyze import analyze
 
@@ -119,6 +124,7 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
             training=step,
             iterations=options["iterations"],
             cudnn=options["cudnn"],
+            ranks=ranks_of(options),
             top=max(output.top, KEPT),
             progress=progress,
             **target_of(options),
@@ -131,6 +137,22 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
 
 
 _LAUNCH_NAMES = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "config")
+
+
+def _numbers(launch: Launch, options: dict[str, Any]) -> dict[str, Any]:
+    """Which process of how many. Raises :class:`UsageError`."""
+    started, rank = launch.processes, options["rank"]
+    if started is None:
+        if rank is not None or options["ranks"] is not None:
+            raise UsageError("--rank and --ranks need --nproc-per-node, or a --config with several processes")
+        return {}
+    if rank is not None and options["node_rank"] is not None:
+        raise UsageError("--rank says which process of all is analysed; leave out --node-rank, or --rank")
+    return {
+        "world_size": started.world_size,
+        "rank": started.rank if rank is None else rank,
+        "nproc_per_node": started.per_node,
+    }
 
 
 def _program(words: tuple[str, ...], module: str | None, launch: Launch) -> Program:

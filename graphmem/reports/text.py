@@ -119,6 +119,8 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
         yield _section(other[0], Text(other[1]))
     if estimate.card is not None:
         yield _card(estimate.card)
+    if "ranks" in estimate.details:
+        yield _ranks(estimate.details["ranks"])
     yield _breakdown(estimate)
     yield _moment(estimate, len(estimate.top) if details else top)
     if estimate.phases:
@@ -356,11 +358,31 @@ def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
     return [p for p in phases if p.iteration in (0, 1, last) or _phase_name(p) == peak_phase]
 
 
+def _ranks(told: Mapping[str, Any]) -> RenderableType:
+    table = _table("", ">", ">", ">", ">")
+    table.add_row("", *LEVELS)
+    for kind in told["kinds"]:
+        mark = " *" if told["fullest"] in kind["ranks"] else ""
+        figures = (format_bytes(kind[f"{level}_bytes"]) for level in LEVELS)
+        table.add_row(f"rank {', '.join(map(str, kind['ranks']))}{mark}", *figures)
+    parts: list[RenderableType] = [table]
+    others = told["world_size"] - len(told["analysed"])
+    if others and told["complete"]:
+        parts.append(Text(f"{others} more lie between processes that are alike, event by event, or were not asked for"))
+    return _section(
+        f"Processes of {told['world_size']} that were analysed (* the fullest, of which all else is)", *parts
+    )
+
+
 def _host(estimate: Estimate) -> RenderableType:
     lines = [f"{format_bytes(estimate.host_bytes)} pageable, {format_bytes(estimate.pinned_bytes)} pinned"]
     if estimate.managed_bytes:
         managed = format_bytes(estimate.managed_bytes)
         lines.append(f"{managed} managed: on the GPU where it has room, beside the figures above; else on the host")
+    each = estimate.details.get("processes", {}).get("nproc_per_node", 1)
+    if each > 1:
+        host, pinned = format_bytes(each * estimate.host_bytes), format_bytes(each * estimate.pinned_bytes)
+        lines.append(f"{each} processes a node, as this one: {host} pageable, {pinned} pinned")
     return _section("Host memory of the step (not on the GPU)", Text("\n".join(lines)))
 
 
@@ -385,7 +407,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("loop", "out_of_memory")
+_SHOWN_ABOVE = ("loop", "out_of_memory", "processes", "ranks")
 
 
 def _details(details: Mapping[str, Any]) -> RenderableType:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphmem.errors import UsageError
-from graphmem.training.data_parallel import DataParallel, check_world_size
+from graphmem.training.data_parallel import DataParallel
 from graphmem.training.epochs import Epoch, parse_lengths
 from graphmem.training.optimizers import (
     OPTIMIZERS,
@@ -19,6 +19,7 @@ from graphmem.training.optimizers import (
     parse_optimizer_arg,
     parse_value,
 )
+from graphmem.training.processes import Processes
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
 
 __all__ = [
@@ -104,6 +105,9 @@ class Training:
             :class:`Epoch`.
         ddp: data-parallel training, or None for a single process.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
+        rank: which of the processes is analysed, from 0.
+        nproc_per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8,
+            else all.
         data_dependent: the share of candidates, above 0 and at most 1, that operators select whose result's size is
             data (``nonzero``, boolean masks, ``unique``) and is not known; None takes all of them.
         assume: what lines read of unknown data, as ``("train.py:31", 300)`` pairs or a mapping: a number or a boolean,
@@ -138,6 +142,8 @@ class Training:
     eval_batches: int = 0
     eval_batch_size: int | None = None
     steps_per_epoch: int | None = None
+    rank: int = 0
+    nproc_per_node: int | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -164,12 +170,21 @@ class Training:
         self._check_processes()
 
     def _check_processes(self) -> None:
-        if self.world_size is not None:
-            check_world_size(self.world_size)
+        _ = self.processes  # refused where they are wrong
         if self.ddp is not None and self.world_size not in (None, self.ddp.world_size):
             raise UsageError(f"world_size is {self.world_size} and DDP's is {self.ddp.world_size}; give one of them")
         if self.ddp is not None and self.compile:
             raise UsageError("torch.compile of a model in DDP is not modelled; leave out compile or ddp")
+
+    @property
+    def processes(self) -> Processes | None:
+        """The process that is analysed, of how many; None where that was not said. Raises :class:`UsageError`."""
+        size = self.world_size if self.ddp is None else self.ddp.world_size
+        if size is not None:
+            return Processes(size, self.rank, self.nproc_per_node)
+        if self.rank or self.nproc_per_node is not None:
+            raise UsageError("rank and nproc_per_node need world_size, the number of processes")
+        return None
 
     @property
     def epoch(self) -> Epoch:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from graphmem.errors import UsageError
+from graphmem.training.processes import check_world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,3 @@ class DataParallel:
         if not self.broadcast_buffers:
             chosen.append("broadcast_buffers=False")
         return f"DDP over {self.world_size} processes" + (f" ({', '.join(chosen)})" if chosen else "")
-
-
-def check_world_size(world_size: object) -> None:
-    """Raise :class:`UsageError` unless it is a number of processes."""
-    if type(world_size) is not int or world_size < 1:
-        raise UsageError(f"world_size is a whole number of at least 1, not {world_size!r}")

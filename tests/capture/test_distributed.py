@@ -21,6 +21,7 @@ from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402
+from graphmem.training.processes import Processes  # noqa: E402
 from tests.recorded.parallel import CASES, load, predict  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION, births, of, record, sizes  # noqa: E402
 
@@ -157,7 +158,7 @@ def test_a_script_finds_what_torchrun_sets() -> None:
         dist.all_gather(parts, x)
 
     before = dict(os.environ), sys.excepthook, dist.init_process_group, dist.distributed_c10d.rendezvous
-    trace = capture(step, source="", device=H100, torch_version=TORCH_VERSION, world_size=16).trace
+    trace = capture(step, source="", device=H100, torch_version=TORCH_VERSION, processes=Processes(16)).trace
     assert seen == [(0, 16, "16", True)]
     assert before == (dict(os.environ), sys.excepthook, dist.init_process_group, dist.distributed_c10d.rendezvous)
     assert not dist.is_initialized()

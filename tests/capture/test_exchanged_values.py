@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 
 from graphmem.capture.session.session import Captured, capture  # noqa: E402
 from graphmem.capture.values.exchanged import ALIKE  # noqa: E402
+from graphmem.training.processes import Processes  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION  # noqa: E402
 
 TELLS_REDUCTION = hasattr(torch.ops.c10d, "allreduce_") and torch.__version__ >= "2.11"
@@ -27,7 +28,7 @@ def told(step: Any) -> tuple[list[Any], Captured]:
         dist.init_process_group("nccl")
         step(seen.append)
 
-    return seen, capture(run, source="", device=H100, torch_version=TORCH_VERSION, world_size=8)
+    return seen, capture(run, source="", device=H100, torch_version=TORCH_VERSION, processes=Processes(8))
 
 
 def on_card(*numbers: float) -> Any:

@@ -14,14 +14,16 @@ pytest.importorskip("yaml")
 from graphmem.cli.launch import accelerate_launch, launch_of
 from graphmem.cli.main import cli
 from graphmem.errors import UsageError
+from graphmem.training.processes import Processes
 
 PROGRAM = """
 import os, torch
 import torch.distributed as dist
 dist.init_process_group("nccl")
+local = int(os.environ["LOCAL_RANK"])
 print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")))
 print(dist.get_rank(), dist.get_world_size(), os.environ.get("ACCELERATE_MIXED_PRECISION"))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda(), device_ids=[0])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).to(f"cuda:{local}"), device_ids=[local])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(1000):
     model(torch.zeros(8, 512, device="cuda")).sum().backward()
@@ -51,6 +53,7 @@ def configuration(folder: Path, text: str) -> str:
     [
         ("--nproc-per-node 8", ["0 0 8 8 29500", "0 8 None"]),
         ("--nproc_per_node=4 --nnodes 2 --node_rank 1 --master-port 1234", ["4 0 8 4 1234", "4 8 None"]),
+        ("--nproc-per-node 4 --nnodes 2 --rank 6", ["6 2 8 4 29500", "6 8 None"]),
     ],
 )
 def test_torchrun(options: str, said: list[str], program: str) -> None:
@@ -59,7 +62,8 @@ def test_torchrun(options: str, said: list[str], program: str) -> None:
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[:2] == said
     document = json.loads(result.stdout)
-    assert document["step"].startswith("whole program, 3 optimizer steps, one of 8 processes")
+    assert document["step"].startswith("whole program, 3 optimizer steps, rank ")
+    assert "of 8 processes" in document["step"]
     assert document["breakdown"]["COMMUNICATION"] >= 512 * 512 * 4
 
 
@@ -86,7 +90,7 @@ dynamo_config:
 """
     launch = accelerate_launch(Path(configuration(tmp_path, text)))
     values = dict(launch.environment)
-    assert launch.processes == 8
+    assert launch.processes == Processes(8, 0, 8)
     assert values["ACCELERATE_MIXED_PRECISION"] == "no"
     assert {name: values[name] for name in values if "FSDP" in name} == {
         "ACCELERATE_USE_FSDP": "true",

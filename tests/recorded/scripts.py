@@ -158,6 +158,7 @@ def predict(script: Script, short: bool = False) -> dict[str, Any]:
     from graphmem.capture.session.session import Session, capture
     from graphmem.replay import replay
     from graphmem.trace import EventKind, Place
+    from graphmem.training.processes import Processes
     from graphmem.training.program import Program
     from tests.recorded.device import CARD, TORCH_VERSION
 
@@ -170,14 +171,14 @@ def predict(script: Script, short: bool = False) -> dict[str, Any]:
             ending = run_program(program, session.leaving)
         assert not ending.failed, ending.words()
 
-    world_size = script.processes if script.processes > 1 else None
+    processes = Processes(script.processes) if script.processes > 1 else None
     trace = capture(
         run,
         source=script.name,
         device=CARD,
         torch_version=TORCH_VERSION,
         cudnn_workspaces=False,
-        world_size=world_size,
+        processes=processes,
         leave_after=script.steps,
     ).trace
     held = replay(trace, PyTorchCachingAllocator())

@@ -9,6 +9,7 @@ from typing import Any
 from graphmem.capture.session.session import Session, capture
 from graphmem.devices import Device, described_device
 from graphmem.trace import Category, EventKind, Phase, Place, Trace
+from graphmem.training.processes import Processes
 from graphmem.units import GIB
 
 H100 = described_device("H100", (9, 0), 80 * GIB, 132, 2048)
@@ -50,8 +51,9 @@ def record(
         else:
             either()
 
+    processes = None if world_size is None else Processes(world_size)
     return capture(
-        run, source="test", device=device, torch_version=TORCH_VERSION, world_size=world_size, leave_after=leave_after
+        run, source="test", device=device, torch_version=TORCH_VERSION, processes=processes, leave_after=leave_after
     ).trace
 
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.device.pretend_device import DEVICE, cards
 from graphmem.capture.patches import Patches
 
 
@@ -38,7 +38,7 @@ def patch_functional_tensors(patches: Patches) -> None:
     device = torch.Tensor.device.__get__
 
     def device_of(self: Any) -> torch.device:
-        return DEVICE if _is_inside_on_device(self.elem) else device(self)
+        return cards().own if _is_inside_on_device(self.elem) else device(self)
 
     patches.set(FunctionalTensor, "__new__", staticmethod(new))
     patches.set(FunctionalTensor, "device", property(device_of))
@@ -52,7 +52,7 @@ def _naming_device(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
     def named(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs and isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "meta":
-            kwargs = {**kwargs, "device": DEVICE}
+            kwargs = {**kwargs, "device": cards().own}
         return dispatch(self, func, types, args, kwargs)
 
     return named

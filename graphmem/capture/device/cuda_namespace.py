@@ -21,7 +21,7 @@ from torch._prims_common import (
 
 from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
-from graphmem.capture.device.pretend_device import DEVICE, Teller
+from graphmem.capture.device.pretend_device import Teller, cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import MemoryBook
 from graphmem.capture.values import generators
@@ -78,7 +78,7 @@ def _jiterator(
     _, dtype = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
     expanded = torch.broadcast_tensors(*tensors)
     strides = compute_elementwise_output_strides(*expanded)
-    made = [torch.empty_strided(expanded[0].shape, strides, dtype=dtype, device=DEVICE) for _ in range(outputs)]
+    made = [torch.empty_strided(expanded[0].shape, strides, dtype=dtype, device=cards().own) for _ in range(outputs)]
     return made[0] if outputs == 1 else tuple(made)
 
 
@@ -163,11 +163,11 @@ def _patch_functions(patches: Patches, teller: Teller) -> None:
         "is_initialized": True,
         "_lazy_init": None,
         "init": None,
-        "_exchange_device": 0,
-        "_maybe_exchange_device": 0,
+        "_exchange_device": cards().own.index,
+        "_maybe_exchange_device": cards().own.index,
         "_get_device_properties": _properties(teller),
-        "device_count": 1,
-        "current_device": 0,
+        "device_count": cards().count,
+        "current_device": cards().own.index,
         "get_device_properties": _properties(teller),
         "get_arch_list": ["sm_{}{}".format(*teller.card.capability)],
         "get_gencode_flags": "",
@@ -221,9 +221,10 @@ def check_device(device: Any) -> None:
     if isinstance(device, torch.device) and device.type not in ("cuda", "cpu", "meta"):
         raise CaptureError(f"an analysis follows a CUDA card, and the step asks for the device {device.type!r}")
     index = device.index if isinstance(device, torch.device) else device
-    if isinstance(index, int) and index > 0:
+    if isinstance(index, int) and index >= 0 and index != (own := cards().own.index):
         raise CaptureError(
-            f"cuda:{index} is asked for, and an analysis follows one card, cuda:0; analyse each card's part on its own"
+            f"cuda:{index} is asked for, and an analysis follows one card, cuda:{own}; analyse each card's part on its "
+            "own"
         )
 
 
@@ -241,7 +242,7 @@ def _patch_generators(patches: Patches) -> None:
         def __new__(cls, device: Any = "cpu") -> Any:
             self = super().__new__(cls, "cpu")
             on_host = not isinstance(device, int) and torch.device(device).type == "cpu"
-            self.device_shown = torch.device("cpu") if on_host else DEVICE
+            self.device_shown = torch.device("cpu") if on_host else cards().own
             return self
 
         @property
@@ -249,7 +250,7 @@ def _patch_generators(patches: Patches) -> None:
             return self.device_shown
 
     patches.set(torch, "Generator", Generator)
-    patches.set(torch.cuda, "default_generators", (Generator(DEVICE),))
+    patches.set(torch.cuda, "default_generators", (Generator(cards().own),) * cards().count)
 
 
 def _patch_profiling(patches: Patches) -> None:
@@ -306,9 +307,9 @@ def _patch_accelerator(patches: Patches) -> None:
     answers: dict[str, Any] = {
         "is_available": True,
         "current_accelerator": torch.device("cuda"),
-        "device_count": 1,
-        "current_device_index": 0,
-        "current_device_idx": 0,
+        "device_count": cards().count,
+        "current_device_index": cards().own.index,
+        "current_device_idx": cards().own.index,
         "empty_host_cache": None,
     }
     for name, answer in answers.items():

@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
 from graphmem.capture.device.cuda_namespace import check_device
-from graphmem.capture.device.pretend_device import DEVICE, device_of
+from graphmem.capture.device.pretend_device import cards, device_of
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.callers import package_that_makes
 
@@ -52,7 +52,7 @@ def device_named(device: Any) -> Any:
         means_it = not torch._C._len_torch_dispatch_stack() or package_that_makes() in _KNOWS
         return _META if means_it else _HOST
     check_device(device)
-    return DEVICE if isinstance(device, int) else device_of(device)
+    return cards().own if isinstance(device, int) else device_of(device)
 
 
 def _without_meta(device: Any) -> Any:
@@ -91,7 +91,7 @@ def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
             extra = {"requires_grad": True} if requires_grad else {}
             return factory(data, *args, device=device, **extra, **kwargs)
         made = data if isinstance(data, FakeTensor) else factory(data, *args, device="cpu", **kwargs)
-        made = made.to(DEVICE, kwargs.get("dtype") or made.dtype)
+        made = made.to(cards().own, kwargs.get("dtype") or made.dtype)
         return made.requires_grad_() if requires_grad else made
 
     return make
@@ -140,10 +140,10 @@ class _OldType(type):
 
     def __call__(cls, *args: Any, **_: Any) -> Any:
         if args and all(isinstance(size, int) for size in args):
-            return torch.empty(args, dtype=cls.dtype, device=DEVICE)
+            return torch.empty(args, dtype=cls.dtype, device=cards().own)
         if args and isinstance(args[0], torch.Size):
-            return torch.empty(args[0], dtype=cls.dtype, device=DEVICE)
-        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=DEVICE)
+            return torch.empty(args[0], dtype=cls.dtype, device=cards().own)
+        return torch.tensor(args[0] if args else [], dtype=cls.dtype, device=cards().own)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
@@ -164,7 +164,7 @@ def _patch_old_types(patches: Patches) -> None:
             return name.replace("torch.meta.", "torch.cuda.") if on_card else name
         kind = names.get(dtype) if isinstance(dtype, str) else dtype
         if isinstance(kind, _OldType):
-            return self.to(DEVICE, kind.dtype, non_blocking=non_blocking)
+            return self.to(cards().own, kind.dtype, non_blocking=non_blocking)
         if on_card and isinstance(dtype, torch.dtype):
             return self.to(dtype, non_blocking=non_blocking)
         return original(self, dtype, non_blocking, **kwargs)
@@ -176,7 +176,7 @@ def _patch_old_types(patches: Patches) -> None:
         kind = names.get(kind, kind) if isinstance(kind, str) else kind
         if isinstance(kind, _OldType):
             torch.set_default_dtype(kind.dtype)
-            torch.set_default_device(DEVICE)
+            torch.set_default_device(cards().own)
         else:
             set_default(kind)
 

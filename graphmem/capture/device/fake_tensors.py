@@ -22,13 +22,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.addresses import patch_addresses
 from graphmem.capture.device.factories import device_named
-from graphmem.capture.device.pretend_device import DEVICE, device_of
+from graphmem.capture.device.pretend_device import DEVICE, cards, device_of
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.known_values import KnownValues
 
 _META = torch.device("meta")
-#: What fake operators gave under the pretence, as ``FakeTensorMode.cache``: nothing for other modes, nor theirs for it.
-_RESULTS: dict[Any, Any] = {}
+#: What fake operators gave under the pretence, by the card's number, as ``FakeTensorMode.cache``: nothing for other
+#: modes, nor theirs for it.
+_RESULTS: dict[torch.device, dict[Any, Any]] = {}
 #: The attribute in which a fake tensor keeps its device.
 _FAKE_DEVICE = "_fake_device" if isinstance(FakeTensor.__dict__.get("fake_device"), property) else "fake_device"
 
@@ -46,15 +47,16 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
         return _device_tensor(cls, fake_mode, elem)
 
     patches.set(FakeTensor, "__new__", staticmethod(new))
-    patches.set(FakeTensorMode, "cache", _RESULTS)
+    patches.set(FakeTensorMode, "cache", _RESULTS.setdefault(cards().own, {}))
+    _attributes.cache_clear()
     patches.set(torch.Tensor, "to", _to)
-    patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(DEVICE))
+    patches.set(torch.Tensor, "cuda", lambda self, *args, **kwargs: self.to(cards().own))
     patches.set(torch.Tensor, "__setitem__", _set_item)
     patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__, values))
     patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__, values))
     patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
     patches.set(FakeTensor, "is_meta", property(lambda self: False))
-    patches.set(FakeTensor, "get_device", lambda self: 0 if self.is_cuda else -1)
+    patches.set(FakeTensor, "get_device", lambda self: cards().own.index if self.is_cuda else -1)
     patches.set(torch.Tensor, "pin_memory", _pin_memory)
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
     patches.set(torch.Tensor, "_make_subclass", _make_subclass(torch.Tensor._make_subclass))
@@ -99,7 +101,7 @@ def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
 def _attributes() -> dict[str, Any]:
     """What ``FakeTensor.__new__`` sets, but for the mode; one by one the memos take longer than all the rest."""
     new = types.SimpleNamespace(constant=None, real_tensor=None, pytype=None, dispatch_keys=None)
-    setattr(new, _FAKE_DEVICE, DEVICE)
+    setattr(new, _FAKE_DEVICE, cards().own)
     for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
         if memo in FakeTensor.__dict__:
             FakeTensor.__dict__[memo].__set__(new, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,33 @@ import torch
 from graphmem.devices import Device
 
 DEVICE = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The cards that the analysed process finds: how many, and which one is its own."""
+
+    count: int = 1
+    own: torch.device = DEVICE
+
+
+_cards = Cards()
+
+
+def cards() -> Cards:
+    """Those of the capture that runs."""
+    return _cards
+
+
+@contextlib.contextmanager
+def numbered(count: int, own: int) -> Iterator[None]:
+    """Until the end the process finds ``count`` cards, of which number ``own`` is its own."""
+    global _cards
+    before, _cards = _cards, Cards(count, torch.device("cuda", own))
+    try:
+        yield
+    finally:
+        _cards = before
 
 
 def device_of(device: Any) -> torch.device:
@@ -54,7 +83,7 @@ def move(value: Any, dtype: torch.dtype | None = None) -> Any:
     if isinstance(value, torch.Tensor):
         if dtype is not None and value.is_floating_point():
             value = value.to(dtype)
-        return value.to(DEVICE)
+        return value.to(_cards.own)
     if isinstance(value, dict):
         return type(value)({key: move(item, dtype) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -37,7 +37,7 @@ def _numpy(original: Any, values: KnownValues) -> Any:
         if force:
             self = self.detach().cpu()
         if self.is_cuda:
-            raise TypeError("can't convert a tensor on cuda:0 to numpy; call .cpu() first")
+            raise TypeError(f"can't convert a tensor on {self.device} to numpy; call .cpu() first")
         if self.requires_grad:
             raise RuntimeError("can't call numpy() on a tensor that requires a gradient; call .detach() first")
         known = values.of(self)
@@ -88,7 +88,7 @@ def _repr(original: Any, values: KnownValues) -> Any:
             return str(original(self, tensor_contents=tensor_contents))
         with _disable_current_modes():
             text = str(original(known))
-        return text if not self.is_cuda else f"{text[:-1]}, device='cuda:0')"
+        return text if not self.is_cuda else f"{text[:-1]}, device='{self.device}')"
 
     return repr_
 

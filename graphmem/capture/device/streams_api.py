@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import PoolBook, StorageBook, StreamBook
 
@@ -21,7 +21,7 @@ class Event:
 
     streams: ClassVar[StreamBook]
     pools: ClassVar[PoolBook]
-    device = DEVICE
+    device = property(lambda self: cards().own)
     cuda_event = event_id = 0
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -52,8 +52,8 @@ class Stream:
     streams: ClassVar[StreamBook]
     pools: ClassVar[PoolBook]
     event_class: ClassVar[type[Event]]
-    device = DEVICE
-    device_index = 0
+    device = property(lambda self: cards().own)
+    device_index = property(lambda self: cards().own.index)
     device_type = 1
 
     def __init__(self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any) -> None:

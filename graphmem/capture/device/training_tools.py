@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.capture.device.pretend_device import DEVICE, move
+from graphmem.capture.device.pretend_device import DEVICE, cards, move
 from graphmem.capture.patches import Patches
 from graphmem.errors import CaptureError
 
@@ -28,7 +28,7 @@ def _patch_foreach(patches: Patches) -> None:
 
     def grouped(*args: Any, **kwargs: Any) -> Any:
         return {
-            (DEVICE if device is not None and device.type == "meta" else device, dtype): value
+            (cards().own if device is not None and device.type == "meta" else device, dtype): value
             for (device, dtype), value in group(*args, **kwargs).items()
         }
 

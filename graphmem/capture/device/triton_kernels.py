@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.device.watched_imports import watched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.callers import namespace_that_imports
@@ -112,7 +112,7 @@ class _Launched:
         key = (id(tuner), str(keys), tuple(dtypes))
         if key not in self._tuned:
             self._tuned.add(key)
-            torch.empty(_EMPTIED_BYTES // 4, dtype=torch.int, device=DEVICE)
+            torch.empty(_EMPTIED_BYTES // 4, dtype=torch.int, device=cards().own)
 
 
 # --- programs where Triton is not installed ---------------------------------------------------------------------------

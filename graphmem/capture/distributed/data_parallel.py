@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
 from graphmem.errors import CaptureError
@@ -26,7 +27,7 @@ def data_parallel(model: torch.nn.Module, options: DataParallel) -> torch.nn.Mod
         warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
         return torch.nn.parallel.DistributedDataParallel(
             model,
-            device_ids=[0],
+            device_ids=[cards().own.index],
             bucket_cap_mb=options.bucket_cap_mb,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             static_graph=options.static_graph,

@@ -29,16 +29,17 @@ from graphmem.capture.distributed.sharding import patch_resize, patch_sharding
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
+from graphmem.training.processes import Processes
 
 #: What the CUDA 13 wheels of PyTorch 2.13 bring; comm hooks ask it for bfloat16.
 NCCL_VERSION = (2, 29, 7)
 
 
 @contextlib.contextmanager
-def one_rank(book: RankBook, world_size: int | None) -> Iterator[None]:
-    """``torch.distributed`` for the first rank of ``world_size`` processes, started as ``torchrun`` would.
+def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
+    """``torch.distributed`` for one of several ``processes``, started as ``torchrun`` would.
 
-    Without a ``world_size`` that of the environment counts. Process groups that the step makes are gone at the end.
+    Without them the environment counts as it is. Process groups that the step makes are gone at the end.
     """
     if not dist.is_available():
         yield
@@ -46,7 +47,7 @@ def one_rank(book: RankBook, world_size: int | None) -> Iterator[None]:
     patches = Patches()
     had_group, hook = dist.is_initialized(), sys.excepthook
     try:
-        with _launched(world_size):
+        with _launched(processes):
             _patch_process_groups(patches, book)
             patch_data_parallel(patches, book)
             patch_objects(patches, book)
@@ -60,18 +61,14 @@ def one_rank(book: RankBook, world_size: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _launched(world_size: int | None) -> Iterator[None]:
-    """The environment variables of ``torchrun``, on one machine."""
-    if world_size is None:
+def _launched(processes: Processes | None) -> Iterator[None]:
+    """The environment variables of ``torchrun``."""
+    if processes is None:
         yield
         return
-    values = {
-        "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-    }  # fmt: skip
     patches = Patches()
     try:
-        patches.set(os, "environ", _Launched(values, os.environ))
+        patches.set(os, "environ", _Launched(processes.environment(), os.environ))
         yield
     finally:
         patches.undo()
@@ -101,7 +98,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
             patch_sharding(patches, book)
             prepared.append(True)
         if size > 1 and rank is not None and rank >= 0 and str(backend) != "gloo":
-            book.communicators.append(size)
+            book.groups.append(tuple(ranks) or tuple(range(size)))
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:
                 kwargs[name] = None

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphmem.capture.device.pretend_device import DEVICE, move
+from graphmem.capture.device.pretend_device import cards, move
 from graphmem.capture.distributed.data_parallel import data_parallel
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
@@ -280,7 +280,7 @@ def _model_on_device(session: StepBook, model: nn.Module, dtype: str) -> nn.Modu
     if not is_quantized(model):
         if weights is not torch.float32:
             model = model.to(weights)
-        model = model.to(DEVICE)
+        model = model.to(cards().own)
     session.label_model(model)
     return model
 

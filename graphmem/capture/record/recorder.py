@@ -64,7 +64,7 @@ class Recorder:
         self.unmodelled: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
         self.notes: list[str] = []  # remarks for the reader
-        self.communicators: list[int] = []  # ranks of the process groups of several
+        self.groups: list[tuple[int, ...]] = []  # ranks of the process groups of several
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self.in_optimizer_step = False
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass

@@ -53,7 +53,7 @@ _EXPLAINED = (
         "torch.compile cannot be followed; analyse the module before it is compiled",
     ),
     (
-        r"FakeTensorDeviceMismatchError.*cuda:0 and cpu|FakeTensorDeviceMismatchError.*cpu and cuda:0",
+        r"FakeTensorDeviceMismatchError.*(cuda:\d+ and cpu|cpu and cuda:\d+)",
         "an operator gets tensors of the device and of the host, which would fail on a card too; move them with .to(), "
         "or give them as example inputs or targets, which are moved: return (model, inputs, targets, loss)",
     ),

@@ -56,6 +56,7 @@ from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.record.started_threads import modes_of_starter
 from graphmem.capture.session.settings import same_settings
 from graphmem.capture.threads import joining
+from graphmem.training.processes import Processes
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Context:
 
     teller: Teller
     recorder: Recorder
-    world_size: int | None
+    processes: Processes | None
     leave_after: int | None = None
     shortens: bool = False
     leaves_alike: bool = True
@@ -427,7 +428,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.storage.UntypedStorage.resize_",
             "os.environ",
         ),
-        lambda context: one_rank(context.recorder, context.world_size),
+        lambda context: one_rank(context.recorder, context.processes),
     ),
     Layer(
         "fake mode",

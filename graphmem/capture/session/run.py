@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graphmem import versions
-from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.loop.loading import loader_for
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
@@ -22,6 +22,7 @@ from graphmem.devices import Device
 from graphmem.errors import CannotShortenError, said
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
+from graphmem.training.processes import Processes
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 from graphmem.units import MIB, format_bytes
 
@@ -53,7 +54,7 @@ class CapturedModel:
     refusals: tuple[str, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
     wants_every_iteration: bool = False
-    communicators: tuple[int, ...] = ()  # ranks of each process group of several that the step is in
+    groups: tuple[tuple[int, ...], ...] = ()  # ranks of each process group of several that the step is in
     output_bytes: int = 0  # the largest output of the model in the default step's iterations
 
 
@@ -128,7 +129,7 @@ def capture_model(
         assume=step.assume,
         budget=Budget(step.host_values_mb * MIB, 8 * step.host_values_mb * MIB),
         cudnn=cudnn,
-        world_size=world_size_of(step),
+        processes=processes_of(step),
         leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
         memory=memory,
         shortens=shortens,
@@ -149,7 +150,7 @@ def capture_model(
         tuple(_in_words(captured)),
         captured.decided,
         any(missed),
-        captured.communicators,
+        captured.groups,
         output_bytes[0],
     )
 
@@ -202,16 +203,14 @@ def _in_words(captured: Captured) -> Iterator[str]:
         yield f"torch.OutOfMemoryError was raised {times} and caught by the program: {place} asked for {asked}"
 
 
-def world_size_of(step: Training | Inference) -> int | None:
-    """How many processes take part in the step; None if that was not given."""
-    if not isinstance(step, Training):
-        return None
-    return step.ddp.world_size if step.ddp is not None else step.world_size
+def processes_of(step: Training | Inference) -> Processes | None:
+    """The process that runs the step, of how many; None if that was not given."""
+    return step.processes if isinstance(step, Training) else None
 
 
 def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:
     if build_on == "device":
-        with DEVICE:
+        with cards().own:
             return build(sizes)
     return build(sizes)
 

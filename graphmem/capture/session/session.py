@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from graphmem.capture.device.pretend_device import Teller
+from graphmem.capture.device.pretend_device import Teller, numbered
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
@@ -36,6 +37,7 @@ from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.trace import Category, Trace, TraceBuilder
+from graphmem.training.processes import Processes, cards_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Captured:
     """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for.
 
     ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count).
-    ``communicators``: the ranks of each process group that the step made and is in."""
+    ``groups``: the ranks of each process group of several that the step made and is in."""
 
     trace: Trace
     assumed: dict[str, int]
@@ -51,7 +53,7 @@ class Captured:
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
-    communicators: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class Session:
@@ -90,7 +92,7 @@ def capture(
     record_graph: bool = False,
     cudnn_workspaces: bool = True,
     cudnn: Cudnn | None = None,
-    world_size: int | None = None,
+    processes: Processes | None = None,
     data_dependent: float | None = None,
     assume: Told = (),
     budget: Budget | None = None,
@@ -131,9 +133,10 @@ def capture(
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
     teller = Teller(device, set() if told is None else told)
-    context = Context(teller, recorder, world_size, leave_after, shortens, leaves_alike)
+    context = Context(teller, recorder, processes, leave_after, shortens, leaves_alike)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
+        stack.enter_context(numbered(*cards_of(processes, os.environ)))
         threads = stack.enter_context(capturing(interrupts.check))
         stack.callback(Patches.undo_all, threads)
         for layer in LAYERS:
@@ -151,7 +154,7 @@ def capture(
     notes = (*context.compiled.notes(), *recorder.notes)
     operators = graph.graph if graph is not None else None
     return Captured(
-        builder.build(), assumed, operators, notes, refusals, dict(assumed_values.named), tuple(recorder.communicators)
+        builder.build(), assumed, operators, notes, refusals, dict(assumed_values.named), tuple(recorder.groups)
     )
 
 

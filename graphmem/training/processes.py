@@ -1,0 +1,96 @@
+"""One process of several, as a launcher starts it: which one it is, and how many share its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from graphmem.errors import UsageError
+
+#: Larger worlds are no launcher's: every collective on lists holds one tensor a process.
+_MOST = 1 << 20
+_A_NODE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """``torchrun --nproc-per-node per_node`` on as many machines as ``world_size`` processes need, seen from one.
+
+    Args:
+        world_size: number of processes, at least 1.
+        rank: which of them is meant, from 0.
+        per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8 (what most
+            machines of data centres have), else all.
+
+    Raises:
+        UsageError: the rank is not among them, or they do not fill their machines.
+    """
+
+    world_size: int
+    rank: int = 0
+    per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        check_world_size(self.world_size)
+        if type(self.rank) is not int or not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank {self.rank!r} of {self.world_size} processes: ranks go from 0 to {self.world_size - 1}"
+            )
+        each = self.per_node
+        if each is None:
+            return
+        if type(each) is not int or each < 1:
+            raise UsageError(f"processes a node are a whole number of at least 1, not {each!r}")
+        if self.world_size % each:
+            raise UsageError(
+                f"{self.world_size} processes do not fill machines of {each}: the number of processes is a multiple "
+                "of those a node"
+            )
+
+    @property
+    def on_node(self) -> int:
+        """Processes of this one's machine."""
+        if self.per_node is not None:
+            return self.per_node
+        return self.world_size if self.world_size % _A_NODE else _A_NODE
+
+    @property
+    def local_rank(self) -> int:
+        """Which process of its machine this is, and which of its cards it has."""
+        return self.rank % self.on_node
+
+    def environment(self) -> dict[str, str]:
+        """What ``torchrun`` sets (``LocalElasticAgent._start_workers``,
+        torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+        nodes, node = self.world_size // self.on_node, self.rank // self.on_node
+        values = {
+            "RANK": self.rank, "LOCAL_RANK": self.local_rank, "GROUP_RANK": node, "ROLE_RANK": self.rank,
+            "ROLE_NAME": "default", "LOCAL_WORLD_SIZE": self.on_node, "WORLD_SIZE": self.world_size,
+            "GROUP_WORLD_SIZE": nodes, "ROLE_WORLD_SIZE": self.world_size, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+        }  # fmt: skip
+        return {name: str(value) for name, value in values.items()}
+
+    def describe(self) -> str:
+        """``rank 3 of 16 processes, 8 a node``."""
+        a_node = "" if self.on_node == self.world_size else f", {self.on_node} a node"
+        return f"rank {self.rank} of {self.world_size} process{'es' * (self.world_size > 1)}{a_node}"
+
+
+def check_world_size(world_size: object) -> None:
+    """Raise :class:`UsageError` unless it is a number of processes."""
+    if type(world_size) is not int or not 1 <= world_size <= _MOST:
+        raise UsageError(f"world_size is a whole number of at least 1, not {world_size!r}")
+
+
+def cards_of(processes: Processes | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """How many cards a process finds, and which one is its own: of ``processes``, else as the ``environment`` of
+    ``torchrun`` says. One, where a process's number on its machine is not what it would give it: then each is shown its
+    own card alone (``CUDA_VISIBLE_DEVICES``), as without a launcher."""
+    if processes is not None:
+        return processes.on_node, processes.local_rank
+    try:
+        rank, local_rank, each = (int(environment[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    except (KeyError, ValueError):
+        return 1, 0
+    return (each, local_rank) if 0 <= local_rank < each and rank % each == local_rank else (1, 0)
