@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphmem.allocators.base import Allocator, LimitedAllocator, PoolAllocator, SegmentView
+from graphmem.allocators.base import Allocator, ConfigurableAllocator, LimitedAllocator, PoolAllocator, SegmentView
 from graphmem.errors import DeviceOutOfMemory, TraceError
 from graphmem.trace import MAX_STORAGE_BYTES, Calls, EventKind, Place, Trace
 
@@ -85,6 +85,7 @@ class Player:
         note_allocated: Callable[[int], Any],
         note_reserved: Callable[[int], Any],
         fractions: Sequence[float] = (),
+        settings: Sequence[str] = (),
     ) -> int:
         """Play (kind, subject, stream) to the end, and tell what is allocated and reserved after each; -1.
 
@@ -124,6 +125,9 @@ class Player:
                         allocator.refuse(sizes[subject], own_streams[subject], pools[subject] if pools else 0)
                     else:
                         allocator.limit_to_fraction(fractions[subject])
+            elif kind == _ALLOCATOR_SETTINGS:
+                if isinstance(allocator, ConfigurableAllocator):
+                    allocator.change_settings(settings[subject])
             elif private is not None and kind < _ELSEWHERE:
                 _pool_event(private, kind, subject)
             note_allocated(allocator.allocated_bytes)
@@ -169,7 +173,7 @@ def replay(trace: Trace, allocator: Allocator, *, stop_at_oom: bool = True) -> R
     shapes = [Calls(plans.bytes, plans.storages) for plans in trace.plans]
     calls = {index: shape for shape in shapes for index in shape.storages}
     player = Player(allocator, sizes, own_streams, pools if private is not None else [], calls)
-    while (subject := player.play(events, allocated.append, reserved.append, trace.fractions)) >= 0:
+    while (subject := player.play(events, allocated.append, reserved.append, trace.fractions, trace.settings)) >= 0:
         refused.add(subject)
         if out_of_memory is None:
             out_of_memory = OutOfMemory(len(allocated), player.error)
@@ -213,6 +217,7 @@ _SYNCHRONIZE = int(EventKind.SYNCHRONIZE)
 _EMPTY_CACHE = int(EventKind.EMPTY_CACHE)
 _REFUSED = int(EventKind.REFUSED)
 _MEMORY_FRACTION = int(EventKind.MEMORY_FRACTION)
+_ALLOCATOR_SETTINGS = int(EventKind.ALLOCATOR_SETTINGS)
 _WITH_STORAGE = (_ALLOC, _FREE, _RECORD_STREAM, _REFUSED)
 _ALLOC_IN_POOL = -1
 _ELSEWHERE = 1 << 20

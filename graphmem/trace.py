@@ -29,6 +29,9 @@ SCHEMA_WITH_LIMITS = "graphmem.trace/3"
 #: The same with calls that can do with less: a table of their plans. Written only where there are any, with the rest of
 #: the above if there is any.
 SCHEMA_WITH_PLANS = "graphmem.trace/4"
+#: The same with settings of the allocator that a program changed while it ran: a table of their texts. Written only
+#: where there are any, with the rest of the above if there is any.
+SCHEMA_WITH_SETTINGS = "graphmem.trace/5"
 MAX_STORAGE_BYTES = 2**63 - 1
 
 
@@ -70,7 +73,8 @@ class EventKind(IntEnum):
 
     ``REFUSED`` is a request that was out of memory, and that the program went on without: its storage never lives. From
     ``MEMORY_FRACTION`` on a part of the card's memory is all that may be reserved; its subject is a row of the trace's
-    table of fractions.
+    table of fractions. From ``ALLOCATOR_SETTINGS`` on PyTorch's allocator follows other settings
+    (``torch._C._accelerator_setAllocatorSettings``); its subject is a row of the table of their texts.
     """
 
     ALLOC = 0
@@ -87,6 +91,7 @@ class EventKind(IntEnum):
     LEAVE_CAPTURE = 11
     REFUSED = 12
     MEMORY_FRACTION = 13
+    ALLOCATOR_SETTINGS = 14
 
 
 _OF_STORAGES = (EventKind.ALLOC, EventKind.FREE, EventKind.RECORD_STREAM, EventKind.REFUSED)
@@ -198,7 +203,7 @@ class Trace:
 
     ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are
     the private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of
-    calls that can do with less than their storages say.
+    calls that can do with less than their storages say. ``settings`` are whole texts of PyTorch's allocator settings.
     """
 
     source: str
@@ -213,6 +218,7 @@ class Trace:
     pools: tuple[MemoryPool, ...] = ()
     fractions: tuple[float, ...] = ()
     plans: tuple[Plans, ...] = ()
+    settings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -252,6 +258,7 @@ class TraceBuilder:
     storage_pools: list[int] = field(default_factory=list)
     pools: list[MemoryPool] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
     #: Calls that can do with less, by the storage of each.
@@ -322,6 +329,11 @@ class TraceBuilder:
         self.fractions.append(fraction)
         self.event(EventKind.MEMORY_FRACTION, operator, len(self.fractions) - 1)
 
+    def allocator_settings(self, text: str, operator: int) -> None:
+        """Record that PyTorch's allocator follows these settings from now on, and no others."""
+        self.settings.append(text)
+        self.event(EventKind.ALLOCATOR_SETTINGS, operator, len(self.settings) - 1)
+
     def event(self, kind: EventKind, operator: int, subject: int = -1, stream: int = 0) -> None:
         """Record a stream or cache event."""
         self.rows.append((int(kind), subject, operator, stream))
@@ -351,6 +363,7 @@ class TraceBuilder:
             pools=tuple(self.pools),
             fractions=tuple(self.fractions),
             plans=tuple(Plans(tuple(calls.storages), calls.bytes) for calls in self._shapes.values()),
+            settings=tuple(self.settings),
         )
         validate(trace)
         return trace
@@ -399,11 +412,13 @@ def _events_hold(trace: Trace) -> bool:
     kinds, subjects = trace.kinds, trace.subjects
     of_storages = np.isin(kinds, _OF_STORAGES)
     sets_fraction = kinds == EventKind.MEMORY_FRACTION
+    changes_settings = kinds == EventKind.ALLOCATOR_SETTINGS
     if trace.pools or np.isin(kinds, _OF_POOLS).any():
         return False
     for chosen, length in (
         (trace.event_operators, len(trace.operators)),
         (subjects[sets_fraction], len(trace.fractions)),
+        (subjects[changes_settings], len(trace.settings)),
         (subjects[of_storages], len(trace.storages)),
     ):
         if not ((chosen >= 0) & (chosen < length)).all():
@@ -429,6 +444,8 @@ def _name_first_broken(trace: Trace) -> None:
             pools.check(position, event)
         if event.kind == EventKind.MEMORY_FRACTION and not 0 <= event.subject < len(trace.fractions):
             raise TraceError(f"event {position} names memory fraction {event.subject}, which does not exist")
+        if event.kind == EventKind.ALLOCATOR_SETTINGS and not 0 <= event.subject < len(trace.settings):
+            raise TraceError(f"event {position} names allocator settings {event.subject}, which do not exist")
         if event.kind not in _OF_STORAGES:
             continue
         if not 0 <= event.subject < len(state):
@@ -479,7 +496,7 @@ def to_json(trace: Trace) -> str:
 
     The schema is ``graphmem.trace/1``, or ``graphmem.trace/2`` where there are private pools: it adds the table of
     pools and a last column to the storages. ``graphmem.trace/3`` adds refused requests and the table of fractions,
-    ``graphmem.trace/4`` the table of plans.
+    ``graphmem.trace/4`` the table of plans, ``graphmem.trace/5`` that of the allocator's settings.
     """
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -506,10 +523,13 @@ def to_json(trace: Trace) -> str:
     if trace.plans:
         document["schema"] = SCHEMA_WITH_PLANS
         document["plans"] = [[list(plans.storages), list(plans.bytes)] for plans in trace.plans]
+    if trace.settings:
+        document["schema"] = SCHEMA_WITH_SETTINGS
+        document["settings"] = list(trace.settings)
     return json.dumps(document, separators=(",", ":"))
 
 
-_SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS, SCHEMA_WITH_PLANS)
+_SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS, SCHEMA_WITH_PLANS, SCHEMA_WITH_SETTINGS)
 
 
 def from_json(text: str) -> Trace:
@@ -553,6 +573,7 @@ def _decode(document: dict[str, Any]) -> Trace:
             Plans(tuple(map(_whole, storages)), tuple(map(_whole, sizes)))
             for storages, sizes in document.get("plans", ())
         ),
+        settings=tuple(_text(value) for value in document.get("settings", ())),
     )
 
 

@@ -94,3 +94,11 @@ class LimitedAllocator(Allocator, Protocol):
 
     def limit_to_fraction(self, fraction: float) -> None:
         """No more than this part of the card's memory may be reserved; nothing where there is no card."""
+
+
+@runtime_checkable
+class ConfigurableAllocator(Allocator, Protocol):
+    """An allocator whose settings a program may change while it runs."""
+
+    def change_settings(self, text: str) -> None:
+        """Follow these settings from now on, and no others; those it has left out are as by default."""

@@ -17,7 +17,7 @@ from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.validator import CheckedAllocator
-from graphmem.errors import TraceError
+from graphmem.errors import TraceError, UsageError
 from graphmem.replay import replay
 from graphmem.trace import EventKind, Place, Plans, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import MIB
@@ -311,3 +311,38 @@ def test_rules_of_plans(plans: list[object], message: str) -> None:
     document = json.loads(to_json(_convolutions(MIB))) | {"plans": plans}
     with pytest.raises(TraceError, match=message):
         from_json(json.dumps(document))
+
+
+def _loaded(during: str, after: str) -> Trace:
+    """Weights of 24 MiB and 6 MiB that take the place of something larger, under settings of their own."""
+    builder = TraceBuilder("an engine that loads a model")
+    operator = builder.operator("load")
+    scratch = [builder.alloc(size * MIB, operator) for size in (48, 24)]
+    builder.allocator_settings(during, operator)
+    for storage in scratch:
+        builder.free(storage, operator)
+    builder.alloc(6 * MIB, operator)
+    builder.allocator_settings(after, operator)
+    builder.alloc(6 * MIB, operator)
+    return builder.build()
+
+
+def test_settings_change_in_mid_run() -> None:
+    """Blocks from 20 MiB on are not split while ``max_split_size_mb`` says so: the first 6 MiB open a new segment, the
+    second find its rest; with 20 MiB of room they go into the 24 MiB that were freed."""
+    trace = _loaded("max_split_size_mb:20", "")
+    assert trace.settings == ("max_split_size_mb:20", "")
+    assert from_json(to_json(trace)).settings == trace.settings
+    assert '"schema":"graphmem.trace/5"' in to_json(trace)
+    assert replay(trace, PyTorchCachingAllocator()).reserved_bytes[-1] == (48 + 24 + 20) * MIB
+    assert replay(_loaded("", ""), PyTorchCachingAllocator()).reserved_bytes[-1] == (48 + 24) * MIB
+
+
+@pytest.mark.parametrize("text", ["expandable_segments:True", "backend:cudaMallocAsync", "max_split_size_mb:1"])
+def test_settings_that_cannot_be_followed_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        replay(_loaded(text, ""), PyTorchCachingAllocator())
+
+
+def test_an_allocator_without_settings_plays_on() -> None:
+    assert replay(_loaded("max_split_size_mb:20", ""), IdealAllocator()).peak_allocated_bytes == 72 * MIB

@@ -29,6 +29,7 @@ _KINDS = (
     EventKind.REFUSED,
     EventKind.SYNCHRONIZE,
     EventKind.MEMORY_FRACTION,
+    EventKind.ALLOCATOR_SETTINGS,
 )
 _EVENTS = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(-1, _STORAGES), st.integers(-1, 1)), max_size=8)
 
@@ -46,6 +47,7 @@ def _trace(events: list[tuple[EventKind, int, int]]) -> Trace:
         event_streams=np.zeros(len(events), dtype=np.int64),
         notes=(),
         fractions=(0.5,),
+        settings=("max_split_size_mb:20",),
     )
 
 

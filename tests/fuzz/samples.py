@@ -170,6 +170,7 @@ def traces() -> tuple[Any, ...]:
         builder.event(EventKind.EMPTY_CACHE, operator)
         if limited:
             builder.memory_fraction(0.5, operator)
+            builder.allocator_settings("max_split_size_mb:20", operator)
             builder.refuse(builder.alloc(8 * MIB, operator))
         documents.append(json.loads(to_json(builder.build())))
     return tuple(documents)

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from math import floor
 
 from graphmem import versions
-from graphmem.allocators.alloc_conf import AllocConf
+from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.base import SegmentView
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching.blocks import (
@@ -98,9 +98,7 @@ class PyTorchCachingAllocator(PoolInterface):
         self._small = Pool(is_small=True)
         self._large = Pool(is_small=False)
         self._expandable = conf.expandable_segments
-        self._max_split = conf.max_split_size_bytes
-        self._limits_reuse = self._expandable or self._max_split <= ONE_EXBIBYTE
-        self._divisions = conf.roundup_power2_divisions if any(conf.roundup_power2_divisions) else None
+        self._follow(conf)
         self._keeps_segment_order = versions.OLDEST_SEGMENT_FIRST.holds(torch_version)
         self._next_serial = 0
         self._heads: dict[int, Block] = {}  # first block of every cudaMalloc'ed segment
@@ -220,6 +218,28 @@ class PyTorchCachingAllocator(PoolInterface):
         """:meth:`set_memory_fraction`, for which no limit is no card, and no part of one."""
         if self.driver.capacity_bytes is not None:
             self.set_memory_fraction(fraction)
+
+    def change_settings(self, text: str) -> None:
+        """``torch._C._accelerator_setAllocatorSettings``: what ``text`` leaves out is as by default.
+
+        Blocks stay as they are. Raises :class:`graphmem.errors.UsageError` for a text that PyTorch refuses, and for a
+        change of ``expandable_segments``, after which both kinds of segments are in use: that is not modelled.
+        """
+        conf = parse_alloc_conf(text, self.torch_version)
+        if (conf.backend, conf.expandable_segments) != (self.conf.backend, self.conf.expandable_segments):
+            raise UsageError(f"allocator settings {text!r}: expandable_segments and backend stay as the run began")
+        self.conf = conf
+        self._follow(conf)
+        if self.stats is not None:
+            self.stats.follow(conf.max_split_size_bytes)
+        # A fraction that the text does not name is not reset: it was given to the allocator, not to the settings.
+        self._rejects_above = self.driver.capacity_bytes if conf.throw_on_cudamalloc_oom else None
+        self._collects = self._allowed is not None and conf.garbage_collection_threshold > 0.0
+
+    def _follow(self, conf: AllocConf) -> None:
+        self._max_split = conf.max_split_size_bytes
+        self._limits_reuse = self._expandable or self._max_split <= ONE_EXBIBYTE
+        self._divisions = conf.roundup_power2_divisions if any(conf.roundup_power2_divisions) else None
 
     def segments(self) -> tuple[SegmentView, ...]:
         """What ``torch.cuda.memory_snapshot`` shows: segments in address order, tiled by their blocks."""

@@ -68,6 +68,10 @@ class DeviceStats:
         #: Private pools that ever held memory; they stay when the pool is gone.
         self._reserved_by_private_pools: dict[int, tuple[Stat, Stat, Stat]] = {}
 
+    def follow(self, max_split_bytes: int) -> None:
+        """From now on blocks are oversize from this size on; those counted stay counted, as upstream."""
+        self._max_split = max_split_bytes
+
     def change(self, name: str, is_small: bool, amount: int) -> None:
         """Change a counter of one pool, and of both together."""
         total, small, large = self._pooled[name]

@@ -139,7 +139,7 @@ class LiveMemory:
         self._pools = len(builder.pools)
         events = events_on_device(rows, builder.places, builder.storage_pools)
         note, refused = _NO_COLUMN.append, None
-        while self._player.play(events, note, note, builder.fractions) >= 0:
+        while self._player.play(events, note, note, builder.fractions, builder.settings) >= 0:
             refused = self._player.error
         return refused
 
