@@ -1,0 +1,67 @@
+"""What attention takes besides its output, by the kernels that the engine chooses for a card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from graphmem.serving.vllm.layers import cdiv
+from graphmem.serving.vllm.run import Run
+from graphmem.serving.vllm.runner import Batch
+
+#: ``flash_attn_max_num_splits_for_cuda_graph`` (config/attention.py).
+MAX_SPLITS = 32
+
+
+class AttentionBackend(Protocol):
+    """The kernels of attention."""
+
+    name: str
+
+    def metadata(self, batch: Batch) -> list[int]:
+        """Sizes of buffers that stay while graphs are used."""
+
+    def scheduled(self, requests: int) -> list[int]:
+        """Sizes of what is computed before a step of so many requests."""
+
+    def call(self, run: Run, tokens: int) -> None:
+        """One call while graphs are captured."""
+
+
+@dataclass(frozen=True)
+class FlashAttention3:
+    """FlashAttention 3 (compute capability 9.0): with CUDA graphs keys are split into up to 32 parts, whose results in
+    fp32 are put together (vllm-flash-attention, hopper/flash_api.cpp: ``out_accum``, ``softmax_lse_accum``)."""
+
+    heads: int
+    head_dim: int
+    name: str = "FlashAttention 3"
+
+    def metadata(self, batch: Batch) -> list[int]:
+        """The schedule of the largest batch (v1/attention/backends/flash_attn.py)."""
+        return [(1 + cdiv(batch.requests, 4) * 16) * 4, 1]
+
+    def scheduled(self, requests: int) -> list[int]:
+        return [(requests * 3 + 1) * 4]
+
+    def call(self, run: Run, tokens: int) -> None:
+        rows = tokens * self.heads * 4
+        run.temporary((tokens + 1) * 4, rows, MAX_SPLITS * rows * self.head_dim, MAX_SPLITS * rows)
+
+
+@dataclass(frozen=True)
+class FlashAttention2:
+    """FlashAttention 2 (8.x)."""
+
+    heads: int
+    head_dim: int
+    name: str = "FlashAttention 2"
+
+    def metadata(self, batch: Batch) -> list[int]:
+        return []
+
+    def scheduled(self, requests: int) -> list[int]:
+        return []
+
+    def call(self, run: Run, tokens: int) -> None:
+        run.temporary(tokens * self.heads * 4)

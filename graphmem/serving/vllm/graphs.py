@@ -1,0 +1,152 @@
+"""CUDA graphs as the engine finds out before there is a KV cache what they will take.
+
+Followed from vllm 0.32.0, ``v1/worker/gpu/cudagraph_utils.py`` (``profile_cudagraph_memory``) and
+``v1/worker/gpu/model_runner.py`` (``capture_model``): a KV cache of a block for each sequence, every piecewise graph,
+the two largest whole ones; what the card's free memory lost meanwhile, with what two whole graphs took replaced by
+``first + (count - 1) * max(second, 1 MiB)``.
+
+Each of those two is measured from before ``torch.cuda.graph`` empties the allocator's cache, which still holds what the
+warm-up before it used: the samples are negative, and taking them away adds the warm-up's cache to the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from graphmem.serving.vllm.attention import AttentionBackend
+from graphmem.serving.vllm.layers import cdiv
+from graphmem.serving.vllm.models.base import Family
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.serving.vllm.runner import Batch
+from graphmem.trace import Category, EventKind
+from graphmem.units import MIB
+
+#: ``_FULL_GRAPH_PROFILING_SAMPLES`` and ``_MIN_PER_GRAPH_BYTES`` (cudagraph_utils.py).
+SAMPLES = 2
+LEAST_GRAPH_BYTES = MIB
+#: Layers that are followed for all but the largest size: the others are as the second, and find its memory free.
+_FOLLOWED_LAYERS = 4
+#: A captured graph's random state: seed and offset, 8 bytes each (CUDAGeneratorImpl.cpp).
+_GRAPH_STATE = (8, 8)
+_CAPTURE_STREAM = 1
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Events after which the engine asks for free memory: around the whole, and around each sampled whole graph."""
+
+    start: int
+    end: int
+    samples: tuple[tuple[int, int], ...]
+    whole_graphs: int
+
+
+def estimate(marks: Marks, reserved: list[int]) -> int:
+    """The engine's estimate from bytes reserved after every event."""
+    taken = [reserved[after] - reserved[before] for before, after in marks.samples]
+    measured = reserved[marks.end] - reserved[marks.start]
+    second = max(taken[1], LEAST_GRAPH_BYTES) if len(taken) > 1 else 0
+    whole = taken[0] + (marks.whole_graphs - 1) * second if taken else 0
+    return max(measured - sum(taken) + whole, 0)
+
+
+class GraphProfile:
+    """The capture of all graphs, written down."""
+
+    def __init__(
+        self, run: Run, model: Family, batch: Batch, backend: AttentionBackend, layers: int, hidden_bytes: int
+    ) -> None:
+        self.run, self.model, self.batch, self.backend = run, model, batch, backend
+        self.layers, self.hidden_bytes = layers, hidden_bytes
+        self._pool = run.builder.pool("CUDA graphs")
+        self._states: list[Tensor] = []
+
+    def record(self, sizes: list[int], block_bytes: int, tables: list[int]) -> Marks:
+        """All of it. ``sizes`` are of batches in tokens, ``tables`` the bytes of each KV cache group's block table."""
+        run, builder = self.run, self.run.builder
+        sizes = sorted(sizes, reverse=True)
+        whole = [size for size in sizes if size <= self.batch.requests]
+        run.empty_cache()
+        run.enter("minimal KV cache")
+        kept = [run.new(size, "attention metadata") for size in self.backend.metadata(self.batch)]
+        for table in tables:
+            kept += [run.new(table, "block table"), run.new(table, "block table")]
+            kept.append(run.new(self.batch.tokens * 8, "slots"))
+        kept += [run.new(size, "block tables") for size in (8, 8, 4, 1, 8)]
+        kept.append(run.new(max(1, min(self.batch.requests, sizes[0])) * block_bytes, "minimal KV cache"))
+        run.empty_cache()
+        start = run.mark() - 1
+        builder.event(EventKind.CREATE_POOL, 0, self._pool)
+        samples = []
+        hidden: Tensor | None = None
+        with run.placed(_CAPTURE_STREAM):
+            for size in sizes:
+                followed = None if size == sizes[0] else _FOLLOWED_LAYERS
+                self._dummy(size)
+                result = self._forward(size, 0, followed)
+                if hidden is None:
+                    hidden = run.new(result.bytes, "static hidden states", Category.WORKSPACE)
+                run.free(result)
+                self._piecewise(size, followed)
+            for size in whole[:SAMPLES]:
+                self._dummy(size)
+                run.free(self._forward(size, 0))
+                self._dummy(size)
+                before = run.mark() - 1
+                self._begin_graph()
+                run.free(self._forward(size, self._pool))
+                samples.append((before, run.mark() - 1))
+        end = run.mark() - 1
+        assert hidden is not None
+        run.free(*self._states, hidden, *kept)
+        builder.event(EventKind.RELEASE_POOL, 0, self._pool)
+        run.empty_cache()
+        return Marks(start, end, tuple(samples), len(whole))
+
+    def _dummy(self, size: int) -> None:
+        """The batch and the attention's metadata, which are copied into static buffers."""
+        requests = min(size, self.batch.requests)
+        made = [self.run.new(one) for one in (requests * 8, requests * 4, requests * 4, (requests + 1) * 4)]
+        self.run.temporary(*self.backend.scheduled(requests))
+        self.run.free(*made)
+
+    def _begin_graph(self) -> None:
+        """``torch.cuda.graph.__enter__``: the cache is emptied, and the graph gets a random state."""
+        self.run.empty_cache()
+        with self.run.placed(0):
+            self._states += [self.run.new(size, "graph state") for size in _GRAPH_STATE]
+
+    def _forward(self, size: int, pool: int, layers: int | None = None) -> Tensor:
+        with self.run.placed(_CAPTURE_STREAM, pool):
+            return self.model.compiled(size, self._attend, _plainly, layers)
+
+    def _attend(self, tokens: int) -> None:
+        self.backend.call(self.run, tokens)
+
+    def _piecewise(self, size: int, layers: int | None) -> None:
+        """Every piece is a graph in the pool; attention runs outside of it."""
+        followed = self.layers if layers is None else min(layers, self.layers)
+
+        @contextmanager
+        def piece() -> Iterator[None]:
+            self._begin_graph()
+            with self.run.placed(_CAPTURE_STREAM, self._pool):
+                yield
+
+        self.run.free(self.model.compiled(size, self._attend, piece, followed))
+        with self.run.placed(0):
+            for _ in range(self.layers - followed):
+                self._states += [self.run.new(one, "graph state") for one in _GRAPH_STATE]
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    yield
+
+
+def block_table_bytes(batch: Batch, block_size: int) -> int:
+    """A row for each request, padded to 128 tokens (v1/worker/block_table.py)."""
+    step = max(1, 128 // block_size)
+    return batch.requests * cdiv(cdiv(batch.length, block_size), step) * step * 4

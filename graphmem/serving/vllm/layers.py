@@ -1,0 +1,145 @@
+"""The engine's layers: what each keeps as weights, and what it returns.
+
+Followed from vllm 0.32.0, ``model_executor/layers`` and the torch operators they call; the file is named at each. Sizes
+are bytes of one rank: ``tp`` ranks share heads, columns and rows.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.trace import Category
+
+#: ``DEFAULT_VOCAB_PADDING_SIZE`` (layers/vocab_parallel_embedding.py).
+VOCAB_PADDING = 64
+#: ``set_default_quant_scales`` (layers/attention/attention.py): of queries, keys, values and probabilities, a float each.
+ATTENTION_SCALES = 4
+
+
+def cdiv(number: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // divisor)
+
+
+class LinearMethod(Protocol):
+    """How the weight of a linear layer lies in memory, and what multiplying with it takes."""
+
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        """The parameters of a layer with these sizes on this rank, as they are after loading. ``outputs`` are the
+        parts that were fused."""
+
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        """``process_weights_after_loading``."""
+
+    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        """The product, of so many rows."""
+
+
+class Unquantized:
+    """``UnquantizedLinearMethod`` (layers/linear.py)."""
+
+    def __init__(self, itemsize: int) -> None:
+        self.itemsize = itemsize
+
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        run.new(sum(outputs) * inputs * self.itemsize, f"{name}.weight")
+
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        """As they were loaded."""
+
+    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        return run.matmul(tokens * outputs * self.itemsize)
+
+
+class Linear:
+    """A linear layer of one rank. ``inputs`` and ``outputs`` are this rank's."""
+
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        inputs: int,
+        outputs: list[int],
+        method: LinearMethod,
+        itemsize: int,
+        *,
+        bias: bool = False,
+        reduce: bool = False,
+    ) -> None:
+        self.run, self.name = run, name
+        self.inputs, self.outputs, self.method, self.reduce = inputs, outputs, method, reduce
+        method.make(run, inputs, outputs, name)
+        if bias:
+            run.new(sum(outputs) * itemsize, f"{name}.bias")
+
+    def finish(self) -> None:
+        """After loading."""
+        self.method.finish(self.run, self.inputs, self.outputs, self.name)
+
+    def product(self, tokens: int) -> Tensor:
+        """This rank's product, not yet reduced."""
+        self.run.enter(self.name)
+        return self.method.apply(self.run, tokens, self.inputs, sum(self.outputs))
+
+    def __call__(self, tokens: int) -> Tensor:
+        result = self.product(tokens)
+        return self.run.all_reduce(result) if self.reduce else result
+
+
+class Embedding:
+    """``VocabParallelEmbedding`` and ``ParallelLMHead``."""
+
+    def __init__(self, run: Run, name: str, vocab: int, width: int, itemsize: int) -> None:
+        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
+        self.rows = cdiv(vocab, VOCAB_PADDING) * VOCAB_PADDING // run.tp
+        self.weight = run.new(self.rows * width * itemsize, f"{name}.weight")
+
+    def __call__(self, tokens: int) -> Tensor:
+        """Looked up; ids of one rank are made 64 bits wide first, several ranks do it in one kernel."""
+        run = self.run
+        run.enter(self.name)
+        if run.tp == 1:
+            ids = run.new(tokens * 8, "ids")
+            found = run.new(tokens * self.width * self.itemsize, "embedded")
+            run.free(ids)
+            return found
+        return run.all_reduce(run.new(tokens * self.width * self.itemsize, "embedded"))
+
+    def logits(self, rows: int, soft_cap: bool = False, scaled: bool = False) -> Tensor:
+        """``LogitsProcessor``: the product, gathered on the first rank and put side by side, then capped."""
+        run = self.run
+        run.enter("logits_processor")
+        logits = run.matmul(rows * self.rows * self.itemsize, "logits")
+        if run.tp > 1:
+            parts = [run.new(logits.bytes, "gathered logits") for _ in range(run.tp)]
+            whole = run.new(logits.bytes * run.tp, "logits")
+            run.free(*parts, logits)
+            logits = whole
+        for _ in range(3 if soft_cap else 0):  # logits / cap, tanh, logits * cap: each before the last is let go
+            after = run.new(logits.bytes, "capped logits")
+            run.free(logits)
+            logits = after
+        return logits
+
+
+def rotary(run: Run, name: str, positions: int, width: int, itemsize: int) -> None:
+    """The table of cosines and sines, in the model's precision (layers/rotary_embedding/base.py). It is made in fp32
+    on the device: the angles, both tables, both side by side; all are gone when it is done."""
+    half = width // 2
+    frequencies = run.new(half * 4)
+    at = run.new(positions * 4)
+    angles = run.new(positions * half * 4)
+    cosines, sines = run.new(positions * half * 4), run.new(positions * half * 4)
+    both = run.new(positions * width * 4)
+    run.free(frequencies, at, angles, cosines, sines)
+    if itemsize == 4:
+        return
+    run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER)
+    run.free(both)
+
+
+def attention_scales(run: Run, name: str) -> None:
+    """The scales of a quantised KV cache, which every attention layer has."""
+    for _ in range(ATTENTION_SCALES):
+        run.new(4, f"{name}.scale", Category.BUFFER)

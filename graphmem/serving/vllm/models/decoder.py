@@ -1,0 +1,375 @@
+"""Decoders of attention and gated feed-forward layers: Llama and its kin, Qwen, Gemma, and those with experts.
+
+Followed from vllm 0.32.0, ``model_executor/models/{llama,qwen2,qwen3,qwen3_moe,mixtral,gemma2,gemma3}.py``. They differ
+in few places, each a field of :class:`Style`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphmem.serving.vllm.layers import Embedding, Linear, attention_scales, rotary
+from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
+from graphmem.serving.vllm.models.experts import Experts
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.trace import Category
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a family differs from Llama.
+
+    ``norm``: ``rms`` adds the residual in place, ``gemma`` computes in fp32 and returns new tensors. ``holds_gate_up``:
+    the feed-forward layer keeps a name for it until it returns. ``head_norms``: queries and keys are normed per head.
+    ``post_norms``: what attention and feed-forward return is normed too. ``scales_embedding``: it is multiplied.
+    ``drops_head``: with tied embeddings the head is made first, and dropped.
+    """
+
+    norm: str = "rms"
+    holds_gate_up: bool = False
+    qkv_bias: bool = False
+    head_norms: bool = False
+    post_norms: bool = False
+    scales_embedding: bool = False
+    soft_cap: bool = False
+    drops_head: bool = False
+
+
+class Norm:
+    """``RMSNorm``, whose kernels write in place, and ``GemmaRMSNorm``, which runs as torch operators in fp32."""
+
+    def __init__(self, run: Run, name: str, width: int, itemsize: int, kind: str) -> None:
+        self.run, self.name, self.width, self.itemsize, self.kind = run, name, width, itemsize, kind
+        run.new(width * itemsize, f"{name}.weight")
+
+    def plain(self, tokens: int, heads: int = 1) -> Tensor:
+        """Normed, as a new tensor."""
+        self.run.enter(self.name)
+        rows, width = tokens * heads, self.width
+        if self.kind == "rms":
+            return self.run.new(rows * width * self.itemsize, "normed")
+        run, wide = self.run, rows * width * 4
+        weight = self._weight()
+        wide_input = run.new(wide)
+        result = self._gemma(rows, wide)
+        run.free(wide_input, weight)
+        return result
+
+    def added(self, tokens: int, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(normed, residual): in place, or both new; the old ones are the caller's to free."""
+        self.run.enter(self.name)
+        if self.kind == "rms":
+            return hidden, residual
+        run, wide = self.run, tokens * self.width * 4
+        weight = self._weight()
+        first, second = run.new(wide), run.new(wide)
+        total = run.new(wide)
+        run.free(second, first)
+        new_residual = run.new(tokens * self.width * self.itemsize, "residual")
+        result = self._gemma(tokens, wide)
+        run.free(total, weight)
+        return result, new_residual
+
+    def _weight(self) -> Tensor:
+        """``weight.float() + 1.0``."""
+        wide = self.run.new(self.width * 4)
+        weight = self.run.new(self.width * 4)
+        self.run.free(wide)
+        return weight
+
+    def _gemma(self, rows: int, wide: int) -> Tensor:
+        """``rms_norm`` as torch operators (vllm/ir/ops/layernorm.py): squares, their mean, its inverse root, two
+        products, and back to the model's precision."""
+        run = self.run
+        squares = run.new(wide)
+        mean = run.new(rows * 4)
+        run.free(squares)
+        shifted, root = run.new(rows * 4), run.new(rows * 4)
+        run.free(shifted)
+        scaled = run.new(wide)
+        run.free(root)
+        weighted = run.new(wide)
+        run.free(scaled)
+        result = run.new(wide * self.itemsize // 4, "normed")
+        run.free(weighted, mean)
+        return result
+
+
+class Attention:
+    """Queries, keys and values in one product, and the output's projection."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, style: Style, ropes: set[object], layer: int) -> None:
+        self.run, self.name, self.shape, self.style = run, name, shape, style
+        heads, kv_heads = shape.heads // run.tp, max(1, shape.kv_heads // run.tp)
+        self.q, self.kv = heads * shape.head_dim, kv_heads * shape.head_dim
+        self.heads, self.kv_heads = heads, kv_heads
+        method, size = shape.linear, shape.itemsize
+        self.qkv_proj = Linear(
+            run, f"{name}.qkv_proj", shape.hidden, [self.q, self.kv, self.kv], method, size,
+            bias=style.qkv_bias or shape.attention_bias,
+        )  # fmt: skip
+        self.o_proj = Linear(
+            run, f"{name}.o_proj", self.q, [shape.hidden], method, size, bias=shape.output_bias, reduce=True
+        )
+        self.norms: tuple[Norm, Norm] | None = None
+        if style.head_norms and style.norm == "gemma":
+            self.norms = self._head_norms()
+        rope = shape.rope_of(layer)
+        if rope not in ropes:  # the engine keeps one table for equal arguments
+            ropes.add(rope)
+            rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, shape.itemsize)
+        attention_scales(run, f"{name}.attn")
+        if style.head_norms and self.norms is None:
+            self.norms = self._head_norms()
+
+    def _head_norms(self) -> tuple[Norm, Norm]:
+        width, size, kind = self.shape.head_dim, self.shape.itemsize, self.style.norm
+        names = (f"{self.name}.{side}_norm" for side in "qk")
+        first, second = (Norm(self.run, name, width, size, kind) for name in names)
+        return first, second
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The projected output. No attention runs while the engine profiles: its output is an empty tensor."""
+        run, size = self.run, self.shape.itemsize
+        qkv = self.qkv_proj(tokens)
+        own = [qkv]
+        if self.norms is not None:
+            own += [self.norms[0].plain(tokens, self.heads), self.norms[1].plain(tokens, self.kv_heads)]
+        run.enter(f"{self.name}.attn")
+        attended = run.new(tokens * self.q * size, "attention output")
+        output = self.o_proj(tokens)
+        run.free(*own, attended)
+        return output
+
+
+class FeedForward:
+    """Gate and up in one product, an activation that multiplies them, and down."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, style: Style, width: int | None = None) -> None:
+        self.run, self.name, self.style, self.size = run, name, style, shape.itemsize
+        self.width = (shape.intermediate if width is None else width) // run.tp
+        method = shape.linear
+        self.gate_up_proj = Linear(
+            run, f"{name}.gate_up_proj", shape.hidden, [self.width, self.width], method, self.size, bias=shape.mlp_bias
+        )
+        self.down_proj = Linear(
+            run, f"{name}.down_proj", self.width, [shape.hidden], method, self.size, bias=shape.mlp_bias, reduce=True
+        )
+
+    def finish(self) -> None:
+        """After loading."""
+        self.gate_up_proj.finish()
+        self.down_proj.finish()
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The output; the input is the caller's."""
+        run = self.run
+        both = self.gate_up_proj(tokens)
+        run.enter(f"{self.name}.act_fn")
+        acted = run.new(tokens * self.width * self.size, "activated")
+        if not self.style.holds_gate_up:
+            run.free(both)
+        result = self.down_proj(tokens)
+        run.free(acted)
+        if self.style.holds_gate_up:
+            run.free(both)
+        return result
+
+
+class Layer:
+    """One decoder layer."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, style: Style, ropes: set[object], index: int) -> None:
+        self.run, self.style, self.shape = run, style, shape
+        self.attention = Attention(run, f"{name}.self_attn", shape, style, ropes, index)
+        self.mlp: FeedForward | Experts
+        if shape.experts is not None and shape.experts.in_layer(index):
+            self.mlp = Experts(run, f"{name}.mlp", shape, shape.experts)
+        else:
+            self.mlp = FeedForward(run, f"{name}.mlp", shape, style)
+        names = ["input_layernorm", "post_attention_layernorm"]
+        if style.post_norms:
+            names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        self.norms = [Norm(run, f"{name}.{one}", shape.hidden, shape.itemsize, style.norm) for one in names]
+
+    def finish(self) -> None:
+        """After loading."""
+        self.attention.qkv_proj.finish()
+        self.attention.o_proj.finish()
+        self.mlp.finish()
+
+    def __call__(self, tokens: int, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(hidden, residual) after the layer. What was given is still the caller's, and what it made is not."""
+        run, given = self.run, (hidden, residual)
+
+        def drop(tensor: Tensor, *kept: Tensor) -> None:
+            if tensor not in given and tensor not in kept:
+                run.free(tensor)
+
+        if residual is None:
+            residual = hidden
+            normed = self.norms[0].plain(tokens)
+        else:
+            normed, residual = self.norms[0].added(tokens, hidden, residual)
+        attended = self.attention(tokens)
+        drop(normed)
+        if self.style.post_norms:
+            after = self.norms[1].plain(tokens)
+            run.free(attended)
+            attended = after
+        middle = residual
+        normed, residual = self.norms[2 if self.style.post_norms else 1].added(tokens, attended, residual)
+        if normed is not attended:
+            run.free(attended)
+            drop(middle, residual)
+        output = self.mlp(tokens)
+        run.free(normed)
+        if self.style.post_norms:
+            after = self.norms[3].plain(tokens)
+            run.free(output)
+            output = after
+        return output, residual
+
+
+class Decoder(Family):
+    """The whole model."""
+
+    def __init__(self, run: Run, shape: Shape, style: Style) -> None:
+        self.run, self.shape, self.style = run, shape, style
+        size = shape.itemsize
+        self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
+        ropes: set[object] = set()
+        self.layers = [
+            Layer(run, f"model.layers.{index}", shape, style, ropes, index) for index in range(shape.layers)
+        ]
+        self.norm = Norm(run, "model.norm", shape.hidden, size, style.norm)
+        if style.scales_embedding:
+            run.new(size, "model.normalizer", Category.BUFFER)
+        self.head = self.embedding
+        if not shape.tied or style.drops_head:
+            self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
+        if shape.tied and style.drops_head:
+            run.free(self.head.weight)
+            self.head = self.embedding
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.finish()
+
+    def forward(self, tokens: int) -> Tensor:
+        run = self.run
+        hidden = self.embedding(tokens)
+        if self.style.scales_embedding:
+            scaled = run.new(hidden.bytes, "scaled embedding")
+            run.free(hidden)
+            hidden = scaled
+        residual: Tensor | None = None
+        for layer in self.layers:
+            before = hidden, residual
+            hidden, residual = layer(tokens, hidden, residual)
+            for old in dict.fromkeys(before):
+                if old is not None and old not in (hidden, residual):
+                    run.free(old)
+        assert residual is not None
+        normed, added = self.norm.added(tokens, hidden, residual)
+        for old in dict.fromkeys((hidden, residual, added)):
+            if old is not normed:
+                run.free(old)
+        return normed
+
+    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
+        """The pieces that torch.compile makes between calls of attention, with the buffers that Inductor's plan leaves.
+
+        Norms are fused with what is added to them. A buffer that is dead is taken again for one of its size, unless that
+        would raise the piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py):
+        rotated queries take the normed input's, the attention's output what the feed-forward layer returned.
+        """
+        attended, residual = self._first_piece(tokens, attend, piece)
+        chosen = self.layers if layers is None else self.layers[:layers]
+        for layer in chosen[:-1]:
+            attended, residual = self._middle_piece(layer, tokens, attended, residual, attend, piece)
+        return self._last_piece(chosen[-1], tokens, attended, residual, piece)
+
+    def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
+        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        with piece():
+            normed = run.new(width, "embedded")
+            residual = run.new(width, "embedded and reduced") if run.tp > 1 else normed
+            if run.tp == 1:
+                normed = run.new(width, "normed")
+            qkv, kept = self._projected(tokens, normed)
+            attended = run.new(self._attended_bytes(tokens), "attention output")
+        attend(tokens)
+        run.free(*kept, qkv)
+        return attended, residual
+
+    def _projected(self, tokens: int, normed: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(queries, keys and values; the rotated ones): in the normed input's buffer where it has their size."""
+        run, attention, size = self.run, self.layers[0].attention, self.shape.itemsize
+        qkv = attention.qkv_proj(tokens)
+        rotated = normed
+        if normed.bytes != self._attended_bytes(tokens):
+            run.free(normed)
+            rotated = run.new(self._attended_bytes(tokens), "rotated queries")
+        return qkv, [run.new(tokens * attention.kv * size, "rotated keys"), rotated]
+
+    def _attended_bytes(self, tokens: int) -> int:
+        return tokens * self.layers[0].attention.q * self.shape.itemsize
+
+    def _fed(self, layer: Layer, tokens: int) -> tuple[Tensor, Tensor]:
+        """(what attention's projection leaves, what the feed-forward layer returns), both alive."""
+        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        projected = layer.attention.o_proj.product(tokens)
+        first, normed = projected, projected
+        if run.tp > 1:
+            first = run.new(width, "all-reduced")
+        else:
+            normed = run.new(width, "normed")
+        if isinstance(layer.mlp, Experts):
+            output = layer.mlp(tokens)
+            run.free(normed)
+            return first, output
+        both = layer.mlp.gate_up_proj(tokens)
+        run.free(normed)
+        acted = run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated")
+        run.free(both)
+        output = layer.mlp.down_proj.product(tokens)
+        run.free(acted)
+        return first, output
+
+    def _middle_piece(
+        self, layer: Layer, tokens: int, attended: Tensor, residual: Tensor, attend: Attend, piece: Piece
+    ) -> tuple[Tensor, Tensor]:
+        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        with piece():
+            first, output = self._fed(layer, tokens)
+            same = self._attended_bytes(tokens) == width
+            if run.tp > 1:
+                reduced = run.new(width, "all-reduced")
+                normed = run.new(width, "normed")
+                run.free(reduced, first)
+                after, spare = output, None
+            else:
+                after, normed = run.new(width, "residual"), run.new(width, "normed")
+                run.free(first)
+                spare = output if same else None
+                if not same:
+                    run.free(output)
+            qkv, kept = self._projected(tokens, normed)
+            result = run.new(self._attended_bytes(tokens), "attention output") if spare is None else spare
+        run.free(attended, residual)
+        attend(tokens)
+        run.free(*kept[:1], qkv, *kept[1:])
+        return result, after
+
+    def _last_piece(self, layer: Layer, tokens: int, attended: Tensor, residual: Tensor, piece: Piece) -> Tensor:
+        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        with piece():
+            first, output = self._fed(layer, tokens)
+            if run.tp > 1:
+                run.free(run.new(width, "all-reduced"))
+        run.free(first, attended, residual)
+        return output
+
+    def logits(self, rows: int) -> Tensor:
+        return self.head.logits(rows, soft_cap=self.style.soft_cap)

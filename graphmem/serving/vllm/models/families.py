@@ -1,0 +1,1 @@
+"""From a configuration to a model: which family it is, and its sizes."""

@@ -1,0 +1,105 @@
+"""OPT (model_executor/models/opt.py of vllm 0.32.0): biases, LayerNorm out of place, learned positions."""
+
+from __future__ import annotations
+
+from graphmem.serving.vllm.layers import Embedding, Linear, attention_scales
+from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
+from graphmem.serving.vllm.run import Run, Tensor
+
+#: ``OPTLearnedPositionalEmbedding``: rows before the first position.
+OFFSET = 2
+
+
+class LayerNorm:
+    """``torch.nn.LayerNorm``: weight and bias, and the means and deviations that its kernel returns."""
+
+    def __init__(self, run: Run, name: str, width: int, itemsize: int) -> None:
+        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
+        run.new(width * itemsize, f"{name}.weight")
+        run.new(width * itemsize, f"{name}.bias")
+
+    def __call__(self, tokens: int) -> Tensor:
+        run = self.run
+        run.enter(self.name)
+        result = run.new(tokens * self.width * self.itemsize, "normed")
+        run.temporary(tokens * 4, tokens * 4)
+        return result
+
+
+class Layer:
+    """One decoder layer."""
+
+    def __init__(self, run: Run, name: str, shape: Shape) -> None:
+        self.run, self.shape = run, shape
+        size, width, inner = shape.itemsize, shape.hidden // run.tp, shape.intermediate // run.tp
+        method = shape.linear
+        attn = f"{name}.self_attn"
+        self.qkv = Linear(run, f"{attn}.qkv_proj", shape.hidden, [width] * 3, method, size, bias=True)
+        self.out = Linear(run, f"{attn}.out_proj", width, [shape.hidden], method, size, bias=True, reduce=True)
+        attention_scales(run, f"{attn}.attn")
+        self.first_norm = LayerNorm(run, f"{name}.self_attn_layer_norm", shape.hidden, size)
+        self.fc1 = Linear(run, f"{name}.fc1", shape.hidden, [inner], method, size, bias=True)
+        self.fc2 = Linear(run, f"{name}.fc2", inner, [shape.hidden], method, size, bias=True, reduce=True)
+        self.last_norm = LayerNorm(run, f"{name}.final_layer_norm", shape.hidden, size)
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The output; the input is the caller's."""
+        run, size = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        normed = self.first_norm(tokens)
+        qkv = self.qkv(tokens)
+        attended = run.new(size // run.tp, "attention output")
+        output = self.out(tokens)
+        run.free(qkv, attended, normed)
+        residual = run.new(size, "residual")
+        run.free(output)
+        normed = self.last_norm(tokens)
+        inner = self.fc1(tokens)
+        run.free(normed)
+        acted = run.new(inner.bytes, "activated")
+        run.free(inner)
+        output = self.fc2(tokens)
+        run.free(acted)
+        result = run.new(size, "hidden")
+        run.free(output, residual)
+        return result
+
+
+class OPT(Family):
+    """The whole model."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        self.run, self.shape = run, shape
+        size = shape.itemsize
+        self.embedding = Embedding(run, "model.decoder.embed_tokens", shape.vocab, shape.hidden, size)
+        run.new((shape.positions + OFFSET) * shape.hidden * size, "model.decoder.embed_positions.weight")
+        self.norm = LayerNorm(run, "model.decoder.final_layer_norm", shape.hidden, size)
+        self.layers = [Layer(run, f"model.decoder.layers.{index}", shape) for index in range(shape.layers)]
+        self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
+        if shape.tied:
+            run.free(self.head.weight)
+
+    def finish(self) -> None:
+        """As it was loaded."""
+
+    def forward(self, tokens: int) -> Tensor:
+        run, size = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        embedded = self.embedding(tokens)
+        shifted = run.new(tokens * 8, "positions + 2")
+        places = run.new(size, "embedded positions")
+        run.free(shifted)
+        hidden = run.new(size, "hidden")
+        first = hidden
+        for layer in self.layers:
+            after = layer(tokens)
+            run.free(hidden)
+            hidden = after
+        del first
+        result = self.norm(tokens)
+        run.free(hidden, embedded, places)
+        return result
+
+    def logits(self, rows: int) -> Tensor:
+        return self.head.logits(rows)
+
+    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
+        return self.forward(tokens)

@@ -1,0 +1,112 @@
+"""What a rank of the engine allocates, written down as a Trace while its code is followed.
+
+The modules of this package are the engine's own, in its order: making one asks for its weights, calling one for what it
+returns. A tensor lives until it is freed here, where the engine's Python lets go of it: a frame that still holds a name
+holds the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from graphmem.devices import Device
+from graphmem.trace import Category, EventKind, TraceBuilder
+
+#: ``_scoped_allocator_max_split`` (v1/worker/gpu_worker.py): the least that PyTorch allows.
+MAX_SPLIT = "max_split_size_mb:20"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor on the device: the index of its storage, and its bytes."""
+
+    storage: int
+    bytes: int
+
+
+class Run:
+    """One rank while it loads a model and runs it. ``alloc_conf`` is what ``PYTORCH_CUDA_ALLOC_CONF`` says."""
+
+    def __init__(self, source: str, device: Device, cublas_bytes: int, tensor_parallel: int, alloc_conf: str) -> None:
+        self.builder = TraceBuilder(source)
+        self.device = device
+        self.tp = tensor_parallel
+        self._alloc_conf = alloc_conf.strip().rstrip(",")
+        self._cublas_bytes = cublas_bytes
+        self._cublas_streams: set[int] = set()
+        self._phase = self.builder.phase(0, "start")
+        self._operator = self.builder.operator("init", "", self._phase)
+        self.category = Category.UNKNOWN
+        self._stream = 0
+        self._pool = 0
+
+    @contextmanager
+    def phase(self, name: str, category: Category) -> Iterator[None]:
+        """A stage of the engine's start, and what its allocations are for."""
+        before = self._phase, self._operator, self.category
+        self._phase = self.builder.phase(0, name)
+        self._operator = self.builder.operator(name, "", self._phase)
+        self.category = category
+        yield
+        self._phase, self._operator, self.category = before
+
+    @contextmanager
+    def limited_split(self) -> Iterator[None]:
+        """The allocator does not split blocks from 20 MiB on."""
+        text = f"{self._alloc_conf},{MAX_SPLIT}" if self._alloc_conf else MAX_SPLIT
+        self.builder.allocator_settings(text, self._operator)
+        yield
+        self.builder.allocator_settings(self._alloc_conf, self._operator)
+
+    def enter(self, module: str) -> None:
+        """The module whose code runs from now on."""
+        self._operator = self.builder.operator(module, module, self._phase)
+
+    @contextmanager
+    def placed(self, stream: int, pool: int = 0) -> Iterator[None]:
+        """What is allocated on this stream, and in this private pool."""
+        before = self._stream, self._pool
+        self._stream, self._pool = stream, pool
+        yield
+        self._stream, self._pool = before
+
+    def new(self, size: int, label: str = "", category: Category | None = None) -> Tensor:
+        """A tensor of ``size`` bytes."""
+        kind = self.category if category is None else category
+        place = {"stream": self._stream, "pool": self._pool}
+        return Tensor(self.builder.alloc(size, self._operator, kind, label=label, **place), size)
+
+    def free(self, *tensors: Tensor) -> None:
+        """Nothing refers to them any more."""
+        for tensor in tensors:
+            self.builder.free(tensor.storage, self._operator)
+
+    def temporary(self, *sizes: int) -> None:
+        """Tensors that live together for one call."""
+        self.free(*[self.new(size) for size in sizes])
+
+    def matmul(self, size: int, label: str = "") -> Tensor:
+        """A product by cuBLAS, whose workspace comes with the first on a stream and stays (CublasHandlePool.cpp)."""
+        result = self.new(size, label)
+        if self._stream not in self._cublas_streams:
+            self._cublas_streams.add(self._stream)
+            self.new(self._cublas_bytes, "cuBLAS workspace", Category.WORKSPACE)
+        return result
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks, out of place: the operand's frame still holds it (device_communicators)."""
+        if self.tp == 1:
+            return tensor
+        result = self.new(tensor.bytes, "all-reduced")
+        self.free(tensor)
+        return result
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        self.builder.event(EventKind.EMPTY_CACHE, self._operator)
+
+    def mark(self) -> int:
+        """The number of events so far."""
+        return len(self.builder.rows)

@@ -1,0 +1,192 @@
+"""The engine's two model runners: the buffers they keep, and what they run to find their peak.
+
+Followed from vllm 0.32.0: V2 is ``v1/worker/gpu`` (``model_runner``, ``states``, ``input_batch``, ``sample``,
+``structured_outputs``), V1 is ``v1/worker/gpu_model_runner.py`` with ``gpu_input_batch.py`` and ``block_table.py``.
+Buffers that V2 keeps in pinned host memory (UVA) take nothing here. Every line of sizes is one ``__init__``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from graphmem.serving.vllm.layers import cdiv
+from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.trace import Category
+
+#: sample/logit_bias.py: MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_LOGIT_BIAS_TOKENS (twice: ids and values), stop ids.
+_LOGIT_BIAS = (1024, 1024, 1024, 128)
+#: VLLM_MAX_BAD_WORDS_TOTAL_TOKENS, and VLLM_MAX_NUM_BAD_WORDS offsets with one more (envs.py).
+_BAD_WORDS = (1024, 129)
+#: MAX_LOGPROB_TOKEN_IDS (vllm/sampling_params.py).
+_LOGPROB_IDS = 128
+#: Columns of a block of the Gumbel sampler (sample/gumbel.py).
+_GUMBEL_BLOCK = 1024
+#: Rows of block tables are padded to so many tokens (v1/worker/block_table.py, ``get_block_table_width``).
+_TABLE_ALIGNMENT = 128
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The limits of a batch: tokens, requests, and the length of one."""
+
+    tokens: int
+    requests: int
+    length: int
+    block_size: int
+
+    @property
+    def profiled_requests(self) -> int:
+        """Requests of the profile run: one token each at least."""
+        return min(self.tokens, self.requests)
+
+
+class ModelRunner(ABC):
+    """What a runner adds to the model."""
+
+    name: str
+
+    def __init__(self, run: Run, batch: Batch, shape: Shape) -> None:
+        self.run, self.batch, self.shape = run, batch, shape
+
+    @abstractmethod
+    def make(self) -> None:
+        """Buffers made before the weights are loaded."""
+
+    @abstractmethod
+    def after_loading(self) -> None:
+        """Buffers made after it."""
+
+    @abstractmethod
+    def profile(self, model: Family) -> None:
+        """``profile_run``: one step of the most tokens, then logits and the sampler."""
+
+    def buffers(self, name: str, *sizes: int) -> None:
+        """Tensors that stay."""
+        self.run.enter(name)
+        for size in sizes:
+            self.run.new(size, name, Category.BUFFER)
+
+
+class V2(ModelRunner):
+    """``v1/worker/gpu/model_runner.py``."""
+
+    name = "V2"
+
+    def make(self) -> None:
+        tokens, requests = self.batch.tokens, self.batch.requests
+        # Tokens so far, computed tokens, sampled tokens (64 bits), next prompt tokens.
+        self.buffers("request states", requests * 4, requests * 4, requests * 8, requests * 4)
+        # Ids, positions, padding; starts of queries, lengths, lengths under context parallelism.
+        self.buffers(
+            "input buffers", tokens * 4, tokens * 8, tokens, (requests + 1) * 4, requests * 4, requests * 4
+        )  # fmt: skip
+
+    def after_loading(self) -> None:
+        requests, vocab = self.batch.requests, self.shape.vocab
+        mask = requests * cdiv(vocab, 32) * 4
+        self.buffers("penalties: prompt mask", mask)
+        self.buffers("penalties: counts of generated tokens", requests * vocab * 4)
+        self.buffers("logit bias", *(requests * count * 4 for count in _LOGIT_BIAS))
+        self.buffers("bad words", *(requests * count * 4 for count in _BAD_WORDS))
+        self.buffers("log probabilities of given ids", requests * _LOGPROB_IDS * 4)
+        self.buffers("structured outputs: indices", requests * 4)
+        self.buffers("structured outputs: grammar mask", mask)
+
+    def profile(self, model: Family) -> None:
+        run, rows = self.run, self.batch.profiled_requests
+        run.enter("dummy batch")
+        batch = self._dummy_batch(rows)
+        hidden = model.forward(self.batch.tokens)
+        run.enter("sampled hidden states")
+        indices = run.new(rows * 8)
+        sampled = run.new(rows * self.shape.hidden * self.shape.itemsize, "sampled hidden states")
+        run.free(indices, *batch)
+        logits = model.logits(rows)
+        self._sample(rows)
+        run.free(logits, hidden, sampled)
+
+    def _dummy_batch(self, rows: int) -> list[Tensor]:
+        """``InputBatch.make_dummy``: requests by row, positions within them, indices of logits, and their sums."""
+        return [self.run.new(size) for size in (rows * 8, rows * 4, rows * 4, (rows + 1) * 4)]
+
+    def _sample(self, rows: int) -> None:
+        """``Sampler``, without top-k, top-p and log probabilities: positions and ids of the rows, and the best of every
+        block of columns."""
+        run = self.run
+        run.enter("sampler")
+        batch = self._dummy_batch(rows)
+        indices = run.new(rows * 8)
+        positions = run.new(rows * 8)
+        run.free(indices)
+        indices = run.new(rows * 8)
+        ids = run.new(rows * 4)
+        run.free(indices)
+        blocks = rows * cdiv(self.shape.vocab, _GUMBEL_BLOCK)
+        best, scores = run.new(blocks * 8), run.new(blocks * 4)
+        run.temporary(rows * 8, rows * 8)
+        run.free(best, scores, positions, ids, *batch)
+
+
+class V1(ModelRunner):
+    """``v1/worker/gpu_model_runner.py``."""
+
+    name = "V1"
+
+    def make(self) -> None:
+        tokens, requests, batch = self.batch.tokens, self.batch.requests, self.batch
+        blocks = cdiv(batch.length, batch.block_size)
+        step = max(1, _TABLE_ALIGNMENT // batch.block_size)
+        width = cdiv(blocks, step) * step
+        self.buffers("logits processors", requests * 4, 4)
+        self.buffers("block table", requests * width * 4, tokens * 8)
+        # Temperature, top-p, top-k and three penalties.
+        self.buffers("sampling parameters", *[requests * 4] * 6)
+        self.buffers("input buffers", tokens * 4, tokens * 8, tokens, (requests + 1) * 4, *[requests * 4] * 3)
+        self.buffers("input buffers", tokens * 8, requests * 8, requests * 4, requests * 4)
+        self.buffers("input embeddings", tokens * self.shape.hidden * self.shape.itemsize)
+        self.buffers("input buffers", tokens, requests, requests * 4, requests * 4, max(requests + 1, tokens) * 8)
+
+    def after_loading(self) -> None:
+        """Nothing more."""
+
+    def profile(self, model: Family) -> None:
+        run, rows = self.run, self.batch.profiled_requests
+        hidden = model.forward(self.batch.tokens)
+        run.enter("sampled hidden states")
+        indices = run.new(rows * 8)
+        width = rows * self.shape.hidden * self.shape.itemsize
+        sampled = run.new(width, "sampled hidden states")
+        run.free(indices)
+        noise = run.new(width, "random hidden states")
+        logits = model.logits(rows)
+        run.enter("sampler")
+        parameters = [run.new(size) for size in (rows * 4, rows * 4, rows * 8, rows * 4, rows * 4, rows * 4)]
+        self._sample(rows, first=True)
+        first = run.new(rows * 4, "sampled tokens")
+        self._sample(rows, first=False)
+        run.temporary(rows * 4)
+        run.free(noise, logits, *parameters, hidden, first, sampled)
+
+    def _sample(self, rows: int, *, first: bool) -> None:
+        """``Sampler`` (v1/sample/sampler.py): logits in fp32, the likeliest tokens, top-k and top-p in place by a Triton
+        kernel whose buffer stays (ops/topk_topp_triton.py: a row of logits for each multiprocessor), probabilities,
+        and exponential noise of their size."""
+        run, wide = self.run, rows * self.shape.vocab * 4
+        logits = run.new(wide, "logits in fp32")
+        greedy = run.new(rows * 8)
+        run.temporary(rows, 4, rows * 4)
+        if first:
+            run.new(self.run.device.sm_count * self.shape.vocab * 4, "top-k and top-p buffer", Category.WORKSPACE)
+            run.new(800, "top-k and top-p buffer", Category.WORKSPACE)
+            run.new(800, "top-k and top-p buffer", Category.WORKSPACE)
+        probabilities = run.new(wide, "probabilities")
+        noise = run.new(wide, "exponential noise")
+        chosen = run.new(rows * 8)
+        run.free(noise, probabilities)
+        run.temporary(rows)
+        run.free(chosen, greedy, logits)
+
+
+RUNNERS: dict[str, type[ModelRunner]] = {runner.name: runner for runner in (V1, V2)}
