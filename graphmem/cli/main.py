@@ -27,6 +27,7 @@ from graphmem.cli.gpus import gpus_command
 from graphmem.cli.measure import measure_command
 from graphmem.cli.replay import replay_command
 from graphmem.cli.run import run_command
+from graphmem.cli.serve import serve_command
 from graphmem.cli.sweep import sweep_command
 from graphmem.cli.verify import verify_command
 from graphmem.cli.zoo import zoo_command
@@ -103,6 +104,7 @@ cli.add_command(run_command)
 cli.add_command(fit_command)
 cli.add_command(advise_command)
 cli.add_command(sweep_command)
+cli.add_command(serve_command)
 cli.add_command(compare_command)
 cli.add_command(replay_command)
 cli.add_command(export_trace_command)

@@ -90,6 +90,11 @@ class Capability:
     #: ``MinSystemMemory`` of TensorFlow's gpu_device.cc: what is left to others of a card with 2 GiB or more.
     tensorflow_system_bytes: int
 
+    #: Kernels of attention that vLLM takes (platforms/cuda.py, v1/attention/backends/fa_utils.py), and the largest
+    #: batch in tokens of its CUDA graphs (config/vllm.py, ``_set_cudagraph_sizes``).
+    vllm_attention: str = "other"
+    vllm_largest_graph: int = 512
+
     @property
     def small_shared_memory(self) -> bool:
         """Whether a block has at most 99 KiB."""
@@ -168,6 +173,7 @@ _AMPERE = replace(
     flash_attention=True,
     efficient_attention=80,
     tensorflow_system_bytes=1536 * MIB,
+    vllm_attention="FlashAttention 2",
 )
 _AMPERE_SMALL = replace(
     _AMPERE,
@@ -203,6 +209,7 @@ _HOPPER = replace(
     rnn_layer_workspaces=True,
     grouped_product_bytes=(512, 512),
     tensorflow_system_bytes=1800 * MIB,
+    vllm_attention="FlashAttention 3",
 )
 _BLACKWELL = replace(
     _HOPPER,
@@ -216,6 +223,8 @@ _BLACKWELL = replace(
     cudnn_attention_head=128,
     cudnn_attention_192_128=True,
     grouped_product_bytes=(5376, 5888),
+    vllm_attention="other",
+    vllm_largest_graph=1024,
 )
 _THOR = replace(
     _BLACKWELL,
@@ -225,6 +234,7 @@ _THOR = replace(
     cudnn_attention_192_128=False,
     cudnn_attention_first=False,
     grouped_product_bytes=None,
+    vllm_largest_graph=512,
 )
 _BLACKWELL_SMALL = replace(
     _THOR,
@@ -233,6 +243,7 @@ _BLACKWELL_SMALL = replace(
     large_workspace_since=versions.LARGE_WORKSPACE_ON_BLACKWELL.version,
     cudnn_trees="blackwell_geforce",
     flash_trains_wide_heads=False,
+    vllm_attention="FlashAttention 2",
 )
 
 #: The row of every known compute capability.
@@ -276,3 +287,8 @@ def limits_of(compute_capability: tuple[int, int]) -> Capability:
         older = [known for known in CAPABILITIES if known < compute_capability]
         row = CAPABILITIES[max(older, default=min(CAPABILITIES))]
     return row
+
+
+def reaches(compute_capability: tuple[int, int] | None, least: tuple[int, int]) -> bool:
+    """Whether a card has at least this compute capability."""
+    return compute_capability is not None and compute_capability >= least

@@ -192,6 +192,12 @@ KINDS = {
         ),
         on_stub=False,
     ),
+    "serving": Listed(
+        "starts of vLLM: what it leaves for the KV cache, and why",
+        "tests.recorded.serving:KIND",
+        ("vllm/runs.json.gz",),
+        on_stub=False,
+    ),
 }
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from graphmem.devices import Device
 from graphmem.serving.vllm.layers import cdiv
+from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.run import Run
 from graphmem.serving.vllm.runner import Batch
 
@@ -16,7 +18,9 @@ MAX_SPLITS = 32
 class AttentionBackend(Protocol):
     """The kernels of attention."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For people."""
 
     def metadata(self, batch: Batch) -> list[int]:
         """Sizes of buffers that stay while graphs are used."""
@@ -65,3 +69,11 @@ class FlashAttention2:
 
     def call(self, run: Run, tokens: int) -> None:
         run.temporary(tokens * self.heads * 4)
+
+
+def backend_for(device: Device, shape: Shape, tp: int) -> AttentionBackend:
+    """The kernels that the engine takes on this card; those of others than FlashAttention are not followed."""
+    heads = max(1, shape.heads // tp)
+    if device.limits.vllm_attention == FlashAttention3.name:
+        return FlashAttention3(heads, shape.head_dim)
+    return FlashAttention2(heads, shape.head_dim)

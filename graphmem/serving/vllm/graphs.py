@@ -11,7 +11,7 @@ warm-up before it used: the samples are negative, and taking them away adds the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,50 +35,52 @@ _CAPTURE_STREAM = 1
 
 @dataclass(frozen=True)
 class Marks:
-    """Events after which the engine asks for free memory: around the whole, and around each sampled whole graph."""
+    """Events after which the engine asks for free memory: around the whole, around sampled piecewise graphs (the first
+    model runner's), and around sampled whole graphs; with the number of graphs of either kind."""
 
     start: int
     end: int
+    pieces: tuple[tuple[int, int], ...]
     samples: tuple[tuple[int, int], ...]
+    piecewise_graphs: int
     whole_graphs: int
 
 
-def estimate(marks: Marks, reserved: list[int]) -> int:
-    """The engine's estimate from bytes reserved after every event."""
-    taken = [reserved[after] - reserved[before] for before, after in marks.samples]
-    measured = reserved[marks.end] - reserved[marks.start]
-    second = max(taken[1], LEAST_GRAPH_BYTES) if len(taken) > 1 else 0
-    whole = taken[0] + (marks.whole_graphs - 1) * second if taken else 0
-    return max(measured - sum(taken) + whole, 0)
+def estimate(marks: Marks, reserved: Sequence[int]) -> int:
+    """The engine's estimate, from bytes reserved after every event."""
+
+    def taken(spans: tuple[tuple[int, int], ...]) -> list[int]:
+        return [int(reserved[after] - reserved[before]) for before, after in spans]
+
+    def rest(samples: list[int], graphs: int) -> int:
+        return (graphs - 1) * (max(samples[1], LEAST_GRAPH_BYTES) if len(samples) > 1 else 0)
+
+    samples = taken(marks.samples)
+    if marks.pieces:
+        pieces = taken(marks.pieces)
+        kinds = [(pieces, marks.piecewise_graphs)] + ([(samples, marks.whole_graphs)] if samples else [])
+        return max(kind[0] for kind, _ in kinds) + sum(rest(kind, graphs) for kind, graphs in kinds)
+    measured = int(reserved[marks.end] - reserved[marks.start])
+    whole = samples[0] + rest(samples, marks.whole_graphs) if samples else 0
+    return max(measured - sum(samples) + whole, 0)
 
 
 class GraphProfile:
     """The capture of all graphs, written down."""
 
-    def __init__(
-        self, run: Run, model: Family, batch: Batch, backend: AttentionBackend, layers: int, hidden_bytes: int
-    ) -> None:
-        self.run, self.model, self.batch, self.backend = run, model, batch, backend
-        self.layers, self.hidden_bytes = layers, hidden_bytes
+    def __init__(self, run: Run, model: Family, batch: Batch, backend: AttentionBackend, layers: int) -> None:
+        self.run, self.model, self.batch, self.backend, self.layers = run, model, batch, backend, layers
         self._pool = run.builder.pool("CUDA graphs")
         self._states: list[Tensor] = []
 
     def record(self, sizes: list[int], block_bytes: int, tables: list[int]) -> Marks:
-        """All of it. ``sizes`` are of batches in tokens, ``tables`` the bytes of each KV cache group's block table."""
-        run, builder = self.run, self.run.builder
+        """As the second model runner does: all piecewise graphs, two whole ones. ``sizes`` are of batches in tokens,
+        ``tables`` the bytes of each KV cache group's block table."""
+        run = self.run
         sizes = sorted(sizes, reverse=True)
         whole = [size for size in sizes if size <= self.batch.requests]
-        run.empty_cache()
-        run.enter("minimal KV cache")
-        kept = [run.new(size, "attention metadata") for size in self.backend.metadata(self.batch)]
-        for table in tables:
-            kept += [run.new(table, "block table"), run.new(table, "block table")]
-            kept.append(run.new(self.batch.tokens * 8, "slots"))
-        kept += [run.new(size, "block tables") for size in (8, 8, 4, 1, 8)]
-        kept.append(run.new(max(1, min(self.batch.requests, sizes[0])) * block_bytes, "minimal KV cache"))
-        run.empty_cache()
-        start = run.mark() - 1
-        builder.event(EventKind.CREATE_POOL, 0, self._pool)
+        kept = self._minimal_cache(sizes[0], block_bytes, tables)
+        start = self._begin()
         samples = []
         hidden: Tensor | None = None
         with run.placed(_CAPTURE_STREAM):
@@ -100,10 +102,59 @@ class GraphProfile:
                 samples.append((before, run.mark() - 1))
         end = run.mark() - 1
         assert hidden is not None
-        run.free(*self._states, hidden, *kept)
-        builder.event(EventKind.RELEASE_POOL, 0, self._pool)
+        self._end([*kept, hidden])
+        return Marks(start, end, (), tuple(samples), len(sizes), len(whole))
+
+    def record_first(self, sizes: list[int], block_bytes: int, tables: list[int]) -> Marks:
+        """As the first model runner does (v1/worker/gpu_model_runner.py): the two largest graphs of either kind, each
+        measured from before its warm-up."""
+        run = self.run
+        sizes = sorted(sizes, reverse=True)
+        whole = [size for size in sizes if size <= self.batch.requests]
+        kept = self._minimal_cache(sizes[0], block_bytes, tables)
+        start = self._begin()
+        pieces, samples = [], []
+        with run.placed(_CAPTURE_STREAM):
+            for size in sizes[:SAMPLES]:
+                before = run.mark() - 1
+                self._dummy(size)
+                run.free(self._forward(size, 0))
+                self._piecewise(size, None)
+                pieces.append((before, run.mark() - 1))
+            for size in whole[:SAMPLES]:
+                before = run.mark() - 1
+                self._dummy(size)
+                run.free(self._forward(size, 0))
+                self._begin_graph()
+                run.free(self._forward(size, self._pool))
+                samples.append((before, run.mark() - 1))
+        end = run.mark() - 1
+        self._end(kept)
+        return Marks(start, end, tuple(pieces), tuple(samples), len(sizes), len(whole))
+
+    def _minimal_cache(self, largest: int, block_bytes: int, tables: list[int]) -> list[Tensor]:
+        """A KV cache of a block for each sequence, with its tables and the attention's buffers."""
+        run = self.run
         run.empty_cache()
-        return Marks(start, end, tuple(samples), len(whole))
+        run.enter("minimal KV cache")
+        kept = [run.new(size, "attention metadata") for size in self.backend.metadata(self.batch)]
+        for table in tables:
+            kept += [run.new(table, "block table"), run.new(table, "block table")]
+            kept.append(run.new(self.batch.tokens * 8, "slots"))
+        kept += [run.new(size, "block tables") for size in (8, 8, 4, 1, 8)]
+        kept.append(run.new(max(1, min(self.batch.requests, largest)) * block_bytes, "minimal KV cache"))
+        return kept
+
+    def _begin(self) -> int:
+        self.run.empty_cache()
+        start = self.run.mark() - 1
+        self.run.builder.event(EventKind.CREATE_POOL, 0, self._pool)
+        return start
+
+    def _end(self, kept: list[Tensor]) -> None:
+        self.run.free(*self._states, *kept)
+        self.run.builder.event(EventKind.RELEASE_POOL, 0, self._pool)
+        self.run.empty_cache()
 
     def _dummy(self, size: int) -> None:
         """The batch and the attention's metadata, which are copied into static buffers."""
@@ -120,7 +171,7 @@ class GraphProfile:
 
     def _forward(self, size: int, pool: int, layers: int | None = None) -> Tensor:
         with self.run.placed(_CAPTURE_STREAM, pool):
-            return self.model.compiled(size, self._attend, _plainly, layers)
+            return self.model.compiled(size, self._attend, plainly, layers)
 
     def _attend(self, tokens: int) -> None:
         self.backend.call(self.run, tokens)
@@ -142,7 +193,8 @@ class GraphProfile:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
+    """A piece that is no graph."""
     yield
 
 

@@ -13,8 +13,9 @@ from graphmem.trace import Category
 
 #: ``DEFAULT_VOCAB_PADDING_SIZE`` (layers/vocab_parallel_embedding.py).
 VOCAB_PADDING = 64
-#: ``set_default_quant_scales`` (layers/attention/attention.py): of queries, keys, values and probabilities, a float each.
-ATTENTION_SCALES = 4
+#: ``set_default_quant_scales`` (layers/attention/attention.py): of queries, keys, values and probabilities, a float
+#: each, and two copies for the host, which are made on the device and again on the host when loading is done.
+ATTENTION_SCALES, HOST_SCALES = 4, 2
 
 
 def cdiv(number: int, divisor: int) -> int:
@@ -139,7 +140,15 @@ def rotary(run: Run, name: str, positions: int, width: int, itemsize: int) -> No
     run.free(both)
 
 
-def attention_scales(run: Run, name: str) -> None:
+class AttentionScales:
     """The scales of a quantised KV cache, which every attention layer has."""
-    for _ in range(ATTENTION_SCALES):
-        run.new(4, f"{name}.scale", Category.BUFFER)
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run = run
+        for _ in range(ATTENTION_SCALES):
+            run.new(4, f"{name}.scale", Category.BUFFER)
+        self._host = [run.new(4, f"{name}.host scale", Category.BUFFER) for _ in range(HOST_SCALES)]
+
+    def finish(self) -> None:
+        """``process_weights_after_loading``."""
+        self.run.free(*self._host)

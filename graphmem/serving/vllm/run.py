@@ -75,8 +75,8 @@ class Run:
     def new(self, size: int, label: str = "", category: Category | None = None) -> Tensor:
         """A tensor of ``size`` bytes."""
         kind = self.category if category is None else category
-        place = {"stream": self._stream, "pool": self._pool}
-        return Tensor(self.builder.alloc(size, self._operator, kind, label=label, **place), size)
+        index = self.builder.alloc(size, self._operator, kind, label=label, stream=self._stream, pool=self._pool)
+        return Tensor(index, size)
 
     def free(self, *tensors: Tensor) -> None:
         """Nothing refers to them any more."""

@@ -170,9 +170,9 @@ class V1(ModelRunner):
         run.free(noise, logits, *parameters, hidden, first, sampled)
 
     def _sample(self, rows: int, *, first: bool) -> None:
-        """``Sampler`` (v1/sample/sampler.py): logits in fp32, the likeliest tokens, top-k and top-p in place by a Triton
-        kernel whose buffer stays (ops/topk_topp_triton.py: a row of logits for each multiprocessor), probabilities,
-        and exponential noise of their size."""
+        """``Sampler`` (v1/sample/sampler.py): logits in fp32, the likeliest tokens, top-k and top-p in place by a
+        Triton kernel whose buffer stays (ops/topk_topp_triton.py: a row of logits for each multiprocessor),
+        probabilities, and exponential noise of their size."""
         run, wide = self.run, rows * self.shape.vocab * 4
         logits = run.new(wide, "logits in fp32")
         greedy = run.new(rows * 8)

@@ -11,7 +11,6 @@ from typing import TypeAlias
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.run import Tensor
 
-
 #: What a call of attention allocates for so many tokens, and a context in which a compiled piece runs.
 Attend: TypeAlias = Callable[[int], None]
 Piece: TypeAlias = Callable[[], AbstractContextManager[None]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphmem.serving.vllm.layers import Embedding, Linear, attention_scales, rotary
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.run import Run, Tensor
@@ -22,7 +22,7 @@ class Style:
     ``norm``: ``rms`` adds the residual in place, ``gemma`` computes in fp32 and returns new tensors. ``holds_gate_up``:
     the feed-forward layer keeps a name for it until it returns. ``head_norms``: queries and keys are normed per head.
     ``post_norms``: what attention and feed-forward return is normed too. ``scales_embedding``: it is multiplied.
-    ``drops_head``: with tied embeddings the head is made first, and dropped.
+    ``makes_tied_head``: with tied embeddings the head is made first, and dropped.
     """
 
     norm: str = "rms"
@@ -32,7 +32,7 @@ class Style:
     post_norms: bool = False
     scales_embedding: bool = False
     soft_cap: bool = False
-    drops_head: bool = False
+    makes_tied_head: bool = True
 
 
 class Norm:
@@ -118,7 +118,7 @@ class Attention:
         if rope not in ropes:  # the engine keeps one table for equal arguments
             ropes.add(rope)
             rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, shape.itemsize)
-        attention_scales(run, f"{name}.attn")
+        self.scales = AttentionScales(run, f"{name}.attn")
         if style.head_norms and self.norms is None:
             self.norms = self._head_norms()
 
@@ -239,22 +239,22 @@ class Decoder(Family):
         size = shape.itemsize
         self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
         ropes: set[object] = set()
-        self.layers = [
-            Layer(run, f"model.layers.{index}", shape, style, ropes, index) for index in range(shape.layers)
-        ]
+        self.layers = [Layer(run, f"model.layers.{index}", shape, style, ropes, index) for index in range(shape.layers)]
         self.norm = Norm(run, "model.norm", shape.hidden, size, style.norm)
         if style.scales_embedding:
             run.new(size, "model.normalizer", Category.BUFFER)
         self.head = self.embedding
-        if not shape.tied or style.drops_head:
+        if not shape.tied or style.makes_tied_head:
             self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
-        if shape.tied and style.drops_head:
+        if shape.tied and style.makes_tied_head:
             run.free(self.head.weight)
             self.head = self.embedding
 
     def finish(self) -> None:
         for layer in self.layers:
             layer.finish()
+        for layer in self.layers:
+            layer.attention.scales.finish()
 
     def forward(self, tokens: int) -> Tensor:
         run = self.run
@@ -280,8 +280,8 @@ class Decoder(Family):
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The pieces that torch.compile makes between calls of attention, with the buffers that Inductor's plan leaves.
 
-        Norms are fused with what is added to them. A buffer that is dead is taken again for one of its size, unless that
-        would raise the piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py):
+        Norms are fused with what is added to them. A dead buffer is taken again for one of its size, unless that would
+        raise the piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py):
         rotated queries take the normed input's, the attention's output what the feed-forward layer returned.
         """
         attended, residual = self._first_piece(tokens, attend, piece)

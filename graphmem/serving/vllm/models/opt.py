@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphmem.serving.vllm.layers import Embedding, Linear, attention_scales
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 
@@ -36,7 +36,7 @@ class Layer:
         attn = f"{name}.self_attn"
         self.qkv = Linear(run, f"{attn}.qkv_proj", shape.hidden, [width] * 3, method, size, bias=True)
         self.out = Linear(run, f"{attn}.out_proj", width, [shape.hidden], method, size, bias=True, reduce=True)
-        attention_scales(run, f"{attn}.attn")
+        self.scales = AttentionScales(run, f"{attn}.attn")
         self.first_norm = LayerNorm(run, f"{name}.self_attn_layer_norm", shape.hidden, size)
         self.fc1 = Linear(run, f"{name}.fc1", shape.hidden, [inner], method, size, bias=True)
         self.fc2 = Linear(run, f"{name}.fc2", inner, [shape.hidden], method, size, bias=True, reduce=True)
@@ -79,7 +79,8 @@ class OPT(Family):
             run.free(self.head.weight)
 
     def finish(self) -> None:
-        """As it was loaded."""
+        for layer in self.layers:
+            layer.scales.finish()
 
     def forward(self, tokens: int) -> Tensor:
         run, size = self.run, tokens * self.shape.hidden * self.shape.itemsize
@@ -98,8 +99,10 @@ class OPT(Family):
         run.free(hidden, embedded, places)
         return result
 
+    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
+        """As without a compiler: what Inductor makes of LayerNorm and biases is not followed."""
+        with piece():
+            return self.forward(tokens)
+
     def logits(self, rows: int) -> Tensor:
         return self.head.logits(rows)
-
-    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        return self.forward(tokens)

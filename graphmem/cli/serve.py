@@ -1,0 +1,107 @@
+"""``graphmem serve``: how many requests an inference engine holds at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from graphmem.cli.groups import GroupedCommand, grouped
+from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
+from graphmem.units import parse_bytes
+
+_ENGINE = (
+    click.option("--engine", default="vllm", metavar="NAME", help="vllm, or a plug-in's. Default vllm."),
+    click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
+    click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
+    click.option("--tp", "--tensor-parallel-size", "tp", type=int, default=1, metavar="N", help="Cards. Default 1."),
+    click.option("--max-model-len", type=int, metavar="N", help="Longest request. Default: the model's."),
+    click.option("--max-num-seqs", type=int, metavar="N", help="Requests of a batch. Default: by card."),
+    click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens of a batch. Default: by card."),
+    click.option("--gpu-memory-utilization", type=float, metavar="X", help="Default 0.92 (0.9 before 0.21)."),
+    click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto, fp8, ... Default auto."),
+    click.option("--quantization", metavar="NAME", help="awq, gptq, fp8, ... Default: the configuration's own."),
+    click.option("--dtype", default="auto", metavar="TYPE", help="auto, half, bfloat16, float. Default auto."),
+    click.option("--enforce-eager", is_flag=True, help="No torch.compile and no CUDA graphs."),
+    click.option("--block-size", type=int, metavar="N", help="Tokens of a block. Default 16."),
+    click.option("--alloc-conf", default="", metavar="CONF", help="PYTORCH_CUDA_ALLOC_CONF of the engine."),
+    click.option("--engine-arg", multiple=True, metavar="NAME=VALUE", help="Another option, e.g. model_runner=v1."),
+    click.option("--non-torch", default="0", metavar="SIZE", help="What CUDA loads while it profiles. Default 0."),
+)
+_CARD = (
+    click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'."),
+    click.option("--gpu-memory", metavar="SIZE", help="Memory of the card instead of its own, e.g. 24GiB."),
+)
+_LOAD = (
+    click.option("--lengths", metavar="LIST", help="Lengths of requests, e.g. p50=800,p99=6000."),
+    click.option("--load", type=float, metavar="N", help="Requests at once: which cards hold them?"),
+    click.option("--find", metavar="WHAT", help="max-model-len, max-num-seqs or tp: the most (fewest) that does."),
+    click.option("--advice/--no-advice", default=True, help="Look for options that bring more. Default: yes."),
+)
+_OUTPUT = (
+    click.option("--format", "form", type=click.Choice(("text", "json", "html")), default="text", help="Default text."),
+    click.option("-o", "--output", metavar="FILE", help="Write there instead of to the terminal."),
+)
+
+
+@click.command("serve", cls=GroupedCommand, short_help="How many requests an inference engine holds at once.")
+@click.argument("model")
+@grouped("Engine, by its own names", _ENGINE)
+@grouped("Card", _CARD)
+@grouped("Load", _LOAD)
+@grouped("Output", _OUTPUT)
+def serve_command(**options: Any) -> None:
+    """What vLLM leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
+
+    MODEL is a config.json, a folder with one, or the name of a known model. For example:
+
+    \b
+      graphmem serve meta-llama/Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192
+      graphmem serve ./model --gpu L40S --lengths p50=800,p99=6000 --load 64
+      graphmem serve ./model --gpu RTX-4090 --find max-model-len
+
+    Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
+    """
+    from graphmem.planning.serving import serve
+    from graphmem.reports import serving
+
+    check_output(options["output"])
+    report = serve(
+        options["model"],
+        gpu=options["gpu"],
+        gpu_memory=options["gpu_memory"],
+        engine=options["engine"],
+        engine_version=options["engine_version"],
+        lengths=options["lengths"],
+        load=options["load"],
+        find=options["find"],
+        advice=options["advice"],
+        entry=options["entry"],
+        tensor_parallel_size=options["tp"],
+        max_model_len=options["max_model_len"],
+        max_num_seqs=options["max_num_seqs"],
+        max_num_batched_tokens=options["max_num_batched_tokens"],
+        gpu_memory_utilization=options["gpu_memory_utilization"],
+        kv_cache_dtype=options["kv_cache_dtype"],
+        quantization=options["quantization"],
+        dtype=options["dtype"],
+        enforce_eager=options["enforce_eager"],
+        block_size=options["block_size"],
+        alloc_conf=options["alloc_conf"],
+        non_torch_bytes=parse_bytes(options["non_torch"]),
+        arguments=tuple(_named(text) for text in options["engine_arg"]),
+    )
+    rendered = {
+        "json": lambda: json.dumps(report.to_dict(), indent=2) + "\n",
+        "html": lambda: serving.html(report),
+        "text": lambda: serving.render(report),
+    }[options["form"]]()
+    emit(rendered, options["output"])
+    if not report.starts:
+        click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip(), value.strip()

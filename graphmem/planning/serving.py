@@ -1,0 +1,385 @@
+"""How many requests a model serves at once: one answer of an engine, and what follows from several.
+
+Every figure is an answer of its own: longer contexts, other cards and changed options are asked for, not scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
+from graphmem.devices.capabilities import reaches
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.serving import engine_named
+from graphmem.serving.base import Engine, Question, Served
+from graphmem.serving.configurations import model_named
+from graphmem.units import parse_bytes
+
+#: What ``find`` looks for.
+FOUND = ("max-model-len", "max-num-seqs", "tp")
+#: How many requests a distribution of lengths is looked at by.
+_SAMPLES = 200
+#: Numbers of cards that are tried for a load.
+_CARD_COUNTS = (1, 2, 4, 8)
+#: Cards that hold a load which are named.
+_CARDS_NAMED = 3
+#: The oldest cards that are looked at: vLLM has kernels from 7.5 on.
+_LEAST_CAPABILITY = (7, 5)
+#: Changes that bring less than this part of the tokens are not worth a line.
+_LEAST_GAIN = 0.01
+_MOST_SEQS = 1 << 16
+
+
+@dataclass(frozen=True)
+class CardChoice:
+    """Cards that hold the load: how many, and how many requests they hold at once."""
+
+    gpu: str
+    cards: int
+    memory_bytes: int
+    concurrency: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """An option that would change the number of tokens, and by how much."""
+
+    option: str
+    tokens: int
+    gained_tokens: int
+
+
+@dataclass(frozen=True)
+class ServingReport:
+    """An engine's answer with what was asked about it. ``lengths`` are quantiles of requests' lengths in tokens."""
+
+    served: Served
+    lengths: tuple[tuple[float, int], ...] = ()
+    concurrency_at_lengths: float | None = None
+    load: float | None = None
+    choices: tuple[CardChoice, ...] = ()
+    changes: tuple[Change, ...] = ()
+    found: tuple[str, int] | None = None
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def starts(self) -> bool:
+        """Whether the engine starts."""
+        return self.served.refusal is None
+
+    @property
+    def concurrency(self) -> float:
+        """Requests in the cache at once: at the lengths asked about, else at the full one."""
+        at_lengths = self.concurrency_at_lengths
+        return self.served.kv_cache.concurrency if at_lengths is None else at_lengths
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON. Sizes are bytes."""
+        served = self.served
+        return {
+            "schema": "graphmem.serving/1",
+            "engine": served.engine,
+            "engine_version": served.version,
+            "model": served.model,
+            "gpu": served.gpu,
+            "cards": served.cards,
+            "starts": self.starts,
+            "refusal": served.refusal,
+            "settings": dict(served.settings),
+            "total_bytes": served.total_bytes,
+            "requested_bytes": served.requested_bytes,
+            "weights_bytes": served.weights_bytes,
+            "waterfall": [asdict(part) for part in served.parts],
+            "kv_cache": asdict(served.kv_cache),
+            "cuda_graphs_bytes": served.graphs_bytes,
+            "fragmentation_bytes": served.fragmentation_bytes,
+            "outside": [asdict(figure) for figure in served.outside],
+            "lengths": {f"p{quantile:g}": length for quantile, length in self.lengths},
+            "concurrency_at_lengths": self.concurrency_at_lengths,
+            "load": self.load,
+            "cards_for_load": [asdict(choice) for choice in self.choices],
+            "changes": [asdict(change) for change in self.changes],
+            "found": None if self.found is None else {self.found[0]: self.found[1]},
+            "notes": list(served.notes),
+            "assumptions": list(self.assumptions),
+        }
+
+
+def serve(
+    model: str,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    device: Device | None = None,
+    engine: str = "vllm",
+    engine_version: str | None = None,
+    lengths: Mapping[float, int] | str | None = None,
+    load: float | None = None,
+    find: str | None = None,
+    advice: bool = True,
+    **options: Any,
+) -> ServingReport:
+    """What an inference engine leaves for the KV cache of ``model`` on a card, and how many requests that holds.
+
+    ``model``: a ``config.json``, a folder with one, or a known name. ``options`` are those of
+    :class:`graphmem.serving.base.Question`, by the engine's own names (``tensor_parallel_size``, ``max_model_len``, …).
+    ``lengths``: quantiles of requests' lengths in tokens, ``{50: 800, 99: 6000}`` or ``"p50=800,p99=6000"``. ``load``:
+    so many requests at once, for which cards are looked for. ``find``: the largest ``max-model-len`` or
+    ``max-num-seqs``, or the fewest cards (``tp``), and the answer there. ``advice``: whether changes are looked for.
+
+    Raises :class:`graphmem.errors.GraphmemError` for what cannot be answered; an engine that would refuse to start for
+    want of memory is an answer (:attr:`ServingReport.starts`).
+    """
+    chosen = engine_named(engine)
+    assumptions = []
+    card = device
+    if card is None:
+        if gpu is None and gpu_memory is None:
+            assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
+        card = _card(gpu, gpu_memory)
+    quantiles = _quantiles(lengths)
+    question = _question(model, card, engine_version, options)
+    found = None
+    if find is not None:
+        question, found = _search(chosen, question, find, quantiles, load)
+    served = chosen.serve(question)
+    at_lengths = served.concurrency_at(_sampled(quantiles, served)) if quantiles else None
+    return ServingReport(
+        served=served,
+        lengths=quantiles,
+        concurrency_at_lengths=at_lengths,
+        load=load,
+        choices=_choices(chosen, question, quantiles, load) if load is not None else (),
+        changes=_changes(chosen, question, served) if advice else (),
+        found=found,
+        assumptions=tuple(assumptions),
+    )
+
+
+def _card(gpu: str | None, gpu_memory: int | str | None) -> Device:
+    if gpu_memory is None:
+        return device_named(gpu or DEFAULT_DEVICE)
+    size = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
+    return custom_device(size, like=gpu)
+
+
+def _question(model: str, card: Device, version: str | None, options: Mapping[str, Any]) -> Question:
+    known = set(Question.__dataclass_fields__) - {"model", "device", "version"}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}; accepted: {', '.join(sorted(known))}")
+    return Question(model_named(model), card, version=_version(version), **options)
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    numbers = text.removeprefix("v").split(".")
+    if len(numbers) < 2 or not all(number.isdigit() and len(number) < 5 for number in numbers[:2]):
+        raise UsageError(f"--engine-version {text!r} is no version; write for example 0.32")
+    return int(numbers[0]), int(numbers[1])
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+
+
+def _quantiles(given: Mapping[float, int] | str | None) -> tuple[tuple[float, int], ...]:
+    """(percent, length), rising. Raises :class:`UsageError`."""
+    if not given:
+        return ()
+    pairs = _read_lengths(given) if isinstance(given, str) else [(float(key), value) for key, value in given.items()]
+    pairs.sort()
+    for (quantile, length), before in zip(pairs, [(0.0, 0), *pairs], strict=False):
+        if not 0 < quantile < 100 or length < 1:
+            raise UsageError(
+                f"lengths: p{quantile:g}={length}; accepted: percents between 0 and 100, lengths from 1 on"
+            )
+        if quantile == before[0] or length < before[1]:
+            raise UsageError(f"lengths: p{quantile:g}={length} comes after p{before[0]:g}={before[1]}; they must rise")
+    return tuple(pairs)
+
+
+def _read_lengths(text: str) -> list[tuple[float, int]]:
+    pairs = []
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        try:
+            pairs.append((float(name.lower().removeprefix("p")), int(value)))
+        except ValueError:
+            raise UsageError(f"--lengths {part.strip()!r} is no quantile; write for example p50=800,p99=6000") from None
+    return pairs
+
+
+def _sampled(quantiles: Sequence[tuple[float, int]], served: Served) -> list[int]:
+    """Lengths at evenly spaced quantiles: straight lines through the given ones, logarithms of lengths over the normal
+    distribution's deviates (two points are a log-normal distribution); beyond the ends the nearest line goes on."""
+    longest = int(served.settings["max_model_len"])
+    normal = NormalDist()
+    points = [(normal.inv_cdf(percent / 100), math.log(length)) for percent, length in quantiles]
+    if len(points) == 1:
+        return [min(longest, quantiles[0][1])]
+    lengths = []
+    for index in range(_SAMPLES):
+        at = normal.inv_cdf((index + 0.5) / _SAMPLES)
+        right = next((number for number in range(1, len(points)) if points[number][0] >= at), len(points) - 1)
+        (x0, y0), (x1, y1) = points[right - 1], points[right]
+        value = math.exp(y0 + (at - x0) * (y1 - y0) / (x1 - x0))
+        lengths.append(max(1, min(longest, round(value))))
+    return lengths
+
+
+# --- searches ---------------------------------------------------------------------------------------------------------
+
+
+def _search(
+    engine: Engine, question: Question, find: str, quantiles: Sequence[tuple[float, int]], load: float | None
+) -> tuple[Question, tuple[str, int]]:
+    """The question with what was looked for, and (its name, its value). Raises :class:`UsageError` if nothing does."""
+    if find == "tp":
+        return _fewest_cards(engine, question, quantiles, load)
+    if find == "max-model-len":
+        served = engine.serve(question)
+        top = int(served.settings["max_model_len"])
+        field_name = "max_model_len"
+
+        def does(value: int) -> bool:
+            return engine.serve(question.with_(max_model_len=value)).refusal is None
+
+    elif find == "max-num-seqs":
+        top = _MOST_SEQS if question.max_num_batched_tokens is None else question.max_num_batched_tokens
+        field_name = "max_num_seqs"
+
+        def does(value: int) -> bool:
+            tokens = (
+                max(value, question.max_num_batched_tokens or 0) if value > 1024 else question.max_num_batched_tokens
+            )
+            answer = engine.serve(question.with_(max_num_seqs=value, max_num_batched_tokens=tokens))
+            return answer.refusal is None and _held(answer, quantiles) >= value
+
+    else:
+        raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
+    value = _largest(does, top)
+    if not value:
+        raise UsageError(f"no {find} does: {engine.serve(question.with_(**{field_name: 1})).refusal or 'not even 1'}")
+    return question.with_(**{field_name: value}), (find, value)
+
+
+def _largest(does: Any, top: int) -> int:
+    """The largest value from 1 to ``top`` that does, where all below it do too; 0 for none. Doubling, then halving."""
+    if not does(1):
+        return 0
+    good, step = 1, 1
+    while good < top:
+        tried = min(top, good + step)
+        if not does(tried):
+            break
+        good, step = tried, 2 * step
+    else:
+        return good
+    bad = min(top, good + step)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if does(middle) else (good, middle)
+    return good
+
+
+def _fewest_cards(
+    engine: Engine, question: Question, quantiles: Sequence[tuple[float, int]], load: float | None
+) -> tuple[Question, tuple[str, int]]:
+    said = ""
+    for cards in _CARD_COUNTS:
+        asked = question.with_(tensor_parallel_size=cards)
+        try:
+            answer = engine.serve(asked)
+        except UsageError as error:
+            said = str(error)
+            continue
+        if answer.refusal is None and (load is None or _held(answer, quantiles) >= load):
+            return asked, ("tp", cards)
+        said = answer.refusal or f"{cards} cards hold {_held(answer, quantiles):.1f} requests at once"
+    raise UsageError(f"no tensor-parallel size up to {_CARD_COUNTS[-1]} does: {said}")
+
+
+def _held(served: Served, quantiles: Sequence[tuple[float, int]]) -> float:
+    return served.concurrency_at(_sampled(quantiles, served)) if quantiles else served.kv_cache.concurrency
+
+
+def _choices(
+    engine: Engine, question: Question, quantiles: Sequence[tuple[float, int]], load: float
+) -> tuple[CardChoice, ...]:
+    """The cards of the table that hold the load with the least memory together, for want of prices. Of cards with one
+    size the first of the table stands for all."""
+    first = engine.serve(question)
+    least = first.weights_bytes * first.cards  # weights are shared out, not multiplied
+    candidates = []
+    seen: set[tuple[object, ...]] = set()
+    for card in all_devices():
+        if card.vendor != "NVIDIA" or not reaches(card.compute_capability, _LEAST_CAPABILITY):
+            continue
+        for cards in _CARD_COUNTS:
+            key = (card.capacity_bytes >> 30, cards, card.compute_capability)
+            if card.capacity_bytes * cards > least and key not in seen:
+                seen.add(key)
+                candidates.append((card.capacity_bytes * cards, cards, card))
+    candidates.sort(key=lambda one: one[:2])
+    return tuple(_holding(engine, question, quantiles, load, candidates))
+
+
+def _holding(
+    engine: Engine,
+    question: Question,
+    quantiles: Sequence[tuple[float, int]],
+    load: float,
+    candidates: Iterable[tuple[int, int, Device]],
+) -> Iterable[CardChoice]:
+    named = 0
+    for memory, cards, card in candidates:
+        eager = question.with_(device=card, tensor_parallel_size=cards, enforce_eager=True)
+        try:  # without CUDA graphs first, which is quick and holds no less
+            if not _holds(engine, eager, quantiles, load):
+                continue
+            asked = eager.with_(enforce_eager=question.enforce_eager)
+            if asked != eager and not _holds(engine, asked, quantiles, load):
+                continue
+        except GraphmemError:
+            continue
+        yield CardChoice(card.name, cards, memory, _held(engine.serve(asked), quantiles))
+        named += 1
+        if named == _CARDS_NAMED:
+            return
+
+
+def _holds(engine: Engine, question: Question, quantiles: Sequence[tuple[float, int]], load: float) -> bool:
+    answer = engine.serve(question)
+    return answer.refusal is None and _held(answer, quantiles) >= load
+
+
+def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:
+    """Options that bring tokens, the most first."""
+    tried: list[tuple[str, dict[str, Any]]] = []
+    settings = served.settings
+    if question.kv_cache_dtype == "auto":
+        tried.append(("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}))
+    if settings["max_num_seqs"] > 256:
+        tried.append(("--max-num-seqs 256", {"max_num_seqs": 256}))
+    if settings["max_num_batched_tokens"] > 2048 and settings["max_num_seqs"] <= 2048:
+        tried.append(("--max-num-batched-tokens 2048", {"max_num_batched_tokens": 2048}))
+    if not settings["enforce_eager"]:
+        tried.append(("--enforce-eager", {"enforce_eager": True}))
+    if settings["gpu_memory_utilization"] < 0.95:
+        tried.append(("--gpu-memory-utilization 0.95", {"gpu_memory_utilization": 0.95}))
+    tried.append((f"--tp {2 * served.cards}", {"tensor_parallel_size": 2 * served.cards}))
+    changes = []
+    for option, values in tried:
+        try:
+            answer = engine.serve(question.with_(**values))
+        except UsageError:
+            continue
+        gained = answer.kv_cache.tokens - served.kv_cache.tokens
+        if answer.refusal is None and gained > _LEAST_GAIN * max(1, served.kv_cache.tokens):
+            changes.append(Change(option, answer.kv_cache.tokens, gained))
+    return tuple(sorted(changes, key=lambda change: -change.gained_tokens))

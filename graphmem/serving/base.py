@@ -1,0 +1,131 @@
+"""What a serving engine is: the protocol that each of them meets, and the values it speaks in.
+
+An engine takes a question, a model's configuration with the engine's own settings on a card, and says what it leaves
+for the KV cache and why. It is one file or one folder of this package, or an object that an installed package names
+under the entry-point group ``graphmem.serving``; nothing outside of it knows its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+from graphmem.devices import Device
+from graphmem.figures import Figure
+
+#: Where the engine runs: as a server, or inside a program (``LLM(...)``); defaults differ.
+ENTRIES = ("server", "llm")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model's configuration: its name for people, and the values of its ``config.json``."""
+
+    name: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of an engine. Fields are named as the engine's options; None stands for the engine's default.
+
+    ``version`` is (major, minor) of the engine, ``alloc_conf`` what ``PYTORCH_CUDA_ALLOC_CONF`` says, ``arguments`` are
+    further options of the engine by its own names, ``non_torch_bytes`` what CUDA loads while the engine profiles.
+    """
+
+    model: ServedModel
+    device: Device
+    version: tuple[int, int] | None = None
+    entry: str = "server"
+    tensor_parallel_size: int = 1
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    dtype: str = "auto"
+    enforce_eager: bool = False
+    block_size: int | None = None
+    alloc_conf: str = ""
+    non_torch_bytes: int = 0
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    def with_(self, **changes: Any) -> Question:
+        """The same with other values."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of the waterfall from the card's memory to the KV cache: bytes, and where they come from."""
+
+    name: str
+    bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """The cache as the engine cuts it. ``request_blocks`` says how many blocks a request of some length takes."""
+
+    available_bytes: int
+    block_bytes: int
+    block_size: int
+    blocks: int
+    tokens: int
+    concurrency: float
+    longest: int
+    groups: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Served:
+    """The engine's answer. Sizes are bytes of one card; every card of a tensor-parallel group has the same.
+
+    ``settings`` are all options as the engine resolves them. ``parts`` lead from ``total_bytes`` to
+    ``kv_cache.available_bytes``; ``outside`` is what the card holds besides, which the engine does not charge.
+    ``graphs_bytes`` is what CUDA graphs really take, beside the engine's estimate of them among the parts.
+    ``refusal`` is what the engine says where it does not start, in one line; the figures are then what led to it.
+    """
+
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    cards: int
+    settings: Mapping[str, Any]
+    total_bytes: int
+    requested_bytes: int
+    weights_bytes: int
+    parts: tuple[Part, ...]
+    kv_cache: KVCache
+    graphs_bytes: int
+    fragmentation_bytes: int
+    outside: tuple[Figure, ...]
+    request_blocks: Any = field(repr=False, compare=False, default=None)
+    refusal: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def concurrency_at(self, lengths: Sequence[int]) -> float:
+        """How many requests are in the cache at once, where their lengths are drawn from these alike: the blocks over
+        the mean of what one takes."""
+        taken = sum(self.request_blocks(length) for length in lengths) / len(lengths)
+        return float(self.kv_cache.blocks / taken)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A serving engine."""
+
+    #: As on the command line: lower case, letters and digits only.
+    name: str
+    #: As its makers write it.
+    title: str
+    #: Newest version that is followed, as text.
+    newest: str
+
+    def serve(self, question: Question) -> Served:
+        """The answer. Raises :class:`graphmem.errors.GraphmemError` for what the engine has no answer to; where it
+        would refuse to start for want of memory the answer says so."""

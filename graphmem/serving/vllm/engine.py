@@ -1,0 +1,262 @@
+"""vLLM's answer: the start of one rank on our allocator, then the engine's own arithmetic.
+
+Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py`` and ``utils/mem_utils.py``:
+``available = ceil(total * utilization) - consumed - headroom - graphs``, where consumed is what free memory lost from
+the start until after the profile run, and headroom what the run's peak had above what stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+from graphmem.allocators.alloc_conf import parse_alloc_conf
+from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.devices import Device, Loads
+from graphmem.errors import UsageError
+from graphmem.figures import Figure
+from graphmem.replay import replay
+from graphmem.serving.base import KVCache, Part, Question, Served
+from graphmem.serving.vllm import families, graphs, order, versions
+from graphmem.serving.vllm.attention import FlashAttention3
+from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, layout_of
+from graphmem.serving.vllm.models.base import Shape
+from graphmem.serving.vllm.quantization import method_for
+from graphmem.serving.vllm.settings import Settings, resolve
+from graphmem.trace import Trace
+from graphmem.units import GIB, MIB
+
+#: ``parseChosenWorkspaceSize`` (ATen/cuda/CublasHandlePool.cpp): 4096 KiB twice and 16 KiB eight times, or 32 MiB.
+_CUBLAS_BYTES, _CUBLAS_LARGE_BYTES = 8_519_680, 32 * MIB
+#: Starts that are remembered: sweeps ask for many that differ in what only the arithmetic reads.
+_REMEMBERED = 128
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the start of one rank comes to. Sizes are bytes."""
+
+    weights: int
+    runner_buffers: int
+    sampling_buffers: int
+    workspaces: int
+    slack: int
+    consumed: int
+    headroom: int
+    allocated: int
+    weights_taken: int
+    graphs_estimate: int
+    graphs_taken: int
+    events: int
+
+
+class VLLM:
+    """The engine."""
+
+    name = "vllm"
+    title = "vLLM"
+    newest = ".".join(map(str, versions.NEWEST))
+
+    def serve(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.base.Engine`."""
+        if question.device.vendor != "NVIDIA":
+            raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
+        settings = resolve(question)
+        shape, method_name = self.shape(question, settings)
+        layout = self.layout(settings, shape)
+        start = _start(settings_key(settings), shape, layout, question.device, question.alloc_conf)
+        return _answer(question, settings, shape, layout, start, method_name)
+
+    def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None]:
+        """The model's sizes, and how its weights are quantised."""
+        method, name = method_for(question, settings.itemsize)
+        return families.shape_of(question.model, settings.itemsize, method), name
+
+    def layout(self, settings: Settings, shape: Shape) -> Layout:
+        """The KV cache's groups."""
+        element = CACHE_DTYPES[settings.cache_dtype] or settings.itemsize
+        in_flight = settings.batches_in_flight * settings.batch.tokens
+        return layout_of(shape, settings.tensor_parallel, settings.batch.block_size, element, in_flight)
+
+    def trace(self, question: Question) -> Trace:
+        """The start of one rank, as a Trace."""
+        settings = resolve(question)
+        shape, _ = self.shape(question, settings)
+        cublas = _cublas_bytes(question.device, settings)
+        return order.start(
+            settings, shape, self.layout(settings, shape), question.device, question.alloc_conf, cublas
+        )[0]  # fmt: skip
+
+
+def settings_key(settings: Settings) -> Settings:
+    """The settings that a start depends on: utilization is the arithmetic's."""
+    from dataclasses import replace
+
+    return replace(settings, utilization=0.0)
+
+
+def _cublas_bytes(device: Device, settings: Settings) -> int:
+    if device.cublas_workspace_bytes is not None:
+        return device.cublas_workspace_bytes
+    since = device.limits.large_workspace_since
+    return _CUBLAS_LARGE_BYTES if since is not None and versions.torch_of(settings.version) >= since else _CUBLAS_BYTES
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str) -> Start:
+    """The start on the allocator, without the card's limit: what does not fit is the arithmetic's to say."""
+    torch = versions.torch_of(settings.version)
+    trace, marks = order.start(settings, shape, layout, device, alloc_conf, _cublas_bytes(device, settings))
+    played = replay(trace, PyTorchCachingAllocator(None, parse_alloc_conf(alloc_conf, torch), torch))
+    allocated, reserved = played.allocated_bytes, played.reserved_bytes
+    stays, peak = int(allocated[marks.after]), int(allocated[marks.before : marks.after + 1].max())
+    consumed = int(reserved[marks.after])
+    weights = int(allocated[marks.weights] - allocated[marks.buffers])
+    sampling = int(allocated[marks.loaded] - allocated[marks.weights])
+    workspaces = stays - int(allocated[marks.before])
+    captured = marks.graphs
+    return Start(
+        weights=weights,
+        runner_buffers=int(allocated[marks.buffers]),
+        sampling_buffers=sampling,
+        workspaces=workspaces,
+        slack=consumed - stays,
+        consumed=consumed,
+        headroom=peak - stays,
+        allocated=stays,
+        weights_taken=int(played.requested_bytes[marks.weights] - played.requested_bytes[marks.buffers]),
+        graphs_estimate=graphs.estimate(captured, reserved.tolist()) if captured else 0,
+        graphs_taken=int(reserved[captured.end] - reserved[captured.start]) if captured else 0,
+        events=len(trace),
+    )
+
+
+def _answer(
+    question: Question, settings: Settings, shape: Shape, layout: Layout, start: Start, method: str | None
+) -> Served:
+    total = question.device.capacity_bytes
+    requested = ceil(total * settings.utilization)
+    parts = _parts(question, settings, start, total - requested)
+    available = total - sum(part.bytes for part in parts)
+    length = settings.batch.length
+    blocks = layout.blocks(available)
+    concurrency = layout.concurrency(blocks, length)
+    cache = KVCache(
+        available_bytes=available,
+        block_bytes=layout.block_bytes,
+        block_size=layout.block_size,
+        blocks=blocks,
+        tokens=int(concurrency * length),
+        concurrency=concurrency,
+        longest=layout.longest(available, settings.longest),
+        groups=tuple((_words(group.spec.window), group.layers) for group in layout.groups),
+    )
+    return Served(
+        engine="vLLM",
+        version=".".join(map(str, settings.version)),
+        model=question.model.name,
+        gpu=question.device.name,
+        cards=settings.tensor_parallel,
+        settings=settings.shown(method),
+        total_bytes=total,
+        requested_bytes=requested,
+        weights_bytes=start.weights,
+        parts=parts,
+        kv_cache=cache,
+        graphs_bytes=start.graphs_taken,
+        fragmentation_bytes=start.slack,
+        outside=_outside(question.device, settings),
+        request_blocks=layout.request_blocks,
+        refusal=_refusal(question, settings, layout, start, cache),
+        notes=_notes(question, settings, shape),
+    )
+
+
+def _words(window: int | None) -> str:
+    return "full attention" if window is None else f"sliding window of {window}"
+
+
+def _parts(question: Question, settings: Settings, start: Start, unrequested: int) -> tuple[Part, ...]:
+    utilization = settings.utilization
+    parts = [
+        Part("not asked for", unrequested, f"gpu_memory_utilization {utilization:g}"),
+        Part("weights", start.weights, "as loaded, in blocks of the allocator"),
+    ]
+    requests = settings.batch.requests
+    if versions.DEVICE_LEVEL.holds(settings.version):
+        parts += [
+            Part("buffers for batches", start.runner_buffers, "the model runner's"),
+            Part("buffers per sequence", start.sampling_buffers, f"sampling state of {requests} sequences"),
+            Part("workspaces", start.workspaces, "cuBLAS and kernels"),
+            Part("segment slack", start.slack, "reserved and not allocated: what fragmentation costs"),
+        ]
+        headroom = start.headroom
+    else:  # weights, the peak above what was there before, and growth outside torch: buffers are not charged
+        headroom = start.headroom + start.workspaces
+    parts.append(
+        Part("activation peak", headroom, f"{settings.batch.tokens} tokens, and logits of the sampled rows")
+    )  # fmt: skip
+    if question.non_torch_bytes:
+        parts.append(Part("outside torch", question.non_torch_bytes, "loaded while the engine profiles, as given"))
+    if start.graphs_estimate:
+        parts.append(Part("CUDA graphs, estimated", start.graphs_estimate, "the engine's own estimate"))
+    return tuple(parts)
+
+
+def _outside(device: Device, settings: Settings) -> tuple[Figure, ...]:
+    """What the card holds besides: there before the engine looks, so it is checked and not charged."""
+    ranks = settings.tensor_parallel
+    loads = Loads(communicators=(ranks,) if ranks > 1 else ())
+    return device.outside(loads)
+
+
+def _refusal(question: Question, settings: Settings, layout: Layout, start: Start, cache: KVCache) -> str | None:
+    """What the engine says where it does not start, and what would do."""
+    device = question.device
+    free = device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings))
+    requested = ceil(device.capacity_bytes * settings.utilization)
+    if start.consumed > free:
+        return (
+            f"CUDA out of memory while loading: weights and buffers take {_gib(start.consumed)} of "
+            f"{_gib(free)} GiB free on {device.name}"
+        )
+    if requested > free:
+        return (
+            f"Free memory on device ({_gib(free)}/{_gib(device.capacity_bytes)} GiB) on startup is less than desired "
+            f"GPU memory utilization ({settings.utilization:g}, {_gib(requested)} GiB)"
+        )
+    if cache.available_bytes <= 0:
+        return "No available memory for the cache blocks. Try increasing gpu_memory_utilization"
+    needed = layout.needed(settings.batch.length)
+    if needed > cache.available_bytes:
+        return (
+            f"To serve at least one request with the model's max seq len ({settings.batch.length}), {_gib(needed)} GiB "
+            f"KV cache is needed, which is larger than the available KV cache memory "
+            f"({_gib(cache.available_bytes)} GiB); the estimated maximum model length is {cache.longest}"
+        )
+    return None
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"
+
+
+def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
+    notes = []
+    if not settings.eager:
+        notes.append(
+            "a warm start: where torch.compile has not run before on this machine, its work is charged as activations, "
+            "and the KV cache is smaller until the next start (vllm#54122)"
+        )
+        if question.device.limits.vllm_attention != FlashAttention3.name:
+            notes.append("CUDA graphs with kernels other than FlashAttention 3 are followed by their source only")
+    if settings.version != versions.NEWEST:
+        notes.append(
+            f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"
+        )
+    return (*notes, *families.notes(shape, settings.eager))
+
+
+ENGINE: Any = VLLM()

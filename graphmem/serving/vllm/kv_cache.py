@@ -1,0 +1,108 @@
+"""How the engine cuts what is left into blocks: kinds of layers, groups, tokens, and how many requests fit.
+
+Followed from vllm 0.32.0, ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_interface.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphmem.serving.vllm.layers import cdiv
+from graphmem.serving.vllm.models.base import Shape
+
+#: Bytes of an element of the KV cache by ``--kv-cache-dtype`` (``STR_DTYPE_TO_TORCH_DTYPE``, utils/torch_utils.py);
+#: auto is the model's.
+CACHE_DTYPES = {
+    "auto": 0, "bfloat16": 2, "float16": 2, "half": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "int8": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One kind of layer: bytes of a page (one layer's part of a block), and the tokens it keeps, None for all."""
+
+    page_bytes: int
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share a table of blocks."""
+
+    spec: Spec
+    layers: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The groups of a model, and how far a step may run ahead."""
+
+    groups: tuple[Group, ...]
+    block_size: int
+    tokens_in_flight: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: groups take the same ones, so the widest decides."""
+        return max(group.layers * group.spec.page_bytes for group in self.groups)
+
+    def request_blocks(self, length: int) -> int:
+        """Blocks of one request of so many tokens. A layer with a window keeps those before it and what is being
+        computed, and one block more, since it need not begin with one."""
+        return sum(self._group_blocks(group.spec.window, length) for group in self.groups)
+
+    def _group_blocks(self, window: int | None, length: int) -> int:
+        if window is None:
+            return cdiv(length, self.block_size)
+        return cdiv(min(window - 1 + self.tokens_in_flight, length), self.block_size) + 1
+
+    def blocks(self, available: int) -> int:
+        """Blocks in so many bytes."""
+        return max(0, available // self.block_bytes)
+
+    def needed(self, length: int) -> int:
+        """Bytes that one request of this length needs (``_check_enough_kv_cache_memory``)."""
+        return self.request_blocks(length) * self.block_bytes
+
+    def concurrency(self, blocks: int, length: int) -> float:
+        """Requests of this length in so many blocks."""
+        return blocks / self.request_blocks(length)
+
+    def longest(self, available: int, most: int) -> int:
+        """The longest request that fits, 0 for none (``_estimate_max_model_len_from_groups``)."""
+        least, result = 1, 0
+        while least <= most:
+            middle = (least + most) // 2
+            if self.needed(middle) <= available:
+                result, least = middle, middle + 1
+            else:
+                most = middle - 1
+        return result
+
+
+def layout_of(shape: Shape, tp: int, block_size: int, cache_bytes: int, tokens_in_flight: int) -> Layout:
+    """The groups of a model of this shape (``get_kv_cache_groups``)."""
+    specs = [_spec(shape, tp, block_size, cache_bytes, window) for window in shape.windows]
+    return Layout(tuple(_grouped(specs)), block_size, tokens_in_flight)
+
+
+def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None) -> Spec:
+    if shape.latent is not None:  # compressed keys and their rotated part, whole on every rank
+        return Spec(block_size * (shape.latent.kv_rank + shape.latent.rope) * cache_bytes)
+    return Spec(block_size * 2 * max(1, shape.kv_heads // tp) * shape.head_dim * cache_bytes, window)
+
+
+def _grouped(specs: Sequence[Spec]) -> list[Group]:
+    """Layers of one kind, cut into groups of as many layers as the rarest kind has; of the commonest where that has not
+    half as many again (``_get_kv_cache_groups_uniform_page_size``). The last group of a kind may be padded."""
+    counts: dict[Spec, int] = {}
+    for spec in specs:
+        counts[spec] = counts.get(spec, 0) + 1
+    least, most = min(counts.values()), max(counts.values())
+    size = most if most < 1.5 * least else least
+    groups = []
+    for spec, count in counts.items():
+        number = cdiv(count, size)
+        groups += [Group(spec, len(range(index, count, number))) for index in range(number)]
+    return groups

@@ -1,0 +1,106 @@
+"""The engine's start from first to last: what one rank allocates, as a Trace, and where the engine looks at it.
+
+Followed from vllm 0.32.0, ``v1/worker/gpu_worker.py``: ``init_device``, ``load_model``, ``determine_available_memory``,
+``initialize_from_config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from graphmem.devices import Device
+from graphmem.serving.vllm import families, graphs, versions
+from graphmem.serving.vllm.attention import backend_for
+from graphmem.serving.vllm.kv_cache import Layout
+from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.serving.vllm.runner import RUNNERS
+from graphmem.serving.vllm.settings import Settings
+from graphmem.trace import Category, Trace
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Events: the last before the weights, with them, after loading, before and after the profile run."""
+
+    buffers: int
+    weights: int
+    loaded: int
+    before: int
+    after: int
+    graphs: graphs.Marks | None
+
+
+def start(
+    settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str, cublas_bytes: int
+) -> tuple[Trace, Marks]:
+    """The start of one rank up to where the engine knows what is left."""
+    run = Run(
+        f"vLLM {'.'.join(map(str, settings.version))}", device, cublas_bytes, settings.tensor_parallel, alloc_conf
+    )
+    runner = RUNNERS[settings.runner](run, settings.batch, shape)
+    version = settings.version
+    with run.phase("buffers of the model runner", Category.BUFFER):
+        runner.make()
+    buffers = run.mark() - 1
+    with (
+        _limited(run, versions.SPLIT_WHILE_LOADING.holds(version)),
+        run.phase("weights", Category.PARAMETER),
+    ):
+        model = families.family(run, shape)
+        run.empty_cache()
+        model.finish()
+        run.empty_cache()
+        weights = run.mark() - 1
+    with run.phase("buffers of sampling", Category.BUFFER):
+        runner.after_loading()
+    loaded = run.mark() - 1
+    run.empty_cache()
+    before = run.mark() - 1
+    profiled = model if settings.eager else _Compiled(model)
+    with (
+        _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
+        run.phase("profile run", Category.ACTIVATION),
+    ):
+        runner.profile(profiled)
+    run.empty_cache()
+    after = run.mark() - 1
+    captured = None
+    if settings.capture_sizes and versions.GRAPHS_CHARGED.holds(version):
+        backend = backend_for(device, shape, settings.tensor_parallel)
+        tables = [graphs.block_table_bytes(settings.batch, layout.block_size) for _ in layout.groups]
+        with run.phase("CUDA graphs", Category.WORKSPACE):
+            profile = graphs.GraphProfile(run, model, settings.batch, backend, shape.layers)
+            record = profile.record if settings.runner == "V2" else profile.record_first
+            captured = record(list(settings.capture_sizes), layout.block_bytes, tables)
+    return run.builder.build(), Marks(buffers, weights, loaded, before, after, captured)
+
+
+@contextmanager
+def _limited(run: Run, applies: bool) -> Iterator[None]:
+    if applies:
+        with run.limited_split():
+            yield
+    else:
+        yield
+
+
+class _Compiled(Family):
+    """A model whose forward is what torch.compile makes of it."""
+
+    def __init__(self, model: Family) -> None:
+        self._model = model
+
+    def finish(self) -> None:
+        self._model.finish()
+
+    def forward(self, tokens: int) -> Tensor:
+        return self._model.compiled(tokens, lambda tokens: None, graphs.plainly)
+
+    def compiled(self, tokens, attend, piece, layers=None):  # type: ignore[no-untyped-def]
+        return self._model.compiled(tokens, attend, piece, layers)
+
+    def logits(self, rows: int) -> Tensor:
+        return self._model.logits(rows)

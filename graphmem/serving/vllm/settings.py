@@ -1,0 +1,202 @@
+"""The engine's options with its own defaults, by card, entry point and version, and its own refusals.
+
+Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config/{model,vllm,cache,parallel,scheduler}.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphmem.errors import UsageError
+from graphmem.serving.base import ENTRIES, Question
+from graphmem.serving.vllm import versions
+from graphmem.serving.vllm.kv_cache import CACHE_DTYPES
+from graphmem.serving.vllm.runner import Batch
+from graphmem.units import GIB
+from graphmem.versions import Version
+
+#: ``CacheConfig.DEFAULT_BLOCK_SIZE`` (config/cache.py).
+BLOCK_SIZE = 16
+#: Block sizes that FlashAttention takes (v1/attention/backends/flash_attn.py: multiples of 16).
+_BLOCK_STEP = 16
+#: ``--dtype``: bytes of an element; auto is the configuration's, fp32 made fp16 (``_resolve_auto_dtype``).
+DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+#: Keys that name the longest context, in the order of transformers_utils/model_arch_config_convertor.py.
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options, resolved."""
+
+    version: Version
+    batch: Batch
+    utilization: float
+    tensor_parallel: int
+    cache_dtype: str
+    itemsize: int
+    dtype: str
+    eager: bool
+    runner: str
+    capture_sizes: tuple[int, ...]
+    batches_in_flight: int
+    longest: int
+
+    def shown(self, quantization: str | None) -> dict[str, Any]:
+        """By the engine's own names."""
+        return {
+            "tensor_parallel_size": self.tensor_parallel,
+            "max_model_len": self.batch.length,
+            "max_num_seqs": self.batch.requests,
+            "max_num_batched_tokens": self.batch.tokens,
+            "gpu_memory_utilization": self.utilization,
+            "kv_cache_dtype": self.cache_dtype,
+            "dtype": self.dtype,
+            "quantization": quantization,
+            "block_size": self.batch.block_size,
+            "enforce_eager": self.eager,
+            "cudagraph_capture_sizes": list(self.capture_sizes),
+            "model_runner": self.runner,
+        }
+
+
+def resolve(question: Question) -> Settings:
+    """The options with their defaults. Raises :class:`UsageError` with the engine's reason and what would do."""
+    version = versions.checked(question.version)
+    config = question.model.config
+    arguments = _arguments(question.arguments)
+    length, longest = _length(config, question.max_model_len)
+    tokens, requests = _batch_defaults(question, version)
+    requests = _positive("max_num_seqs", question.max_num_seqs) or requests
+    if question.max_num_batched_tokens is None:
+        tokens = min(requests * length, tokens)
+    else:
+        tokens = _positive("max_num_batched_tokens", question.max_num_batched_tokens)
+        if tokens < requests:
+            raise UsageError(
+                f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({requests}): give "
+                f"--max-num-seqs {tokens} or less, or --max-num-batched-tokens {requests} or more"
+            )
+    utilization = question.gpu_memory_utilization
+    if utilization is None:
+        utilization = 0.92 if versions.UTILIZATION_92.holds(version) else 0.9
+    if not 0 < utilization <= 1:
+        raise UsageError(f"gpu_memory_utilization is {utilization}; accepted: above 0, to 1")
+    if question.kv_cache_dtype not in CACHE_DTYPES:
+        raise UsageError(f"kv_cache_dtype {question.kv_cache_dtype!r}; accepted: {', '.join(CACHE_DTYPES)}")
+    block_size = question.block_size or BLOCK_SIZE
+    if block_size < 1 or block_size % _BLOCK_STEP:
+        raise UsageError(f"block_size is {block_size}; FlashAttention takes multiples of {_BLOCK_STEP}")
+    dtype, itemsize = _dtype(question, config)
+    check_parallel(config, question.tensor_parallel_size)
+    runner = arguments.get("model_runner", "v2" if versions.SECOND_RUNNER.holds(version) else "v1").upper()
+    if runner not in ("V1", "V2") or (runner == "V2" and not versions.SECOND_RUNNER.holds(version)):
+        raise UsageError(f"model_runner is {runner.lower()}; accepted: v1, and since 0.32 v2")
+    batch = Batch(tokens, requests, length, block_size)
+    return Settings(
+        version=version,
+        batch=batch,
+        utilization=utilization,
+        tensor_parallel=question.tensor_parallel_size,
+        cache_dtype=question.kv_cache_dtype,
+        itemsize=itemsize,
+        dtype=dtype,
+        eager=question.enforce_eager,
+        runner=runner,
+        capture_sizes=() if question.enforce_eager else _capture_sizes(question, batch),
+        batches_in_flight=2 if versions.ASYNC_SCHEDULING.holds(version) else 1,
+        longest=longest,
+    )
+
+
+def _arguments(given: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    known = ("model_runner",)
+    for name, _ in given:
+        if name not in known:
+            raise UsageError(f"vLLM's option {name!r} is not followed; accepted: {', '.join(known)}")
+    return dict(given)
+
+
+def _positive(name: str, value: int | None) -> int:
+    if value is not None and value < 1:
+        raise UsageError(f"{name} is {value}; accepted: 1 and more")
+    return value or 0
+
+
+def _length(config: Mapping[str, Any], asked: int | None) -> tuple[int, int]:
+    """(length of a request, the longest that the model has) as ``_get_and_verify_max_len`` finds them."""
+    found = [config[key] for key in _LENGTH_KEYS if isinstance(config.get(key), int)]
+    longest = min(found) if found else 2048
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ("default", "su", "longrope", "llama3", "mrope") and "factor" in scaling:
+        if kind == "yarn":
+            longest = scaling.get("original_max_position_embeddings", longest)
+        longest = int(longest * scaling["factor"])
+    if asked is None:
+        return longest, longest
+    if asked < 1:
+        raise UsageError(f"max_model_len is {asked}; accepted: 1 to {longest}")
+    if asked > longest:
+        raise UsageError(
+            f"User-specified max_model_len ({asked}) is greater than the derived max_model_len ({longest}) of the "
+            f"model's config.json; give --max-model-len {longest} or less, or extend the model's rope_scaling"
+        )
+    return asked, longest
+
+
+def _batch_defaults(question: Question, version: Version) -> tuple[int, int]:
+    """(tokens, requests): ``get_batch_defaults``."""
+    if question.entry not in ENTRIES:
+        raise UsageError(f"entry is {question.entry!r}; accepted: {', '.join(ENTRIES)}")
+    server = question.entry == "server"
+    memory = question.device.capacity_bytes
+    if versions.LARGEST_CARDS.holds(version) and memory >= 160 * GIB:
+        return 16384, 1024
+    if memory >= 70 * GIB and "a100" not in question.device.name.lower():
+        return (8192 if server else 16384), 1024
+    return (2048 if server else 8192), 256
+
+
+def _dtype(question: Question, config: Mapping[str, Any]) -> tuple[str, int]:
+    if question.dtype not in DTYPES:
+        raise UsageError(f"dtype {question.dtype!r}; accepted: {', '.join(DTYPES)}")
+    name = question.dtype
+    if name == "auto":
+        name = str(config.get("torch_dtype") or config.get("dtype") or "float16").removeprefix("torch.")
+        name = "float16" if name in ("float32", "float64") else name
+    if name == "bfloat16" and not question.device.limits.bfloat16:
+        raise UsageError(
+            f"Bfloat16 is only supported on GPUs with compute capability of at least 8.0; {question.device.name} has "
+            f"{'.'.join(map(str, question.device.capability))}: give --dtype half"
+        )
+    return name, DTYPES.get(name, 2)
+
+
+def check_parallel(config: Mapping[str, Any], tp: int) -> None:
+    """``verify_with_parallel_config``. Raises :class:`UsageError` with the sizes that do."""
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
+    if tp < 1:
+        raise UsageError(f"tensor_parallel_size is {tp}; accepted: 1 and more")
+    good = [size for size in range(1, heads + 1) if _divides(heads, kv_heads, size)]
+    if not _divides(heads, kv_heads, tp):
+        raise UsageError(
+            f"Total number of attention heads ({heads}, {kv_heads} of keys) must be divisible by tensor parallel size "
+            f"({tp}); accepted here: {', '.join(map(str, good))}"
+        )
+
+
+def _divides(heads: int, kv_heads: int, tp: int) -> bool:
+    return heads % tp == 0 and (kv_heads % tp == 0 if kv_heads >= tp else tp % kv_heads == 0)
+
+
+def _capture_sizes(question: Question, batch: Batch) -> tuple[int, ...]:
+    """``_set_cudagraph_sizes``: 1, 2, 4, then steps of 8 up to 256 and of 16 beyond, up to twice the requests."""
+    largest = question.device.limits.vllm_largest_graph
+    most = min(batch.requests * 2, largest, batch.tokens)
+    sizes = {1, 2, 4, *range(8, min(most + 1, 256), 8), *range(256, most + 1, 16)}
+    if batch.tokens <= most:
+        sizes.add(batch.tokens)
+    return tuple(sorted(size for size in sizes if size <= most))

@@ -1,0 +1,73 @@
+"""Imported before vllm: this process is rank 0 of a tensor-parallel group of RANKS, whose collectives only allocate
+what the real ones do. The group has nobody else in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+RANKS = int(os.environ["RANKS"])
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1",
+                  MASTER_PORT="29555")  # fmt: skip
+_init, _new_group = dist.init_process_group, dist.new_group
+
+
+def _init_process_group(backend=None, *arguments, **options):
+    return _init(backend="fake", rank=0, world_size=RANKS, store=FakeStore())
+
+
+def _fake_group(ranks=None, *arguments, **options):
+    kept = {name: options[name] for name in ("timeout", "use_local_synchronization", "group_desc") if name in options}
+    return _new_group(ranks, backend="fake", **kept)
+
+
+def _own_object(out, value, *arguments, **options):
+    out[:] = [value] * len(out)
+
+
+dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _init_process_group
+dist.new_group = torch.distributed.distributed_c10d.new_group = _fake_group
+dist.broadcast_object_list = lambda values, *arguments, **options: None
+dist.all_gather_object = _own_object
+
+import vllm.distributed.device_communicators.shm_broadcast as shm_broadcast  # noqa: E402
+import vllm.distributed.parallel_state as parallel_state  # noqa: E402
+import vllm.platforms as platforms  # noqa: E402
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase  # noqa: E402
+from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator  # noqa: E402
+
+
+class Communicator(CudaCommunicator):
+    """Without any library of collectives."""
+
+    def __init__(self, *arguments, **options):
+        options.pop("use_all2all", None)
+        DeviceCommunicatorBase.__init__(self, *arguments, **options)
+        for name in ("pynccl_comm", "ca_comm", "qr_comm", "symm_mem_comm", "fi_ar_comm", "fi_pcie_ipc_ar_comm",
+                     "all2all_manager", "aiter_ar_comm"):  # fmt: skip
+            setattr(self, name, None)
+        self.use_aiter_ag_rs = self.use_custom_allreduce = False
+
+    def all_reduce(self, tensor):
+        return torch.empty_like(tensor)  # the real one is out of place too
+
+    all_gather, gather = DeviceCommunicatorBase.all_gather, DeviceCommunicatorBase.gather
+    reduce_scatter = DeviceCommunicatorBase.reduce_scatter
+
+    def destroy(self):
+        pass
+
+
+_module = types.ModuleType("one_rank_communicator")
+_module.Communicator = Communicator
+sys.modules[_module.__name__] = _module
+platforms.current_platform.__class__.get_device_communicator_cls = classmethod(
+    lambda cls: f"{_module.__name__}.Communicator"
+)
+parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * RANKS
+shm_broadcast.MessageQueue.create_from_process_group = staticmethod(lambda *arguments, **options: None)

@@ -1,0 +1,84 @@
+"""``record_run.py CASE.json OUT.json``: start the real engine with a case's settings and dummy weights on the stub
+driver, and write down its own figures of memory.
+
+The environment is vllm 0.32.0 with torch 2.13.0 for CUDA 13. What is not real: the CUDA context, memory of cuBLAS, NCCL
+and modules (growth outside torch is 0), the driver's part of CUDA graphs, autotuning by time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+CASE: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+if CASE["settings"].get("tensor_parallel_size", 1) > 1:
+    os.environ["RANKS"] = str(CASE["settings"]["tensor_parallel_size"])
+    import one_rank  # noqa: F401
+
+import torch  # noqa: E402
+import vllm.utils.mem_utils as mem_utils  # noqa: E402
+from vllm import LLM  # noqa: E402
+from vllm.v1.worker import gpu_worker  # noqa: E402
+
+_COUNTERS = ("allocated_bytes.all.current", "reserved_bytes.all.current", "requested_bytes.all.current")
+stages: dict[str, dict[str, int]] = {}
+profiles: list[Any] = []
+
+
+def _marked(name: str) -> None:
+    """Counters of the allocator before and after a method of the worker."""
+    method = getattr(gpu_worker.Worker, name)
+
+    def marking(self: Any, *arguments: Any, **options: Any) -> Any:
+        _note(f"before {name}")
+        result = method(self, *arguments, **options)
+        _note(f"after {name}")
+        return result
+
+    setattr(gpu_worker.Worker, name, marking)
+
+
+def _note(stage: str) -> None:
+    counters = torch.cuda.memory_stats()
+    stages[stage] = {name.split("_")[0]: counters.get(name, 0) for name in _COUNTERS}
+
+
+for _name in ("load_model", "determine_available_memory"):
+    _marked(_name)
+_made = mem_utils.MemoryProfilingResult.__post_init__
+mem_utils.MemoryProfilingResult.__post_init__ = lambda self: (_made(self), profiles.append(self))[0]
+
+with tempfile.TemporaryDirectory() as folder:
+    Path(folder, "config.json").write_text(json.dumps(CASE["model_config"]))
+    engine = LLM(model=folder, skip_tokenizer_init=True, load_format="dummy", **CASE["settings"])
+core = engine.llm_engine.engine_core.engine_core
+worker = core.model_executor.driver_worker.worker
+config, cache = worker.vllm_config, core.scheduler.kv_cache_config
+CASE |= {
+    "total_memory": profiles[0].before_create.total_memory,
+    "stages": stages,
+    "consumed": profiles[0].total_consumed,
+    "headroom": profiles[0].transient_peak_headroom,
+    "graphs_estimate": worker.cudagraph_memory_estimate,
+    "available": worker.available_kv_cache_memory_bytes,
+    "weights": int(worker.model_runner.model_memory_usage),
+    "resolved": {
+        "max_model_len": config.model_config.max_model_len,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "gpu_memory_utilization": config.cache_config.gpu_memory_utilization,
+        "cudagraph_capture_sizes": config.compilation_config.cudagraph_capture_sizes,
+        "model_runner": "v2" if worker.use_v2_model_runner else "v1",
+    },
+    "blocks": cache.num_blocks,
+    "groups": [
+        {"layers": len(group.layer_names), "page_bytes": group.kv_cache_spec.page_size_bytes}
+        for group in cache.kv_cache_groups
+    ],
+}
+Path(sys.argv[2]).write_text(json.dumps(CASE))
+os._exit(0)

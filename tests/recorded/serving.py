@@ -1,0 +1,115 @@
+"""Starts of vLLM 0.32.0: ``vllm/runs.json.gz``, one entry a run, with its case (settings, configuration, environment)
+and the engine's own figures.
+
+GRAPHMEM_VLLM_PYTHON names the interpreter of its environment, GRAPHMEM_STUB_DRIVER the stub. ``record NAME ...`` starts
+the engine with those cases again, ``table`` shows every recorded run beside the prediction.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from graphmem.devices import Device, device_named
+from graphmem.serving import engine_named
+from graphmem.serving.base import Question, Served, ServedModel
+from tests import places
+
+FILE = places.GOLDEN / "vllm" / "runs.json.gz"
+_PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
+#: The card of a compute capability that the stub stood for.
+_CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
+_OPTIONS = (
+    "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "kv_cache_dtype", "enforce_eager", "quantization",
+)  # fmt: skip
+
+Run = dict[str, Any]
+
+
+@cache
+def runs() -> dict[str, Run]:
+    """All recorded runs by name."""
+    found: dict[str, Run] = json.loads(gzip.decompress(FILE.read_bytes()))
+    return found
+
+
+def card(run: Run) -> Device:
+    """The card that the stub stood for."""
+    stub = run["environment"]
+    known = device_named(_CARDS[stub.get("FAKE_CUDA_CC", "90")])
+    sms = int(stub.get("FAKE_CUDA_SMS", known.sm_count))
+    return replace(known, capacity_bytes=run["total_memory"], sm_count=sms)
+
+
+def question(name: str, run: Run) -> Question:
+    """What graphmem is asked of a run."""
+    options = {option: run["settings"][option] for option in _OPTIONS if option in run["settings"]}
+    return Question(
+        ServedModel(name, run["model_config"]),
+        card(run),
+        entry="llm",
+        alloc_conf=run["environment"].get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        arguments=(("model_runner", run["resolved"]["model_runner"]),),
+        **options,
+    )
+
+
+def predicted(name: str) -> Served:
+    """graphmem's answer to a run."""
+    return engine_named("vllm").serve(question(name, runs()[name]))
+
+
+class Serving:
+    """The kind."""
+
+    def record(self, arguments: list[str]) -> int:
+        """Start the engine with the named cases, by default all, and write their figures anew."""
+        python, stub = (os.environ.get(name) for name in ("GRAPHMEM_VLLM_PYTHON", "GRAPHMEM_STUB_DRIVER"))
+        if not python or not stub:
+            raise SystemExit("GRAPHMEM_VLLM_PYTHON and GRAPHMEM_STUB_DRIVER say with what to record")
+        recorded = dict(runs())
+        for name in arguments or list(recorded):
+            if name not in recorded:
+                raise SystemExit(f"{name!r} is none of {', '.join(recorded)}")
+            answer = _started(python, stub, recorded[name])
+            if answer is None:
+                print(f"{name}: the engine did not start", file=sys.stderr)
+                return 1
+            recorded[name] = answer
+        FILE.write_bytes(gzip.compress(json.dumps(recorded, separators=(",", ":")).encode(), mtime=0))
+        return 0
+
+    def table(self, arguments: list[str]) -> int:
+        """Every run: bytes and blocks, recorded and predicted."""
+        for name, run in runs().items():
+            try:
+                cache = predicted(name).kv_cache
+            except Exception as error:
+                print(f"{name:36} {error}")
+                continue
+            difference = cache.available_bytes - run["available"]
+            print(f"{name:36} {run['available']:>15,} {difference:>+14,} {run['blocks']:>8} {cache.blocks:>8}")
+        return 0
+
+    differ = table
+
+
+def _started(python: str, stub: str, run: Run) -> Run | None:
+    with tempfile.TemporaryDirectory() as folder:
+        case, out = Path(folder, "case.json"), Path(folder, "out.json")
+        case.write_text(json.dumps({key: run[key] for key in ("settings", "environment", "model_config")}))
+        environment = os.environ | run["environment"] | {"LD_PRELOAD": stub, "PYTHONPATH": str(_PROGRAM.parent)}
+        subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
+        return json.loads(out.read_text()) if out.exists() else None
+
+
+KIND = Serving()

@@ -1,0 +1,229 @@
+"""``graphmem serve``: what a user asks and sees, and the engine's own refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import graphmem
+from graphmem.cli.main import cli
+from graphmem.devices import device_named
+from graphmem.errors import UsageError
+from graphmem.serving import base, engine_named, engine_names
+from graphmem.serving.base import Question
+from graphmem.serving.configurations import known_models, model_named
+from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def _run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["serve", *arguments])
+    return result.exit_code, result.output
+
+
+def _json(*arguments: str) -> dict[str, Any]:
+    code, text = _run(*arguments, "--format", "json", "--no-advice")
+    assert code == 0, text
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def test_the_waterfall_sums_to_the_card() -> None:
+    found = _json(LLAMA, "--gpu", "H100", "--max-model-len", "8192")
+    parts = sum(part["bytes"] for part in found["waterfall"])
+    assert parts + found["kv_cache"]["available_bytes"] == found["total_bytes"]
+    assert found["kv_cache"]["blocks"] == found["kv_cache"]["available_bytes"] // found["kv_cache"]["block_bytes"]
+
+
+def test_lengths_are_a_distribution_through_the_given_points() -> None:
+    long = _json(LLAMA, "--gpu", "H100", "--lengths", "p50=4000,p99=30000")["concurrency_at_lengths"]
+    short = _json(LLAMA, "--gpu", "H100", "--lengths", "p50=800,p99=6000")["concurrency_at_lengths"]
+    same = _json(LLAMA, "--gpu", "H100", "--lengths", "p50=131072")
+    assert short > 4 * long
+    assert same["concurrency_at_lengths"] == same["kv_cache"]["concurrency"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-model-len", "200000"], "greater than the derived max_model_len (131072)"),
+        (["--tp", "3"], "accepted here: 1, 2, 4, 8, 16, 32"),
+        (["--gpu-memory-utilization", "1.2"], "accepted: above 0, to 1"),
+        (["--kv-cache-dtype", "int3"], "accepted: auto"),
+        (["--block-size", "10"], "multiples of 16"),
+        (["--gpu", "T4"], "at least 8.0"),
+        (["--gpu", "MI300X"], "NVIDIA's cards only"),
+        (["--engine", "tgi"], "accepted: vllm"),
+        (["--engine-version", "0.5"], "accepted: 0.8 to 0.32"),
+        (["--engine-version", "new"], "is no version"),
+        (["--lengths", "p50"], "p50=800,p99=6000"),
+        (["--lengths", "p50=800,p40=900"], "must rise"),
+        (["--find", "batch"], "accepted: max-model-len, max-num-seqs, tp"),
+        (["--max-num-batched-tokens", "100", "--max-num-seqs", "200"], "--max-num-seqs 100 or less"),
+        (["--engine-arg", "enable_lora=1"], "is not followed"),
+    ],
+)
+def test_bad_input_is_one_line_with_what_would_do(arguments: Sequence[str], message: str) -> None:
+    code, text = _run(LLAMA, *([] if "--gpu" in arguments else ["--gpu", "H100"]), *arguments)
+    assert code == 1
+    assert message in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "RTX-3090"], "the estimated maximum model length is"),
+        (["--gpu", "RTX-4060"], "out of memory while loading"),
+        (["--gpu", "A10G", "--gpu-memory-utilization", "0.999"], "on startup is less than desired"),
+    ],
+)
+def test_an_engine_that_does_not_start_is_an_answer(arguments: Sequence[str], message: str) -> None:
+    code, text = _run(LLAMA, *arguments)
+    assert code == 3
+    assert "DOES NOT START" in text
+    assert message in text
+
+
+def test_find_is_the_last_that_starts() -> None:
+    found = graphmem.serve(LLAMA, gpu="RTX-3090", enforce_eager=True, find="max-model-len", advice=False)
+    assert found.found is not None
+    name, length = found.found
+    assert name == "max-model-len"
+    assert found.starts
+    longer = graphmem.serve(LLAMA, gpu="RTX-3090", enforce_eager=True, max_model_len=length + 1, advice=False)
+    assert not longer.starts
+
+
+def test_the_fewest_cards_and_the_most_sequences() -> None:
+    large = graphmem.serve("Llama-3.1-70B", gpu="H100", max_model_len=8192, find="tp", enforce_eager=True, advice=False)
+    assert large.found == ("tp", 2)
+    many = graphmem.serve(LLAMA, gpu="L40S", lengths={50: 2000}, find="max-num-seqs", enforce_eager=True, advice=False)
+    assert many.found is not None
+    assert many.concurrency >= many.found[1] > 50
+
+
+def test_cards_for_a_load_hold_it() -> None:
+    found = graphmem.serve(LLAMA, gpu="H100", lengths={50: 800, 99: 6000}, load=64, enforce_eager=True, advice=False)
+    assert found.choices
+    assert all(choice.concurrency >= 64 for choice in found.choices)
+    memory = [choice.memory_bytes for choice in found.choices]
+    assert memory == sorted(memory)
+
+
+def test_changes_are_answers_of_their_own() -> None:
+    found = graphmem.serve(LLAMA, gpu="H100", enforce_eager=True)
+    assert {change.option for change in found.changes} >= {"--kv-cache-dtype fp8", "--tp 2"}
+    one = next(change for change in found.changes if "fp8" in change.option)
+    asked = graphmem.serve(LLAMA, gpu="H100", enforce_eager=True, kv_cache_dtype="fp8", advice=False)
+    assert asked.served.kv_cache.tokens == one.tokens == found.served.kv_cache.tokens + one.gained_tokens
+
+
+def test_text_and_html(tmp_path: Path) -> None:
+    code, text = _run(LLAMA, "--gpu", "L40S", "--max-model-len", "8192", "--enforce-eager")
+    assert code == 0
+    assert "requests of 8,192 tokens" in text
+    page = tmp_path / "page.html"
+    _run(LLAMA, "--gpu", "L40S", "--enforce-eager", "--format", "html", "-o", str(page))
+    data = page.read_text().split("id=graphmem-serving>")[1].split("</script>")[0]
+    assert json.loads(data)["schema"] == "graphmem.serving/1"
+
+
+def test_models_are_found_by_folder_file_and_name(tmp_path: Path) -> None:
+    config = known_models()[LLAMA]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    named = [
+        model_named(name).config for name in (str(tmp_path), str(tmp_path / "config.json"), "llama-3.1-8b-instruct")
+    ]
+    assert named == [config] * 3
+    with pytest.raises(graphmem.GraphmemError, match=r"did you mean meta-llama/Llama-3\.1-8B"):
+        model_named("meta-llama/Llama-3.1-8X")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "dinosaur"}, "not followed"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"vocab_size": None}, "vocab_size is None"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(known_models()[LLAMA] | changes))
+    code, text = _run(str(tmp_path), "--gpu", "H100")
+    assert code == 1
+    assert message in text
+
+
+def test_versions_differ_where_the_register_says() -> None:
+    new, old = (graphmem.serve(LLAMA, gpu="H100", engine_version=v, advice=False).served for v in ("0.32", "0.11"))
+    assert new.settings["gpu_memory_utilization"] == 0.92
+    assert old.settings["gpu_memory_utilization"] == 0.9
+    assert (new.settings["model_runner"], old.settings["model_runner"]) == ("V2", "V1")
+    assert "CUDA graphs, estimated" not in {part.name for part in old.parts}
+
+
+def test_nothing_of_torch_is_imported() -> None:
+    program = (
+        "import sys; from graphmem.planning.serving import serve; serve('opt-125m', gpu='H100'); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_engine_of_another_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        name, title, newest = "other", "Other", "1.0"
+
+        def serve(self, question: Question) -> base.Served:
+            return replace(engine_named("vllm").serve(question), engine="Other")
+
+    class Entry:
+        name, value = "other", "package:ENGINE"
+
+        def load(self) -> object:
+            return Other()
+
+    monkeypatch.setattr("graphmem.serving.entry_points", lambda group: [Entry()])
+    assert engine_names() == ("vllm", "other")
+    found = graphmem.serve(LLAMA, gpu="H100", engine="other", enforce_eager=True, advice=False)
+    assert found.served.engine == "Other"
+    monkeypatch.setattr(Entry, "load", lambda self: Other)
+    with pytest.raises(UsageError, match="is no engine"):
+        engine_named("other")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1 << 20), st.integers(1, 80), st.none() | st.integers(1, 9000)), min_size=1, max_size=4
+    ),
+    st.integers(1, 1 << 38),
+    st.integers(1, 1 << 18),
+)
+@settings(max_examples=60)
+def test_the_longest_request_is_the_last_that_fits(
+    kinds: list[tuple[int, int, int | None]], available: int, most: int
+) -> None:
+    groups = tuple(Group(Spec(page, window), layers) for page, layers, window in kinds)
+    layout = Layout(groups, 16, 4096)
+    longest = layout.longest(available, most)
+    assert longest == 0 or layout.needed(longest) <= available
+    assert longest == most or layout.needed(longest + 1) > available
+
+
+def test_a_card_that_others_use_is_refused_as_the_engine_does() -> None:
+    question = Question(model_named(LLAMA), device_named("H100"), entry="nowhere")
+    with pytest.raises(UsageError, match="accepted: server, llm"):
+        engine_named("vllm").serve(question)
