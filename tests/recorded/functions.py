@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from graphmem.cudnn.library import Cudnn
 from tests import places
 from tests.recorded.case import Documents
 from tests.recorded.cases.functions import CASES, Case
@@ -46,12 +47,13 @@ def leaves(value: Any) -> Iterator[torch.Tensor]:
             yield from leaves(item)
 
 
-def predict(case: Case, selected: float | None = 0.0) -> list[int]:
+def predict(case: Case, selected: float | None = 0.0, cudnn: Cudnn | None = None) -> list[int]:
     """Allocations (positive bytes) and frees (negative) of the case, in order. Raises what a capture raises.
 
-    ``selected``: the share that masks and the like select; none in recordings, where every value is 0.
+    ``selected``: the share that masks and the like select; none in recordings, where every value is 0. ``cudnn``: the
+    library that is asked.
     """
-    return predicted_changes(lambda mark: run(case, mark), case.name, data_dependent=selected)
+    return predicted_changes(lambda mark: run(case, mark), case.name, data_dependent=selected, cudnn=cudnn)
 
 
 def recordings() -> Documents:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from graphmem.capture.session.session import Session, capture
+from graphmem.cudnn.library import Cudnn
 from graphmem.trace import EventKind, Place, Trace
 from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 
@@ -18,12 +19,13 @@ def predicted_changes(
     *,
     cudnn_workspaces: bool = True,
     data_dependent: float | None = None,
+    cudnn: Cudnn | None = None,
 ) -> list[int]:
     """Bytes allocated and, negative, freed between two calls of the function that ``run`` is given, in order.
 
     Raises what a capture raises.
     """
-    return predicted(run, name, place, cudnn_workspaces=cudnn_workspaces, data_dependent=data_dependent)[0]
+    return predicted(run, name, place, cudnn_workspaces=cudnn_workspaces, data_dependent=data_dependent, cudnn=cudnn)[0]
 
 
 def predicted(
@@ -33,6 +35,7 @@ def predicted(
     *,
     cudnn_workspaces: bool = True,
     data_dependent: float | None = None,
+    cudnn: Cudnn | None = None,
 ) -> tuple[list[int], dict[str, int]]:
     """The same with what the capture says that it assumed or does not know, and how often."""
     marks: list[int] = []
@@ -48,6 +51,7 @@ def predicted(
         torch_version=TORCH_VERSION,
         cudnn_workspaces=cudnn_workspaces,
         data_dependent=data_dependent,
+        cudnn=cudnn,
     )
     return _changes(captured.trace, slice(*marks), place), captured.assumed
 

@@ -19,6 +19,7 @@ from graphmem.capture.device.torch_versions import ExistingFakes
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.attention import attention_composites, attention_on, fuses_attention_on
 from graphmem.capture.operators.basic import basic_composites, linear
+from graphmem.capture.operators.convolutions import convolution_composites
 from graphmem.capture.operators.ctc import ctc_composites, ctc_shapes
 from graphmem.capture.operators.fused_inference import fused_inference
 from graphmem.capture.operators.gradients import gradient_composites
@@ -84,6 +85,7 @@ def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
         **recurrent_composites(card),
         **fused_inference(attention_on(card), linear, fuses_attention_on(card)),
         **basic_composites(),
+        **convolution_composites(),
         **ctc_composites(),
         **normalization_composites(card),
         **attention_composites(card),

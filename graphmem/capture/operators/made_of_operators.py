@@ -92,19 +92,6 @@ def _sum_of_products(left: Tensor, right: Tensor, sum_dims: Sequence[int]) -> Te
     return torch.bmm(flat_left, flat_right).view(shape).permute(back)
 
 
-# --- convolutions in the gradient of a gradient (_convolution_double_backward of ATen/native/Convolution.cpp, 2.13) ---
-
-
-def _convolution(_: Selection, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Any:
-    """On a card the second operand, which may be a transposed gradient, is made contiguous before the call."""
-    node = torch._C._current_autograd_node()
-    if node is None or bias is not None or weight.is_contiguous():
-        return NotImplemented
-    if type(node).__name__ != "ConvolutionBackwardBackward0":
-        return NotImplemented
-    return _aten.convolution.default(input, weight.contiguous(), None, *options)
-
-
 # --- masks (expandTensors of ATen/native/IndexingUtils.h) -------------------------------------------------------------
 
 
@@ -262,7 +249,6 @@ COMPARISONS: dict[Any, Callable[..., None]] = {
 #: Operator -> its body, which may answer ``NotImplemented`` for calls that are one kernel after all.
 BODIES: dict[Any, Callable[..., Any]] = {
     _aten._trilinear.default: _trilinear,
-    _aten.convolution.default: _convolution,
     _aten.index.Tensor: _index,
     _aten.index_put.default: _index_put(_aten.index_put.default),
     _aten.index_put_.default: _index_put(_aten.index_put_.default),

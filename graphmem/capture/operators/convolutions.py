@@ -1,0 +1,124 @@
+"""Second derivatives of convolutions, as a card computes them: ``_convolution_double_backward`` of
+``ATen/native/Convolution.cpp`` (PyTorch 2.13).
+
+On CUDA tensors it makes operands contiguous that C++ leaves as they are for the device ``meta``, and it holds those
+copies until it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+
+
+def convolution_composites() -> dict[Any, Callable[..., Any]]:
+    """The operator of double backward passes, by CUDA's rules."""
+    return {_aten._convolution_double_backward.default: _double_backward}
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Those of a convolution after its three tensors."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def run(self, input: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = _aten.convolution.default(
+            input, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding,
+            self.groups,
+        )  # fmt: skip
+        return result
+
+
+def _double_backward(
+    input_gg: Tensor | None, weight_gg: Tensor | None, bias_gg: Tensor | None, output_g: Tensor, weight: Tensor,
+    self: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int, output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of the output's gradient, the input and the weight; ``gg``: the gradient of a gradient."""
+    expanded = (_expand(values, weight.dim() - 2) for values in (stride, padding, dilation, output_padding))
+    strides, paddings, dilations, extra = expanded
+    if not transposed and self.dim() > 4:
+        groups = self.shape[1] // weight.shape[1] if weight.shape[1] else -1
+    call = _Arguments(strides, paddings, dilations, transposed, extra, groups)
+    output = None
+    if self.numel():
+        if input_gg is not None:
+            weight = weight.contiguous()
+            output = call.run(input_gg, weight)
+        if weight_gg is not None:
+            weight_gg = weight_gg.contiguous()
+            term = call.run(self, weight_gg)
+            output = term if output is None else output + term
+            del term
+    if bias_gg is not None:
+        expanded_bias = bias_gg.contiguous().view(1, -1, *(1 for _ in strides)).expand(output_g.shape)
+        output = expanded_bias if output is None else output + expanded_bias
+        del expanded_bias
+    weight_gradient = (
+        None if input_gg is None or not self.numel() else _weight_gradient(call, input_gg, output_g, weight)
+    )
+    input_gradient = (
+        None if weight_gg is None or not self.numel() else _input_gradient(call, weight_gg, output_g, weight, self)
+    )
+    return output, input_gradient, weight_gradient
+
+
+def _expand(values: Sequence[int], dims: int) -> tuple[int, ...]:
+    return tuple(values) * dims if len(values) == 1 else tuple(values)
+
+
+def _weight_gradient(call: _Arguments, input_gg: Tensor, output_g: Tensor, weight: Tensor) -> Tensor:
+    """A convolution over the batch, of one group after the other; strides and dilations change places."""
+    one = replace(call, stride=call.dilation, dilation=call.stride, transposed=False, groups=1)
+    over_batch, inputs = output_g.transpose(0, 1), input_gg.transpose(0, 1)
+    if call.groups == 1:
+        over_batch = over_batch.contiguous()
+        found = one.run(over_batch, inputs) if call.transposed else one.run(inputs, over_batch)
+    else:
+        parts = [
+            _of_group(one, call.transposed, ours, theirs)
+            for ours, theirs in zip(over_batch.chunk(call.groups), inputs.chunk(call.groups), strict=True)
+        ]
+        found = torch.cat(parts, 1)
+        del parts
+    found = found.transpose(0, 1)
+    for dim in range(2, found.dim()):
+        if found.shape[dim] > weight.shape[dim]:
+            found = found.narrow(dim, 0, weight.shape[dim])
+    return found
+
+
+def _of_group(one: _Arguments, transposed: bool, over_batch: Tensor, inputs: Tensor) -> Tensor:
+    over_batch = over_batch.contiguous()
+    return one.run(over_batch, inputs) if transposed else one.run(inputs, over_batch)
+
+
+def _input_gradient(call: _Arguments, weight_gg: Tensor, output_g: Tensor, weight: Tensor, input: Tensor) -> Tensor:
+    other = replace(call, transposed=not call.transposed)
+    if call.transposed:
+        found = other.run(output_g.contiguous(), weight_gg)
+        for dim in range(2, found.dim()):
+            if found.shape[dim] > input.shape[dim]:
+                found = found.narrow(dim, 0, input.shape[dim])
+        return found
+    every = zip(
+        weight.shape[2:], input.shape[2:], output_g.shape[2:], call.stride, call.padding, call.dilation,
+        call.output_padding, strict=True,
+    )  # fmt: skip
+    extra = [
+        side - whole if side != (whole := (taps - 1) * dil - 2 * pad + step * (out - 1) + 1) else given
+        for taps, side, out, step, pad, dil, given in every
+    ]
+    return replace(other, output_padding=tuple(extra)).run(output_g.contiguous(), weight_gg)
