@@ -35,6 +35,7 @@ def analyze(
     cudnn: str | Path = "auto",
     trust: bool = False,
     ranks: str | Sequence[int] | None = None,
+    margin: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Predict the GPU memory of ``model``.
@@ -69,6 +70,8 @@ def analyze(
         ranks: of several processes (``Training(world_size=...)``) those to analyse: numbers, or ``all`` that differ.
             The estimate is that of the one that holds the most, and ``details["ranks"]`` has the others' figures.
             None: the step's own ``rank``.
+        margin: how sure a "fits" must be, as the share of runs that do: ``p99``, ``p50`` to ``p100``; by default
+            everything that is known to be possible must fit.
         progress: called with a word on what is being done.
 
     Raises:
@@ -92,6 +95,7 @@ def analyze(
         build_on=build_on,
         cudnn=cudnn,
         trust=trust,
+        margin=margin,
     )
     say = progress or (lambda _: None)
     if ranks is not None:
@@ -107,13 +111,14 @@ def replay_trace(
     alloc_conf: str | None = None,
     torch_version: str | None = None,
     top: int = 10,
+    margin: str | None = None,
 ) -> Estimate:
     """Replay a recorded or exported trace on another card or allocator configuration; arguments as :func:`analyze`.
 
     Without ``alloc_conf`` a recorded run keeps the configuration it was recorded under.
     """
     question = Question(
-        None, runtime=runtime, device=device, alloc_conf=alloc_conf, torch_version=torch_version, top=top
+        None, runtime=runtime, device=device, alloc_conf=alloc_conf, torch_version=torch_version, top=top, margin=margin
     )
     return simulate.replay_recorded(trace, question)
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from graphmem.figures import Figure, Loads
+from graphmem.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,14 +101,13 @@ class CardUse:
     """What is on the card at the peak, told apart as ``nvidia-smi`` does.
 
     The process holds its segments and ``context``, the figures of what lies outside its allocator, given what it
-    ``loads``. ``others_bytes`` is what was said to be held by others. ``driver_bytes`` is the driver's own share, in no
+    ``loads``. How far the sum is known is :meth:`Estimate.interval`.
+    ``others_bytes`` is what was said to be held by others. ``driver_bytes`` is the driver's own share, in no
     process and in no card's capacity here: the total of nvidia-smi less that of CUDA, None where it is not known.
     NVML's first ``nvmlDeviceGetMemoryInfo``, which many tools read, counts it as used.
     """
 
     process_bytes: int
-    process_least_bytes: int
-    process_most_bytes: int
     others_bytes: int
     driver_bytes: int | None
     context: tuple[Figure, ...]
@@ -127,7 +126,10 @@ class Fit:
 
     ``needs_cache_flush`` is true when it fits only because the allocator gives cached segments back and retries;
     ``device_bytes`` is then what it holds within the card, and ``unlimited_bytes`` what it would without a limit.
-    ``sure`` is true when the verdict is the same with the least and the most that the context is known to.
+
+    ``fits`` is said of the figures as they are. ``probability`` is the share of runs that are expected to fit, given
+    how far the figures may be off; None where something that nothing bounds may decide. ``margin`` is the share that
+    was asked for, None where none was.
     """
 
     gpu: str
@@ -139,7 +141,36 @@ class Fit:
     failed_at: Moment | None = None
     others_bytes: int = 0
     unlimited_bytes: int = 0
-    sure: bool = True
+    probability: float | None = None
+    margin: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """``yes`` or ``no`` where at least the share that was asked for (without one: everything that is known to be
+        possible) fits, or does not; else ``likely`` or ``likely not``, as ``fits`` says."""
+        share = 1.0 if self.margin is None else self.margin
+        if self.probability is not None:
+            if self.fits and self.probability >= share:
+                return "yes"
+            if not self.fits and 1 - self.probability >= share:
+                return "no"
+        return "likely" if self.fits else "likely not"
+
+    @property
+    def passes(self) -> bool:
+        """Whether it fits for who asked: with a margin only a ``yes`` does."""
+        return self.fits if self.margin is None else self.verdict == "yes"
+
+    @property
+    def chance(self) -> str:
+        """How likely the verdict is, as ``97 %``; nothing where it is sure or not known."""
+        if self.probability is None or self.verdict in ("yes", "no"):
+            return ""
+        return f"{min(99, max(1, int(100 * (self.probability if self.fits else 1 - self.probability))))} %"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the verdict."""
+        return {**asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +300,7 @@ class Estimate:
     last_growth: Moment | None = None
     held: tuple[HeldBytes, ...] = ()
     card: CardUse | None = None
+    doubts: Doubts = NO_DOUBTS
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
@@ -307,6 +339,20 @@ class Estimate:
         """Peak device bytes (what ``nvidia-smi`` shows for the process)."""
         return self.peak.device_bytes
 
+    def interval(self, level: str) -> tuple[int | None, int | None]:
+        """(least, most) bytes of a level, given its causes of doubt (:attr:`doubts`); None: nothing bounds it."""
+        said = int(getattr(self.peak, f"{level}_bytes"))
+        least, most = self.doubts.least(level), self.doubts.most(level)
+        return None if least is None else max(0, said + least), None if most is None else said + most
+
+    def at_margin(self, level: str, margin: str) -> int | None:
+        """Bytes of a level that no more than this share of runs exceed (``p99``: of a hundred one); None where nothing
+        bounds them. Raises :class:`graphmem.errors.UsageError` for anything but p50 to p100."""
+        share = parse_margin(margin)
+        if self.doubts.most(level) is None:
+            return None
+        return int(getattr(self.peak, f"{level}_bytes")) + self.doubts.at(level, share)
+
     def fits(self, gpu: str) -> bool:
         """Whether the peak fits the named card with that card's own context (see ``graphmem gpus``).
 
@@ -335,7 +381,8 @@ class Estimate:
             "moment": asdict(self.moment),
             "last_growth": asdict(self.last_growth) if self.last_growth else None,
             "breakdown": dict(self.breakdown),
-            "fits": asdict(self.fit) if self.fit else None,
+            "fits": self.fit.to_dict() if self.fit else None,
+            "certainty": self._certainty(),
             "card": {**asdict(self.card), "whole_bytes": self.card.whole_bytes} if self.card else None,
             "host": {
                 "host_bytes": self.host_bytes,
@@ -349,6 +396,12 @@ class Estimate:
             "held": [asdict(held) for held in self.held],
             "top": [asdict(storage) for storage in self.top],
         }
+
+    def _certainty(self) -> dict[str, Any]:
+        levels = {
+            level: dict(zip(("least_bytes", "most_bytes"), self.interval(level), strict=True)) for level in LEVELS
+        }
+        return {"levels": levels, "causes": [cause.to_dict() for cause in self.doubts.causes]}
 
     def to_json(self) -> str:
         """:meth:`to_dict` as indented JSON text."""

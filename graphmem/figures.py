@@ -1,8 +1,30 @@
-"""Figures that are not known exactly, and what they depend on."""
+"""Figures that are not known exactly: what they depend on, how far they may be off, and how doubts add up.
+
+A :class:`Cause` is one reason why a figure may be another, with how far off each level may be because of it: from the
+least to the most, and, between, at what share of what was seen or is taken to be. :class:`Doubts` are the causes of one
+estimate; they alone add causes up. They are taken to go together: where one is at its 99 %, all are. Then shares add,
+``most`` of the sum is the sum of every ``most``, and no independence is claimed that nobody measured; causes that are
+independent give a narrower interval than the one told here.
+
+What lies between the least and the most follows from the cause's ``basis``:
+
+- ``bounds``: nobody counted how often. As likely below what is said as above, and evenly spread on either side, which
+  claims nothing beyond the three figures.
+- ``measured``: errors seen in recordings, in order: the i-th of n stands at i / (n + 1), its expected share (Weibull's
+  plotting position), straight lines between. The ends are the extremes seen: of runs like these, (n - 1) / (n + 1) are
+  expected inside.
+- ``unknown``: an end that nothing bounds is None. It has no probability either.
+"""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from graphmem.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +47,158 @@ class Loads:
     communicators: tuple[int, ...] = ()
     eager: bool = False
     cuda: tuple[int, int] | None = None
+
+
+# --- how far one figure may be off ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How many bytes a figure may be off: ``points`` are (share, bytes more than was said), ascending in both, from 0
+    to 1, and include 0 bytes. ``below``, ``above``: whether nothing bounds it there."""
+
+    points: tuple[tuple[float, int], ...] = ((0.0, 0), (1.0, 0))
+    below: bool = False
+    above: bool = False
+
+    @property
+    def least(self) -> int | None:
+        """Bytes less than nothing where it may be less; None where nothing says how much."""
+        return None if self.below else self.points[0][1]
+
+    @property
+    def most(self) -> int | None:
+        """Bytes that it may be more; None where nothing says how many."""
+        return None if self.above else self.points[-1][1]
+
+    def at(self, share: float) -> int:
+        """Bytes that it is off at most in this share of runs, as far as bounds or measurements tell."""
+        index = bisect_left(self.points, share, key=lambda point: point[0])
+        if index == 0 or self.points[index][0] == share:
+            return self.points[index][1]
+        (low, fewer), (high, more) = self.points[index - 1 : index + 1]
+        return fewer + int((more - fewer) * ((share - low) / (high - low)))
+
+
+#: Of what is known.
+EXACT = Spread()
+
+
+def bounded(least: int, most: int) -> Spread:
+    """Between ``least`` (at most 0) and ``most`` (at least 0) bytes more than was said, of which nothing else is
+    known."""
+    return EXACT if least == most == 0 else Spread(((0.0, min(least, 0)), (0.5, 0), (1.0, max(most, 0))))
+
+
+def seen(offsets: Iterable[int]) -> Spread:
+    """As far off as runs were seen to be."""
+    ordered = sorted(offsets)
+    if not ordered or ordered[0] == ordered[-1] == 0:
+        return EXACT
+    count = len(ordered)
+    inner = [(rank / (count + 1), offset) for rank, offset in enumerate(ordered, start=1)]
+    return Spread(((0.0, min(ordered[0], 0)), *inner, (1.0, max(ordered[-1], 0))))
+
+
+# --- causes -----------------------------------------------------------------------------------------------------------
+
+BOUNDS, MEASURED, UNKNOWN = "bounds", "measured", "unknown"
+#: The levels of an estimate that an error in the allocator's trace reaches; device memory is all of these and more.
+TRACE_LEVELS = ("requested", "allocated", "reserved", "device")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why figures may be others. ``spreads``: level -> how far off it may be; a level that is not there is not touched.
+    ``inside``: the share of runs that is expected between the ends, None where nobody counted; ``count``: of how many
+    it was measured."""
+
+    name: str
+    basis: str
+    source: str
+    spreads: Mapping[str, Spread]
+    inside: float | None = None
+    count: int = 0
+
+    def spread(self, level: str) -> Spread:
+        """How far off the level may be."""
+        return self.spreads.get(level, EXACT)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the figures of a level are bytes more than was said, None where nothing bounds them."""
+        levels = {
+            level: {"least_bytes": spread.least, "most_bytes": spread.most} for level, spread in self.spreads.items()
+        }
+        return {
+            "name": self.name,
+            "basis": self.basis,
+            "source": self.source,
+            "expected_inside": self.inside,
+            "measured_runs": self.count,
+            "off_by": levels,
+        }
+
+
+def cause_of(figure: Figure) -> Cause | None:
+    """The cause that a figure of the context is; None for one that is known."""
+    spread = bounded(figure.least_bytes - figure.bytes, figure.most_bytes - figure.bytes)
+    if spread == EXACT:
+        return None
+    return Cause(figure.name, BOUNDS, figure.source, {"device": spread})
+
+
+def unknown(name: str, source: str, *, below: bool = False) -> Cause:
+    """A cause that nothing bounds above, nor, with ``below``, below."""
+    spread = Spread(below=below, above=True)
+    return Cause(name, UNKNOWN, source, dict.fromkeys(TRACE_LEVELS, spread))
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """The causes of one estimate, added up. Figures of levels are bytes more than was said."""
+
+    causes: tuple[Cause, ...] = ()
+
+    def least(self, level: str) -> int | None:
+        """The sum of every least; None where one has none."""
+        return _sum([cause.spread(level).least for cause in self.causes])
+
+    def most(self, level: str) -> int | None:
+        """The sum of every most; None where one has none."""
+        return _sum([cause.spread(level).most for cause in self.causes])
+
+    def at(self, level: str, share: float) -> int:
+        """Bytes that it is off at most in this share of runs, but for what nothing bounds."""
+        return sum(cause.spread(level).at(share) for cause in self.causes)
+
+    def about(self, level: str) -> Sequence[Cause]:
+        """The causes that touch a level."""
+        return [cause for cause in self.causes if cause.spread(level) != EXACT]
+
+
+#: Of an estimate that is exact.
+NO_DOUBTS = Doubts()
+
+
+def _sum(parts: Sequence[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+# --- margins ----------------------------------------------------------------------------------------------------------
+
+_MARGIN = re.compile(r"[pP](\d{2,3}(?:\.\d{1,4})?)")
+
+
+def parse_margin(text: str) -> float:
+    """The share that ``p99`` asks for: 0.99. Raises :class:`UsageError` for anything but p50 to p100."""
+    match = _MARGIN.fullmatch(text) if isinstance(text, str) else None
+    share = float(match[1]) / 100 if match else 0.0
+    if not 0.5 <= share <= 1.0:
+        raise UsageError(
+            f"margin {text!r} cannot be read; write p and how many of a hundred runs are to fit, p50 to p100, as p99"
+        )
+    return share

@@ -13,6 +13,7 @@ from graphmem.cudnn.library import AUTO, find_library
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.documents import LARGEST_NUMBER, shown
 from graphmem.errors import UsageError
+from graphmem.figures import parse_margin
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
@@ -45,14 +46,21 @@ class Question:
     build_on: str = "host"
     cudnn: str | Path = AUTO
     trust: bool = False
+    margin: str | None = None
 
     def __post_init__(self) -> None:
         check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations)
         check_counts(0, top=self.top)
         if self.iterations is not None and self.iterations > MOST_ITERATIONS:
             raise UsageError(f"iterations is {self.iterations}; accepted: 1 to {MOST_ITERATIONS}, as a few settle it")
-        _ = self.step, self.setting, self.asked_runtime, self.cudnn_library  # before a model is loaded in vain
+        # Before a model is loaded in vain:
+        _ = self.margin_share, self.step, self.setting, self.asked_runtime, self.cudnn_library
         self._check_batches()
+
+    @cached_property
+    def margin_share(self) -> float | None:
+        """The share of runs that must fit; None for everything that is known to be possible."""
+        return None if self.margin is None else parse_margin(self.margin)
 
     @cached_property
     def cudnn_library(self) -> str | None:

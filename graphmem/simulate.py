@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
+from graphmem.causes import cause_of_version, causes_of_context, causes_of_trace, neighbours, together
 from graphmem.cudnn.library import AUTO, NEVER
-from graphmem.errors import TraceError, UsageError
-from graphmem.estimate import Diagnostic, Estimate, found_later
-from graphmem.figures import Loads
+from graphmem.errors import GraphmemError, TraceError, UsageError
+from graphmem.estimate import Diagnostic, Estimate, Peak, found_later
+from graphmem.figures import Cause, Doubts, Figure, Loads
 from graphmem.question import Question
 from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
+from graphmem.replay import Replay
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runtime, Taken
 from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import summarize
 from graphmem.trace import Trace
 from graphmem.training import Training
-from graphmem.verdict import holding, is_sure, loads_eagerly, loads_of
-from graphmem.versions import beyond_known, version_notes, workspace_variables
+from graphmem.verdict import holding, loads_eagerly, loads_of, probability
+from graphmem.versions import Version, beyond_known, version_notes, words, workspace_variables
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Traced:
     step: str
     details: Mapping[str, Any] = field(default_factory=dict)
     loads: Loads = field(default_factory=Loads)
+    doubt_of_version: Callable[[Peak], Cause | None] = lambda _: None
 
 
 def answer(
@@ -94,9 +98,24 @@ def _answer(question: Question, shelf: Captures, say: Callable[[str], None]) -> 
         options = runtime.parse(question.alloc_conf, question.setting)
         say("tracing")
         recorded = shelf.recorded(question, loaded, say)
+    traced = _traced(question, loaded, runtime, recorded)
+    if not isinstance(recorded.made, Taken):
+        version, beside = question.setting.torch_version, _of_neighbours(question, say)
+        traced = replace(traced, doubt_of_version=lambda peak: cause_of_version(version, peak, beside.get))
     say("replaying")
-    estimate = replay_on(_traced(question, loaded, runtime, recorded), runtime, options, question)
+    estimate = replay_on(traced, runtime, options, question)
     return estimate, recorded.could_go_on(question)
+
+
+def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Version, Peak]:
+    """The peak under the rules of the recorded versions beside one that was not, each an analysis of its own. Those
+    that cannot be analysed are left out."""
+    peaks = {}
+    for version in neighbours(question.setting.torch_version):
+        say(f"the same with PyTorch {words(version)}")
+        with contextlib.suppress(GraphmemError):
+            peaks[version] = answer(replace(question, torch_version=words(version), top=0), say=say).peak
+    return peaks
 
 
 # --- what runs it -----------------------------------------------------------------------------------------------------
@@ -222,6 +241,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     context = question.setting.device.outside(loads)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
+    doubts = _doubts(traced, runs.main, context, refused)
     diagnostics: Any = (*headlines(setting.device), *taken.diagnostics, *plans_told(runs.limited), *runs.diagnostics)
     if not traced.details.get("cudnn", {}).get("plans_asked"):
         diagnostics = (*diagnostics, *workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
@@ -243,6 +263,24 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
         details=details,
         context=context,
         loads=loads,
-        sure=refused
-        or is_sure(runs, context, lambda size: runtime.run(taken.trace, options, holding(setting, size)), setting),
+        doubts=doubts,
+        probability=probability(
+            taken.trace, runs, doubts, lambda size: runtime.run(taken.trace, options, holding(setting, size)), setting
+        ),
+        margin=question.margin_share,
+    )
+
+
+def _doubts(traced: Traced, run: Replay, context: Sequence[Figure], refused: bool) -> Doubts:
+    """Why the figures of a run may be others. Where a run was refused memory, what it held is known."""
+    if refused:
+        return Doubts()
+    taken = traced.taken
+    peak = Peak(run.peak_requested_bytes, run.peak_allocated_bytes, run.peak_reserved_bytes, 0)
+    version = traced.doubt_of_version(peak)
+    return together(
+        causes_of_trace(taken.trace, peak, taken.diagnostics),
+        [] if version is None else [version],
+        taken.doubts,
+        causes_of_context(context),
     )

@@ -24,7 +24,7 @@ from graphmem.estimate import (
     PoolUse,
     Timeline,
 )
-from graphmem.figures import Figure, Loads
+from graphmem.figures import Doubts, Figure, Loads
 from graphmem.replay import Replay
 from graphmem.trace import Category, EventKind, Place, Trace
 
@@ -45,12 +45,14 @@ def summarize(
     details: Mapping[str, Any] | None = None,
     context: Sequence[Figure] = (),
     loads: Loads | None = None,
-    sure: bool = True,
+    doubts: Doubts | None = None,
+    probability: float | None = None,
+    margin: float | None = None,
 ) -> Estimate:
     """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
     needed only where the unlimited one exceeds it. ``context`` is what the process holds outside its allocator, given
-    what it ``loads``, and its sum is that of ``card``; ``sure``: whether the verdict is the same with the least and the
-    most of it.
+    what it ``loads``, and its sum is that of ``card``; ``doubts``: why figures may be others, None where there is no
+    doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
     of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
@@ -78,7 +80,8 @@ def summarize(
         last_growth=_moment(trace, grew),
         breakdown=_breakdown(trace, replay, position, card.context_bytes),
         top=tuple(_largest(trace, position, top)),
-        fit=_fit(trace, replay, limited, card, sure),
+        fit=_fit(trace, replay, limited, card, doubts, probability, margin),
+        doubts=doubts or Doubts(),
         host_bytes=replay.host_peak_bytes,
         pinned_bytes=replay.pinned_peak_bytes,
         managed_bytes=replay.managed_peak_bytes,
@@ -204,11 +207,8 @@ def _largest(trace: Trace, position: int, top: int) -> list[LiveStorage]:
 
 
 def _use(replay: Replay, card: Device, context: Sequence[Figure], loads: Loads) -> CardUse:
-    reserved = replay.peak_reserved_bytes
     return CardUse(
-        process_bytes=reserved + card.context_bytes,
-        process_least_bytes=reserved + sum(figure.least_bytes for figure in context),
-        process_most_bytes=reserved + sum(figure.most_bytes for figure in context),
+        process_bytes=replay.peak_reserved_bytes + card.context_bytes,
         others_bytes=card.others_bytes,
         driver_bytes=card.driver_bytes,
         context=tuple(context),
@@ -223,7 +223,15 @@ def fits_card(replay: Replay, limited: Replay | None, card: Device) -> bool:
     return replay.peak_reserved_bytes + card.taken_bytes <= card.capacity_bytes
 
 
-def _fit(trace: Trace, replay: Replay, limited: Replay | None, card: Device, sure: bool) -> Fit:
+def _fit(
+    trace: Trace,
+    replay: Replay,
+    limited: Replay | None,
+    card: Device,
+    doubts: Doubts | None,
+    probability: float | None,
+    margin: float | None,
+) -> Fit:
     unlimited = replay.peak_reserved_bytes + card.context_bytes
     room = card.capacity_bytes - card.others_bytes
     fits, flushed = fits_card(replay, limited, card), limited is not None and unlimited > room
@@ -243,5 +251,6 @@ def _fit(trace: Trace, replay: Replay, limited: Replay | None, card: Device, sur
         failed_at=failed_at,
         others_bytes=card.others_bytes,
         unlimited_bytes=unlimited,
-        sure=sure,
+        probability=float(fits) if doubts is None else probability,
+        margin=margin,
     )

@@ -204,6 +204,8 @@ class Trace:
     ``source`` says where the trace comes from; ``notes`` are free ``key: text`` remarks of the producer. ``pools`` are
     the private pools; the first is number 1. ``fractions`` are parts of the card's memory, 0 to 1. ``plans`` are of
     calls that can do with less than their storages say. ``settings`` are whole texts of PyTorch's allocator settings.
+    ``predicted_plans``: of how many shapes of convolutions and
+    recurrent networks cuDNN's plan was predicted, not asked.
     """
 
     source: str
@@ -219,6 +221,7 @@ class Trace:
     fractions: tuple[float, ...] = ()
     plans: tuple[Plans, ...] = ()
     settings: tuple[str, ...] = ()
+    predicted_plans: int = 0
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -264,6 +267,7 @@ class TraceBuilder:
     #: Calls that can do with less, by the storage of each.
     calls: dict[int, Calls] = field(default_factory=dict)
     _shapes: dict[Any, Calls] = field(default_factory=dict)
+    predicted_plans: int = 0
 
     def phase(self, iteration: int, name: str) -> int:
         """Index of the phase, added if it is new."""
@@ -364,6 +368,7 @@ class TraceBuilder:
             fractions=tuple(self.fractions),
             plans=tuple(Plans(tuple(calls.storages), calls.bytes) for calls in self._shapes.values()),
             settings=tuple(self.settings),
+            predicted_plans=self.predicted_plans,
         )
         validate(trace)
         return trace
@@ -388,6 +393,8 @@ def validate(trace: Trace) -> None:
     for fraction in trace.fractions:
         if not 0.0 <= fraction <= 1.0:
             raise TraceError(f"a memory fraction is {fraction}; accepted: 0 to 1")
+    if not 0 <= trace.predicted_plans <= MAX_STORAGE_BYTES:
+        raise TraceError(f"predicted_plans is {trace.predicted_plans}; accepted: 0 to {MAX_STORAGE_BYTES}")
     _check_plans(trace)
     if not _events_hold(trace):
         _name_first_broken(trace)
@@ -526,6 +533,8 @@ def to_json(trace: Trace) -> str:
     if trace.settings:
         document["schema"] = SCHEMA_WITH_SETTINGS
         document["settings"] = list(trace.settings)
+    if trace.predicted_plans:
+        document["predicted_plans"] = trace.predicted_plans
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -574,6 +583,7 @@ def _decode(document: dict[str, Any]) -> Trace:
             for storages, sizes in document.get("plans", ())
         ),
         settings=tuple(_text(value) for value in document.get("settings", ())),
+        predicted_plans=_whole(document.get("predicted_plans", 0)),
     )
 
 

@@ -1,14 +1,14 @@
-"""Whether a run fits a card, and how sure that is: what its process holds beside the allocator is an interval."""
+"""Whether a run fits a card, and how likely that is: its figures are known to intervals."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from graphmem.devices import Device
-from graphmem.figures import Figure, Loads
+from graphmem.figures import Doubts, Loads
 from graphmem.runtimes.base import Runs, Setting
 from graphmem.summarize import fits_card
 from graphmem.trace import Trace
@@ -18,6 +18,8 @@ from graphmem.trace import Trace
 _ASKS_CUDNN = re.compile(
     r"convolution|_conv_|(?<![A-Za-z])conv[123]d|Conv(Transpose|2D|3D)?$|cudnn_(rnn|conv)|_rnn|LSTM|GRU"
 )
+#: Times that the share of runs that fit is halved in: it is known to 1 / 256.
+_HALVINGS = 8
 
 
 def loads_of(trace: Trace, ranks: tuple[int, ...], card: Device, eager: bool) -> Loads:
@@ -36,25 +38,41 @@ def holding(setting: Setting, context_bytes: int) -> Setting:
     return replace(setting, device=replace(setting.device, context_bytes=context_bytes))
 
 
-def is_sure(runs: Runs, context: Sequence[Figure], run: Callable[[int], Runs], setting: Setting) -> bool:
-    """Whether the run fits, or does not, with the least and the most context too; ``run`` runs it with one of a size.
+def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], Runs], setting: Setting) -> float | None:
+    """The share of runs that fit, or None where something that nothing bounds may decide. ``run`` runs the trace
+    beside a context of so many bytes, with which every doubt is counted, as if the card had so much less room.
 
-    It runs again only where the sizes leave it open: where it fits as it is with the most there is nothing to try, nor
-    where what is live at once exceeds the card with the least.
+    It runs again only where the sizes leave it open.
     """
+
+    def fits(share: float) -> bool:
+        return _fits(trace, runs, max(0, setting.device.context_bytes + doubts.at("device", share)), run, setting)
+
+    fits_at_most, fits_at_least = fits(1.0), fits(0.0)
+    if fits_at_most:
+        return 1.0 if doubts.most("device") is not None else None
+    if not fits_at_least:
+        return 0.0 if doubts.least("device") is not None else None
+    if doubts.most("device") is None or doubts.least("device") is None:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setting: Setting) -> bool:
+    """Whether it fits beside a context of this size. It need not be run where it fits without a limit, nor where what
+    is live at once exceeds the card and no call can do with a later, smaller plan."""
     device = setting.device
-    room = device.capacity_bytes - device.others_bytes
-    if fits_card(runs.main, runs.limited, device):
-        size = sum(figure.most_bytes for figure in context)
-        if runs.limited is None and runs.main.peak_reserved_bytes + size <= room:
-            return True
-    else:
-        size = sum(figure.least_bytes for figure in context)
-        if runs.main.peak_requested_bytes + size > room:
-            return True
     if size == device.context_bytes:
+        return fits_card(runs.main, runs.limited, device)
+    room = device.capacity_bytes - device.others_bytes
+    if runs.limited is None and runs.main.peak_reserved_bytes + size <= room:
         return True
+    can_do_with_less = trace.plans or trace.fractions or trace.refused
+    if not can_do_with_less and runs.main.peak_requested_bytes + size > room:
+        return False
     other = run(size)
-    return fits_card(runs.main, runs.limited, device) == fits_card(
-        other.main, other.limited, holding(setting, size).device
-    )
+    return fits_card(other.main, other.limited, holding(setting, size).device)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from graphmem.accuracy.case import Case
+from graphmem.accuracy.coverage import Interval, Judged, intervals
 from graphmem.accuracy.record import OK, Machine, Record
 from graphmem.accuracy.tensorflow_replay import replayed_peaks
 from graphmem.accuracy.workers import side_by_side
@@ -29,6 +30,7 @@ class Predicted:
     """What graphmem says of a case now: peaks in bytes, how often it met something it does not model, the largest
     buffer whose size is an estimate, and the workspaces at the peak. Or the error of the analysis. ``replayed`` are the
     allocated and reserved peaks of the recorded allocations in graphmem's allocator, where they lie beside the record.
+    ``told`` is how far each level is said to be known.
     """
 
     peak: Peak | None = None
@@ -38,6 +40,7 @@ class Predicted:
     error: str = ""
     trace: Trace | None = None
     replayed: tuple[int, int] | None = None
+    told: Mapping[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Comparison:
         """The predicted peak."""
         assert self.predicted.peak is not None
         return int(getattr(self.predicted.peak, f"{level}_bytes"))
+
+    def judged(self, level: str) -> Judged:
+        """The measured level beside how far it was said to be known."""
+        return Judged(self.predicted.told[level], self.measured_bytes(level), self.predicted_bytes(level))
 
     @property
     def exceeds_cap(self) -> bool:
@@ -129,7 +136,8 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
     unknown = sum(item.count for item in estimate.diagnostics if item.kind == "unknown")
     trace = estimate.trace if keep_trace else None
     workspaces = estimate.breakdown.get("WORKSPACE", 0)
-    return Predicted(estimate.peak, unknown, max(guessed, default=0), workspaces, trace=trace)
+    largest = max(guessed, default=0)
+    return Predicted(estimate.peak, unknown, largest, workspaces, trace=trace, told=intervals(estimate))
 
 
 def device_of(machine: Machine) -> Device:

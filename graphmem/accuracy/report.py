@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.compare import Comparison
+from graphmem.accuracy.coverage import Coverage, coverage
 from graphmem.accuracy.published.case import PublishedComparison
 from graphmem.accuracy.published.section import PublishedSection, other_errors, published_reason
 from graphmem.accuracy.record import GPU, OK, ONNXRUNTIME_CPU, OUT_OF_MEMORY, STUB_DRIVER, TENSORFLOW_CPU
@@ -72,7 +73,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """One kind of truth. ``levels`` summarises every level; ``groups`` reserved memory by what the cases are."""
+    """One kind of truth. ``levels`` summarises every level; ``groups`` reserved memory by what the cases are;
+    ``covered``: how often each level lay in the interval told of it."""
 
     title: str
     introduction: str
@@ -84,6 +86,7 @@ class Section:
     not_compared: tuple[tuple[str, str], ...]
     worst: tuple[Comparison, ...]
     replayed: tuple[Comparison, ...] = ()
+    covered: tuple[tuple[str, tuple[Coverage, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ def section(source: str, comparisons: Sequence[Comparison]) -> Section:
         not_compared=tuple((item.record.case.name, _why_not(item)) for item in mine if not item.is_comparable),
         worst=tuple(sorted(free, key=lambda item: (-abs(item.error("reserved")), item.record.case.name))[:WORST]),
         replayed=tuple(item for item in mine if item.predicted.replayed is not None),
+        covered=tuple((level, _coverage(free, level)) for level in _LEVELS[source]) if free else (),
     )
 
 
@@ -245,6 +249,10 @@ def _groups(comparisons: Sequence[Comparison], key: Callable[[Comparison], str])
 
 def _summary(comparisons: Sequence[Comparison], level: str) -> ErrorSummary:
     return summarize_errors([item.error(level) for item in comparisons])
+
+
+def _coverage(comparisons: Sequence[Comparison], level: str) -> tuple[Coverage, ...]:
+    return coverage([item.judged(level) for item in comparisons if level in item.predicted.told])
 
 
 def _why_not(comparison: Comparison) -> str:

@@ -10,7 +10,7 @@ import click
 from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
-from graphmem.cli.tables import assumed_card, wrapped
+from graphmem.cli.tables import assumed_card, verdict_words, wrapped
 from graphmem.reports.text import clean
 from graphmem.units import format_bytes
 
@@ -40,7 +40,7 @@ def advise_command(**options: Any) -> None:
 def _text(advised: Advised) -> str:
     base = advised.base
     fit = base.fit
-    verdict = "" if fit is None else f", {'fits' if fit.fits else 'DOES NOT FIT'} {fit.gpu}"
+    verdict = "" if fit is None else f", {verdict_words(fit).replace('does not fit', 'DOES NOT FIT')} {fit.gpu}"
     lines = [f"model    {base.model}", f"step     {base.step}"]
     lines += [f"as it is {format_bytes(base.device)} of device memory{verdict}", ""]
     saving = [one for one in advised.advice if one.estimate is not None and one.saved_bytes > 0]
@@ -64,6 +64,6 @@ def _text(advised: Advised) -> str:
 def _lines(one: Advice) -> list[str]:
     assert one.estimate is not None
     fit = one.estimate.fit
-    verdict = "" if fit is None else (", fits" if fit.fits else ", does not fit")
+    verdict = "" if fit is None else f", {verdict_words(fit)}"
     figures = f"saves {format_bytes(one.saved_bytes)} (needs {format_bytes(one.estimate.device)}{verdict})"
     return [*wrapped(f"{figures}: {one.change}", ""), *wrapped(one.options, "    ")]

@@ -12,7 +12,7 @@ from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
 from graphmem.cli.tables import plain_table
 from graphmem.documents import fits, read_json
 from graphmem.errors import SourceError
-from graphmem.estimate import LEVELS, SCHEMA
+from graphmem.estimate import LEVELS, SCHEMA, Fit
 from graphmem.reports.text import WORDS, clean
 from graphmem.units import format_bytes, parse_bytes
 
@@ -35,6 +35,7 @@ def compare_command(before: str, after: str, form: str, output: str | None, max_
         "schema": "graphmem.comparison/1",
         "before": {name: first[name] for name in ("model", "step", "runtime", "allocator", "gpu")},
         "after": {name: second[name] for name in ("model", "step", "runtime", "allocator", "gpu")},
+        "fits": {"before": _fits(first), "after": _fits(second)},
         "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in LEVELS},
         "breakdown": {
             name: _change(first["breakdown"], second["breakdown"], name)
@@ -64,6 +65,22 @@ def _read(name: str) -> dict[str, Any]:
     return document
 
 
+def _fits(report: dict[str, Any]) -> str | None:
+    """``yes``, ``no`` or ``likely, 97 %``, as the report's own verdict; None without a card. Raises
+    :class:`SourceError` for one that no report has."""
+    fit = report.get("fits")
+    if fit is None:
+        return None
+    try:
+        verdict, chance = fit["verdict"], fit["probability"]
+        if verdict not in ("yes", "no", "likely", "likely not") or not (chance is None or 0 <= chance <= 1):
+            raise TypeError
+        told = Fit("", 0, 0, 0, verdict in ("yes", "likely"), probability=chance, margin=fit["margin"]).chance
+    except (KeyError, TypeError):
+        raise SourceError("a report's verdict is damaged; write it again with graphmem analyze --format json") from None
+    return f"{verdict}, {told}" if told else verdict
+
+
 def _change(first: dict[str, int], second: dict[str, int], key: str) -> dict[str, int]:
     before, after = first.get(key, 0), second.get(key, 0)
     return {"before": before, "after": after, "change": after - before}
@@ -74,6 +91,9 @@ def _table(compared: dict[str, Any]) -> str:
     for name in ("model", "step", "runtime", "allocator", "gpu"):
         before, after = clean(compared["before"][name]), clean(compared["after"][name])
         lines.append(f"{name:<10}{before}" if before == after else f"{name:<10}{before}\n{'':>7}-> {after}")
+    if any(compared["fits"].values()):
+        before, after = (compared["fits"][when] or "no card" for when in ("before", "after"))
+        lines.append(f"{'fits':<10}{before}" if before == after else f"{'fits':<10}{before}\n{'':>7}-> {after}")
     titles = ("", "before>", "after>", "change>")
     peaks = [(name, *_figures(row)) for name, row in compared["peak"].items()]
     parts = [

@@ -10,7 +10,7 @@ import click
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, working
-from graphmem.cli.tables import plain_table, wrapped
+from graphmem.cli.tables import plain_table, verdict_words, wrapped
 from graphmem.errors import UsageError
 from graphmem.reports.text import clean
 from graphmem.units import format_bytes, parse_bytes
@@ -46,7 +46,8 @@ def fit_command(**options: Any) -> None:
     \b
       graphmem fit hf:gpt2 -b 4 --find seq-len --multiple-of 128 --gpu RTX-4090
 
-    Exit codes: 0 done, 1 error, 2 wrong options, 3 not even the smallest size fits.
+    Exit codes: 0 done, 1 error, 2 wrong options, 3 not even the smallest size fits; with --margin, 3 where no size is
+    safe at that margin.
     """
     check_output(options["output"])
     request = request_of(options)
@@ -66,7 +67,7 @@ def fit_command(**options: Any) -> None:
         emit(json.dumps(found.to_dict(), indent=2) + "\n", options["output"])
     else:
         emit(_table(found, options["find"]), options["output"])
-    if not found.value:
+    if not (found.value if options["margin"] is None else found.safe_value):
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
@@ -101,21 +102,26 @@ def _margin(found: Largest, name: str) -> str:
     """What the largest size leaves of the card, how far that is known, and the size that is safe."""
     assert found.estimate is not None
     assert found.estimate.fit is not None
-    fit, card = found.estimate.fit, found.estimate.card
+    fit, doubts = found.estimate.fit, found.estimate.doubts
     spare = f"It leaves {format_bytes(fit.margin_bytes)}"
-    if card is None or card.process_least_bytes == card.process_most_bytes:
+    if not doubts.about("device"):
         return f"{spare}."
-    less, more = card.process_bytes - card.process_least_bytes, card.process_most_bytes - card.process_bytes
-    known = f"{spare}, known to within {format_bytes(more)} less and {format_bytes(less)} more"
+    words = "safe" if fit.margin is None else f"safe at p{100 * fit.margin:g}"
+    less, more = doubts.most("device"), doubts.least("device")
+    if less is None:
+        causes = ", ".join(cause.name for cause in doubts.causes if cause.spread("device").above)
+        return f"{spare}; which {name} is {words} cannot be told, as nothing bounds: {causes}."
+    known = f"{spare}, known to within {format_bytes(less)} less"
+    known += " and any more" if more is None else f" and {format_bytes(-more)} more"
     if found.safe_value == found.value:
-        return f"{known}: it is safe."
-    return f"{known}: {name} {found.safe_value:,} is safe." if found.safe else f"{known}: no {name} is safe."
+        return f"{known}: it is {words}."
+    return f"{known}: {name} {found.safe_value:,} is {words}." if found.safe else f"{known}: no {name} is {words}."
 
 
 def _verdict(fit: Fit, is_above: bool) -> tuple[str, str]:
     """(what is spare or missing, whether it fits) of one row: the two never contradict each other."""
     spare = f"{format_bytes(abs(fit.margin_bytes))} {'spare' if fit.margin_bytes >= 0 else 'missing'}"
-    words = ("fits" if fit.sure else "fits, probably") if fit.fits else "does not fit"
+    words = verdict_words(fit)
     if fit.needs_cache_flush:
         words += " (cached segments given back)"
     if is_above and fit.fits:

@@ -14,6 +14,7 @@ from graphmem.cli.groups import grouped
 from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
 from graphmem.errors import UsageError
+from graphmem.figures import parse_margin
 from graphmem.runtimes import built_in, runtime_named
 from graphmem.training import (
     AMP_DTYPES,
@@ -240,6 +241,11 @@ _TARGET_OPTIONS = (
         "TF_GPU_ALLOCATOR=cuda_malloc_async. Repeatable; implies --runtime tensorflow.",
     ),
     click.option("--torch-version", metavar="X.Y", help="Version of PyTorch to predict. Default: the installed one."),
+    click.option(
+        "--margin",
+        metavar="p99",
+        help="How sure 'fits' must be: the share of runs, p50 to p100. Default: whatever is known to be possible fits.",
+    ),
 )
 
 _CUDNN_OPTIONS = (
@@ -478,6 +484,8 @@ def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
 def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments that the target options ask for. Raises :class:`UsageError`."""
     runtime, alloc_conf = options["runtime"], options["alloc_conf"]
+    if options["margin"] is not None:
+        parse_margin(options["margin"])  # before any work is done
     if options["tf_option"]:
         if runtime is not None and runtime_named(runtime).name != "tensorflow":
             raise UsageError(f"--tf-option is for --runtime tensorflow, not {runtime}")
@@ -488,6 +496,7 @@ def target_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "device": _target_card(options),
         "alloc_conf": alloc_conf,
         "torch_version": options["torch_version"],
+        "margin": options["margin"],
     }
 
 

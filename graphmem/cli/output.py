@@ -42,7 +42,7 @@ def show(estimate: Estimate, options: Output) -> None:
         over, allowed = format_bytes(estimate.device - budget), format_bytes(budget)
         click.echo(f"graphmem: over the budget of {allowed} by {over} of device memory", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
-    if options.fail_on_oom and estimate.fit is not None and not estimate.fit.fits:
+    if options.fail_on_oom and estimate.fit is not None and not estimate.fit.passes:
         click.get_current_context().exit(DOES_NOT_FIT)
 
 

@@ -13,7 +13,7 @@ import click
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import device_of, model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
-from graphmem.cli.tables import assumed_card, plain_table
+from graphmem.cli.tables import assumed_card, plain_table, verdict_words
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS
 from graphmem.training import amp_named, dtype_named
@@ -147,7 +147,7 @@ def _table(names: list[str], rows: list[Row]) -> str:
             lines.append([*_settings(row), "-", "-", "-", "error"])
             continue
         fit = estimate.fit
-        verdict = "" if fit is None else ("fits " if fit.fits else "DOES NOT FIT ") + fit.gpu
+        verdict = "" if fit is None else f"{verdict_words(fit).replace('does not fit', 'DOES NOT FIT')} {fit.gpu}"
         levels = (estimate.allocated, estimate.reserved, estimate.device)
         lines.append([*_settings(row), *map(format_bytes, levels), verdict])
     titles = [*(f"{name}>" for name in names), *(f"{level}>" for level in LEVELS[1:]), ""]
@@ -168,7 +168,7 @@ def _csv(names: list[str], rows: list[Row]) -> str:
         estimate = row.estimate
         figures: list[Any] = ["" for _ in LEVELS] if estimate is None else [getattr(estimate, n) for n in LEVELS]
         fit = estimate.fit if estimate else None
-        verdict = ["", ""] if fit is None else [fit.capacity_bytes, str(fit.fits).lower()]
+        verdict = ["", ""] if fit is None else [fit.capacity_bytes, ", ".join(filter(None, (fit.verdict, fit.chance)))]
         writer.writerow([*_settings(row), *figures, *verdict, row.error])
     return buffer.getvalue()
 

@@ -9,7 +9,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from graphmem.estimate import Estimate
+from graphmem.estimate import Estimate, Fit
 
 #: Wide enough for every table graphmem prints; a narrow terminal wraps its own lines.
 WIDTH = 140
@@ -32,6 +32,12 @@ def assumed_card(estimate: Estimate | None) -> list[str]:
     """A line for the reader where the card of the estimate was not named but assumed."""
     lines = estimate.assumptions if estimate is not None else ()
     return [line for line in lines if line.startswith("no GPU was named")]
+
+
+def verdict_words(fit: Fit) -> str:
+    """``fits``, ``likely fits (97 %)``, ``does not fit``."""
+    likely = "likely " if fit.verdict.startswith("likely") else ""
+    return f"{likely}{'fits' if fit.fits else 'does not fit'}{f' ({fit.chance})' if fit.chance else ''}"
 
 
 def wrapped(line: str, indent: str, following: str = "") -> list[str]:

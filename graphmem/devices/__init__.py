@@ -212,6 +212,7 @@ def custom_device(capacity_bytes: int, like: str | Device | None = None) -> Devi
         aliases=(),
         capacity_bytes=capacity_bytes,
         capacity_source="given by the user",
+        board_bytes=None,
     )
 
 

@@ -36,6 +36,7 @@ class Advice:
             "saved_bytes": self.saved_bytes if self.estimate else None,
             "device_bytes": self.estimate.device if self.estimate else None,
             "fits": self.estimate.fit.fits if self.estimate and self.estimate.fit else None,
+            "verdict": self.estimate.fit.verdict if self.estimate and self.estimate.fit else None,
             "reason": self.reason or None,
         }
 

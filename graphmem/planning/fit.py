@@ -18,7 +18,8 @@ AT_MOST = 1 << 20
 @dataclass(frozen=True)
 class Largest:
     """The largest size that fits and the next one, which does not; both were analysed. So was ``safe_value``, the
-    largest size that fits whatever is outside the allocator within its known interval; 0 where none does.
+    largest size whose verdict is ``yes``: at the margin asked for, else whatever is known to be possible; 0 where none
+    is, or where something that nothing bounds may decide.
 
     ``value`` is 0 with no ``estimate`` where not even the smallest size that can be analysed fits. ``above`` is None
     where the search ended at the bound it was given, or where the next size could not be analysed, for the reason in
@@ -129,6 +130,8 @@ class _Search:
     def _largest_safe(self) -> int:
         """The largest count that fits for sure, 0 for none; sought first where a straight line expects it."""
         low = max((count for count, safe in self._safe.items() if safe is not None), default=0)
+        if not low and self._below is not None and self._below.doubts.most("device") is None:
+            return 0
         high = min((count for count in self._safe if count > low), default=0)
         expected = self._expected_safe()
         while high - low > 1 and self._below is not None:
@@ -144,11 +147,10 @@ class _Search:
     def _expected_safe(self) -> int:
         """Where a straight line through the sizes tried last reaches what the card has for sure."""
         known = sorted(self._tried)[-2:]
-        if self._below is None or self._below.card is None or len(known) < 2 or known[1][1] <= known[0][1]:
+        if self._below is None or len(known) < 2 or known[1][1] <= known[0][1]:
             return 0
         (x0, y0), (x1, y1) = known
-        card = self._below.card
-        room = self._room(self._below) - (card.process_most_bytes - card.process_bytes)
+        room = self._room(self._below) - _more(self._below)
         return (x0 + (room - y0) * (x1 - x0) // (y1 - y0)) // self._step
 
     def _room(self, estimate: Estimate) -> int:
@@ -189,13 +191,12 @@ class _Search:
         return fit.fits and (least is None or (fit.margin_bytes >= least and not fit.needs_cache_flush))
 
     def _fits_for_sure(self, estimate: Estimate) -> bool:
-        """Whether it does, and leaves what is asked for, with the most outside the allocator, too."""
-        fit, card = estimate.fit, estimate.card
+        """Whether it does, and leaves what is asked for, as far as the figures may be off, too."""
+        fit = estimate.fit
         assert fit is not None
-        if not fit.sure:
+        if fit.verdict != "yes":
             return False
-        more = card.process_most_bytes - card.process_bytes if card is not None else 0
-        return self._spare_bytes is None or fit.margin_bytes - more >= self._spare_bytes
+        return self._spare_bytes is None or fit.margin_bytes - _more(estimate) >= self._spare_bytes
 
     def _begin_above(self, count: int, error: GraphmemError) -> None:
         """One sample may be too few for a model (batch norm in training), so twice the smallest size is tried too."""
@@ -214,3 +215,10 @@ class _Search:
             count = (x0 + (self._room(estimate) - y0) * (x1 - x0) // (y1 - y0)) // self._step
         least = self._low + 1 if self._bracketed else 2 * self._low
         return min(max(count, least), self._high - 1)
+
+
+def _more(estimate: Estimate) -> int:
+    """Bytes of device memory that it may be more, at the margin asked for."""
+    assert estimate.fit is not None
+    margin = estimate.fit.margin
+    return max(0, estimate.doubts.at("device", 1.0 if margin is None else margin))

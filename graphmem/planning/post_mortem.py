@@ -164,6 +164,7 @@ def replay_dead(
     runtime: str | None = None,
     batch: int | None = None,
     top: int = 10,
+    margin: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Estimate:
     """A run that died, replayed with the request that killed it on ``device``, by default in the room that it had;
@@ -181,6 +182,7 @@ def replay_dead(
         alloc_conf=alloc_conf,
         torch_version=torch_version,
         top=top,
+        margin=margin,
     )
     told = {**found.to_dict(), "in_its_room": device is None}
     return replace(estimate, details={**estimate.details, "out_of_memory": told})

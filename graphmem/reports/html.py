@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.estimate import CardUse, Diagnostic, Estimate, Moment, Timeline
-from graphmem.reports import post_mortem
+from graphmem.reports import certainty, post_mortem
 from graphmem.reports.text import (
     DECIDED,
+    SURE,
     WORDS,
     card_rows,
     clean,
@@ -85,11 +86,13 @@ def _sections(estimate: Estimate) -> Iterator[str]:
     if estimate.timeline is not None and len(estimate.timeline.reserved_bytes):
         yield _heading("Over the events of the run") + _timeline(estimate, estimate.timeline)
     if estimate.card is not None:
-        yield _heading("What nvidia-smi shows") + _card(estimate.card)
+        yield _heading("What nvidia-smi shows") + _card(estimate, estimate.card)
     yield _heading("What it is made of at the peak (device level)") + _breakdown(estimate)
     yield _heading("When the peak happens") + f"<p>{_where(estimate.moment)}</p>" + _top(estimate)
     if estimate.phases:
         yield _heading("Peak by phase") + _phases(estimate)
+    if estimate.doubts.causes:
+        yield _heading(SURE) + _table(("", "", ""), [tuple(map(clean, row)) for row in certainty.rows(estimate)])
     if estimate.assumptions:
         yield _heading("Assumed") + _list(estimate.assumptions)
     for kind, heading in (("unknown", "Unknown: counted, not modelled"), ("warning", "Warnings"), ("note", "Notes")):
@@ -115,8 +118,8 @@ def _death(dead: post_mortem.Dead) -> Iterator[str]:
     yield _heading(post_mortem.ATTEMPTS) + _table(("", ""), list(post_mortem.attempt_rows(dead)))
 
 
-def _card(card: CardUse) -> str:
-    return _table(("", ">", ""), [(name, format_bytes(size), words) for name, size, words in card_rows(card)])
+def _card(estimate: Estimate, card: CardUse) -> str:
+    return _table(("", ">", ""), [(name, format_bytes(size), words) for name, size, words in card_rows(estimate, card)])
 
 
 def _levels(estimate: Estimate) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS, CardUse, Diagnostic, Estimate, HeldBytes, LiveStorage, Moment, PhasePeak, PoolUse
-from graphmem.reports import post_mortem
+from graphmem.reports import certainty, post_mortem
 from graphmem.runtimes import runtime_named
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
@@ -118,7 +118,7 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
     if other is not None:
         yield _section(other[0], Text(other[1]))
     if estimate.card is not None:
-        yield _card(estimate.card)
+        yield _card(estimate, estimate.card)
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
     yield _breakdown(estimate)
@@ -128,6 +128,8 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
     if estimate.host_bytes or estimate.pinned_bytes or estimate.managed_bytes:
         yield _host(estimate)
     yield from _remarks(estimate)
+    if details and estimate.doubts.causes:
+        yield _section(SURE, _sure(estimate))
     if details and estimate.details.keys() - set(_SHOWN_ABOVE):
         yield _details(estimate.details)
 
@@ -155,14 +157,15 @@ def headlines(estimate: Estimate) -> Sequence[str]:
 
 
 def verdict(estimate: Estimate) -> Sequence[str]:
-    """Whether it fits the card, in sentences; the first begins with FITS, DOES NOT FIT, or PROBABLY and one of them, or
-    with RAN OUT OF MEMORY for a recorded run that did, where no other card is asked for."""
+    """Whether it fits the card, in sentences; the first begins with FITS, DOES NOT FIT, or LIKELY and one of them, or
+    with RAN OUT OF MEMORY for a recorded run that did, where no other card is asked for. The last one says how sure."""
     fit, dead = estimate.fit, estimate.details.get("out_of_memory")
     if dead is not None and dead["in_its_room"]:
         return [clean(line) for line in post_mortem.sentences(dead)]
     if fit is None:
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
-    probably, gpu = "" if fit.sure else "PROBABLY ", clean(fit.gpu)
+    likely, gpu = "LIKELY " if fit.verdict.startswith("likely") else "", clean(fit.gpu)
+    gpu += f" ({fit.chance})" if fit.chance else ""
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
     card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"
     need, spare = format_bytes(fit.device_bytes), format_bytes(abs(fit.margin_bytes))
@@ -170,24 +173,20 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     if fit.needs_cache_flush:
         free = format_bytes(fit.unlimited_bytes)
         lines.append(
-            f"{probably}FITS {gpu}: holds {need} of device memory there, {card}, {spare} spare. Only because the "
+            f"{likely}FITS {gpu}: holds {need} of device memory there, {card}, {spare} spare. Only because the "
             f"allocator gives cached segments back to the driver and tries again: without a limit it would hold {free}."
         )
     elif fit.fits:
-        lines.append(f"{probably}FITS {gpu}: needs {need} of device memory, {card}, {spare} spare.")
+        lines.append(f"{likely}FITS {gpu}: needs {need} of device memory, {card}, {spare} spare.")
     elif fit.margin_bytes < 0:
-        lines.append(f"{probably}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
+        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
     else:
         why = "but the allocator's own limit or fragmentation stops it."
-        lines.append(f"{probably}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
-    if not fit.sure and estimate.card is not None:
-        lines.append(
-            f"What lies outside the allocator is known only so far that the process holds "
-            f"{_interval(estimate.card)}; at the other end of that the answer is another."
-        )
+        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
     if fit.failed_at:
         lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
-    return lines
+    sure = certainty.sentence(estimate)
+    return [*lines, clean(sure)] if sure else lines
 
 
 def _death(dead: post_mortem.Dead) -> Iterator[RenderableType]:
@@ -203,20 +202,17 @@ def _death(dead: post_mortem.Dead) -> Iterator[RenderableType]:
         yield _section(title, table)
 
 
-def _interval(card: CardUse) -> str:
-    return f"{format_bytes(card.process_least_bytes)} to {format_bytes(card.process_most_bytes)}"
-
-
-def _card(card: CardUse) -> RenderableType:
+def _card(estimate: Estimate, card: CardUse) -> RenderableType:
     table = _table("", ">", "")
-    for name, size, words in card_rows(card):
+    for name, size, words in card_rows(estimate, card):
         table.add_row(name, format_bytes(size), words)
     return _section("What nvidia-smi shows", table)
 
 
-def card_rows(card: CardUse) -> list[tuple[str, int, str]]:
+def card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
     """(what, bytes, how far it is known) of what is on the card, from the process to the whole of it."""
-    rows = [("this process", card.process_bytes, f"{_interval(card)}: reserved plus")]
+    known = certainty.interval(estimate, "device")
+    rows = [("this process", card.process_bytes, f"{known}: reserved plus")]
     for figure in card.context:
         known = "as measured"
         if figure.least_bytes != figure.most_bytes:
@@ -393,6 +389,17 @@ def _remarks(estimate: Estimate) -> Iterator[RenderableType]:
         found = [_diagnostic(d) for d in estimate.diagnostics if d.kind == kind]
         if found:
             yield _section(title, *_bullets(found))
+
+
+#: Above the causes of doubt.
+SURE = "Why figures may be others (of device memory)"
+
+
+def _sure(estimate: Estimate) -> Table:
+    table = _table("", "", "")
+    for row in certainty.rows(estimate):
+        table.add_row(*map(clean, row))
+    return table
 
 
 def _decided(estimate: Estimate) -> Iterator[RenderableType]:

@@ -17,6 +17,7 @@ from graphmem.allocators.base import Allocator
 from graphmem.devices import Device
 from graphmem.errors import UsageError
 from graphmem.estimate import Diagnostic, Findings
+from graphmem.figures import Cause
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.trace import Trace
@@ -62,12 +63,14 @@ class Taken:
     """A trace as a runtime takes it, with what that assumes, for the reader.
 
     ``findings`` finds out what else there is to say of the run under some options; it is called when somebody looks.
+    ``doubts``: why the runtime's own part in it may be otherwise.
     """
 
     trace: Trace
     assumptions: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     findings: Callable[[Any], Findings] | None = None
+    doubts: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True)

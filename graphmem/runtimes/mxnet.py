@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 from graphmem.allocators.mxnet_pooled import MXNetPooledStorage, PoolConfig
 from graphmem.errors import UsageError
+from graphmem.figures import unknown
 from graphmem.runtimes.base import Runs, Runtime, Setting, Taken, within_card
 from graphmem.trace import Trace
 
@@ -67,7 +68,7 @@ class MXNet(Runtime[PoolConfig]):
 
     def take(self, trace: Trace) -> Taken:
         """The trace as it is: MXNet is taken to run PyTorch's operators."""
-        return Taken(trace, (CAPTURED_ASSUMED,))
+        return Taken(trace, (CAPTURED_ASSUMED,), doubts=(_NEVER_RECORDED,))
 
     def run(self, trace: Trace, options: PoolConfig, setting: Setting) -> Runs:
         """Replayed in a pool without end and, where that exceeds the card, in one that nobody else uses the card of."""
@@ -81,4 +82,6 @@ class MXNet(Runtime[PoolConfig]):
         return within_card(trace, make, card)
 
 
+#: What no recording holds.
+_NEVER_RECORDED = unknown("MXNet", "its operators and its planning were never compared with a card", below=True)
 RUNTIME = MXNet()

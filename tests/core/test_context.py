@@ -79,30 +79,31 @@ def _on(capacity: int, size: int = GIB, operator: str = "aten.mm", others: int =
 
 
 def test_a_verdict_is_sure_where_every_context_gives_it() -> None:
-    card = _on(40 * GIB).card
-    assert card is not None
-    inside, ends = card.process_bytes, (card.process_least_bytes, card.process_most_bytes)
-    for capacity, fits, sure in (
-        (ends[1], True, True),
-        (ends[1] - 1, True, False),
-        (inside, True, False),
-        (inside - 1, False, False),
-        (ends[0], False, False),
-        (ends[0] - 1, False, True),
+    estimate = _on(40 * GIB)
+    inside, (least, most) = estimate.device, estimate.interval("device")
+    assert least is not None
+    assert most is not None
+    for capacity, verdict in (
+        (most, "yes"),
+        (most - 1, "likely"),
+        (inside, "likely"),
+        (inside - 1, "likely not"),
+        (least, "likely not"),
+        (least - 1, "no"),
     ):
         found = _on(capacity).fit
         assert found is not None
-        assert (found.fits, found.sure) == (fits, sure), capacity
-        assert (found.margin_bytes >= 0) == fits
+        assert found.verdict == verdict, capacity
+        assert (found.margin_bytes >= 0) == found.fits == (verdict in ("yes", "likely"))
 
 
 def test_an_unsure_verdict_says_so_in_every_report() -> None:
     card = _on(40 * GIB).card
     assert card is not None
     close = _on(card.process_bytes + 11 * MIB)
-    assert "PROBABLY FITS" in text.render(close)
-    assert "PROBABLY FITS" in html.render(close)
-    assert "PROBABLY DOES NOT FIT" in text.render(_on(card.process_bytes - MIB))
+    assert "LIKELY FITS" in text.render(close)
+    assert "LIKELY FITS" in html.render(close)
+    assert "LIKELY DOES NOT FIT" in text.render(_on(card.process_bytes - MIB))
 
 
 def test_what_others_hold_is_missing_from_the_card() -> None:
@@ -149,4 +150,4 @@ def test_a_program_that_was_refused_memory_is_judged_by_the_limit_it_met() -> No
     assert not found.card.loads.cudnn
     assert found.fit is not None
     assert found.fit.fits
-    assert found.fit.sure
+    assert found.fit.verdict == "yes"

@@ -97,6 +97,7 @@ OTHERS: dict[str, tuple[Any, bool]] = {
     "torch_version": ("2.6", True),
     "build_on": ("device", True),
     "trust": (True, True),
+    "margin": ("p99", False),
 }
 
 

@@ -35,7 +35,9 @@ def needing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]],
             device = need(question.batch)
             estimate = training_estimate()
             peak = replace(estimate.peak, device_bytes=device)
-            return replace(estimate, peak=peak, fit=Fit("card", GIB, device, GIB - device, device <= GIB))
+            fits = device <= GIB
+            fit = Fit("card", GIB, device, GIB - device, fits, probability=float(fits))
+            return replace(estimate, peak=peak, fit=fit)
 
         monkeypatch.setattr(simulate, "answer", answer)
         return asked

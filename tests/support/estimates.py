@@ -63,7 +63,7 @@ def training_estimate() -> Estimate:
                 for n in range(5)
             ),
         ),
-        fit=Fit("H100-80GB", 85_017_755_648, device, 85_017_755_648 - device, True),
+        fit=Fit("H100-80GB", 85_017_755_648, device, 85_017_755_648 - device, True, probability=1.0),
         assumptions=("the card is an H100-80GB: none was named", "context of 656 MiB: not measured for this card"),
         diagnostics=(
             Diagnostic("unknown", "aten._made_up has no rule for its hidden buffers", 3),
@@ -78,7 +78,8 @@ def failing_estimate() -> Estimate:
     """The same step on a card of 4 GiB."""
     estimate = training_estimate()
     capacity = 4 * GIB
-    fit = Fit("RTX-SMALL", capacity, estimate.device, capacity - estimate.device, False, False, PEAK_MOMENT)
+    missing = capacity - estimate.device
+    fit = Fit("RTX-SMALL", capacity, estimate.device, missing, False, failed_at=PEAK_MOMENT, probability=0.0)
     return replace(estimate, gpu="RTX-SMALL", fit=fit)
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from graphmem import simulate
+from graphmem.accuracy.coverage import Judged, around
 from graphmem.accuracy.published.models import factory_of, let_torchvision_load
 from graphmem.cudnn.library import NEVER
 from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, SourceError
 from graphmem.estimate import Estimate
+from graphmem.figures import NO_DOUBTS, Doubts
 from graphmem.question import Question
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
@@ -126,6 +128,12 @@ class PublishedComparison:
     fits: bool = True
     error: str = ""
     asked_bytes: int | None = None
+    doubts: Doubts = NO_DOUBTS
+
+    def judged(self) -> Judged:
+        """What was measured beside how far the prediction is said to be known."""
+        assert self.peak_bytes is not None
+        return Judged(around(self.doubts, self.case.level, self.peak_bytes), self.case.measured_bytes, self.peak_bytes)
 
     def signed_error(self) -> float:
         """Of graphmem, relative to the measured bytes."""
@@ -165,6 +173,7 @@ def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
         context_is_measured=device.context_measured or case.context_bytes is not None,
         estimated_buffer_bytes=max((s.bytes for s in storages if s.label.endswith("(estimate)")), default=0),
         unknown=sum(item.count for item in estimate.diagnostics if item.kind == "unknown"),
+        doubts=estimate.doubts,
     )
     if case.level == "allocated":
         return replace(answer, peak_bytes=estimate.peak.allocated_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphmem.accuracy.compare import CAP_SLACK
+from graphmem.accuracy.coverage import Coverage, coverage
 from graphmem.accuracy.published.case import PublishedCase, PublishedComparison, Skipped
 from graphmem.accuracy.statistics import ErrorSummary, summarize_errors
 from graphmem.units import format_bytes
@@ -47,12 +48,14 @@ class PublishedLevel:
 @dataclass(frozen=True)
 class PublishedSection:
     """Everything the report says about published figures. ``skipped``: (source, reason, how many); ``chosen`` says
-    which of the rebuilt runs were predicted."""
+    which of the rebuilt runs were predicted; ``covered``: by the level that was measured, how often it lay in the
+    interval told of it."""
 
     levels: tuple[PublishedLevel, ...]
     sources: tuple[PublishedSource, ...]
     skipped: tuple[tuple[str, str, int], ...]
     chosen: str
+    covered: tuple[tuple[str, tuple[Coverage, ...]], ...] = ()
 
 
 def published_section(
@@ -71,6 +74,11 @@ def published_section(
         sources=tuple(_source(name, [item for item in found if item.case.source == name]) for name in names),
         skipped=tuple((source, why, count) for (source, why), count in sorted(reasons.items())),
         chosen=chosen,
+        covered=tuple(
+            (level, coverage([item.judged() for item in found if item.case.level == level]))
+            for level in ("allocated", "reserved", "device")
+            if any(item.case.level == level for item in found)
+        ),
     )
 
 

@@ -151,6 +151,7 @@ def capture(
             label_held(recorder)
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
+    builder.predicted_plans = len(card.predicted)
     notes = (*context.compiled.notes(), *recorder.notes)
     operators = graph.graph if graph is not None else None
     return Captured(

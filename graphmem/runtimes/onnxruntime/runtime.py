@@ -8,6 +8,7 @@ from functools import partial
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.estimate import Diagnostic
+from graphmem.figures import Cause, unknown
 from graphmem.graph.model import Graph
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.onnxruntime.arenas import (
@@ -66,6 +67,16 @@ def _provider_notes(options: Options, planned: Planned) -> list[str]:
     return notes
 
 
+def _doubts(options: Options, planned: Planned) -> Iterator[Cause]:
+    """What no recording holds: sessions on a card. Those on a CPU were recorded."""
+    if options.session.provider == "cpu":
+        return
+    yield unknown("the CUDA provider", "read in ONNX Runtime's source, never compared with a card", below=True)
+    labels = {storage.label for storage in planned.trace.storages}
+    if CUDNN_LABEL in labels and options.cudnn_workspace_bytes is None:
+        yield unknown("cuDNN's workspaces", "assumed; set cudnn_workspace_bytes", below=True)
+
+
 class OnnxRuntime(Runtime[Options]):
     """Sessions of ONNX Runtime, each with an arena of its own."""
 
@@ -96,7 +107,8 @@ class OnnxRuntime(Runtime[Options]):
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
         unknown = sorted(planned.unknown.items())
         diagnostics = tuple(Diagnostic("unknown", f"working buffers of {name}", count) for name, count in unknown)
-        return Taken(planned.trace, assumptions, diagnostics, partial(findings, runs, planned=planned))
+        later = partial(findings, runs, planned=planned)
+        return Taken(planned.trace, assumptions, diagnostics, later, tuple(_doubts(options, planned)))
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own."""

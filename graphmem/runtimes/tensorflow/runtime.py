@@ -6,6 +6,7 @@ import os
 from collections.abc import Hashable, Sequence
 
 from graphmem.errors import UsageError
+from graphmem.figures import unknown
 from graphmem.graph.model import Graph
 from graphmem.runtimes.base import GRAPH_RUNS, Graphs, Runs, Runtime, Setting, Taken
 from graphmem.runtimes.tensorflow.card import describe, run_on_card, with_eigen_scratch
@@ -47,7 +48,7 @@ class TensorFlow(Runtime[TensorFlowOptions]):
 
     def take(self, trace: Trace) -> Taken:
         """A captured trace, after the device's own scratch buffer."""
-        return Taken(with_eigen_scratch(trace), (CAPTURED_ASSUMED, XLA_ASSUMED))
+        return Taken(with_eigen_scratch(trace), (CAPTURED_ASSUMED, XLA_ASSUMED), doubts=_DOUBTS)
 
     def plan(self, sessions: Sequence[Sequence[Graph]], options: TensorFlowOptions, iterations: int | None) -> Taken:
         """One graph as the executor runs it. Raises :class:`~graphmem.errors.GraphmemError` for several of them, or
@@ -56,7 +57,7 @@ class TensorFlow(Runtime[TensorFlowOptions]):
             raise UsageError("several ONNX files, or runs of several shapes (--shapes), are for --runtime onnxruntime")
         trace = plan_executor(sessions[0][0], iterations=iterations or GRAPH_RUNS)
         assumptions = (*(f"{key}: {value}" for key, value in trace.notes), XLA_ASSUMED)
-        return Taken(with_eigen_scratch(trace), assumptions)
+        return Taken(with_eigen_scratch(trace), assumptions, doubts=_DOUBTS)
 
     def plan_options(self, options: TensorFlowOptions) -> Hashable:
         """None: the executor looks at no option of the allocator."""
@@ -68,4 +69,8 @@ class TensorFlow(Runtime[TensorFlowOptions]):
         return Runs(runs.main, runs.limited, runs.notes, dict(runs.details))
 
 
+#: What no recording holds.
+_DOUBTS = (
+    unknown("TensorFlow's kernels", "its allocator was recorded, on a CPU; its steps on a card were not", below=True),
+)
 RUNTIME = TensorFlow()

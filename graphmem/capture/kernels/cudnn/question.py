@@ -25,6 +25,7 @@ def first_workspace(problem: Problem, direction: Direction, card: Card, question
         if answer is not None:
             return Workspace(answer[0], later=answer[1:])
     predicted = cudnn_convolution.convolution_workspace(problem, direction, card)
+    _note_predicted(problem, card, question)
     return replace(predicted, later=(0,)) if predicted.size else predicted
 
 
@@ -34,7 +35,13 @@ def largest_workspace(problem: Problem, direction: Direction, card: Card, questi
         answer = card.cudnn.largest_workspace(question)
         if answer is not None:
             return Workspace(answer)
+    _note_predicted(problem, card, question)
     return cudnn_convolution.largest_workspace(problem, direction, card)
+
+
+def _note_predicted(problem: Problem, card: Card, question: Convolution) -> None:
+    if not problem.is_empty:
+        card.predicted.add(question)
 
 
 def question_of(

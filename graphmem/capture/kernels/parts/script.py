@@ -40,6 +40,8 @@ class Card:
     cudnn: Cudnn | None = field(default=None, compare=False)
     #: Convolutions that this run has timed already (the cache of ``Conv_v8.cpp`` under ``cudnn.benchmark``).
     timed: set[object] = field(default_factory=set, compare=False)
+    #: What cuDNN would have been asked, where its plan was predicted.
+    predicted: set[object] = field(default_factory=set, compare=False)
 
     #: Of the device: what its compute capability tells, its multiprocessors, and the threads that one can hold.
     limits: Capability = field(init=False, repr=False, compare=False)

@@ -92,6 +92,8 @@ class _Spaces:
             workspace_bytes(network, capability, training=training),
             reserve_bytes(network),
         )
+        if card.cudnn_workspaces and not told and not is_certain(network):
+            card.predicted.add(network)
 
     @property
     def reserve(self) -> int:

@@ -1,0 +1,163 @@
+"""What may make the figures of one analysis others than they are said to be: its causes, each with its source.
+
+Nothing is guessed: a cause has the bounds of its source, or errors that recordings showed (``measured.json`` beside
+this file, which ``python -m tests.recorded.spreads`` makes of recordings that are committed), or no bound. What has no
+doubt is no cause: plans that cuDNN told, operators that are modelled or proven, versions of PyTorch that were recorded.
+How causes add up is told, and done, in :mod:`graphmem.figures`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from graphmem.estimate import Diagnostic, Peak
+from graphmem.figures import (
+    BOUNDS,
+    EXACT,
+    MEASURED,
+    TRACE_LEVELS,
+    UNKNOWN,
+    Cause,
+    Doubts,
+    Figure,
+    Spread,
+    bounded,
+    cause_of,
+    seen,
+    unknown,
+)
+from graphmem.trace import Trace
+from graphmem.versions import NEWEST, RECORDED, Version, words
+
+#: What assumptions that are told as ``unknown`` begin with, where they change no size.
+_HARMLESS = (
+    "values that are read back for logs",
+    "parameters and samples of torch.distributions",
+    "--assume ",
+    "host tensors exceeded the budget",
+    "random numbers of the host",
+)
+#: Where the most that there can be was assumed: figures may be less, and nothing says by how much.
+_AT_MOST = (
+    "nonzero, boolean masks and unique were assumed to select 100%",
+    "indices of sparse gradients",
+    "targets of ctc_loss",
+    "matrix_exp was taken",
+    "a padding mask of unknown values was taken to pad nothing",
+    "generation goes on",
+    "steps of L-BFGS went on",
+)
+#: Where less than there can be was counted: figures may be more.
+_NOT_CHECKED, _NOT_MODELLED = ("not checked: ",), ("memory inside operators is not modelled: ", "working buffers of ")
+
+
+def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
+    """What is not known of what a process holds outside its allocator."""
+    return [cause for figure in context if (cause := cause_of(figure)) is not None]
+
+
+def causes_of_trace(trace: Trace, peak: Peak, diagnostics: Sequence[Diagnostic]) -> list[Cause]:
+    """What is not known of a trace: plans that were predicted, operators, values."""
+    causes = [*_of_plans(trace, peak), *_of_diagnostics(diagnostics)]
+    return causes
+
+
+def _of_plans(trace: Trace, peak: Peak) -> Iterator[Cause]:
+    """As parts of their peaks, how those of programs change once cuDNN is asked: a workspace moves the peak, and what
+    is reserved for it is used by others later, so that a small one may move much."""
+    if trace.predicted_plans:
+        rows = _measured()["plans"]
+        source = (
+            f"of {trace.predicted_plans} shapes predicted: {len(rows)} recorded programs changed so once cuDNN was "
+            "asked, as a library of it can be (--cudnn)"
+        )
+        yield _as_measured("cuDNN's plans", source, peak, [row[1:3] for row in rows])
+
+
+def _of_diagnostics(diagnostics: Sequence[Diagnostic]) -> Iterator[Cause]:
+    told = [item.message for item in diagnostics if item.kind == "unknown"]
+    unchecked = [message for message in told if message.startswith(_NOT_CHECKED)]
+    hidden = [message for message in told if message.startswith(_NOT_MODELLED)]
+    fewer = [message for message in told if message.startswith(_AT_MOST)]
+    passed = (*_HARMLESS, *_AT_MOST, *_NOT_CHECKED, *_NOT_MODELLED)
+    others = [message for message in told if not message.startswith(passed)]
+    decided = [item.message for item in diagnostics if item.kind == "assumed"]
+    if unchecked:
+        yield unknown("operators not checked", f"{len(unchecked)} kinds, of which nobody recorded what they take")
+    if hidden:
+        yield unknown("memory inside operators", f"of {len(hidden)} kinds, whose library tells it on a card alone")
+    if fewer:
+        spread = Spread(below=True)
+        yield Cause("assumed to be the most", UNKNOWN, "; ".join(fewer), dict.fromkeys(TRACE_LEVELS, spread))
+    if decided:
+        yield unknown("values assumed", f"{len(decided)} that decide a size or a branch (--assume)", below=True)
+    if others:
+        yield unknown("assumptions", "; ".join(others), below=True)
+
+
+# --- versions of PyTorch ----------------------------------------------------------------------------------------------
+
+
+def neighbours(version: Version) -> tuple[Version, ...]:
+    """The recorded versions before and after one that was not recorded; none for those that were, or are newer than
+    all."""
+    if version in RECORDED or version > NEWEST:
+        return ()
+    return max(one for one in RECORDED if one < version), min(one for one in RECORDED if one > version)
+
+
+def cause_of_version(version: Version, peak: Peak, beside: Callable[[Version], Peak | None]) -> Cause | None:
+    """What is not known of a version that was not recorded.
+
+    Between two that were, each rule that changed is that of one or of the other: ``beside`` gives the peak under all
+    rules of a version, None where it cannot be predicted. After the newest one, peaks may change as the same steps'
+    did from one recorded version to the next.
+    """
+    if version > NEWEST:
+        rows = _measured()["versions"]
+        source = f"newer than {words(NEWEST)}, the newest known; {len(rows)} steps changed so from one to the next"
+        return _as_measured(f"PyTorch {words(version)}", source, peak, [row[3:5] for row in rows])
+    if not (between := neighbours(version)):
+        return None
+    name, both = f"PyTorch {words(version)}", " and ".join(map(words, between))
+    peaks = [found for one in between if (found := beside(one)) is not None]
+    if len(peaks) < len(between):
+        return unknown(name, f"not recorded, and not to be predicted as {both}", below=True)
+    source = f"not recorded: between what {both} would take"
+    spreads = {level: _between(peak, peaks, level) for level in TRACE_LEVELS}
+    return Cause(name, BOUNDS, source, spreads) if any(spread != EXACT for spread in spreads.values()) else None
+
+
+def _between(peak: Peak, others: Sequence[Peak], level: str) -> Spread:
+    name = f"{'reserved' if level == 'device' else level}_bytes"
+    offsets = [getattr(other, name) - getattr(peak, name) for other in others]
+    return bounded(min(0, *offsets), max(0, *offsets))
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+def _as_measured(name: str, source: str, peak: Peak, rows: Sequence[Sequence[float]]) -> Cause:
+    """A cause that changed the allocated and the reserved peaks of recorded runs by these parts of them."""
+    allocated = seen(int(peak.allocated_bytes * row[0]) for row in rows)
+    reserved = seen(int(peak.reserved_bytes * row[1]) for row in rows)
+    spreads = {"requested": allocated, "allocated": allocated, "reserved": reserved, "device": reserved}
+    count = len(rows)
+    return Cause(name, MEASURED, source, spreads, inside=round((count - 1) / (count + 1), 4), count=count)
+
+
+@cache
+def _measured() -> dict[str, Any]:
+    """``plans``: rows of (program, change of the allocated peak, of the reserved peak);
+    ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak)."""
+    found: dict[str, Any] = json.loads(files(__name__).joinpath("measured.json").read_text(encoding="utf-8"))
+    return found
+
+
+def together(*parts: Sequence[Cause]) -> Doubts:
+    """All of them."""
+    return Doubts(tuple(cause for part in parts for cause in part))

@@ -1,0 +1,76 @@
+"""How sure the figures are, in words: one line for every report, and the causes it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphmem.estimate import Estimate
+from graphmem.figures import Cause, Spread
+from graphmem.units import format_bytes
+
+#: Levels that the line tells; what was requested is as sure as what is allocated.
+_TOLD = ("allocated", "reserved", "device")
+
+
+def sentence(estimate: Estimate) -> str:
+    """``How sure: allocated exact, ...``; empty for a recorded run that ran out of memory, which knows what it held."""
+    if "out_of_memory" in estimate.details:
+        return ""
+    told: dict[str, list[str]] = {}
+    for level in _TOLD:
+        told.setdefault(interval(estimate, level), []).append(level)
+    levels = [f"{_listed(names)} {words}" for words, names in told.items()]
+    causes = ", ".join(f"{cause.name} {_off(cause.spread('device'))}" for cause in estimate.doubts.about("device"))
+    margin = estimate.fit.margin if estimate.fit is not None else None
+    at = "" if margin is None else f"; device {_at_margin(estimate, margin)} at p{100 * margin:g}"
+    return f"How sure: {', '.join(levels)}{at}{f' ({causes})' if causes else ''}."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def interval(estimate: Estimate, level: str) -> str:
+    """``exact``, or from where to where."""
+    least, most = estimate.interval(level)
+    if least is not None and least == most:
+        return "exact"
+    if most is None:
+        return "not bounded" if least is None else f"{format_bytes(least)} or more"
+    return f"{format_bytes(most)} or less" if least is None else f"{format_bytes(least)} to {format_bytes(most)}"
+
+
+def rows(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
+    """(cause, how far device memory may be off because of it, the source) of every cause."""
+    for cause in estimate.doubts.causes:
+        yield cause.name, _off(cause.spread("device")), _source(cause)
+
+
+def _source(cause: Cause) -> str:
+    if cause.inside is None:
+        return cause.source
+    return f"{cause.source}; {cause.inside:.0%} of such runs are expected inside"
+
+
+def _at_margin(estimate: Estimate, margin: float) -> str:
+    if estimate.doubts.most("device") is None:
+        return "not bounded"
+    return format_bytes(estimate.device + estimate.doubts.at("device", margin))
+
+
+def _off(spread: Spread) -> str:
+    """``+-26.00 MiB``, from less to more, or what has no bound."""
+    least, most = spread.least, spread.most
+    if least is None and most is None:
+        return "without bound"
+    if least is None:
+        return "any less" if most == 0 else f"any less to {_signed(most or 0)}"
+    if most is None:
+        return "any more" if least == 0 else f"{_signed(least)} to any more"
+    if least == -most:
+        return f"+-{format_bytes(most)}"
+    return " to ".join(_signed(end) for end in (least, most) if end)
+
+
+def _signed(size: int) -> str:
+    return format_bytes(size) if size < 0 else f"+{format_bytes(size)}"

@@ -1,0 +1,335 @@
+"""How sure figures are: spreads, how causes add up, what becomes of a verdict, and the causes of an analysis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from graphmem import causes, versions
+from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
+from graphmem.analyze import replay_trace
+from graphmem.devices import custom_device
+from graphmem.errors import UsageError
+from graphmem.estimate import LEVELS, Diagnostic, Estimate, Fit, Peak
+from graphmem.figures import EXACT, TRACE_LEVELS, Cause, Doubts, Spread, bounded, parse_margin, seen, unknown
+from graphmem.question import Question
+from graphmem.replay import Replay, replay
+from graphmem.reports import certainty, html, text
+from graphmem.runtimes.base import Runs, within_card
+from graphmem.trace import Category, Trace, TraceBuilder, from_json, to_json
+from graphmem.units import GIB, MIB
+from graphmem.verdict import holding, probability
+from tests import places
+
+SHARES = st.floats(0, 1)
+OFFSETS = st.integers(-(1 << 40), 1 << 40)
+SPREADS = st.one_of(
+    st.just(EXACT),
+    st.builds(bounded, st.integers(-(1 << 40), 0), st.integers(0, 1 << 40)),
+    st.lists(OFFSETS, max_size=30).map(seen),
+)
+
+
+def _cause(name: str, spread: Spread) -> Cause:
+    return Cause(name, "bounds", "a test", dict.fromkeys(TRACE_LEVELS, spread))
+
+
+DOUBTS = st.lists(SPREADS, max_size=4).map(
+    lambda spreads: Doubts(tuple(_cause(f"cause {number}", spread) for number, spread in enumerate(spreads)))
+)
+
+
+# --- one spread -------------------------------------------------------------------------------------------------------
+
+
+@given(SPREADS, SHARES, SHARES)
+def test_a_larger_share_never_asks_for_less(spread: Spread, first: float, second: float) -> None:
+    low, high = sorted((first, second))
+    assert spread.at(low) <= spread.at(high)
+
+
+@given(SPREADS, SHARES)
+def test_every_share_lies_between_the_ends_and_the_figure_too(spread: Spread, share: float) -> None:
+    least, most = spread.least, spread.most
+    assert least is not None
+    assert most is not None
+    assert least <= spread.at(share) <= most
+    assert least <= 0 <= most
+    assert (spread.at(0.0), spread.at(1.0)) == (least, most)
+
+
+def test_what_was_seen_stands_at_its_expected_share() -> None:
+    spread = seen([30, -10, 0, 0])
+    assert [spread.at(rank / 5) for rank in range(1, 5)] == [-10, 0, 0, 30]
+    assert (spread.least, spread.most) == (-10, 30)
+    assert seen([]) == seen([0, 0]) == EXACT
+    assert seen([5]).least == 0, "what was said is always inside"
+
+
+def test_bounds_alone_are_as_likely_above_as_below() -> None:
+    spread = bounded(-100, 40)
+    assert [spread.at(share) for share in (0, 0.25, 0.5, 0.75, 1)] == [-100, -50, 0, 20, 40]
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+@given(DOUBTS, SPREADS, SHARES)
+def test_one_more_cause_never_narrows_the_interval(doubts: Doubts, spread: Spread, share: float) -> None:
+    more = Doubts((*doubts.causes, _cause("one more", spread)))
+    for level in LEVELS:
+        before, after = (doubts.least(level), doubts.most(level)), (more.least(level), more.most(level))
+        assert before[0] is not None
+        assert before[1] is not None
+        assert after[0] is not None
+        assert after[1] is not None
+        assert after[0] <= before[0] <= 0 <= before[1] <= after[1]
+        assert after[0] <= more.at(level, share) <= after[1]
+        assert more.at(level, share) == doubts.at(level, share) + spread.at(share)
+
+
+def test_what_nothing_bounds_leaves_the_sum_without_a_bound() -> None:
+    doubts = Doubts((_cause("known", bounded(-5, 5)), unknown("operators not checked", "a test")))
+    assert (doubts.least("reserved"), doubts.most("reserved")) == (-5, None)
+    assert doubts.at("reserved", 1.0) == 5
+    both = Doubts((unknown("values", "a test", below=True),))
+    assert (both.least("device"), both.most("device")) == (None, None)
+
+
+# --- margins ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "share"), [("p50", 0.5), ("p99", 0.99), ("P99.9", 0.999), ("p100", 1.0)])
+def test_a_margin_is_a_share(text: str, share: float) -> None:
+    assert parse_margin(text) == pytest.approx(share)
+    assert Question(None, margin=text).margin_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["99", "p", "p49", "p101", "p9", "p99%", "-p99", "p99.99999", "pnan", "", "p-1"])
+def test_another_margin_is_refused_with_what_is_accepted(text: str) -> None:
+    with pytest.raises(UsageError, match="p50 to p100"):
+        Question(None, margin=text)
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def _run(size: int) -> tuple[Trace, Replay]:
+    builder = TraceBuilder("a run")
+    builder.alloc(size, builder.operator("aten.mm", phase=builder.phase(1, "forward")), Category.ACTIVATION)
+    trace = builder.build()
+    return trace, replay(trace, PyTorchCachingAllocator(None))
+
+
+def _chance(trace: Trace, capacity: int, context: int, doubts: Doubts) -> float | None:
+    question = Question(None, device=replace(custom_device(capacity), context_bytes=context))
+
+    def run(size: int) -> Runs:
+        return within_card(trace, PyTorchCachingAllocator, holding(question.setting, size).device)
+
+    return probability(trace, run(context), doubts, run, question.setting)
+
+
+@given(DOUBTS, st.integers(700 * MIB, 3 * GIB), st.integers(0, GIB))
+def test_more_capacity_never_makes_it_less_likely(doubts: Doubts, capacity: int, more: int) -> None:
+    trace, _ = _run(GIB)
+    small, large = (_chance(trace, size, 512 * MIB, doubts) for size in (capacity, capacity + more))
+    assert small is not None
+    assert large is not None
+    assert small <= large
+
+
+@given(DOUBTS, st.integers(700 * MIB, 3 * GIB), st.integers(50, 100), st.integers(50, 100))
+def test_a_larger_margin_never_passes_where_a_smaller_does_not(
+    doubts: Doubts, capacity: int, first: int, second: int
+) -> None:
+    trace, main = _run(GIB)
+    chance = _chance(trace, capacity, 512 * MIB, doubts)
+    fits = main.peak_reserved_bytes + 512 * MIB <= capacity
+    low, high = (
+        Fit("a card", capacity, 0, 0, fits, probability=chance, margin=share / 100) for share in sorted((first, second))
+    )
+    assert low.passes or not high.passes
+
+
+def test_the_verdict_names_the_share_of_runs_that_fit() -> None:
+    trace, main = _run(GIB)
+    doubts = Doubts((_cause("context", bounded(-100 * MIB, 100 * MIB)),))
+    capacity = main.peak_reserved_bytes + 512 * MIB + 50 * MIB
+    chance = _chance(trace, capacity, 512 * MIB, doubts)
+    assert chance == pytest.approx(0.75, abs=1 / 256)
+    fit = Fit("a card", capacity, 0, 50 * MIB, True, probability=chance)
+    assert (fit.verdict, fit.chance, fit.passes) == ("likely", "75 %", True)
+    asked = {share: replace(fit, margin=share).verdict for share in (0.5, 0.7, 0.9, 1.0)}
+    assert asked == {0.5: "yes", 0.7: "yes", 0.9: "likely", 1.0: "likely"}
+    assert not replace(fit, margin=0.9).passes
+
+
+@pytest.mark.parametrize(
+    ("cause", "capacity", "fits", "verdict"),
+    [
+        (unknown("operators", "a test"), 80 * GIB, True, "likely"),
+        (unknown("operators", "a test"), GIB, False, "no"),
+        (unknown("values", "a test", below=True), GIB, False, "likely not"),
+    ],
+)
+def test_what_nothing_bounds_is_never_sure_where_it_may_decide(
+    cause: Cause, capacity: int, fits: bool, verdict: str
+) -> None:
+    trace, _ = _run(GIB)
+    chance = _chance(trace, capacity, 512 * MIB, Doubts((cause,)))
+    fit = Fit("a card", capacity, 0, 0, fits, probability=chance, margin=0.5)
+    assert (fit.verdict, fit.chance) == (verdict, "")
+    assert not fit.passes
+
+
+def test_a_later_plan_may_make_it_fit_where_the_first_does_not() -> None:
+    """What is live at once with the first plan says nothing of a call that can do without a workspace."""
+    builder = TraceBuilder("a run")
+    operator = builder.operator("aten.mm", phase=builder.phase(1, "forward"))
+    builder.alloc(GIB, operator)
+    workspace = builder.alloc_for_call("a shape", (GIB, 0), operator)
+    builder.free(workspace, operator)
+    trace = builder.build()
+    context = Doubts((_cause("context", bounded(-400 * MIB, 100 * MIB)),))
+    capacity = GIB + 300 * MIB
+    chance = _chance(trace, capacity, 512 * MIB, context)
+    assert chance is not None
+    assert 0 < chance < 0.5
+
+
+# --- the causes of a trace --------------------------------------------------------------------------------------------
+
+PEAK = Peak(GIB, GIB, 2 * GIB, 3 * GIB)
+
+
+def _estimate(plans: int = 0) -> Estimate:
+    builder = TraceBuilder("a run", predicted_plans=plans)
+    builder.alloc(GIB, builder.operator("aten.convolution", phase=builder.phase(1, "forward")), Category.ACTIVATION)
+    return replay_trace(from_json(to_json(builder.build())), device="A100-40GB", alloc_conf="", torch_version="2.13")
+
+
+def test_a_known_step_is_exact_and_its_process_as_its_context() -> None:
+    estimate = _estimate()
+    for level in ("requested", "allocated", "reserved"):
+        said = getattr(estimate, level)
+        assert estimate.interval(level) == (said, said)
+        assert estimate.at_margin(level, "p99") == said
+    assert estimate.card is not None
+    context = estimate.card.context
+    assert estimate.interval("device") == (
+        estimate.reserved + sum(figure.least_bytes for figure in context),
+        estimate.reserved + sum(figure.most_bytes for figure in context),
+    )
+
+
+def test_predicted_plans_are_off_as_recordings_were() -> None:
+    estimate = _estimate(plans=3)
+    (cause, *context) = estimate.doubts.causes
+    assert (cause.name, cause.basis) == ("cuDNN's plans", "measured")
+    assert cause.count >= 10
+    assert cause.inside == pytest.approx((cause.count - 1) / (cause.count + 1), abs=1e-4)
+    assert all(other.spreads.keys() == {"device"} for other in context)
+    least, most = estimate.interval("reserved")
+    assert least is not None
+    assert most is not None
+    assert least < estimate.reserved < most
+
+
+def test_a_trace_with_more_than_bytes_can_hold_is_refused() -> None:
+    with pytest.raises(Exception, match="predicted_plans"):
+        TraceBuilder("a run", predicted_plans=-1).build()
+
+
+@pytest.mark.parametrize(
+    ("message", "least", "most"),
+    [
+        ("not checked: outputs only assumed of my.kernel.default", 0, None),
+        ("memory inside operators is not modelled: aten.geqrf.default: a workspace", 0, None),
+        ("nonzero, boolean masks and unique were assumed to select 100% of the candidates", None, 0),
+        ("nonzero, boolean masks and unique were assumed to select 50% of the candidates", None, None),
+        ("values that are read back for logs and checks were assumed to be 1, and checks to be passed", 0, 0),
+        ("something that nobody has sorted yet", None, None),
+    ],
+)
+def test_what_is_told_as_unknown_is_a_cause(message: str, least: int | None, most: int | None) -> None:
+    trace, _ = _run(GIB)
+    doubts = Doubts(tuple(causes.causes_of_trace(trace, PEAK, [Diagnostic("unknown", message)])))
+    assert (doubts.least("allocated"), doubts.most("allocated")) == (least, most)
+
+
+def test_a_value_that_decides_has_no_bound() -> None:
+    trace, _ = _run(GIB)
+    (cause,) = causes.causes_of_trace(trace, PEAK, [Diagnostic("assumed", "train.py:3: a number is taken to be 1")])
+    assert cause.name == "values assumed"
+    assert (cause.spread("device").least, cause.spread("device").most) == (None, None)
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_recorded_versions_are_those_of_the_goldens() -> None:
+    assert versions.RECORDED == places.RECORDED
+    assert max(versions.RECORDED) == versions.NEWEST
+    assert min(versions.RECORDED) == versions.OLDEST
+
+
+@given(st.integers(4, 15))
+def test_only_versions_between_recorded_ones_have_neighbours(minor: int) -> None:
+    version = (2, minor)
+    between = causes.neighbours(version)
+    assert bool(between) == (version not in versions.RECORDED)
+    if between:
+        assert between[0] < version < between[1]
+
+
+def test_an_unrecorded_version_lies_between_its_neighbours() -> None:
+    peaks = {(2, 13): replace(PEAK, allocated_bytes=GIB + 5), (2, 15): replace(PEAK, reserved_bytes=GIB)}
+    cause = causes.cause_of_version((2, 14), PEAK, peaks.get)
+    assert cause is not None
+    assert (cause.spread("allocated").least, cause.spread("allocated").most) == (0, 5)
+    assert (cause.spread("device").least, cause.spread("device").most) == (-GIB, 0)
+    assert causes.cause_of_version((2, 14), PEAK, dict.fromkeys(peaks, PEAK).get) is None
+    missing = causes.cause_of_version((2, 14), PEAK, {}.get)
+    assert missing is not None
+    assert missing.basis == "unknown"
+
+
+def test_a_newer_version_may_change_as_versions_did() -> None:
+    assert causes.cause_of_version(versions.NEWEST, PEAK, {}.get) is None
+    cause = causes.cause_of_version((2, 99), PEAK, {}.get)
+    assert cause is not None
+    assert cause.basis == "measured"
+    least = cause.spread("reserved").least
+    assert least is not None
+    assert -2 * GIB < least < 0
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_report_says_how_sure() -> None:
+    estimate = _estimate(plans=3)
+    for shown in (text.render(estimate, details=True), html.render(estimate)):
+        plain = " ".join(shown.replace("&#x27;", "'").split())
+        assert "How sure: allocated" in plain
+        assert "cuDNN's plans" in plain
+        assert "are expected inside" in plain
+    document = estimate.to_dict()["certainty"]
+    assert document["levels"].keys() == set(LEVELS)
+    assert document["causes"][0]["name"] == "cuDNN's plans"
+    assert document["causes"][0]["off_by"]["reserved"]["most_bytes"] > 0
+
+
+@given(DOUBTS)
+def test_the_interval_in_words_is_exact_only_where_it_is(doubts: Doubts) -> None:
+    assume(doubts.causes)
+    estimate = replace(ESTIMATE, doubts=doubts)
+    least, most = estimate.interval("reserved")
+    assert (certainty.interval(estimate, "reserved") == "exact") == (least == most)
+
+
+ESTIMATE = _estimate()
