@@ -16,7 +16,6 @@ KNOWN = {
 }
 #: Not followed yet.
 UNFOLLOWED = {
-    "deepseek-v2-lite-eager": "latent attention and experts",
     "pub-qwen3-32b-awq-4090-3584-cold": "AWQ",
     "pub-qwen3-32b-awq-4090-cold": "AWQ",
     "pub-qwen3-32b-awq-4090-v1runner": "AWQ",

@@ -8,8 +8,7 @@ from typing import Protocol
 from graphmem.devices import Device
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Shape
-from graphmem.serving.vllm.run import Run
-from graphmem.serving.vllm.runner import Batch
+from graphmem.serving.vllm.run import Batch, Run
 
 #: ``flash_attn_max_num_splits_for_cuda_graph`` (config/attention.py).
 MAX_SPLITS = 32

@@ -13,7 +13,7 @@ from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.vllm.layers import LinearMethod
-from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.models.base import ExpertShape, Family, LatentShape, Shape
 from graphmem.serving.vllm.models.decoder import Decoder, Style
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.run import Run
@@ -26,6 +26,10 @@ _STYLES: dict[str, Style] = {
     "mistral": Style(),
     "qwen2": Style(holds_gate_up=True, qkv_bias=True),
     "qwen3": Style(holds_gate_up=True, head_norms=True),
+    "mixtral": Style(),
+    "qwen3_moe": Style(holds_gate_up=True, head_norms=True),
+    "deepseek_v2": Style(holds_gate_up=True),
+    "deepseek_v3": Style(holds_gate_up=True),
     "gemma2": Style(
         norm="gemma",
         holds_gate_up=True,
@@ -42,6 +46,10 @@ MODEL_TYPES = (*_STYLES, "opt")
 _TIED = ("gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
 _WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
+#: ``model_type`` with latent attention.
+_LATENT = ("deepseek_v2", "deepseek_v3")
+#: Kinds of stretched rotary tables that are multiplied by a factor of their own.
+_MULTIPLIED = ("yarn", "deepseek_yarn")
 #: More would be a configuration of something else.
 _MOST = {"num_hidden_layers": 1 << 12}
 _LARGEST = 1 << 31
@@ -71,10 +79,14 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     if kind == "opt" and config.get("word_embed_proj_dim", hidden) != hidden:
         raise UsageError(f"{model.name}: OPT with projected embeddings is not followed")
     rope = _rope(config)
+    latent = _latent(model) if kind in _LATENT else None
     return Shape(
         kind=kind,
         hidden=hidden,
         intermediate=_count(model, "ffn_dim" if kind == "opt" else "intermediate_size"),
+        experts=_experts(model, kind),
+        latent=latent,
+        rope_scaled=rope.get("rope_type", rope.get("type")) in _MULTIPLIED,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -96,10 +108,52 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
 
 def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
     """What a reader is told of how far this family is followed."""
-    compiled = not eager and (shape.kind == "opt" or shape.kind in _WINDOW_PATTERN)
-    if not compiled:
-        return ()
-    return (f"the compiled pieces of {shape.kind} are taken to be like Llama's",)
+    told = []
+    if not eager and (shape.kind == "opt" or shape.latent is not None):
+        told.append(f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode")
+    elif not eager and (shape.kind in _WINDOW_PATTERN or shape.experts is not None):
+        told.append(f"the compiled pieces of {shape.kind} are taken to be like Llama's")
+    if shape.experts is not None:
+        told.append("experts run on Triton's kernels; FlashInfer's and DeepGEMM's take other scratch")
+    return tuple(told)
+
+
+def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
+    config = model.config
+    if kind == "mixtral":
+        count, chosen = _count(model, "num_local_experts"), _count(model, "num_experts_per_tok")
+        return ExpertShape(count, chosen, _count(model, "intermediate_size"))
+    if kind == "qwen3_moe":
+        return ExpertShape(
+            _count(model, "num_experts"),
+            _count(model, "num_experts_per_tok"),
+            _count(model, "moe_intermediate_size"),
+            every=_count(model, "decoder_sparse_step", 1),
+            dense_layers=tuple(config.get("mlp_only_layers") or ()),
+        )
+    if kind in _LATENT and config.get("n_routed_experts"):
+        width = _count(model, "moe_intermediate_size")
+        return ExpertShape(
+            _count(model, "n_routed_experts"),
+            _count(model, "num_experts_per_tok"),
+            width,
+            shared_width=width * int(config.get("n_shared_experts") or 0),
+            first=int(config.get("first_k_dense_replace") or 0),
+            correction_bias=config.get("topk_method") == "noaux_tc",
+        )
+    return None
+
+
+def _latent(model: ServedModel) -> LatentShape:
+    if "index_topk" in model.config:
+        raise UsageError(f"{model.name}: sparse latent attention (index_topk) is not followed")
+    return LatentShape(
+        q_rank=_count(model, "q_lora_rank", 0),
+        kv_rank=_count(model, "kv_lora_rank"),
+        nope=_count(model, "qk_nope_head_dim"),
+        rope=_count(model, "qk_rope_head_dim"),
+        value=_count(model, "v_head_dim"),
+    )
 
 
 def _count(model: ServedModel, name: str, otherwise: int | None = None) -> int:

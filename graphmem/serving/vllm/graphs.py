@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from graphmem.serving.vllm.attention import AttentionBackend
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family
-from graphmem.serving.vllm.run import Run, Tensor
-from graphmem.serving.vllm.runner import Batch
+from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category, EventKind
 from graphmem.units import MIB
 

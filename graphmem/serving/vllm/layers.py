@@ -36,6 +36,12 @@ class LinearMethod(Protocol):
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         """The product, of so many rows."""
 
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """The parameters of so many experts: gate and up in one tensor, down in another."""
+
+    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """``process_weights_after_loading`` of experts."""
+
 
 class Unquantized:
     """``UnquantizedLinearMethod`` (layers/linear.py)."""
@@ -51,6 +57,13 @@ class Unquantized:
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         return run.matmul(tokens * outputs * self.itemsize)
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        run.new(count * 2 * width * hidden * self.itemsize, f"{name}.w13_weight")
+        run.new(count * hidden * width * self.itemsize, f"{name}.w2_weight")
+
+    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """As they were loaded."""
 
 
 class Linear:
@@ -108,14 +121,14 @@ class Embedding:
         return run.all_reduce(run.new(tokens * self.width * self.itemsize, "embedded"))
 
     def logits(self, rows: int, soft_cap: bool = False, scaled: bool = False) -> Tensor:
-        """``LogitsProcessor``: the product, gathered on the first rank and put side by side, then capped."""
+        """``LogitsProcessor``: the product, gathered and put side by side (``all_gather``), then capped."""
         run = self.run
         run.enter("logits_processor")
         logits = run.matmul(rows * self.rows * self.itemsize, "logits")
         if run.tp > 1:
-            parts = [run.new(logits.bytes, "gathered logits") for _ in range(run.tp)]
+            gathered = run.new(logits.bytes * run.tp, "gathered logits")
             whole = run.new(logits.bytes * run.tp, "logits")
-            run.free(*parts, logits)
+            run.free(gathered, logits)
             logits = whole
         for _ in range(3 if soft_cap else 0):  # logits / cap, tanh, logits * cap: each before the last is let go
             after = run.new(logits.bytes, "capped logits")
@@ -124,20 +137,30 @@ class Embedding:
         return logits
 
 
-def rotary(run: Run, name: str, positions: int, width: int, itemsize: int) -> None:
+def rotary(run: Run, name: str, positions: int, width: int, itemsize: int, *, scaled: bool = False) -> None:
     """The table of cosines and sines, in the model's precision (layers/rotary_embedding/base.py). It is made in fp32
-    on the device: the angles, both tables, both side by side; all are gone when it is done."""
+    on the device: the angles, both tables, both side by side; all are gone when it is done. ``scaled`` tables are
+    multiplied (YaRN)."""
     half = width // 2
     frequencies = run.new(half * 4)
     at = run.new(positions * 4)
     angles = run.new(positions * half * 4)
-    cosines, sines = run.new(positions * half * 4), run.new(positions * half * 4)
+    cosines, sines = (_table(run, positions * half * 4, scaled) for _ in range(2))
     both = run.new(positions * width * 4)
     run.free(frequencies, at, angles, cosines, sines)
     if itemsize == 4:
         return
     run.new(positions * width * itemsize, f"{name}.cos_sin_cache", Category.BUFFER)
     run.free(both)
+
+
+def _table(run: Run, size: int, scaled: bool) -> Tensor:
+    table = run.new(size)
+    if not scaled:
+        return table
+    product = run.new(size)
+    run.free(table)
+    return product
 
 
 class AttentionScales:

@@ -37,9 +37,8 @@ def start(
     settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str, cublas_bytes: int
 ) -> tuple[Trace, Marks]:
     """The start of one rank up to where the engine knows what is left."""
-    run = Run(
-        f"vLLM {'.'.join(map(str, settings.version))}", device, cublas_bytes, settings.tensor_parallel, alloc_conf
-    )
+    source = f"vLLM {'.'.join(map(str, settings.version))}"
+    run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     runner = RUNNERS[settings.runner](run, settings.batch, shape)
     version = settings.version
     with run.phase("buffers of the model runner", Category.BUFFER):

@@ -18,6 +18,21 @@ from graphmem.trace import Category, EventKind, TraceBuilder
 MAX_SPLIT = "max_split_size_mb:20"
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The limits of a batch: tokens, requests, and the length of one; and the tokens of a block of the KV cache."""
+
+    tokens: int
+    requests: int
+    length: int
+    block_size: int
+
+    @property
+    def profiled_requests(self) -> int:
+        """Requests of the profile run: one token each at least."""
+        return min(self.tokens, self.requests)
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor on the device: the index of its storage, and its bytes."""
@@ -27,18 +42,21 @@ class Tensor:
 
 
 class Run:
-    """One rank while it loads a model and runs it. ``alloc_conf`` is what ``PYTORCH_CUDA_ALLOC_CONF`` says."""
+    """One rank while it loads a model and runs it. ``tp`` ranks share it, ``alloc_conf`` is what
+    ``PYTORCH_CUDA_ALLOC_CONF`` says."""
 
-    def __init__(self, source: str, device: Device, cublas_bytes: int, tensor_parallel: int, alloc_conf: str) -> None:
+    def __init__(self, source: str, device: Device, cublas_bytes: int, batch: Batch, tp: int, alloc_conf: str) -> None:
         self.builder = TraceBuilder(source)
+        self.batch_limits = batch
         self.device = device
-        self.tp = tensor_parallel
+        self.tp = tp
         self._alloc_conf = alloc_conf.strip().rstrip(",")
         self._cublas_bytes = cublas_bytes
         self._cublas_streams: set[int] = set()
         self._phase = self.builder.phase(0, "start")
         self._operator = self.builder.operator("init", "", self._phase)
         self.category = Category.UNKNOWN
+        self._scratch: Tensor | None = None
         self._stream = 0
         self._pool = 0
 
@@ -94,6 +112,16 @@ class Run:
             self._cublas_streams.add(self._stream)
             self.new(self._cublas_bytes, "cuBLAS workspace", Category.WORKSPACE)
         return result
+
+    def scratch(self, size: int) -> None:
+        """``WorkspaceManager.get_simultaneous``: the engine's own scratch grows to this size, and stays. What it was is
+        let go first, and the allocator's cache emptied."""
+        if self._scratch is not None and self._scratch.bytes >= size:
+            return
+        if self._scratch is not None:
+            self.free(self._scratch)
+        self.empty_cache()
+        self._scratch = self.new(size, "scratch of experts", Category.WORKSPACE)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, out of place: the operand's frame still holds it (device_communicators)."""

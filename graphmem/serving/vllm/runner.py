@@ -8,11 +8,10 @@ Buffers that V2 keeps in pinned host memory (UVA) take nothing here. Every line 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
-from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
 
 #: sample/logit_bias.py: MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_LOGIT_BIAS_TOKENS (twice: ids and values), stop ids.
@@ -25,21 +24,6 @@ _LOGPROB_IDS = 128
 _GUMBEL_BLOCK = 1024
 #: Rows of block tables are padded to so many tokens (v1/worker/block_table.py, ``get_block_table_width``).
 _TABLE_ALIGNMENT = 128
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The limits of a batch: tokens, requests, and the length of one."""
-
-    tokens: int
-    requests: int
-    length: int
-    block_size: int
-
-    @property
-    def profiled_requests(self) -> int:
-        """Requests of the profile run: one token each at least."""
-        return min(self.tokens, self.requests)
 
 
 class ModelRunner(ABC):

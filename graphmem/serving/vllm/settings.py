@@ -13,7 +13,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ENTRIES, Question
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES
-from graphmem.serving.vllm.runner import Batch
+from graphmem.serving.vllm.run import Batch
 from graphmem.units import GIB
 from graphmem.versions import Version
 

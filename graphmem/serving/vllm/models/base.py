@@ -45,7 +45,6 @@ class ExpertShape:
     chosen: int
     width: int
     shared_width: int = 0
-    shared_gate: bool = False
     first: int = 0
     every: int = 1
     dense_layers: tuple[int, ...] = ()
@@ -93,6 +92,7 @@ class Shape:
     mlp_bias: bool = False
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
+    rope_scaled: bool = False
 
     def rope_of(self, layer: int) -> object:
         """What tells the rotary tables of layers apart."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.experts import Experts
+from graphmem.serving.vllm.models.latent import LatentAttention
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
 
@@ -117,10 +118,16 @@ class Attention:
         rope = shape.rope_of(layer)
         if rope not in ropes:  # the engine keeps one table for equal arguments
             ropes.add(rope)
-            rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, shape.itemsize)
+            table = f"{name}.rotary_emb"
+            rotary(run, table, shape.rope_positions, shape.rotary_dim, shape.itemsize, scaled=shape.rope_scaled)
         self.scales = AttentionScales(run, f"{name}.attn")
         if style.head_norms and self.norms is None:
             self.norms = self._head_norms()
+
+    def finish(self) -> None:
+        """After loading."""
+        self.qkv_proj.finish()
+        self.o_proj.finish()
 
     def _head_norms(self) -> tuple[Norm, Norm]:
         width, size, kind = self.shape.head_dim, self.shape.itemsize, self.style.norm
@@ -145,16 +152,17 @@ class Attention:
 class FeedForward:
     """Gate and up in one product, an activation that multiplies them, and down."""
 
-    def __init__(self, run: Run, name: str, shape: Shape, style: Style, width: int | None = None) -> None:
+    def __init__(
+        self, run: Run, name: str, shape: Shape, style: Style, width: int | None = None, *, reduces: bool = True
+    ) -> None:
         self.run, self.name, self.style, self.size = run, name, style, shape.itemsize
         self.width = (shape.intermediate if width is None else width) // run.tp
-        method = shape.linear
-        self.gate_up_proj = Linear(
-            run, f"{name}.gate_up_proj", shape.hidden, [self.width, self.width], method, self.size, bias=shape.mlp_bias
-        )
+        method, bias = shape.linear, shape.mlp_bias
+        both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
+        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * 2, method, self.size, bias=bias)
         self.down_proj = Linear(
-            run, f"{name}.down_proj", self.width, [shape.hidden], method, self.size, bias=shape.mlp_bias, reduce=True
-        )
+            run, down, self.width, [shape.hidden], method, self.size, bias=bias, reduce=reduces
+        )  # fmt: skip
 
     def finish(self) -> None:
         """After loading."""
@@ -181,7 +189,11 @@ class Layer:
 
     def __init__(self, run: Run, name: str, shape: Shape, style: Style, ropes: set[object], index: int) -> None:
         self.run, self.style, self.shape = run, style, shape
-        self.attention = Attention(run, f"{name}.self_attn", shape, style, ropes, index)
+        self.attention: Attention | LatentAttention
+        if shape.latent is not None:
+            self.attention = LatentAttention(run, f"{name}.self_attn", shape, shape.latent, ropes)
+        else:
+            self.attention = Attention(run, f"{name}.self_attn", shape, style, ropes, index)
         self.mlp: FeedForward | Experts
         if shape.experts is not None and shape.experts.in_layer(index):
             self.mlp = Experts(run, f"{name}.mlp", shape, shape.experts)
@@ -194,8 +206,7 @@ class Layer:
 
     def finish(self) -> None:
         """After loading."""
-        self.attention.qkv_proj.finish()
-        self.attention.o_proj.finish()
+        self.attention.finish()
         self.mlp.finish()
 
     def __call__(self, tokens: int, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -284,6 +295,9 @@ class Decoder(Family):
         raise the piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py):
         rotated queries take the normed input's, the attention's output what the feed-forward layer returned.
         """
+        if self.shape.latent is not None:
+            with piece():
+                return self.forward(tokens)
         attended, residual = self._first_piece(tokens, attend, piece)
         chosen = self.layers if layers is None else self.layers[:layers]
         for layer in chosen[:-1]:
@@ -305,7 +319,7 @@ class Decoder(Family):
 
     def _projected(self, tokens: int, normed: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(queries, keys and values; the rotated ones): in the normed input's buffer where it has their size."""
-        run, attention, size = self.run, self.layers[0].attention, self.shape.itemsize
+        run, attention, size = self.run, self._attention(), self.shape.itemsize
         qkv = attention.qkv_proj(tokens)
         rotated = normed
         if normed.bytes != self._attended_bytes(tokens):
@@ -314,7 +328,12 @@ class Decoder(Family):
         return qkv, [run.new(tokens * attention.kv * size, "rotated keys"), rotated]
 
     def _attended_bytes(self, tokens: int) -> int:
-        return tokens * self.layers[0].attention.q * self.shape.itemsize
+        return tokens * self._attention().q * self.shape.itemsize
+
+    def _attention(self) -> Attention:
+        attention = self.layers[0].attention
+        assert isinstance(attention, Attention)
+        return attention
 
     def _fed(self, layer: Layer, tokens: int) -> tuple[Tensor, Tensor]:
         """(what attention's projection leaves, what the feed-forward layer returns), both alive."""

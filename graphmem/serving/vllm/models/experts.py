@@ -1,19 +1,70 @@
-"""Layers of experts: ``FusedMoE`` with Triton's kernels (layers/fused_moe)."""
+"""Layers of experts: ``FusedMoE`` with Triton's kernels (vllm 0.32.0, layers/fused_moe).
+
+Its scratch is the engine's own: one tensor for all layers, as large as the largest asked for, which stays
+(v1/worker/workspace.py). So it is consumed, and no part of the peak.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
 from graphmem.serving.vllm.models.base import ExpertShape, Shape
 from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.trace import Category
+
+if TYPE_CHECKING:
+    from graphmem.serving.vllm.models.decoder import FeedForward
+
+#: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
+_TILE = 128
 
 
 class Experts:
-    """A router and its experts, their weights in two tensors."""
+    """A router and its experts, whose weights are two tensors; and experts that every token is sent to."""
 
     def __init__(self, run: Run, name: str, shape: Shape, experts: ExpertShape) -> None:
-        raise NotImplementedError
+        from graphmem.serving.vllm.models.decoder import FeedForward, Style
+
+        self.run, self.name, self.shape, self.experts = run, name, shape, experts
+        size, plain = shape.itemsize, Unquantized(shape.itemsize)
+        self.width = experts.width // run.tp
+        self.gate = Linear(run, f"{name}.gate", shape.hidden, [experts.count], plain, size)
+        if experts.correction_bias:
+            run.new(experts.count * 4, f"{name}.gate.e_score_correction_bias")
+        self.shared: FeedForward | None = None
+        if experts.shared_width:
+            holds = Style(holds_gate_up=True)
+            self.shared = FeedForward(
+                run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False
+            )  # fmt: skip
+        shape.linear.make_experts(run, f"{name}.experts", experts.count, shape.hidden, self.width)
 
     def finish(self) -> None:
         """After loading."""
+        if self.shared is not None:
+            self.shared.finish()
+        self.shape.linear.finish_experts(
+            self.run, f"{self.name}.experts", self.experts.count, self.shape.hidden, self.width
+        )  # fmt: skip
 
     def __call__(self, tokens: int) -> Tensor:
-        raise NotImplementedError
+        """The output; the input is the caller's."""
+        run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
+        scores = self.gate(tokens)
+        shared = self.shared(tokens) if self.shared is not None else None
+        run.enter(f"{self.name}.experts")
+        weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
+        run.temporary(tokens * chosen * 4)
+        output = run.new(tokens * self.shape.hidden * size, "experts' output")
+        run.scratch(
+            tokens * chosen * (max(self.width, self.shape.hidden) + max(2 * self.width, self.shape.hidden)) * size
+        )
+        padded = tokens * chosen + self.experts.count * (_TILE - 1)
+        run.temporary(padded * 4, cdiv(padded, _TILE) * 4, 4, (self.experts.count + 1) * 4)
+        run.free(weights, ids, scores)
+        if shared is not None:
+            total = run.new(output.bytes, "experts' and shared output", Category.ACTIVATION)
+            run.free(shared, output)
+            output = total
+        return run.all_reduce(output)
