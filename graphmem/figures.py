@@ -39,12 +39,21 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Communicator:
+    """One of NCCL's communicators, of ``ranks`` processes; with ``peers`` of them this one exchanges messages (sends,
+    receives, all-to-all), beside collectives."""
+
+    ranks: int
+    peers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Loads:
-    """What a run makes a process load. ``communicators``: the ranks of each NCCL communicator; ``cuda``: the version of
-    CUDA, None for one of today."""
+    """What a run makes a process load. ``communicators``: NCCL's; ``cuda``: the version of CUDA, None for one of
+    today."""
 
     cudnn: bool = False
-    communicators: tuple[int, ...] = ()
+    communicators: tuple[Communicator, ...] = ()
     eager: bool = False
     cuda: tuple[int, int] | None = None
 

@@ -206,7 +206,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         details["cudnn"] = made.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
-    loads = loads_of(made.trace, tuple(map(len, made.groups)), setting.device, loads_eagerly())
+    loads = loads_of(made.trace, made.communicators, setting.device, loads_eagerly())
     return Traced(whole, loaded.name, recorded.words, details, loads)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from graphmem.devices import Device
-from graphmem.figures import Doubts, Loads
+from graphmem.figures import Communicator, Doubts, Loads
 from graphmem.runtimes.base import Runs, Setting
 from graphmem.summarize import fits_card
 from graphmem.trace import Trace
@@ -22,10 +22,10 @@ _ASKS_CUDNN = re.compile(
 _HALVINGS = 8
 
 
-def loads_of(trace: Trace, ranks: tuple[int, ...], card: Device, eager: bool) -> Loads:
+def loads_of(trace: Trace, communicators: tuple[Communicator, ...], card: Device, eager: bool) -> Loads:
     """What a run of this trace makes a process load."""
     uses_cudnn = any(_ASKS_CUDNN.search(operator.name) for operator in trace.operators)
-    return Loads(uses_cudnn, ranks, eager, card.cuda_version)
+    return Loads(uses_cudnn, communicators, eager, card.cuda_version)
 
 
 def loads_eagerly() -> bool:

@@ -133,6 +133,14 @@ class ValueBook(Protocol):
         """The values as a host tensor; None where they are not known."""
 
 
+class GroupBook(Protocol):
+    """The process groups of several on cards that were made with this process in them."""
+
+    @property
+    def ranks(self) -> dict[str, tuple[int, ...]]:
+        """Their ranks, by PyTorch's name of the group."""
+
+
 class RankBook(Protocol):
     """What is noted of one process of several."""
 
@@ -149,8 +157,7 @@ class RankBook(Protocol):
         """Tell the reader, once."""
 
     @property
-    def groups(self) -> list[tuple[int, ...]]:
-        """The ranks of every process group of several on cards that was made with this one in it."""
+    def groups(self) -> GroupBook: ...
 
     @property
     def wrappers(self) -> set[type]:

@@ -10,7 +10,7 @@ import click
 from graphmem.cli.output import check_output, emit
 from graphmem.cli.tables import plain_table
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
-from graphmem.figures import Figure
+from graphmem.figures import Communicator, Figure
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.gpus/1"
@@ -70,7 +70,7 @@ def _card(device: Device) -> str:
 
 
 #: What a convolutional network in two processes loads.
-_EVERYTHING = Loads(cudnn=True, communicators=(2,))
+_EVERYTHING = Loads(cudnn=True, communicators=(Communicator(2),))
 
 
 def _interval(figure: Figure) -> str:

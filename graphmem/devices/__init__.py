@@ -119,6 +119,8 @@ class Device:
             figures.append(context.cudnn_engines(self.limits))
         if loads.communicators:
             figures.append(context.nccl(loads.communicators))
+            if any(one.peers for one in loads.communicators):
+                figures.append(context.nccl_messages(loads.communicators))
         return tuple(figures)
 
     def empty_context(self) -> Figure:

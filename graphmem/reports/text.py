@@ -414,7 +414,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("loop", "out_of_memory", "processes", "ranks")
+_SHOWN_ABOVE = ("late_events", "loop", "out_of_memory", "processes", "ranks")
 
 
 def _details(details: Mapping[str, Any]) -> RenderableType:

@@ -21,7 +21,7 @@ def _every_overload() -> list[Any]:
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         operator, _, overload = name.partition(".")
         namespace, _, operator = operator.partition("::")
-        if namespace in ("aten", "c10d"):
+        if namespace in ("aten", "c10d", "_c10d_functional"):
             packet = getattr(getattr(torch.ops, namespace), operator)
             found.append(getattr(packet, overload or "default"))
     return found

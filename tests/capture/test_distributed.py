@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
+from graphmem.figures import Communicator  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402
 from graphmem.training.processes import Processes  # noqa: E402
@@ -240,7 +241,7 @@ def test_a_communicator_is_counted_outside_the_allocator(ranks: int) -> None:
     alone = analyze(model, inputs, training=Training(), device="A100")
     together = analyze(model, inputs, training=step, device="A100")
     assert together.card is not None
-    assert together.card.loads.communicators == (ranks,)
+    assert together.card.loads.communicators == (Communicator(ranks),)
     assert (together.device - together.reserved) - (alone.device - alone.reserved) == (544 if ranks == 2 else 688) * MIB
 
 

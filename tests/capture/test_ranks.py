@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
+from graphmem.figures import Communicator  # noqa: E402
 from graphmem.ranks import _axes  # noqa: E402
 from graphmem.training import Training  # noqa: E402
 from graphmem.training.processes import Processes, cards_of  # noqa: E402
@@ -136,3 +137,19 @@ def test_every_process_of_a_grid_is_a_sum_along_its_axes(shape: list[int]) -> No
         groups.append(tuple(world * step for step in range(size)))
         world *= size
     assert sorted(_axes([*groups, tuple(range(world))], world)) == sorted(groups)
+
+
+def test_communicators_are_those_of_groups_that_are_used_and_messages_have_peers() -> None:
+    def step(_: Any) -> None:
+        dist.init_process_group("nccl")
+        pair, _idle, row = dist.new_group([0, 1]), dist.new_group([0, 2]), dist.new_group([0, 1, 2, 3])
+        x = torch.ones(16, device="cuda")
+        dist.all_reduce(x, group=pair)
+        dist.send(x, 1, group=row)
+        dist.recv(x, 3, group=row)
+        dist.all_to_all_single(torch.empty_like(x), x)
+        dist.barrier(dist.new_group(backend="gloo"))
+
+    captured = capture(step, source="", device=H100, torch_version=TORCH_VERSION, processes=Processes(8))
+    assert set(captured.communicators) == {Communicator(2), Communicator(4, 2), Communicator(8, 7)}
+    assert sorted(map(len, captured.groups)) == [2, 2, 4, 8]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from graphmem.analyze import replay_trace
 from graphmem.devices import Device, Loads, all_devices, custom_device, device_named
 from graphmem.estimate import Estimate
+from graphmem.figures import Communicator
 from graphmem.reports import html, text
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
@@ -18,7 +19,7 @@ from graphmem.units import GIB, MIB
 loads = st.builds(
     Loads,
     cudnn=st.booleans(),
-    communicators=st.lists(st.integers(2, 64), max_size=3).map(tuple),
+    communicators=st.lists(st.builds(Communicator, st.integers(2, 64), st.integers(0, 63)), max_size=3).map(tuple),
     eager=st.booleans(),
     cuda=st.sampled_from([None, (11, 2), (11, 7), (12, 8)]),
 )
@@ -151,3 +152,21 @@ def test_a_program_that_was_refused_memory_is_judged_by_the_limit_it_met() -> No
     assert found.fit is not None
     assert found.fit.fits
     assert found.fit.verdict == "yes"
+
+
+@pytest.mark.parametrize(
+    ("communicators", "least", "likely"),
+    [
+        ((Communicator(8, 7),), 3128, 3136),  # NCCL#1685: 3.28 GB more after an all-to-all of 8 x H100
+        ((Communicator(4, 2), Communicator(2)), 0, 2 * 32 * 14),  # a stage of a pipeline, and a pair of replicas
+        ((Communicator(64, 63),), 0, 63 * 2 * 14),
+    ],
+)
+def test_messages_take_buffers_for_every_peer(communicators: tuple[Communicator, ...], least: int, likely: int) -> None:
+    card = device_named("H100")
+    figures = {figure.name: figure for figure in card.outside(Loads(communicators=communicators))}
+    messages = figures["NCCL's buffers for messages"]
+    assert messages.bytes == likely * MIB
+    assert messages.most_bytes >= least * MIB
+    plain = card.outside(Loads(communicators=tuple(Communicator(one.ranks) for one in communicators)))
+    assert "NCCL's buffers for messages" not in [figure.name for figure in plain]

@@ -97,14 +97,14 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
         if not prepared:
             patch_sharding(patches, book)
             prepared.append(True)
-        if size > 1 and rank is not None and rank >= 0 and str(backend) != "gloo":
-            book.groups.append(tuple(ranks) or tuple(range(size)))
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:
                 kwargs[name] = None
         group, store = make(size, rank, ranks, dist.Backend.FAKE, store, *args, **kwargs)
         if group in module._world.pg_map:
             asked_for.note(group, str(backend), store)
+            if size > 1 and str(backend) != "gloo":
+                book.groups.ranks[str(group.group_name)] = tuple(ranks) or tuple(range(size))
         return group, store
 
     def device_of_objects(group: Any = None) -> str:

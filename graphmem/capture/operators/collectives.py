@@ -11,6 +11,7 @@ import torch.distributed as dist
 from graphmem.capture.values.callers import called_for_reducer
 from graphmem.capture.values.exchanged import Group
 from graphmem.capture.values.tensors import tensors_in
+from graphmem.figures import Communicator
 
 _aten = torch.ops.aten
 _INTEGERS = (torch.int32, torch.int64)
@@ -56,15 +57,51 @@ def collective(func: Any, args: Sequence[Any]) -> Any:
 
 def group_of(args: Sequence[Any]) -> Group:
     """The process group of a collective and the reduction that it makes."""
-    rank, ranks, reduction = 0, 1, ""
+    rank, ranks, reduction, name = 0, 1, "", ""
     for value in args:
         kind = str(value._type()) if isinstance(value, torch.ScriptObject) else ""
         if kind.endswith("ReduceOp"):
             reduction = _name_of_reduction(value)
         elif kind.endswith("ProcessGroup"):
             group = dist.ProcessGroup.unbox(value)
-            rank, ranks = group.rank(), group.size()
-    return Group(rank, ranks, reduction)
+            rank, ranks, name = group.rank(), group.size(), str(group.group_name)
+    return Group(rank, ranks, reduction, name)
+
+
+class ProcessGroups:
+    """The process groups of several on cards that this process is in, and what went through them: NCCL makes a
+    communicator when a group is first used, and connects two processes when they first exchange messages."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[str, tuple[int, ...]] = {}  # of all processes, by the group's name
+        self._peers: dict[str, set[int]] = {}  # of groups that were used, counted within the group
+
+    def note(self, func: Any, args: Sequence[Any], group: Group) -> None:
+        """An operator of ``c10d`` goes through the group."""
+        if group.name not in self.ranks:
+            return
+        peers = self._peers.setdefault(group.name, set())
+        name = func.__name__.partition(".")[0].strip("_")
+        others = set(range(group.ranks)) - {group.rank}
+        if name.startswith("alltoall"):
+            peers |= others
+        elif name in ("gather", "scatter"):  # NCCL has neither: they are messages (torch/csrc/cuda/nccl.cpp)
+            root = next(value for value in args if type(value) is int)
+            peers |= others if root == group.rank else {root}
+        elif name in ("send", "recv"):
+            peers.add(next(value for value in args if type(value) is int))
+
+    def note_functional(self, func: Any, args: Sequence[Any]) -> None:
+        """An operator of ``_c10d_functional`` goes through the group that it names."""
+        for name in args:
+            if isinstance(name, str) and name in self.ranks:
+                peers = self._peers.setdefault(name, set())
+                if "all_to_all" in func.__name__:
+                    peers.update(range(1, len(self.ranks[name])))
+
+    def communicators(self) -> tuple[Communicator, ...]:
+        """Those of the groups that were used."""
+        return tuple(Communicator(len(self.ranks[name]), len(peers)) for name, peers in self._peers.items())
 
 
 def _name_of_reduction(op: torch.ScriptObject) -> str:

@@ -152,9 +152,16 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
     mode.recorder.note(call)
     flat = collectives.flat_copy_bytes(call.func, call.args)
     mode.recorder.storages.take_and_give(flat, Category.COMMUNICATION, "flat copy of a collective's list")
-    if exchanged.follow(mode.recorder.values, call.func, call.args, collectives.group_of(call.args)):
+    group = collectives.group_of(call.args)
+    mode.recorder.groups.note(call.func, call.args, group)
+    if exchanged.follow(mode.recorder.values, call.func, call.args, group):
         mode.recorder.note_once(exchanged.ALIKE)
     return collectives.collective(call.func, call.args)
+
+
+def _functional_collective(mode: RecordingMode, call: OperatorCall) -> Any:
+    mode.recorder.groups.note_functional(call.func, call.args)
+    return NOT_HANDLED
 
 
 def _bookkeeping(_: RecordingMode, call: OperatorCall) -> Any:
@@ -379,6 +386,12 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         lambda facts: facts.is_collective,
         _collective,
         is_noted=False,
+    ),
+    Interceptor(
+        "functional collectives",
+        "a process group takes memory of NCCL's when it is first used",
+        lambda facts: facts.func.namespace == "_c10d_functional",
+        _functional_collective,
     ),
     Interceptor(
         "reducer's bookkeeping",

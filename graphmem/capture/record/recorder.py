@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels.parts.script import Card
+from graphmem.capture.operators.collectives import ProcessGroups
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.attribution import Attribution
 from graphmem.capture.record.births import Births
@@ -64,7 +65,7 @@ class Recorder:
         self.unmodelled: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
         self.notes: list[str] = []  # remarks for the reader
-        self.groups: list[tuple[int, ...]] = []  # ranks of the process groups of several
+        self.groups = ProcessGroups()
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self.in_optimizer_step = False
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass

@@ -20,6 +20,7 @@ from graphmem.capture.values.known_values import Budget
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CannotShortenError, said
+from graphmem.figures import Communicator
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 from graphmem.training.processes import Processes
@@ -55,6 +56,7 @@ class CapturedModel:
     decided: dict[str, int] = field(default_factory=dict)
     wants_every_iteration: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # ranks of each process group of several that the step is in
+    communicators: tuple[Communicator, ...] = ()  # those of the groups that were used
     output_bytes: int = 0  # the largest output of the model in the default step's iterations
 
 
@@ -151,6 +153,7 @@ def capture_model(
         captured.decided,
         any(missed),
         captured.groups,
+        captured.communicators,
         output_bytes[0],
     )
 

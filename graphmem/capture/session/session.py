@@ -36,6 +36,7 @@ from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
+from graphmem.figures import Communicator
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
 
@@ -45,7 +46,8 @@ class Captured:
     """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for.
 
     ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count).
-    ``groups``: the ranks of each process group of several that the step made and is in."""
+    ``groups``: the ranks of each process group of several that the step made and is in; ``communicators``: those of the
+    groups that were used."""
 
     trace: Trace
     assumed: dict[str, int]
@@ -54,6 +56,7 @@ class Captured:
     refusals: tuple[Refusal, ...] = ()
     decided: dict[str, int] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] = ()
+    communicators: tuple[Communicator, ...] = ()
 
 
 class Session:
@@ -155,7 +158,14 @@ def capture(
     notes = (*context.compiled.notes(), *recorder.notes)
     operators = graph.graph if graph is not None else None
     return Captured(
-        builder.build(), assumed, operators, notes, refusals, dict(assumed_values.named), tuple(recorder.groups)
+        builder.build(),
+        assumed,
+        operators,
+        notes,
+        refusals,
+        dict(assumed_values.named),
+        tuple(recorder.groups.ranks.values()),
+        recorder.groups.communicators(),
     )
 
 

@@ -31,11 +31,12 @@ _REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
 
 class Group(NamedTuple):
     """Where this process stands in the group of a collective, counted within it; ``reduction`` names how values are
-    combined: "" where they are not, "?" where nobody tells."""
+    combined: "" where they are not, "?" where nobody tells. ``name`` is PyTorch's of the group."""
 
     rank: int
     ranks: int
     reduction: str = ""
+    name: str = ""
 
 
 class _Written(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphmem import versions
 from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
@@ -12,9 +12,12 @@ from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.errors import UsageError
+from graphmem.estimate import Diagnostic
+from graphmem.replay import replay
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, within_card
 from graphmem.runtimes.pytorch.live import LiveMemory
-from graphmem.trace import Trace
+from graphmem.trace import EventKind, Trace
+from graphmem.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,12 @@ class PyTorch(Runtime[PyTorchOptions]):
 
     def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
         """Replayed without a limit and, where that exceeds the card, within it."""
-        return within_card(
+        runs = within_card(
             trace, lambda room: _on_card(options, setting.device, limited=room is not None), setting.device
         )
+        if not (trace.kinds == EventKind.RECORD_STREAM).any():
+            return runs
+        return _beside_late_events(runs, trace, options)
 
     def live(self, options: PyTorchOptions, setting: Setting, *, limited: bool) -> LiveMemory:
         """The allocator that a captured program finds."""
@@ -86,6 +92,31 @@ class PyTorch(Runtime[PyTorchOptions]):
 
 
 RUNTIME = PyTorch()
+
+
+#: Share of the reserved bytes above which late events are told of.
+_TOLD = 0.01
+
+
+def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Runs:
+    """The runs with what would be reserved if no event of another stream were ready before the program synchronizes.
+
+    A tensor that another stream uses (``record_stream``) is freed when that stream's work is done, which takes time
+    that a trace does not have: in the runs it is done at once. How late it is depends on the card; this is the worst.
+    """
+    late = replay(
+        trace, PyTorchCachingAllocator(None, options.conf, options.version, driver=CudaDriver(event_lag=None))
+    )
+    told = {"reserved_bytes": late.peak_reserved_bytes, "allocated_bytes": late.peak_allocated_bytes}
+    more = late.peak_reserved_bytes - runs.main.peak_reserved_bytes
+    remarks = runs.diagnostics
+    if more > _TOLD * runs.main.peak_reserved_bytes:
+        words = (
+            f"work of other streams was taken to be done at once; if none were done before the program synchronizes, "
+            f"{format_bytes(more)} more would be reserved"
+        )
+        remarks = (*remarks, Diagnostic("note", words))
+    return replace(runs, diagnostics=remarks, details={**runs.details, "late_events": told})
 
 
 def _on_card(

@@ -16,7 +16,7 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
-from graphmem.figures import Figure
+from graphmem.figures import Communicator, Figure
 from graphmem.replay import replay
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.vllm import families, graphs, order, versions
@@ -208,7 +208,7 @@ def _parts(question: Question, settings: Settings, start: Start, unrequested: in
 def _outside(device: Device, settings: Settings) -> tuple[Figure, ...]:
     """What the card holds besides: there before the engine looks, so it is checked and not charged."""
     ranks = settings.tensor_parallel
-    loads = Loads(communicators=(ranks,) if ranks > 1 else ())
+    loads = Loads(communicators=(Communicator(ranks),) if ranks > 1 else ())
     return device.outside(loads)
 
 

@@ -1,0 +1,33 @@
+"""What events that are late would cost: the worst case beside the figures, where another stream uses tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphmem.analyze import replay_trace
+from graphmem.trace import Category, EventKind, TraceBuilder
+from graphmem.units import MIB
+
+
+@pytest.mark.parametrize("uses", [True, False])
+@pytest.mark.parametrize("synchronizes", [True, False])
+def test_the_worst_case_is_that_no_event_is_ready_before_a_synchronization(uses: bool, synchronizes: bool) -> None:
+    builder = TraceBuilder("gathers on a stream of their own")
+    operator = builder.operator("c10d.allgather_", phase=builder.phase(1, "forward"))
+    for _ in range(5):
+        gathered = builder.alloc(64 * MIB, operator, Category.COMMUNICATION)
+        if uses:
+            builder.event(EventKind.RECORD_STREAM, operator, gathered, 1)
+        builder.free(gathered, operator)
+        if synchronizes:
+            builder.event(EventKind.SYNCHRONIZE, operator)
+    estimate = replay_trace(builder.build(), device="A100-40GB", alloc_conf="", torch_version="2.13")
+    assert estimate.reserved == 64 * MIB
+    notes = [one.message for one in estimate.diagnostics if "work of other streams" in one.message]
+    if not uses:
+        assert "late_events" not in estimate.details
+    else:
+        late = estimate.details["late_events"]["reserved_bytes"]
+        assert late == (64 if synchronizes else 5 * 64) * MIB
+        assert bool(notes) == (not synchronizes)
+        assert synchronizes or "256.00 MiB more" in notes[0]
