@@ -10,7 +10,7 @@ from typing import Any
 
 from graphmem.documents import check_fields
 from graphmem.errors import UsageError
-from graphmem.training import DataParallel, Inference, Training
+from graphmem.training import DataParallel, FullyShard, Inference, Training, ZeRO
 
 #: Iterations of a measured run: the first, the first with the optimizer's state, and a settled one.
 ITERATIONS = 3
@@ -59,15 +59,16 @@ class Case:
 
 
 def _frozen(step: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples, and no data-parallel step."""
+    """JSON has no tuples, and no wrapped step."""
     frozen: dict[str, Any] = {
         key: tuple(tuple(item) if isinstance(item, list) else item for item in value)
         if isinstance(value, list)
         else value
         for key, value in step.items()
     }
-    if isinstance(frozen.get("ddp"), Mapping):
-        frozen["ddp"] = DataParallel(**frozen["ddp"])
+    for name, wrapper in (("ddp", DataParallel), ("fsdp", FullyShard), ("zero", ZeRO)):
+        if isinstance(frozen.get(name), Mapping):
+            frozen[name] = wrapper(**frozen[name])
     return frozen
 
 

@@ -73,9 +73,9 @@ _OF_NO_INFLUENCE = {
 }  # fmt: skip
 _READ = {
     "distributed_type", "mixed_precision", "num_processes", "num_machines", "machine_rank", "main_process_ip",
-    "main_process_port", "use_cpu", "dynamo_config", "fsdp_config", "gradient_accumulation_steps",
+    "main_process_port", "use_cpu", "dynamo_config", "fsdp_config", "deepspeed_config", "gradient_accumulation_steps",
 }  # fmt: skip
-_DISTRIBUTED = ("NO", "MULTI_GPU", "FSDP")
+_DISTRIBUTED = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 
 
 def accelerate_launch(path: Path) -> Launch:
@@ -100,6 +100,7 @@ def accelerate_launch(path: Path) -> Launch:
         values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(_whole(path, given, "gradient_accumulation_steps", 1, 1))
     values |= _dynamo(given.get("dynamo_config") or {}, path)
     values |= _fsdp(given.get("fsdp_config") or {}, path, kind)
+    values |= _deepspeed(given.get("deepspeed_config") or {}, path, kind)
     machines = _whole(path, given, "num_machines", 1, 1)
     processes = _whole(path, given, "num_processes", 1, 1)
     if kind == "NO":
@@ -128,22 +129,62 @@ def _dynamo(config: Mapping[str, Any], path: Path) -> dict[str, str]:
 _FSDP = (
     "auto_wrap_policy", "backward_prefetch", "forward_prefetch", "offload_params", "min_num_params", "state_dict_type",
     "use_orig_params", "cpu_ram_efficient_loading", "sync_module_states", "activation_checkpointing",
-    "reshard_after_forward", "version", "transformer_layer_cls_to_wrap",
+    "reshard_after_forward", "version", "transformer_layer_cls_to_wrap", "sharding_strategy",
+    "activation_checkpointing_offload", "ignored_modules",
 )  # fmt: skip
+#: What the launcher passes on where the file says nothing (``launch_command_parser``, accelerate/commands/launch.py).
+_FSDP_DEFAULTS = {
+    "FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_OFFLOAD_PARAMS": "false", "FSDP_MIN_NUM_PARAMS": "100000000", "FSDP_FORWARD_PREFETCH": "false",
+    "FSDP_USE_ORIG_PARAMS": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_SYNC_MODULE_STATES": "true",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
+}  # fmt: skip
 _FSDP_SPELLED = {"transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 
 
 def _fsdp(config: Mapping[str, Any], path: Path, kind: str) -> dict[str, str]:
     if kind != "FSDP":
         return {}
-    if str(config.get("fsdp_version", 1)) != "2":
-        raise UsageError(f"{path}: fsdp_version 1 (FullyShardedDataParallel) is not modelled; fsdp_version: 2 is")
 
     def spelled(value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     names = {f"fsdp_{name}": (_FSDP_SPELLED.get(name, f"FSDP_{name.upper()}"), spelled) for name in _FSDP}
-    return {"ACCELERATE_USE_FSDP": "true", **_translated(config, names, path, "fsdp_config")}
+    return {"ACCELERATE_USE_FSDP": "true", **_FSDP_DEFAULTS, **_translated(config, names, path, "fsdp_config")}
+
+
+#: Below ``deepspeed_config``, and how the launcher passes it on (``prepare_deepspeed_cmd_env``).
+_DEEPSPEED = {
+    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+    "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+    "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
+    "deepspeed_moe_layer_cls_names": "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
+}
+#: How its processes are started.
+_DEEPSPEED_STARTED = ("deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_inclusion_filter",
+                      "deepspeed_exclusion_filter")  # fmt: skip
+
+
+def _deepspeed(config: Mapping[str, Any], path: Path, kind: str) -> dict[str, str]:
+    if kind != "DEEPSPEED":
+        return {}
+
+    def spelled(value: Any) -> str:
+        return str(value) if isinstance(value, str) else str(value).lower()
+
+    names = {key: (name, spelled) for key, name in _DEEPSPEED.items()}
+    given = {key: value for key, value in config.items() if key not in _DEEPSPEED_STARTED}
+    fields = str(list(config)).lower()  # which accelerate checks against the file of DeepSpeed's own
+    return {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_CONFIG_DS_FIELDS": fields,
+        **_translated(given, names, path, "deepspeed_config"),
+    }
 
 
 def _translated(
@@ -183,7 +224,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not YAML: {error}") from None
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise UsageError(f"{path} is no configuration of accelerate: it has no keys")
-    for section in ("fsdp_config", "dynamo_config"):
+    for section in ("fsdp_config", "dynamo_config", "deepspeed_config"):
         if not isinstance(given.get(section) or {}, dict):
             raise UsageError(f"{path}: {section} is a table of keys")
     return given

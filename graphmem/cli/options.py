@@ -24,11 +24,14 @@ from graphmem.training import (
     MOST_HOST_MIB,
     OPTIMIZERS,
     SCHEDULERS,
+    SHARDS,
     WEIGHTS,
     ZERO_GRAD_AT,
     DataParallel,
+    FullyShard,
     Inference,
     Training,
+    ZeRO,
     parse_assumption,
     parse_lengths,
     parse_optimizer_arg,
@@ -61,6 +64,11 @@ _TRAINING_ONLY = {
     "ddp_option": "--ddp-option",
     "rank": "--rank",
     "nproc_per_node": "--nproc-per-node",
+    "fsdp": "--fsdp",
+    "fsdp_shard": "--fsdp-shard",
+    "fsdp_offload": "--fsdp-offload",
+    "zero": "--zero",
+    "zero_config": "--zero-config",
 }
 
 #: Which of several processes is analysed.
@@ -164,6 +172,23 @@ _STEP_OPTIONS = (
         metavar="NAME=VALUE",
         help="bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters or broadcast_buffers.",
     ),
+    click.option(
+        "--fsdp",
+        type=click.IntRange(min=0),
+        is_flag=False,
+        flag_value=0,
+        metavar="[N]",
+        help="Sharded training (FSDP2, fully_shard of every block) over N processes, or over --world-size.",
+    ),
+    click.option("--fsdp-shard", metavar="WHAT", help=f"{', '.join(SHARDS)} (N replicas of M shards). Default full."),
+    click.option("--fsdp-offload", is_flag=True, help="Keep parameters and optimizer states in pinned host memory."),
+    click.option(
+        "--zero",
+        type=click.IntRange(0, 3),
+        metavar="STAGE",
+        help="Train in a DeepSpeed engine with ZeRO's stage 0, 1, 2 or 3; needs --world-size and DeepSpeed.",
+    ),
+    click.option("--zero-config", metavar="FILE", help="DeepSpeed's configuration, as it is; implies --zero."),
     click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
     click.option(
         "--zero-grad-at",
@@ -365,6 +390,8 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         eval_batch_size=given["eval_batch_size"],
         steps_per_epoch=given["steps_per_epoch"],
         ddp=_data_parallel(given),
+        fsdp=_fully_shard(given),
+        zero=_zero(given),
         world_size=given["world_size"],
         rank=given["rank"] or 0,
         nproc_per_node=given["nproc_per_node"],
@@ -395,6 +422,26 @@ def _data_parallel(given: Mapping[str, Any]) -> DataParallel | None:
         if name not in known:
             raise UsageError(f"unknown --ddp-option {name!r}; accepted: {', '.join(known)}")
     return DataParallel(given["world_size"], **options)  # type: ignore[arg-type]
+
+
+def _fully_shard(given: Mapping[str, Any]) -> FullyShard | None:
+    if given["fsdp"] is None:
+        for name in ("fsdp_shard", "fsdp_offload"):
+            if given[name]:
+                raise UsageError(f"{_TRAINING_ONLY[name]} needs --fsdp")
+        return None
+    processes = given["fsdp"] or given["world_size"]
+    if processes is None:
+        raise UsageError("--fsdp needs the number of processes: --fsdp 8, or --world-size 8")
+    return FullyShard(processes, given["fsdp_shard"] or "full", given["fsdp_offload"])
+
+
+def _zero(given: Mapping[str, Any]) -> ZeRO | None:
+    if given["zero"] is None and given["zero_config"] is None:
+        return None
+    if given["world_size"] is None:
+        raise UsageError("--zero needs --world-size, the number of processes")
+    return ZeRO(given["world_size"], given["zero"], given["zero_config"] or "{}")
 
 
 def _is_given(value: object) -> bool:

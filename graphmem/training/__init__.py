@@ -21,6 +21,8 @@ from graphmem.training.optimizers import (
 )
 from graphmem.training.processes import Processes
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
+from graphmem.training.sharding import SHARDS, FullyShard
+from graphmem.training.zero import ZeRO
 
 __all__ = [
     "AMP_DTYPES",
@@ -29,14 +31,17 @@ __all__ = [
     "LOOPS",
     "OPTIMIZERS",
     "SCHEDULERS",
+    "SHARDS",
     "WEIGHTS",
     "ZERO_GRAD",
     "ZERO_GRAD_AT",
     "DataParallel",
     "Epoch",
+    "FullyShard",
     "Inference",
     "OptionValue",
     "Training",
+    "ZeRO",
     "amp_named",
     "check_optimizer",
     "dtype_named",
@@ -90,7 +95,8 @@ class Training:
             ``package.module:Class``, any subclass of ``torch.optim.Optimizer``.
         optimizer_args: the optimizer's options as ``(name, value)`` pairs or a mapping, ``{"momentum": 0.9}``.
         dtype: precision of the weights, one of :data:`DTYPES`.
-        amp: precision of autocast, one of :data:`AMP_DTYPES`, or None for no autocast.
+        amp: precision of autocast, one of :data:`AMP_DTYPES`, or None for no autocast; of the parameters that ``fsdp``
+            gathers, or that ``zero`` computes with.
         checkpoint_activations: recompute activations in the backward pass, block by block.
         grad_accum: number of forward and backward passes (micro-batches) per optimizer step.
         clip_grad_norm: maximum norm of the gradients, or None for no clipping.
@@ -104,6 +110,8 @@ class Training:
         seq_lens, last_batch, eval_batches, eval_batch_size, steps_per_epoch: what differs between batches, as in
             :class:`Epoch`.
         ddp: data-parallel training, or None for a single process.
+        fsdp: training whose states are shared out, or None; in place of ``ddp``.
+        zero: training in a DeepSpeed engine, or None; in place of ``ddp``.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         rank: which of the processes is analysed, from 0.
         nproc_per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8,
@@ -144,6 +152,8 @@ class Training:
     steps_per_epoch: int | None = None
     rank: int = 0
     nproc_per_node: int | None = None
+    fsdp: FullyShard | None = None
+    zero: ZeRO | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -171,15 +181,34 @@ class Training:
 
     def _check_processes(self) -> None:
         _ = self.processes  # refused where they are wrong
-        if self.ddp is not None and self.world_size not in (None, self.ddp.world_size):
-            raise UsageError(f"world_size is {self.world_size} and DDP's is {self.ddp.world_size}; give one of them")
-        if self.ddp is not None and self.compile:
-            raise UsageError("torch.compile of a model in DDP is not modelled; leave out compile or ddp")
+        given = [name for name in ("ddp", "fsdp", "zero") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} wrap the same model; give one of them")
+        wrapper = self.wrapper
+        if wrapper is None:
+            return
+        name = given[0]
+        if self.world_size not in (None, wrapper.world_size):
+            raise UsageError(
+                f"world_size is {self.world_size} and that of {name} is {wrapper.world_size}; give one of them"
+            )
+        if self.compile:
+            raise UsageError(f"torch.compile of a model in {name} is not modelled; leave out compile or {name}")
+
+    @property
+    def wrapper(self) -> DataParallel | FullyShard | ZeRO | None:
+        """What is around the model in training of several processes."""
+        return self.ddp or self.fsdp or self.zero
+
+    @property
+    def casts_itself(self) -> bool:
+        """Whether the wrapper makes parameters of the lower precision, in place of autocast."""
+        return self.fsdp is not None or self.zero is not None
 
     @property
     def processes(self) -> Processes | None:
         """The process that is analysed, of how many; None where that was not said. Raises :class:`UsageError`."""
-        size = self.world_size if self.ddp is None else self.ddp.world_size
+        size = self.world_size if self.wrapper is None else self.wrapper.world_size
         if size is not None:
             return Processes(size, self.rank, self.nproc_per_node)
         if self.rank or self.nproc_per_node is not None:
@@ -222,8 +251,8 @@ class Training:
             words.append(f"{self.grad_accum} micro-batches per step")
         if self.clip_grad_norm is not None:
             words.append(f"gradient norm clipped to {self.clip_grad_norm:g}")
-        if self.ddp is not None:
-            words.append(self.ddp.describe())
+        if self.wrapper is not None:
+            words.append(self.wrapper.describe())
         if self.zero_grad != "set_to_none":
             words.append("gradients zeroed in place")
         if self.zero_grad_at != "after_step":
@@ -301,7 +330,9 @@ def weights_named(name: str | None) -> str | None:
 
 def _precision(step: Training | Inference, weights: str | None) -> list[str]:
     words = [f"{weights or step.dtype} weights"]
-    if step.amp:
+    if step.amp and isinstance(step, Training) and step.casts_itself:
+        words.append(f"{step.amp} copies of them")
+    elif step.amp:
         words.append(f"{step.amp} autocast")
     if step.compile:
         words.append("torch.compile" if step.compile == "default" else f"torch.compile({step.compile})")

@@ -130,3 +130,15 @@ def test_a_mask_that_was_assumed_to_select_everything_stays_so() -> None:
 
     capture(lambda _: step(), source="sampler", device=device_named("H100"), torch_version=(2, 13), data_dependent=1.0)
     assert sizes == [(10_000, 64, 10_000)]
+
+
+def test_a_generator_takes_a_state_that_went_by_way_of_the_card() -> None:
+    seen: list[Any] = []
+
+    def step() -> None:
+        first, second = torch.Generator().manual_seed(7), torch.Generator().manual_seed(8)
+        second.set_state(first.get_state().to("cuda").cpu())  # as accelerate makes the processes' samplers agree
+        seen.extend(torch.randperm(50, generator=generator).tolist() for generator in (first, second))
+
+    record(step)
+    assert seen[0] == seen[1] == torch.randperm(50, generator=torch.Generator().manual_seed(7)).tolist()

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 pytest.importorskip("torch")
 pytest.importorskip("yaml")
 
-from graphmem.cli.launch import accelerate_launch, launch_of
+from graphmem.cli.launch import _FSDP_DEFAULTS, accelerate_launch, launch_of
 from graphmem.cli.main import cli
 from graphmem.errors import UsageError
 from graphmem.training.processes import Processes
@@ -93,6 +93,7 @@ dynamo_config:
     assert launch.processes == Processes(8, 0, 8)
     assert values["ACCELERATE_MIXED_PRECISION"] == "no"
     assert {name: values[name] for name in values if "FSDP" in name} == {
+        **_FSDP_DEFAULTS,
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_VERSION": "2",
         "FSDP_RESHARD_AFTER_FORWARD": "true",
@@ -102,13 +103,37 @@ dynamo_config:
     assert values["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"
 
 
+def test_deepspeed_is_told_as_accelerate_tells_it(tmp_path: Path) -> None:
+    text = """
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_processes: 16
+num_machines: 2
+deepspeed_config:
+  deepspeed_multinode_launcher: standard
+  zero_stage: 3
+  offload_optimizer_device: cpu
+  gradient_accumulation_steps: 4
+  gradient_clipping: 1.0
+  zero3_init_flag: true
+"""
+    launch = accelerate_launch(Path(configuration(tmp_path, text)))
+    values = dict(launch.environment)
+    assert launch.processes == Processes(16, 0, 8)
+    assert values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
+    assert {name: values[name] for name in values if "DEEPSPEED" in name} == {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("distributed_type: DEEPSPEED\n", "distributed_type DEEPSPEED is not modelled"),
-        ("deepspeed_config:\n  zero_stage: 3\n", "deepspeed_config is not modelled"),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_version: 1}\n", "fsdp_version 1"),
-        ("distributed_type: FSDP\n", "fsdp_version 1"),
+        ("distributed_type: MEGATRON_LM\n", "distributed_type MEGATRON_LM is not modelled"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_magic: 3}\n", "deepspeed_config.zero_magic"),
         ("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_magic: 1}\n", "fsdp_config.fsdp_magic"),
         ("mixed_precision: fp8\n", "mixed_precision fp8"),
         ("use_cpu: true\n", "use_cpu is set"),

@@ -18,6 +18,7 @@ from torch._prims_common import (
     compute_elementwise_output_strides,
     elementwise_dtypes,
 )
+from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
@@ -25,15 +26,17 @@ from graphmem.capture.device.pretend_device import Teller, cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import MemoryBook
 from graphmem.capture.values import generators
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.devices import Device
 from graphmem.errors import CaptureError
 
 
-def patch_cuda_namespace(patches: Patches, teller: Teller, book: MemoryBook) -> None:
-    """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows."""
+def patch_cuda_namespace(patches: Patches, teller: Teller, book: MemoryBook, values: KnownValues) -> None:
+    """Make ``torch.cuda`` answer for a card, whose memory ``book`` knows, and generators take states that ``values``
+    knows."""
     _patch_c_functions(patches)
     _patch_functions(patches, teller)
-    _patch_generators(patches)
+    _patch_generators(patches, values)
     _patch_profiling(patches)
     _patch_backends(patches)
     for names, reason in _REFUSED.items():
@@ -231,8 +234,11 @@ def check_device(device: Any) -> None:
 # --- generators, profiling --------------------------------------------------------------------------------------------
 
 
-def _patch_generators(patches: Patches) -> None:
-    """A device generator is one on the host that says otherwise: no random number is drawn during an analysis."""
+def _patch_generators(patches: Patches, values: KnownValues) -> None:
+    """A device generator is one on the host that says otherwise: no random number is drawn during an analysis.
+
+    A state that came by way of the card, as accelerate's that it broadcasts, is a fake tensor; one that nobody knows
+    leaves the generator where it is."""
 
     class GeneratorType(type(torch._C.Generator)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -248,6 +254,10 @@ def _patch_generators(patches: Patches) -> None:
         @property
         def device(self) -> torch.device:
             return self.device_shown
+
+        def set_state(self, new_state: Any) -> Any:
+            known = values.of(new_state) if isinstance(new_state, FakeTensor) else new_state
+            return self if known is None else super().set_state(known)
 
     patches.set(torch, "Generator", Generator)
     patches.set(torch.cuda, "default_generators", (Generator(cards().own),) * cards().count)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from graphmem.capture.loop.blocks import outermost_blocks
 from graphmem.errors import CaptureError
 
 
@@ -22,22 +23,11 @@ def checkpoint_blocks(model: nn.Module) -> None:
         if enable is not None:
             enable()
             return
-    blocks = _outermost_blocks(model)
+    blocks = outermost_blocks(model)
     if not blocks:
         raise CaptureError("no repeated blocks found to checkpoint; call torch.utils.checkpoint in the model itself")
     for block in blocks:
         block.forward = _checkpointed(block.forward)
-
-
-def _outermost_blocks(module: nn.Module) -> list[nn.Module]:
-    blocks: list[nn.Module] = []
-    for child in module.children():
-        repeated = isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 1
-        if repeated and all(len(list(element.children())) > 0 for element in child.children()):
-            blocks.extend(child.children())
-        else:
-            blocks.extend(_outermost_blocks(child))
-    return blocks
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,9 @@ from torch import nn
 
 from graphmem.capture.device.pretend_device import cards, move
 from graphmem.capture.distributed.data_parallel import data_parallel
+from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
+from graphmem.capture.distributed.fully_sharded import fully_sharded
+from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
 from graphmem.capture.loop.schedulers import scheduler_of
@@ -63,7 +66,8 @@ def run_training(
     ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. ``loader`` gives
     the batches of a step whose batches differ, in place of ``inputs`` and ``loss``.
     """
-    model = _model_on_device(session, model, training.dtype)
+    if not training.casts_itself:  # else it moves what it shards
+        model = _model_on_device(session, model, training.dtype)
     given = Batch(inputs, loss)
     if loader is None:
         given = _batch_on_device(session, given, training.dtype)
@@ -72,8 +76,15 @@ def run_training(
         checkpoint_blocks(model)
     if training.ddp is not None:
         model = data_parallel(model, training.ddp)
+    if training.fsdp is not None:
+        model = _sharded(session, model, training)
     optimizers, remarks = make_optimizers(model, training, own_optimizer)
-    loop = _Loop(session, model, optimizers, training, loader)
+    loop: _Loop
+    if training.zero is not None:
+        engine = _in_engine(session, model, optimizers, training, given)
+        loop = _EngineLoop(session, engine, optimizers, training, loader)
+    else:
+        loop = _Loop(session, model, optimizers, training, loader)
     loop.batch = given
     if loader is not None:
         del given, inputs, loss
@@ -158,13 +169,20 @@ class _Loop:
                 self._zero_grad()
             self._next_batch(size)
             is_last = number == len(micro_batches) - 1
-            with contextlib.nullcontext() if training.ddp is None or is_last else self._model.no_sync():
+            with self._reducing(is_last):
                 self._forward()
                 if len(micro_batches) > 1:
                     self.loss = self.loss / len(micro_batches)
                 if number == 0 and training.zero_grad_at == "before_backward":
                     self._zero_grad()
                 (self._scaler.scale(self.loss) if self._scaler else self.loss).backward()
+
+    def _reducing(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are reduced among processes in the last micro-batch."""
+        if self.training.fsdp is not None and self.training.grad_accum > 1:
+            self._model.set_requires_gradient_sync(is_last)
+        waits = self.training.ddp is not None and not is_last
+        return self._model.no_sync() if waits else contextlib.nullcontext()
 
     def _next_batch(self, size: BatchSize | None) -> None:
         """``for batch in loader: batch = batch.to("cuda")``: the loop's variable lets the batch before go first."""
@@ -176,7 +194,7 @@ class _Loop:
         """The loss of the batch; what the variables held before lives until they are assigned."""
         assert self.batch is not None
         inputs, loss = self.batch.inputs, self.batch.loss
-        with _autocast(self.training.amp):
+        with _autocast(self.training):
             if self.training.loop == "hold":
                 self.output = _call(self._called, inputs)
                 self.loss = loss(self.output) if loss is not None else default_loss(self.output)
@@ -201,7 +219,7 @@ class _Loop:
             self._next_batch(size)
             assert self.batch is not None
             inputs, loss = self.batch.inputs, self.batch.loss
-            with torch.no_grad(), _autocast(self.training.amp):
+            with torch.no_grad(), _autocast(self.training):
                 if self.training.loop == "hold":
                     self.output = _call(self._called, inputs)
                     if loss is not None:
@@ -258,6 +276,19 @@ class _Loop:
         self._schedule()
 
 
+class _EngineLoop(_Loop):
+    """The loop around a DeepSpeed engine, as in its documentation: the engine scales, clips, accumulates and clears."""
+
+    def step(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        engine: Any = self._model
+        for size in micro_batches:
+            self._next_batch(size)
+            self._forward()
+            engine.backward(self.loss)
+            engine.step()
+        self._schedule()
+
+
 def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
     model = _model_on_device(session, model, inference.dtype)
@@ -266,7 +297,7 @@ def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: I
     called = _compiled(model, inference.compile)
     for _ in range(iterations):
         session.begin_iteration()
-        with torch.no_grad(), _autocast(inference.amp):
+        with torch.no_grad(), _autocast(inference):
             output = _call(called, inputs)
         del output
 
@@ -283,6 +314,33 @@ def _model_on_device(session: StepBook, model: nn.Module, dtype: str) -> nn.Modu
         model = model.to(cards().own)
     session.label_model(model)
     return model
+
+
+def _sharded(session: StepBook, model: nn.Module, training: Training) -> nn.Module:
+    """The model, which stays on the host until its shards are moved."""
+    assert training.fsdp is not None
+    if is_quantized(model):
+        raise CaptureError("quantised weights are not sharded by --fsdp; leave it out, or write the program")
+    if training.dtype != "fp32":
+        model = model.to(DTYPES[training.dtype])
+    precision = DTYPES[training.amp] if training.amp else None
+    model = fully_sharded(model, unsplit_blocks(model), training.fsdp, precision)
+    session.label_model(model)
+    return model
+
+
+def _in_engine(
+    session: StepBook, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], training: Training, batch: Batch
+) -> Any:
+    """The model, which stays on the host until DeepSpeed moves it, in an engine."""
+    if is_quantized(model):
+        raise CaptureError("quantised weights are not trained by --zero; leave it out, or write the program")
+    if len(optimizers) > 1:
+        raise CaptureError(f"DeepSpeed takes one optimizer, and {training.optimizer} needs two; choose another")
+    rows = next((tensor.shape[0] for tensor in tensors_in(batch.inputs) if tensor.dim()), 1)
+    engine = deepspeed_engine(model, optimizers[0], training, rows)
+    session.label_model(model)
+    return engine
 
 
 def _batch_on_device(session: StepBook, batch: Batch, dtype: str) -> Batch:
@@ -343,8 +401,9 @@ def _parts_of(value: Any) -> Iterable[Any]:
     return vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) else ()
 
 
-def _autocast(amp: str | None) -> Any:
-    return torch.autocast("cuda", DTYPES[amp]) if amp else contextlib.nullcontext()
+def _autocast(step: Training | Inference) -> Any:
+    casts = None if isinstance(step, Training) and step.casts_itself else step.amp
+    return torch.autocast("cuda", DTYPES[casts]) if casts else contextlib.nullcontext()
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -41,7 +41,8 @@ class ModuleWatch:
                     self._remember(module, name or type(model).__name__)
         self._has_lazy = any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
         for name, parameter in model.named_parameters():
-            self._recorder.storages.label(parameter, Category.PARAMETER, _as_written(name))
+            shard = getattr(parameter, "ds_tensor", parameter)  # of ZeRO-3, which leaves the parameter itself empty
+            self._recorder.storages.label(shard, Category.PARAMETER, _as_written(name))
             if parameter.grad is not None:
                 self._recorder.storages.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
         for name, buffer in model.named_buffers():

@@ -204,7 +204,9 @@ class Storages:
     # --- what storages are for ----------------------------------------------------------------------------------------
 
     def label(self, tensor: Any, category: Category, label: str = "") -> None:
-        """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients)."""
+        """Say what a live tensor's storage is for (parameters, buffers, inputs, optimizer state, gradients); of a
+        DTensor, that of its local part."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return
         ref = self.of(tensor)

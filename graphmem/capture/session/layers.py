@@ -289,7 +289,11 @@ LAYERS: tuple[Layer, ...] = (
             "torch.version.cuda",
             "torch.Generator",
         ),
-        _patching(lambda patches, context: patch_cuda_namespace(patches, context.teller, context.recorder)),
+        _patching(
+            lambda patches, context: patch_cuda_namespace(
+                patches, context.teller, context.recorder, context.recorder.values
+            )
+        ),
     ),
     Layer(
         "training tools",

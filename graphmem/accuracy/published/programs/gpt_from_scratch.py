@@ -3,8 +3,7 @@
 Arguments: the batch, then what was added one after the other: ``mask`` (made where it is used), ``fused`` (AdamW),
 ``bf16`` (the model's numbers), ``classes`` (PyTorch's LayerNorm and GELU), ``flash`` (PyTorch's attention),
 ``compile``, ``padded`` (vocabulary). The loop is theirs: gradients are cleared first, the function that makes the loss
-drops the logits, every 15th step evaluates one batch of either set, and tokens are generated at the end (three
-here; the source makes fifty, of a few kilobytes each).
+drops the logits, every 15th step evaluates one batch of either set, and fifty tokens are generated at the end.
 """
 
 import sys
@@ -150,7 +149,7 @@ def generate(model):
     model.eval()
     ids = torch.zeros(1, 4, dtype=torch.long).to("cuda")
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(50):
             logits = model(ids[:, -LENGTH:])
             logits = logits[:, -1, :]
             following = torch.argmax(logits, dim=-1, keepdim=True)

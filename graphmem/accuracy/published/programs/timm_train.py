@@ -39,11 +39,7 @@ def smoothed(logits, target):
 
 
 def main():
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        train()
-
-
-def train():
+    torch.backends.cudnn.benchmark = True
     model = timm.create_model(sys.argv[1], pretrained=False)
     model.to("cuda")
     decayed = [p for p in model.parameters() if p.ndim > 1]

@@ -11,7 +11,7 @@ it hits within 10 %.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 from graphmem.capture.kernels.cudnn.packed import Branch, Leaf, PackedError, Trees, unpack
@@ -25,6 +25,7 @@ _WAVE = 132
 FOLDER = "plans"
 
 
+@lru_cache(maxsize=4096)  # every iteration asks the same
 def choose(family: str, problem: Problem, direction: Direction, largest: bool = False) -> Leaf | None:
     """The leaf of a family's tree that a convolution reaches: of the plan that cuDNN puts first, or of the ``largest``
     workspace of all plans. None if the family has no tree for it."""

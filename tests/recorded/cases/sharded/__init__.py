@@ -1,6 +1,6 @@
 """One rank of many, by the frameworks' own sharding: a file a framework. None of them is imported by this."""
 
-from tests.recorded.cases.sharded import adapters, fsdp, launchers, pipelines, single, tensor_parallel, zero
+from tests.recorded.cases.sharded import adapters, fsdp, launchers, options, pipelines, single, tensor_parallel, zero
 from tests.recorded.cases.sharded.registry import CASES, Case
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "adapters",
     "fsdp",
     "launchers",
+    "options",
     "pipelines",
     "single",
     "tensor_parallel",

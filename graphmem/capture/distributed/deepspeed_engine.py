@@ -1,0 +1,91 @@
+"""A DeepSpeed engine around a model, with DeepSpeed's own code on a process group without others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphmem.errors import CaptureError
+from graphmem.training import Training
+
+#: What ``Trainer`` puts in place of "auto", from the model's width
+#: (``HfTrainerDeepSpeedConfig.trainer_config_finalize``, transformers/integrations/deepspeed.py of 5.23).
+_OF_WIDTH: dict[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda width: width * width,
+    "stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
+    "stage3_param_persistence_threshold": lambda width: 10 * width,
+}
+
+
+def deepspeed_engine(model: nn.Module, optimizer: torch.optim.Optimizer, training: Training, batch: int) -> Any:
+    """The engine around ``model``, which is on the host; ``batch``: rows of a micro-batch. Raises
+    :class:`CaptureError`."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda")  # else it looks for a driver
+    try:
+        import deepspeed
+    except ImportError:
+        raise CaptureError(
+            "--zero runs DeepSpeed itself, whose kernels need not be built: pip install deepspeed"
+        ) from None
+    deepspeed.init_distributed("nccl")
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+        optimizer=optimizer,
+        config=configuration(model, training, batch),
+    )
+    return engine
+
+
+def configuration(model: nn.Module, training: Training, batch: int) -> dict[str, Any]:
+    """DeepSpeed's configuration with what was left open. Raises :class:`CaptureError` for what cannot be followed."""
+    assert training.zero is not None
+    config: dict[str, Any] = json.loads(training.zero.config)
+    if "optimizer" in config or "scheduler" in config:
+        raise CaptureError(
+            "leave optimizer and scheduler out of DeepSpeed's configuration and give --optimizer and --lr-scheduler: "
+            "DeepSpeed would build CUDA kernels for its own"
+        )
+    of_step: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_accumulation_steps": training.grad_accum,
+        "gradient_clipping": training.clip_grad_norm or 0.0,
+    }
+    for name, value in of_step.items():
+        if config.get(name, "auto") == "auto":
+            config[name] = value
+    if config.get("train_batch_size") == "auto":
+        del config["train_batch_size"]
+    if config["gradient_accumulation_steps"] != training.grad_accum:
+        raise CaptureError(
+            f"gradient_accumulation_steps is {config['gradient_accumulation_steps']} in DeepSpeed's configuration and "
+            f"{training.grad_accum} here; give --grad-accum {config['gradient_accumulation_steps']}"
+        )
+    _fill_precision(config, training)
+    _fill_widths(config["zero_optimization"], model)
+    config.setdefault("zero_allow_untested_optimizer", True)
+    config.setdefault("zero_force_ds_cpu_optimizer", False)
+    config.setdefault("steps_per_print", 10**9)
+    return config
+
+
+def _fill_precision(config: dict[str, Any], training: Training) -> None:
+    """DeepSpeed casts the model itself: what is autocast elsewhere is the precision of its weights here."""
+    wanted = training.amp or (training.dtype if training.dtype in ("bf16", "fp16") else None)
+    for precision in ("bf16", "fp16"):
+        own = config.get(precision, {})
+        if own.get("enabled", "auto") == "auto" and (own or precision == wanted):
+            config[precision] = {**own, "enabled": precision == wanted}
+
+
+def _fill_widths(zero: dict[str, Any], model: nn.Module) -> None:
+    for name in [name for name in _OF_WIDTH if zero.get(name) == "auto"]:
+        width = getattr(getattr(model, "config", None), "hidden_size", None)
+        if width is None:
+            raise CaptureError(f"{name} is auto in DeepSpeed's configuration, and the model has no hidden_size")
+        zero[name] = _OF_WIDTH[name](width)

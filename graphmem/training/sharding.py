@@ -1,0 +1,62 @@
+"""Training whose model states are shared out among processes, each with a card."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from graphmem.errors import UsageError
+from graphmem.training.processes import check_world_size
+
+#: What is shared out: parameters, gradients and optimizer states; all but what the forward pass has gathered, which is
+#: kept for the backward pass; or the same within groups only (``hybrid:NxM``).
+SHARDS = ("full", "grad-op", "hybrid:NxM")
+
+
+@dataclass(frozen=True, slots=True)
+class FullyShard:
+    """``torch.distributed.fsdp.fully_shard`` (FSDP2) of every block of the model and of the model; the analysis is of
+    one process.
+
+    With ``amp`` the parameters are gathered in that precision and gradients reduced in fp32
+    (``MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)``), in place of autocast.
+
+    Args:
+        world_size: number of processes, at least 1. The batch is that of one process.
+        shard: ``full`` (``reshard_after_forward=True``), ``grad-op`` (``False``), or ``hybrid:NxM``: N replicas of M
+            processes that share the states of one (a mesh of two dimensions).
+        offload: parameters, gradients and optimizer states are kept in pinned host memory (``CPUOffloadPolicy``).
+
+    Raises:
+        UsageError: a field is not accepted.
+    """
+
+    world_size: int
+    shard: str = "full"
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        check_world_size(self.world_size)
+        if self.shard in ("full", "grad-op"):
+            return
+        match = re.fullmatch(r"hybrid:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", str(self.shard))
+        if match is None:
+            raise UsageError(f"unknown fsdp_shard {self.shard!r}; accepted: {', '.join(SHARDS)}")
+        if int(match[1]) * int(match[2]) != self.world_size:
+            raise UsageError(
+                f"fsdp_shard {self.shard} is of {int(match[1]) * int(match[2])} processes, and there are "
+                f"{self.world_size}; N times M is the number of processes"
+            )
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """The shape of the mesh of processes: (shards,) or (replicas, shards)."""
+        if not self.shard.startswith("hybrid:"):
+            return (self.world_size,)
+        replicas, shards = self.shard.removeprefix("hybrid:").split("x")
+        return int(replicas), int(shards)
+
+    def describe(self) -> str:
+        """The wrapper in words: ``FSDP over 8 processes (grad-op, offloaded)``."""
+        chosen = [self.shard] * (self.shard != "full") + ["offloaded"] * self.offload
+        return f"FSDP over {self.world_size} processes" + (f" ({', '.join(chosen)})" if chosen else "")

@@ -1,0 +1,76 @@
+"""Training in a DeepSpeed engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphmem.documents import parse_json, read_json
+from graphmem.errors import UsageError
+from graphmem.training.processes import check_world_size
+
+
+@dataclass(frozen=True, slots=True)
+class ZeRO:
+    """A DeepSpeed engine around model and optimizer (``deepspeed.initialize``); the analysis is of one process.
+
+    Args:
+        world_size: number of processes, at least 1. The batch is that of one process.
+        stage: 0 to 3, what is shared out: nothing, optimizer states, gradients too, parameters too.
+        config: DeepSpeed's configuration: a path, a mapping, or its JSON. What it leaves open or calls ``"auto"``
+            follows the step, as ``Trainer`` does it.
+
+    Raises:
+        UsageError: a field is not accepted, or the configuration contradicts it.
+    """
+
+    world_size: int
+    stage: int | None = None
+    config: Any = "{}"
+
+    def __post_init__(self) -> None:
+        check_world_size(self.world_size)
+        config = _read(self.config)
+        own = config.setdefault("zero_optimization", {})
+        if not isinstance(own, dict):
+            raise UsageError(f"zero_optimization is an object in DeepSpeed's configuration, not {own!r}")
+        if self.stage is not None and own.get("stage") not in (None, "auto", self.stage):
+            raise UsageError(f"the stage is {self.stage}, and {own['stage']} in the configuration; give one of them")
+        stage = self.stage if self.stage is not None else own.get("stage", 0)
+        if type(stage) is not int or not 0 <= stage <= 3:
+            raise UsageError(f"the stage of ZeRO is 0, 1, 2 or 3, not {stage!r}")
+        own["stage"] = stage
+        object.__setattr__(self, "stage", stage)
+        object.__setattr__(self, "config", json.dumps(config, sort_keys=True))
+
+    def describe(self) -> str:
+        """The engine in words: ``DeepSpeed ZeRO-3 over 8 processes (optimizer on cpu)``."""
+        own = json.loads(self.config)["zero_optimization"]
+        moved = [
+            f"{what} on {own[f'offload_{key}']['device']}"
+            for what, key in (("optimizer", "optimizer"), ("parameters", "param"))
+            if isinstance(own.get(f"offload_{key}"), dict) and own[f"offload_{key}"].get("device", "none") != "none"
+        ]
+        return f"DeepSpeed ZeRO-{self.stage} over {self.world_size} processes" + (
+            f" ({', '.join(moved)})" * bool(moved)
+        )
+
+
+def _read(config: Any) -> dict[str, Any]:
+    """DeepSpeed's configuration as a new dictionary."""
+    if isinstance(config, Mapping):
+        config = json.dumps(config)
+    is_text = isinstance(config, str) and config.lstrip().startswith("{")
+    where = "the configuration of DeepSpeed" if is_text else str(config)
+    try:
+        read = parse_json(config) if is_text else read_json(Path(config))
+    except OSError as error:
+        raise UsageError(f"cannot read {where}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"cannot read {where}: {error}") from None
+    if not isinstance(read, dict):
+        raise UsageError(f"{where} is no configuration of DeepSpeed, which is a JSON object")
+    return read

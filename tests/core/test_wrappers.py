@@ -1,0 +1,79 @@
+"""What is around a model in training of several processes: accepted values, refused values, words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphmem.accuracy.case import Case
+from graphmem.errors import UsageError
+from graphmem.training import DataParallel, FullyShard, Training, ZeRO
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [
+        (DataParallel(8, static_graph=True), "DDP over 8 processes (static_graph)"),
+        (FullyShard(8), "FSDP over 8 processes"),
+        (FullyShard(8, "hybrid:2x4", offload=True), "FSDP over 8 processes (hybrid:2x4, offloaded)"),
+        (ZeRO(4, 2), "DeepSpeed ZeRO-2 over 4 processes"),
+        (
+            ZeRO(4, 3, {"zero_optimization": {"offload_param": {"device": "cpu"}}}),
+            "DeepSpeed ZeRO-3 over 4 processes (parameters on cpu)",
+        ),
+    ],
+)
+def test_a_step_names_its_wrapper_and_counts_its_processes(wrapper: Any, words: str) -> None:
+    name = {DataParallel: "ddp", FullyShard: "fsdp", ZeRO: "zero"}[type(wrapper)]
+    step = Training(**{name: wrapper})
+    assert step.wrapper == wrapper
+    assert step.processes is not None
+    assert step.processes.world_size == wrapper.world_size
+    assert step.describe().endswith(words)
+    assert Case.from_json(json.loads(json.dumps(Case("c", "m", step).to_json()))).step == step
+
+
+@pytest.mark.parametrize(
+    ("shard", "mesh"), [("full", (8,)), ("grad-op", (8,)), ("hybrid:2x4", (2, 4)), ("hybrid:8x1", (8, 1))]
+)
+def test_the_mesh_of_a_sharded_model(shard: str, mesh: tuple[int, ...]) -> None:
+    assert FullyShard(8, shard).mesh == mesh
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FullyShard(0), "world_size is a whole number"),
+        (lambda: FullyShard(8, "half"), "accepted: full, grad-op, hybrid:NxM"),
+        (lambda: FullyShard(8, "hybrid:3x4"), "is of 12 processes, and there are 8"),
+        (lambda: FullyShard(8, "hybrid:0x8"), "accepted: full"),
+        (lambda: ZeRO(8, 4), "0, 1, 2 or 3, not 4"),
+        (lambda: ZeRO(8, 2, {"zero_optimization": {"stage": 3}}), "is 2, and 3 in the configuration"),
+        (lambda: ZeRO(8, 2, {"zero_optimization": 3}), "is an object"),
+        (lambda: ZeRO(8, 2, "{"), "cannot read the configuration of DeepSpeed: it is not JSON"),
+        (lambda: ZeRO(8, 2, "nowhere.json"), "cannot read nowhere.json"),
+        (lambda: Training(ddp=DataParallel(8), fsdp=FullyShard(8)), "ddp and fsdp wrap the same model"),
+        (lambda: Training(fsdp=FullyShard(8), world_size=4), "that of fsdp is 8"),
+        (lambda: Training(zero=ZeRO(8, 1), compile="default"), "leave out compile or zero"),
+    ],
+)
+def test_what_is_not_accepted_is_said(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_a_configuration_of_deepspeed_is_read_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(
+        json.dumps({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}, "bf16": {"enabled": True}})
+    )
+    read = ZeRO(8, config=file)
+    assert read.stage == 3
+    assert read == ZeRO(8, 3, json.loads(file.read_text()))
+    assert hash(Training(zero=read)) == hash(Training(zero=ZeRO(8, 3, str(file))))
+    file.write_text("[]")
+    with pytest.raises(UsageError, match="is no configuration of DeepSpeed"):
+        ZeRO(8, config=file)
