@@ -30,8 +30,9 @@ class ServedModel:
 class Question:
     """What is asked of an engine. Fields are named as the engine's options; None stands for the engine's default.
 
-    ``version`` is (major, minor) of the engine, ``alloc_conf`` what ``PYTORCH_CUDA_ALLOC_CONF`` says, ``arguments`` are
-    further options of the engine by its own names, ``non_torch_bytes`` what CUDA loads while the engine profiles.
+    ``cold``: the engine has never compiled this model on this machine. ``version`` is (major, minor) of the engine,
+    ``alloc_conf`` what ``PYTORCH_CUDA_ALLOC_CONF`` says, ``arguments`` are further options of the engine by its own
+    names, ``non_torch_bytes`` what CUDA loads while the engine profiles.
     """
 
     model: ServedModel
@@ -47,6 +48,7 @@ class Question:
     quantization: str | None = None
     dtype: str = "auto"
     enforce_eager: bool = False
+    cold: bool = False
     block_size: int | None = None
     alloc_conf: str = ""
     non_torch_bytes: int = 0

@@ -7,20 +7,17 @@ import pytest
 from graphmem.serving.vllm.engine import VLLM
 from tests.recorded.serving import predicted, question, runs
 
-#: Not equal, with the reason: bytes predicted less bytes recorded.
+#: Not equal, with the reason: bytes predicted less bytes recorded. Both are with expandable segments and two ranks.
 KNOWN = {
-    "llama3-8b-graphs-srv": (
-        245_407_744,
-        "a cold start: torch.compile's work is charged as activations, and unfollowed",
-    ),
+    "pub-qwen3-32b-awq-4090-3584-cold": (44_038_144, "what compiling leaves in an expandable segment: 42 MiB"),
+    "pub-qwen3-32b-awq-4090-v1runner": (-10_487_808, "20 MiB of segments that the first runner does not keep"),
 }
-#: Not followed yet.
-UNFOLLOWED = {
-    "pub-qwen3-32b-awq-4090-3584-cold": "AWQ",
-    "pub-qwen3-32b-awq-4090-cold": "AWQ",
-    "pub-qwen3-32b-awq-4090-v1runner": "AWQ",
-}
-FOLLOWED = [name for name in runs() if name not in UNFOLLOWED]
+FOLLOWED = list(runs())
+
+
+def test_most_runs_are_equal() -> None:
+    assert len(FOLLOWED) == 24
+    assert len(KNOWN) == 2
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -43,9 +40,9 @@ def test_defaults_are_the_engines(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in KNOWN])
 def test_the_parts_are_the_engines(name: str) -> None:
-    """Weights to 1 KiB: two tensors of 96 bytes together that the engine has, whose origin is not known."""
+    """Weights to 1 KiB: one or two tensors of 96 bytes together that the engine has, whose origin is not known."""
     run, parts = runs()[name], {part.name: part.bytes for part in predicted(name).parts}
-    assert parts["weights"] - run["weights"] == -1024
+    assert parts["weights"] - run["weights"] in (-1024, -512)
     assert parts["activation peak"] == run["headroom"]
     assert parts.get("CUDA graphs, estimated", 0) == run["graphs_estimate"]
     held = ("weights", "buffers for batches", "buffers per sequence", "workspaces", "segment slack")

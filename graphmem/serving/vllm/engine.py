@@ -7,7 +7,7 @@ the start until after the profile run, and headroom what the run's peak had abov
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any
@@ -45,6 +45,7 @@ class Start:
     slack: int
     consumed: int
     headroom: int
+    loading: int
     allocated: int
     weights_taken: int
     graphs_estimate: int
@@ -64,15 +65,16 @@ class VLLM:
         if question.device.vendor != "NVIDIA":
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
         settings = resolve(question)
-        shape, method_name = self.shape(question, settings)
+        shape, method_name, told = self.shape(question, settings)
         layout = self.layout(settings, shape)
         start = _start(settings_key(settings), shape, layout, question.device, question.alloc_conf)
-        return _answer(question, settings, shape, layout, start, method_name)
+        answer = _answer(question, settings, shape, layout, start, method_name)
+        return replace(answer, notes=(*told, *answer.notes))
 
-    def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None]:
-        """The model's sizes, and how its weights are quantised."""
-        method, name = method_for(question, settings.itemsize)
-        return families.shape_of(question.model, settings.itemsize, method), name
+    def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
+        """The model's sizes, how its weights are quantised, and what that assumes."""
+        method, name, told = method_for(question, settings.itemsize)
+        return families.shape_of(question.model, settings.itemsize, method), name, told
 
     def layout(self, settings: Settings, shape: Shape) -> Layout:
         """The KV cache's groups."""
@@ -83,7 +85,7 @@ class VLLM:
     def trace(self, question: Question) -> Trace:
         """The start of one rank, as a Trace."""
         settings = resolve(question)
-        shape, _ = self.shape(question, settings)
+        shape, _, _ = self.shape(question, settings)
         cublas = _cublas_bytes(question.device, settings)
         return order.start(
             settings, shape, self.layout(settings, shape), question.device, question.alloc_conf, cublas
@@ -92,8 +94,6 @@ class VLLM:
 
 def settings_key(settings: Settings) -> Settings:
     """The settings that a start depends on: utilization is the arithmetic's."""
-    from dataclasses import replace
-
     return replace(settings, utilization=0.0)
 
 
@@ -125,6 +125,7 @@ def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, all
         slack=consumed - stays,
         consumed=consumed,
         headroom=peak - stays,
+        loading=int(allocated[: marks.before].max()),
         allocated=stays,
         weights_taken=int(played.requested_bytes[marks.weights] - played.requested_bytes[marks.buffers]),
         graphs_estimate=graphs.estimate(captured, reserved.tolist()) if captured else 0,
@@ -217,10 +218,16 @@ def _refusal(question: Question, settings: Settings, layout: Layout, start: Star
     device = question.device
     free = device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings))
     requested = ceil(device.capacity_bytes * settings.utilization)
-    if start.consumed > free:
+    if max(start.consumed, start.loading) > free:
+        needed = _gib(max(start.consumed, start.loading))
         return (
-            f"CUDA out of memory while loading: weights and buffers take {_gib(start.consumed)} of "
-            f"{_gib(free)} GiB free on {device.name}"
+            f"CUDA out of memory while loading: weights and buffers take {needed} of {_gib(free)} GiB free on "
+            f"{device.name}{_would_fit(start, free, settings.tensor_parallel)}"
+        )
+    if start.consumed + start.headroom > free:
+        return (
+            f"CUDA out of memory in the profile run: {_gib(start.consumed + start.headroom)} of {_gib(free)} GiB free "
+            f"on {device.name}; give a smaller --max-num-batched-tokens or --max-num-seqs"
         )
     if requested > free:
         return (
@@ -239,17 +246,20 @@ def _refusal(question: Question, settings: Settings, layout: Layout, start: Star
     return None
 
 
+def _would_fit(start: Start, free: int, tp: int) -> str:
+    """How many cards would do, by the weights, which are shared out."""
+    more = next((count for count in (2, 4, 8) if start.loading / count < free), None)
+    return f"; --tp {more * tp} would do" if more else "; no eight times as many cards would do"
+
+
 def _gib(size: int) -> str:
     return f"{size / GIB:.2f}"
 
 
 def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, ...]:
     notes = []
-    if not settings.eager:
-        notes.append(
-            "a warm start: where torch.compile has not run before on this machine, its work is charged as activations, "
-            "and the KV cache is smaller until the next start (vllm#54122)"
-        )
+    if not settings.eager and not settings.cold:
+        notes.append("a warm start; the first one on a machine compiles, and charges that as activations: see --cold")
         if question.device.limits.vllm_attention != FlashAttention3.name:
             notes.append("CUDA graphs with kernels other than FlashAttention 3 are followed by their source only")
     if settings.version != versions.NEWEST:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from graphmem.serving.vllm.attention import AttentionBackend
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family
-from graphmem.serving.vllm.run import Batch, Run, Tensor
+from graphmem.serving.vllm.run import CAPTURE_STREAM, Batch, Run, Tensor
 from graphmem.trace import Category, EventKind
 from graphmem.units import MIB
 
@@ -29,7 +29,6 @@ LEAST_GRAPH_BYTES = MIB
 _FOLLOWED_LAYERS = 4
 #: A captured graph's random state: seed and offset, 8 bytes each (CUDAGeneratorImpl.cpp).
 _GRAPH_STATE = (8, 8)
-_CAPTURE_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class GraphProfile:
         start = self._begin()
         samples = []
         hidden: Tensor | None = None
-        with run.placed(_CAPTURE_STREAM):
+        with run.placed(CAPTURE_STREAM):
             for size in sizes:
                 followed = None if size == sizes[0] else _FOLLOWED_LAYERS
                 self._dummy(size)
@@ -113,7 +112,7 @@ class GraphProfile:
         kept = self._minimal_cache(sizes[0], block_bytes, tables)
         start = self._begin()
         pieces, samples = [], []
-        with run.placed(_CAPTURE_STREAM):
+        with run.placed(CAPTURE_STREAM):
             for size in sizes[:SAMPLES]:
                 before = run.mark() - 1
                 self._dummy(size)
@@ -169,7 +168,7 @@ class GraphProfile:
             self._states += [self.run.new(size, "graph state") for size in _GRAPH_STATE]
 
     def _forward(self, size: int, pool: int, layers: int | None = None) -> Tensor:
-        with self.run.placed(_CAPTURE_STREAM, pool):
+        with self.run.placed(CAPTURE_STREAM, pool):
             return self.model.compiled(size, self._attend, plainly, layers)
 
     def _attend(self, tokens: int) -> None:
@@ -182,7 +181,7 @@ class GraphProfile:
         @contextmanager
         def piece() -> Iterator[None]:
             self._begin_graph()
-            with self.run.placed(_CAPTURE_STREAM, self._pool):
+            with self.run.placed(CAPTURE_STREAM, self._pool):
                 yield
 
         self.run.free(self.model.compiled(size, self._attend, piece, followed))

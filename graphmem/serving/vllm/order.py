@@ -14,6 +14,7 @@ from graphmem.devices import Device
 from graphmem.serving.vllm import families, graphs, versions
 from graphmem.serving.vllm.attention import backend_for
 from graphmem.serving.vllm.kv_cache import Layout
+from graphmem.serving.vllm.layers import VOCAB_PADDING, cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
@@ -58,7 +59,7 @@ def start(
     loaded = run.mark() - 1
     run.empty_cache()
     before = run.mark() - 1
-    profiled = model if settings.eager else _Compiled(model)
+    profiled = model if settings.eager else _Compiled(model, run, shape, settings.cold)
     with (
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
@@ -86,16 +87,33 @@ def _limited(run: Run, applies: bool) -> Iterator[None]:
         yield
 
 
+def _compile(run: Run, shape: Shape) -> None:
+    """What torch.compile does when it has not met the model before: it makes example arguments for its kernels and
+    runs them on them (torch/_inductor, ``autotune_at_compile_time``). The first looks ids up and norms what it finds,
+    so it has a second table of embeddings; with several ranks that is an operator of the engine's own. Before every
+    run a buffer of the size of the second-level cache is written (``InductorBenchmarker``)."""
+    run.enter("torch.compile")
+    tokens, size = run.batch_limits.tokens, shape.itemsize
+    if run.device.l2_cache_bytes:
+        run.temporary(run.device.l2_cache_bytes)
+    if run.tp == 1:
+        hidden = tokens * shape.hidden * size
+        table = cdiv(shape.vocab, VOCAB_PADDING) * VOCAB_PADDING * shape.hidden * size
+        run.temporary(tokens * 4, table, shape.hidden * size, hidden, hidden)
+
+
 class _Compiled(Family):
     """A model whose forward is what torch.compile makes of it."""
 
-    def __init__(self, model: Family) -> None:
-        self._model = model
+    def __init__(self, model: Family, run: Run, shape: Shape, cold: bool) -> None:
+        self._model, self._run, self._shape, self._cold = model, run, shape, cold
 
     def finish(self) -> None:
         self._model.finish()
 
     def forward(self, tokens: int) -> Tensor:
+        if self._cold:
+            _compile(self._run, self._shape)
         return self._model.compiled(tokens, lambda tokens: None, graphs.plainly)
 
     def compiled(self, tokens, attend, piece, layers=None):  # type: ignore[no-untyped-def]

@@ -1,15 +1,436 @@
-"""Quantised weights as they lie in the engine's memory."""
+"""Quantised weights as they lie in the engine's memory: packed values, scales, zeros, what repacking takes, and what a
+product takes.
+
+Followed from vllm 0.32.0, ``layers/quantization`` (auto_awq, auto_gptq, compressed_tensors, fp8, online) and
+``kernels/linear``. Heads and embeddings stay as they are, and so does what the configuration excludes.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphmem.devices.capabilities import reaches
+from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question
-from graphmem.serving.vllm.layers import LinearMethod, Unquantized
+from graphmem.serving.vllm import versions
+from graphmem.serving.vllm.layers import LinearMethod, Unquantized, cdiv
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.versions import Version
+
+#: Marlin (csrc/quantization/marlin): rows and columns of a multiprocessor's share of sums in fp32, and locks for four
+#: thread blocks of each (``MARLIN_MAX_BLOCKS_PER_SM``).
+_MARLIN_ROWS, _MARLIN_COLUMNS, _MARLIN_LOCKS = 64, 256, 4
+#: Values of a block that bitsandbytes scales together (``blocksize`` of its 4-bit types).
+_NF4_BLOCK = 64
+#: What a method takes where nobody says: bits, values of a group.
+_USUAL = (4, 128)
 
 
-def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | None]:
-    """How linear layers keep their weights, and the engine's name of it (None: unquantised)."""
-    own = question.model.config.get("quantization_config")
-    if own or question.quantization:
-        raise UsageError("quantised weights are not followed yet")
-    return Unquantized(itemsize), None
+@dataclass(frozen=True)
+class Packed:
+    """Integers of a few bits in 32-bit words with 16-bit scales of groups, multiplied by Marlin.
+
+    ``reorders``: the checkpoint's order of bits is AWQ's, and every layer is unpacked to 32 bits to put it right.
+    ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go.
+    """
+
+    bits: int
+    group: int
+    itemsize: int
+    reorders: bool = False
+    zeros: bool = False
+    drops_zeros: bool = False
+    shape_tensor: bool = False
+
+    def _groups(self, inputs: int) -> int:
+        return 1 if self.group < 0 else cdiv(inputs, self.group)
+
+    def _sizes(self, inputs: int, outputs: int) -> tuple[int, int, int]:
+        """Bytes of (values, zeros, scales)."""
+        groups = self._groups(inputs)
+        return inputs * outputs * self.bits // 8, groups * outputs * self.bits // 8, groups * outputs * self.itemsize
+
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        values, zeros, scales = self._sizes(inputs, sum(outputs))
+        run.named[f"{name}.qweight"] = run.new(values, f"{name}.qweight")
+        if self.zeros or self.drops_zeros:
+            run.named[f"{name}.qzeros"] = run.new(zeros, f"{name}.qzeros")
+        run.named[f"{name}.scales"] = run.new(scales, f"{name}.scales")
+        if self.shape_tensor:
+            run.new(16, f"{name}.weight_shape")
+
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go."""
+        run.enter(f"{name}.repack")
+        columns = sum(outputs)
+        if self.reorders:
+            order, shifts = run.new(64), run.new(8 * 4)
+            self._reorder(run, f"{name}.qweight", inputs * columns * 4)
+            if self.zeros:
+                self._reorder(run, f"{name}.qzeros", self._groups(inputs) * columns * 4)
+            run.free(order, shifts)
+        if self.drops_zeros and not self.zeros:
+            run.free(run.named.pop(f"{name}.qzeros"))
+        if self.zeros:
+            unpacked = run.new(self._groups(inputs) * columns * 4)
+            _replace(run, f"{name}.qzeros")
+            run.free(unpacked)
+        _replace(run, f"{name}.qweight")
+        _replace(run, f"{name}.scales")
+
+    def _reorder(self, run: Run, name: str, wide: int) -> None:
+        """``_convert_awq_to_standard_format``: shifted, masked, put in order, shifted again, and summed up."""
+        shifted = run.new(wide)
+        masked = run.new(wide)
+        run.free(shifted)
+        ordered = run.new(wide)
+        run.free(masked)
+        again = run.new(wide)
+        after = run.new(run.named[name].bytes, name)
+        run.free(again, ordered, run.named[name])
+        run.named[name] = after
+
+    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        return _marlin(run, tokens, outputs * self.itemsize * tokens)
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        for part, inputs, outputs in (("w13", hidden, 2 * width), ("w2", width, hidden)):
+            values, zeros, scales = self._sizes(inputs, outputs)
+            run.named[f"{name}.{part}_qweight"] = run.new(count * values, f"{name}.{part}_qweight")
+            run.named[f"{name}.{part}_scales"] = run.new(count * scales, f"{name}.{part}_scales")
+            if self.zeros or self.drops_zeros:
+                run.named[f"{name}.{part}_qzeros"] = run.new(count * zeros, f"{name}.{part}_qzeros")
+
+    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        for part in ("w13", "w2"):
+            _replace(run, f"{name}.{part}_qweight")
+            _replace(run, f"{name}.{part}_scales")
+            if self.zeros:
+                _replace(run, f"{name}.{part}_qzeros")
+            elif self.drops_zeros:
+                run.free(run.named.pop(f"{name}.{part}_qzeros"))
+
+
+@dataclass(frozen=True)
+class Float8:
+    """Eight-bit floating point with scales in fp32: of the whole (``block`` 0), of every output (-1), or of blocks.
+
+    ``online``: the checkpoint has 16 bits, and every layer is quantised when it has been loaded. ``native``: the card
+    multiplies it, and inputs are quantised too; else Marlin does.
+    """
+
+    itemsize: int
+    block: int = 0
+    online: bool = False
+    native: bool = True
+    static_inputs: bool = False
+
+    def _scales(self, inputs: int, outputs: int, parts: int) -> int:
+        if self.block > 0:
+            return cdiv(outputs, self.block) * cdiv(inputs, self.block) * 4
+        return (outputs if self.block < 0 else parts) * 4
+
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        if self.online:
+            return  # on the meta device until the layer has been loaded
+        columns = sum(outputs)
+        run.named[f"{name}.weight"] = run.new(inputs * columns, f"{name}.weight")
+        run.new(self._scales(inputs, columns, len(outputs)), f"{name}.weight_scale")
+        if self.static_inputs:
+            run.new(len(outputs) * 4, f"{name}.input_scale")
+
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        run.enter(f"{name}.quantize")
+        columns = sum(outputs)
+        if self.online:
+            loaded = run.new(inputs * columns * self.itemsize, f"{name}.weight in 16 bits")
+            scale = run.new(4, f"{name}.weight_scale")
+            run.named[f"{name}.weight"] = run.new(inputs * columns, f"{name}.weight")
+            run.free(loaded)
+            del scale
+        if not self.native:
+            _replace(run, f"{name}.weight")
+
+    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        if not self.native:
+            return _marlin(run, tokens, tokens * outputs * self.itemsize)
+        scales = tokens * 4 if self.block < 0 else tokens * cdiv(inputs, self.block) * 4 if self.block else 4
+        quantised = [run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales")]
+        result = run.new(tokens * outputs * self.itemsize)
+        run.free(*quantised)
+        return result
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        for part, inputs, outputs in (("w13", hidden, 2 * width), ("w2", width, hidden)):
+            run.new(count * inputs * outputs, f"{name}.{part}_weight")
+            run.new(count * self._scales(inputs, outputs, 2 if part == "w13" else 1), f"{name}.{part}_scale")
+
+    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """As they were loaded."""
+
+
+@dataclass(frozen=True)
+class Float4:
+    """Four-bit floating point: bitsandbytes' nf4 and fp4 (blocks of 64 with fp32), nvfp4 (16, 8 bits), mxfp4 (32, 8).
+
+    ``unpacks``: a product unpacks the whole weight first (bitsandbytes).
+    """
+
+    itemsize: int
+    block: int
+    scale_bytes: int
+    unpacks: bool = False
+    native: bool = False
+
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        columns = sum(outputs)
+        run.named[f"{name}.weight"] = run.new(inputs * columns // 2, f"{name}.weight")
+        run.named[f"{name}.scale"] = run.new(cdiv(inputs * columns, self.block) * self.scale_bytes, f"{name}.scale")
+
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        if not self.unpacks:
+            run.enter(f"{name}.repack")
+            _replace(run, f"{name}.weight")
+            _replace(run, f"{name}.scale")
+
+    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        size = tokens * outputs * self.itemsize
+        if not self.unpacks:
+            if not self.native:
+                return _marlin(run, tokens, size)
+            quantised = [run.new(tokens * inputs // 2), run.new(tokens * cdiv(inputs, self.block))]
+            result = run.new(size)
+            run.free(*quantised)
+            return result
+        result = run.new(size)
+        unpacked = run.new(inputs * outputs * self.itemsize, "unpacked weight")
+        run.free(run.matmul(size), unpacked)
+        return result
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        for part, values in (("w13", 2 * width * hidden), ("w2", width * hidden)):
+            run.new(count * values // 2, f"{name}.{part}_weight")
+            run.new(count * cdiv(values, self.block) * self.scale_bytes, f"{name}.{part}_scale")
+
+    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        """As they were loaded."""
+
+
+@dataclass(frozen=True)
+class Excluding:
+    """A method for all layers but those that the configuration names, which stay plain."""
+
+    method: LinearMethod
+    plain: LinearMethod
+    patterns: tuple[str, ...]
+
+    #: Layers that the engine fuses, by what their parts are called in checkpoints.
+    _PARTS = (("qkv_proj", "q_proj"), ("gate_up_proj", "gate_proj"))
+
+    def _of(self, name: str) -> LinearMethod:
+        names = [name, *(name.replace(fused, part) for fused, part in self._PARTS if fused in name)]
+        return (
+            self.plain
+            if any(self._excludes(pattern, one) for pattern in self.patterns for one in names)
+            else self.method
+        )
+
+    @staticmethod
+    def _excludes(pattern: str, name: str) -> bool:
+        if pattern.startswith("re:"):
+            try:
+                return re.match(pattern[3:], name) is not None
+            except re.error:
+                return False
+        return pattern in name
+
+    def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        self._of(name).make(run, inputs, outputs, name)
+
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        self._of(name).finish(run, inputs, outputs, name)
+
+    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        return self._of(run.module).apply(run, tokens, inputs, outputs)
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        self._of(name).make_experts(run, name, count, hidden, width)
+
+    def finish_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> None:
+        self._of(name).finish_experts(run, name, count, hidden, width)
+
+
+def _replace(run: Run, name: str) -> None:
+    after = run.new(run.named[name].bytes, name)
+    run.free(run.named[name])
+    run.named[name] = after
+
+
+def _marlin(run: Run, tokens: int, size: int) -> Tensor:
+    """``marlin_gemm``: locks that stay, the output, and sums in fp32. Asking for locks makes the engine leave the
+    default stream for good (utils/torch_utils.py, ``current_stream``)."""
+    run.leave_default_stream()
+    run.once("marlin locks", run.device.sm_count * _MARLIN_LOCKS * 4)
+    result = run.new(size)
+    rows = min(cdiv(tokens, 16) * 16, _MARLIN_ROWS)
+    run.temporary(run.device.sm_count * rows * _MARLIN_COLUMNS * 4)
+    return result
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method: the least compute capability that the engine asks for, and the first version without it."""
+
+    least: tuple[int, int]
+    until: Version | None = None
+
+
+#: By ``quant_method``: ``get_min_capability`` of each.
+_METHODS = {
+    "awq": _Method((7, 5)),
+    "gptq": _Method((6, 0)),
+    "fp8": _Method((7, 5)),
+    "compressed-tensors": _Method((7, 0)),
+    "bitsandbytes": _Method((7, 0), until=(0, 32)),
+    "mxfp4": _Method((8, 0)),
+    "modelopt_fp4": _Method((7, 5)),
+}
+#: Other names of them on the command line.
+_SPELLINGS = {
+    "awq_marlin": "awq", "auto_awq": "awq", "gptq_marlin": "gptq", "auto_gptq": "gptq", "nf4": "bitsandbytes",
+    "fp4": "bitsandbytes", "fp8_per_tensor": "fp8", "nvfp4": "modelopt_fp4", "bitsandbytes_4bit": "bitsandbytes",
+    "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8",
+}  # fmt: skip
+
+
+def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | None, tuple[str, ...]]:
+    """(how linear layers keep their weights, the method's name or None, what that assumes).
+
+    Raises :class:`UsageError` for a method that is not followed, that the engine refuses on the card or in that
+    version, and for one that contradicts the configuration.
+    """
+    own = question.model.config.get("quantization_config") or {}
+    if not isinstance(own, Mapping):
+        raise UsageError(f"{question.model.name}: quantization_config is {shown(own)}")
+    asked = question.quantization
+    name = _named(str(own["quant_method"])) if own.get("quant_method") else _guessed(own)
+    if asked is not None:
+        wanted = _named(asked)
+        if name is not None and wanted != name:
+            raise UsageError(
+                f"Quantization method specified in the model config ({name}) does not match the quantization method "
+                f"specified in the quantization argument ({asked}); leave out --quantization"
+            )
+        name = wanted
+    plain = Unquantized(itemsize)
+    if name is None:
+        return plain, None, ()
+    _check(question, name)
+    told: tuple[str, ...] = ()
+    if not own and name != "fp8":
+        told = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
+    method, excluded = _method(question, name, own, itemsize)
+    return (Excluding(method, plain, excluded) if excluded else method), name, told
+
+
+def _named(text: str) -> str:
+    key = text.lower().replace("_", "-") if "compressed" in text.lower() else text.lower()
+    key = _SPELLINGS.get(key, key)
+    if key not in _METHODS:
+        raise UsageError(
+            f"quantization {shown(text)} is not followed; accepted: {', '.join(sorted({*_METHODS, 'nf4', 'nvfp4'}))}"
+        )
+    return key
+
+
+def _guessed(own: Mapping[str, Any]) -> str | None:
+    return "bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None
+
+
+def _check(question: Question, name: str) -> None:
+    """``_verify_quantization`` and ``verify_quant_config`` (config/model.py, config/vllm.py)."""
+    known, device, version = _METHODS[name], question.device, versions.checked(question.version)
+    if known.until is not None and version >= known.until:
+        raise UsageError(
+            f"Unknown quantization method: {name}: vLLM {'.'.join(map(str, version))} has it no more; give "
+            "--engine-version 0.21, or --quantization awq, gptq, fp8 or compressed-tensors"
+        )
+    if not reaches(device.capability, known.least):
+        fits = sorted(one for one, method in _METHODS.items() if reaches(device.capability, method.least))
+        raise UsageError(
+            f"The quantization method {name} is not supported for the current GPU. Minimum capability: "
+            f"{_number(known.least)}. Current capability: {_number(device.capability)} ({device.name}); it has "
+            f"{', '.join(fits)}"
+        )
+
+
+def _number(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}{capability[1]}"
+
+
+def _method(
+    question: Question, name: str, own: Mapping[str, Any], itemsize: int
+) -> tuple[LinearMethod, tuple[str, ...]]:
+    """(the method, patterns of layers that are left out)."""
+    device = question.device
+    excluded = tuple(str(one) for one in own.get("modules_to_not_convert") or own.get("ignore") or ())
+    bits, group = int(own.get("bits") or own.get("w_bit") or _USUAL[0]), int(own.get("group_size") or _USUAL[1])
+    if name == "awq":
+        return Packed(bits, group, itemsize, reorders=True, zeros=bool(own.get("zero_point", True))), excluded
+    if name == "gptq":
+        return Packed(bits, group, itemsize, drops_zeros=True, zeros=not own.get("sym", True)), excluded
+    if name == "bitsandbytes":
+        if own.get("load_in_8bit"):
+            raise UsageError(f"{question.model.name}: bitsandbytes' int8 is not followed in vLLM; accepted: its 4 bits")
+        return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True), excluded
+    if name == "mxfp4":
+        return Float4(itemsize, 32, 1, native=reaches(device.capability, _NATIVE_FP4)), excluded
+    if name == "modelopt_fp4":
+        return Float4(itemsize, 16, 1, native=reaches(device.capability, _NATIVE_FP4)), excluded
+    if name == "compressed-tensors":
+        return _compressed(question, own, itemsize), excluded
+    size = own.get("weight_block_size") or [0]
+    method = Float8(
+        itemsize,
+        block=int(size[0]),
+        online=not own,
+        native=reaches(device.capability, _NATIVE_FP8),
+        static_inputs=own.get("activation_scheme") == "static",
+    )
+    return method, excluded
+
+
+#: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_fp4_supported``).
+_NATIVE_FP8, _NATIVE_FP4 = (8, 9), (10, 0)
+
+
+def _compressed(question: Question, own: Mapping[str, Any], itemsize: int) -> LinearMethod:
+    """``compressed-tensors``: the scheme of its first group (schemes/)."""
+    groups = own.get("config_groups") or {}
+    found: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    weights = first.get("weights") or {}
+    bits, kind = weights.get("num_bits", 4), weights.get("type", "int")
+    strategy, group = weights.get("strategy", "group"), weights.get("group_size") or -1
+    device = question.device
+    if kind == "float" and bits == 8:
+        block = weights.get("block_structure") or [-1 if strategy == "channel" else 0]
+        inputs = first.get("input_activations") or {}
+        return Float8(
+            itemsize,
+            block=int(block[0]),
+            native=reaches(device.capability, _NATIVE_FP8),
+            static_inputs=bool(inputs) and not inputs.get("dynamic", True),
+        )
+    if kind == "float" and bits == 4:
+        return Float4(itemsize, int(group), 1, native=reaches(device.capability, _NATIVE_FP4))
+    if kind == "int" and bits == 8 and first.get("input_activations"):
+        return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
+    if kind == "int" and bits in (4, 8):
+        symmetric = weights.get("symmetric", True)
+        return Packed(bits, int(group), itemsize, zeros=not symmetric, shape_tensor=True)
+    raise UsageError(f"{question.model.name}: compressed-tensors of {bits} bits ({shown(kind)}) is not followed")

@@ -16,6 +16,8 @@ from graphmem.trace import Category, EventKind, TraceBuilder
 
 #: ``_scoped_allocator_max_split`` (v1/worker/gpu_worker.py): the least that PyTorch allows.
 MAX_SPLIT = "max_split_size_mb:20"
+#: Indices of streams beside the default one: where graphs are captured, and the engine's own.
+CAPTURE_STREAM, OWN_STREAM = 1, 2
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class Run:
         self._operator = self.builder.operator("init", "", self._phase)
         self.category = Category.UNKNOWN
         self._scratch: Tensor | None = None
+        self._kept: dict[tuple[str, int], Tensor] = {}
+        #: Parameters that are replaced when loading is done, by name.
+        self.named: dict[str, Tensor] = {}
+        #: The module whose code runs.
+        self.module = ""
         self._stream = 0
         self._pool = 0
 
@@ -80,6 +87,7 @@ class Run:
 
     def enter(self, module: str) -> None:
         """The module whose code runs from now on."""
+        self.module = module
         self._operator = self.builder.operator(module, module, self._phase)
 
     @contextmanager
@@ -122,6 +130,17 @@ class Run:
             self.free(self._scratch)
         self.empty_cache()
         self._scratch = self.new(size, "scratch of experts", Category.WORKSPACE)
+
+    def once(self, name: str, size: int) -> None:
+        """A buffer of a kernel that is asked for once on a stream, and stays."""
+        key = (name, self._stream)
+        if key not in self._kept:
+            self._kept[key] = self.new(size, name, Category.WORKSPACE)
+
+    def leave_default_stream(self) -> None:
+        """From now on everything runs on a stream of the engine's own."""
+        if self._stream == 0:
+            self._stream = OWN_STREAM
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, out of place: the operand's frame still holds it (device_communicators)."""

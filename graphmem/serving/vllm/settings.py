@@ -39,6 +39,7 @@ class Settings:
     itemsize: int
     dtype: str
     eager: bool
+    cold: bool
     runner: str
     capture_sizes: tuple[int, ...]
     batches_in_flight: int
@@ -57,6 +58,7 @@ class Settings:
             "quantization": quantization,
             "block_size": self.batch.block_size,
             "enforce_eager": self.eager,
+            "cold": self.cold,
             "cudagraph_capture_sizes": list(self.capture_sizes),
             "model_runner": self.runner,
         }
@@ -104,6 +106,7 @@ def resolve(question: Question) -> Settings:
         itemsize=itemsize,
         dtype=dtype,
         eager=question.enforce_eager,
+        cold=question.cold and not question.enforce_eager,
         runner=runner,
         capture_sizes=() if question.enforce_eager else _capture_sizes(question, batch),
         batches_in_flight=2 if versions.ASYNC_SCHEDULING.holds(version) else 1,
