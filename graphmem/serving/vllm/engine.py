@@ -219,9 +219,9 @@ def _refusal(question: Question, settings: Settings, layout: Layout, start: Star
     free = device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings))
     requested = ceil(device.capacity_bytes * settings.utilization)
     if max(start.consumed, start.loading) > free:
-        needed = _gib(max(start.consumed, start.loading))
+        loading = _gib(max(start.consumed, start.loading))
         return (
-            f"CUDA out of memory while loading: weights and buffers take {needed} of {_gib(free)} GiB free on "
+            f"CUDA out of memory while loading: weights and buffers take {loading} of {_gib(free)} GiB free on "
             f"{device.name}{_would_fit(start, free, settings.tensor_parallel)}"
         )
     if start.consumed + start.headroom > free:
