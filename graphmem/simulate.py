@@ -12,7 +12,7 @@ from typing import Any
 
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded
-from graphmem.causes import cause_of_version, causes_of_context, causes_of_trace, neighbours, together
+from graphmem.causes import CUT_SHORT, cause_of_version, causes_of_context, causes_of_trace, neighbours, together
 from graphmem.cudnn.library import AUTO, NEVER
 from graphmem.errors import GraphmemError, TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, Peak, found_later
@@ -194,9 +194,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     if made.ending is not None:
         details["program"] = {**asdict(made.ending), "words": made.ending.words()}
         if made.ending.failed:
-            diagnostics.append(
-                Diagnostic("warning", f"{made.ending.words()}; the figures are of what it did until then")
-            )
+            diagnostics.append(Diagnostic("headline", f"{made.ending.words()}{CUT_SHORT}"))
     if isinstance(question.step, Training) and not made.custom_step and _is_torch_loop(loaded):
         details["loop"] = {"loop": question.step.loop, "output_bytes": made.output_bytes}
     if made.cudnn is not None:

@@ -51,6 +51,8 @@ _AT_MOST = (
     "generation goes on",
     "steps of L-BFGS went on",
 )
+#: What is said of a program that raised an error of its own.
+CUT_SHORT = "; the figures are of what it did until then"
 #: Where less than there can be was counted: figures may be more.
 _NOT_CHECKED, _NOT_MODELLED = ("not checked: ",), ("memory inside operators is not modelled: ", "working buffers of ")
 
@@ -93,6 +95,8 @@ def _of_diagnostics(diagnostics: Sequence[Diagnostic]) -> Iterator[Cause]:
     if fewer:
         spread = Spread(below=True)
         yield Cause("assumed to be the most", UNKNOWN, "; ".join(fewer), dict.fromkeys(TRACE_LEVELS, spread))
+    if any(item.kind == "headline" and item.message.endswith(CUT_SHORT) for item in diagnostics):
+        yield unknown("a program that failed", "what it would have done after")
     if decided:
         yield unknown("values assumed", f"{len(decided)} that decide a size or a branch (--assume)", below=True)
     if others:
