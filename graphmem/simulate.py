@@ -24,6 +24,7 @@ from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runtime, Taken
 from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import summarize
+from graphmem.textbook import Sharded, compared
 from graphmem.trace import Trace
 from graphmem.training import Training
 from graphmem.verdict import holding, loads_eagerly, loads_of, probability
@@ -39,6 +40,8 @@ class Traced:
     step: str
     details: Mapping[str, Any] = field(default_factory=dict)
     loads: Loads = field(default_factory=Loads)
+    sharded: Sharded | None = None
+    optimizer: str = ""
     doubt_of_version: Callable[[Peak], Cause | None] = lambda _: None
 
 
@@ -205,7 +208,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
     loads = loads_of(made.trace, made.communicators, setting.device, loads_eagerly())
-    return Traced(whole, loaded.name, recorded.words, details, loads)
+    return Traced(whole, loaded.name, recorded.words, details, loads, made.sharded, made.optimizer)
 
 
 def replay_recorded(trace: Trace, question: Question) -> Estimate:
@@ -246,7 +249,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     details: Mapping[str, Any] = {**traced.details, **runs.details}
     if taken.findings is not None:
         diagnostics, details = found_later(diagnostics, details, partial(taken.findings, options))
-    return summarize(
+    estimate = summarize(
         taken.trace,
         runs.main,
         setting.device,
@@ -267,6 +270,20 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
         ),
         margin=question.margin_share,
     )
+    return estimate if traced.sharded is None else _beside_formulas(estimate, traced.sharded, traced.optimizer)
+
+
+#: The largest storages that no formula counts, named beside it.
+_NAMED = 3
+_UNCOUNTED = ("TEMPORARY", "COMMUNICATION", "WORKSPACE", "HELD", "UNKNOWN")
+
+
+def _beside_formulas(estimate: Estimate, model: Sharded, optimizer: str) -> Estimate:
+    """The estimate with the usual formulas in ``details["formulas"]``."""
+    peaks = {"allocated_bytes": estimate.allocated, "reserved_bytes": estimate.reserved}
+    uncounted = [one for one in estimate.top if one.category in _UNCOUNTED][:_NAMED]
+    told = compared(model, optimizer, estimate.breakdown, peaks, uncounted)
+    return replace(estimate, details={**estimate.details, "formulas": told})
 
 
 def _doubts(traced: Traced, run: Replay, context: Sequence[Figure], refused: bool) -> Doubts:

@@ -3,12 +3,13 @@ without the recorder behind it. :mod:`graphmem.capture.record` fulfils them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
+from graphmem.textbook import Sharded
 from graphmem.trace import Category, TraceBuilder
 
 #: What PyTorch calls a pool: {0, n} made by the user (MemPool, graph_pool_handle), {n, 0} by a graph for itself
@@ -158,6 +159,10 @@ class RankBook(Protocol):
 
     @property
     def groups(self) -> GroupBook: ...
+
+    #: Told of the outermost module that is trained, and what it is called with.
+    on_forward: Callable[[Any, Any], None] | None
+    sharded: Sharded | None
 
     @property
     def wrappers(self) -> set[type]:

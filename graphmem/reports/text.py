@@ -122,6 +122,8 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
     yield _breakdown(estimate)
+    if "formulas" in estimate.details:
+        yield _formulas(estimate.details["formulas"])
     yield _moment(estimate, len(estimate.top) if details else top)
     if estimate.phases:
         yield _phases(estimate, details)
@@ -354,6 +356,37 @@ def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
     return [p for p in phases if p.iteration in (0, 1, last) or _phase_name(p) == peak_phase]
 
 
+#: Differences from a formula that are shown, the largest of them.
+_DIFFERENCES = 4
+
+
+def _formulas(told: Mapping[str, Any]) -> RenderableType:
+    states, simulated = told["model_states"], told["simulated"]
+    lines = [
+        f"{clean(told['framework'])} with {clean(told['optimizer'] or 'Adam')}, model states {states['formula']}: "
+        f"{format_bytes(states['bytes'])}; simulated: {format_bytes(simulated['allocated_bytes'])} allocated, "
+        f"{format_bytes(simulated['reserved_bytes'])} reserved, because at the peak"
+    ]
+    table = _table("", ">")
+    differences = sorted(told["difference"].items(), key=lambda item: -abs(item[1]))
+    for name, size in differences[:_DIFFERENCES]:
+        label = "model states, other than the formula's" if name == "MODEL_STATES" else WORDS.get(name, name.lower())
+        table.add_row(label, f"{'+' if size >= 0 else '-'} {format_bytes(abs(size))}")
+    parts: list[RenderableType] = [Text(lines[0]), table]
+    for one in told["beyond"]:
+        sized = f" ({clean(one['option'])})" if one["option"] else ""
+        parts.append(Text(f"{format_bytes(one['bytes'])} of it made at {clean(one['source'])}{sized}"))
+    kept = told.get("activations")
+    if kept is not None:
+        parts.append(
+            Text(
+                f"activations {kept['formula']}: {format_bytes(kept['bytes'])} in 16 bits; simulated at the peak: "
+                f"{format_bytes(kept['simulated_bytes'])}, with the loss and what is no layer"
+            )
+        )
+    return _section("Beside the usual formulas (ZeRO; Korthikanti et al.)", *parts)
+
+
 def _ranks(told: Mapping[str, Any]) -> RenderableType:
     table = _table("", ">", ">", ">", ">")
     table.add_row("", *LEVELS)
@@ -414,7 +447,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("late_events", "loop", "out_of_memory", "processes", "ranks")
+_SHOWN_ABOVE = ("formulas", "late_events", "loop", "out_of_memory", "processes", "ranks")
 
 
 def _details(details: Mapping[str, Any]) -> RenderableType:

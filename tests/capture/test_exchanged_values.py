@@ -130,3 +130,13 @@ def test_a_step_finds_the_backend_that_it_asked_for() -> None:
 
     seen, _ = told(step)
     assert seen == [("nccl", "nccl", "gloo"), 40]
+
+
+def test_a_norm_that_is_checked_together_with_being_finite_passes() -> None:
+    def step(tell: Any) -> None:
+        norm = torch.empty(512, device="cuda").norm()
+        tell(bool((~torch.isfinite(norm) | (norm < 0)).any()))
+
+    seen, captured = told(step)
+    assert seen == [False]
+    assert not captured.decided

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.data_parallel import patch_data_parallel
 from graphmem.capture.distributed.objects import patch_objects
+from graphmem.capture.distributed.sharded_model import sharded
 from graphmem.capture.distributed.sharding import patch_resize, patch_sharding
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
@@ -100,6 +101,11 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
     prepared: list[bool] = []  # the imports take time, which a step without process groups need not spend
     object_device, asked_for = module._get_object_coll_device, _AskedFor()
 
+    def look(model: Any, inputs: Any) -> None:
+        book.on_forward = None
+        with book.paused():
+            book.sharded = sharded(model, inputs)
+
     def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
         if not prepared:
             patch_sharding(patches, book)
@@ -111,6 +117,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
         if group in module._world.pg_map:
             asked_for.note(group, str(backend), store)
             if size > 1 and str(backend) != "gloo":
+                book.on_forward = look
                 book.groups.ranks[str(group.group_name)] = tuple(ranks) or tuple(range(size))
         return group, store
 

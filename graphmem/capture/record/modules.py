@@ -101,6 +101,8 @@ class ModuleWatch:
         elif recorder.stage == "backward" or recorder.is_aside:
             recorder.enter("forward")
         recorder.note_pass()
+        if recorder.on_forward is not None and torch.is_grad_enabled():
+            recorder.on_forward(module, given)
         for tensor in tensors:
             if tensor.is_leaf:
                 recorder.storages.label_input(tensor)
@@ -108,6 +110,7 @@ class ModuleWatch:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
         recorder.in_optimizer_step = True
+        recorder.note_optimizer(type(optimizer).__name__)
         if recorder.stage == "build":
             recorder.begin_iteration()
         for model in [model for known in self._adopted if (model := known()) is not None]:

@@ -31,6 +31,7 @@ from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import on_device
 from graphmem.errors import CaptureError
+from graphmem.textbook import Sharded
 from graphmem.trace import Category, EventKind, TraceBuilder
 
 
@@ -66,6 +67,9 @@ class Recorder:
         self.assumed: Counter[str] = Counter()
         self.notes: list[str] = []  # remarks for the reader
         self.groups = ProcessGroups()
+        self.on_forward: Callable[[Any, Any], None] | None = None  # told of the outermost module that is trained
+        self.sharded: Sharded | None = None  # how the model that is trained is shared out
+        self.optimizers: list[str] = []  # classes of those that stepped, in order
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
         self.in_optimizer_step = False
         self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
@@ -88,6 +92,11 @@ class Recorder:
     @builder.setter
     def builder(self, builder: TraceBuilder) -> None:
         self.storages.builder = builder
+
+    def note_optimizer(self, name: str) -> None:
+        """An optimizer of this class steps."""
+        if name not in self.optimizers:
+            self.optimizers.append(name)
 
     def note_once(self, remark: str) -> None:
         """Tell the reader, once."""

@@ -21,6 +21,7 @@ from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CannotShortenError, said
 from graphmem.figures import Communicator
+from graphmem.textbook import Sharded
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
 from graphmem.training.processes import Processes
@@ -57,6 +58,8 @@ class CapturedModel:
     wants_every_iteration: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # ranks of each process group of several that the step is in
     communicators: tuple[Communicator, ...] = ()  # those of the groups that were used
+    sharded: Sharded | None = None  # how the model is shared out among processes
+    optimizer: str = ""  # the class of the first one that stepped
     output_bytes: int = 0  # the largest output of the model in the default step's iterations
 
 
@@ -154,6 +157,8 @@ def capture_model(
         any(missed),
         captured.groups,
         captured.communicators,
+        captured.sharded,
+        captured.optimizer,
         output_bytes[0],
     )
 

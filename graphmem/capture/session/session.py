@@ -37,6 +37,7 @@ from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.figures import Communicator
+from graphmem.textbook import Sharded
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
 
@@ -47,7 +48,7 @@ class Captured:
 
     ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count).
     ``groups``: the ranks of each process group of several that the step made and is in; ``communicators``: those of the
-    groups that were used."""
+    groups that were used; ``sharded``: how the model that is trained with ``optimizer`` is shared out."""
 
     trace: Trace
     assumed: dict[str, int]
@@ -57,6 +58,8 @@ class Captured:
     decided: dict[str, int] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] = ()
     communicators: tuple[Communicator, ...] = ()
+    sharded: Sharded | None = None
+    optimizer: str = ""
 
 
 class Session:
@@ -166,6 +169,8 @@ def capture(
         dict(assumed_values.named),
         tuple(recorder.groups.ranks.values()),
         recorder.groups.communicators(),
+        recorder.sharded,
+        recorder.optimizers[0] if recorder.optimizers else "",
     )
 
 

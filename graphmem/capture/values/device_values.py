@@ -53,6 +53,7 @@ _COMBINATIONS: dict[Any, Callable[..., Any]] = {
     _aten.logical_or.default: lambda one, other: bool(one) or bool(other),
     _aten.logical_xor.default: lambda one, other: bool(one) != bool(other),
 }
+_OR = {_aten.bitwise_or.Tensor, _aten.logical_or.default}
 _NOT, _LOGICAL_NOT = _aten.bitwise_not.default, _aten.logical_not.default
 #: Operators that keep the value of a filled tensor.
 _REDUCTIONS = {
@@ -128,15 +129,21 @@ def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> str
     value, remark = _outcome(func, args), None
     if is_inference and value is not None and not callers.called_in_generation_loop():
         return None  # who writes into it is not counted there
+    is_check = False
     if value is None:
         value = _if_finite(func, args)
         remark = None if value is None else _FINITE
+        is_check = value is not None
+    if value is None and func in _OR and any(getattr(arg, "_graphmem_check", False) and not known(arg) for arg in args):
+        value, remark, is_check = False, _FINITE, True  # what stands beside a check of finite values is one too
     if value is None and func is _ENDS and callers.called_to_stop_generation():
         value, remark = False, GOES_ON
     if value is None and func is _LENGTHS and args[0].dtype is torch.bool and callers.called_in_generation_loop():
         value, remark = math.prod(args[0].shape[dim] for dim in args[1]), GOES_ON
     if value is not None:
         out._graphmem_value = (value, None if is_inference else out._version)
+        if is_check or getattr(args[0], "_graphmem_check", False):
+            out._graphmem_check = True
         if out.numel() <= _FLAGS and func not in _FILLS and values.of(out) is None:
             values.fill(out, value)
     elif func is _AND and _is_open(args):
