@@ -23,7 +23,7 @@ from graphmem.replay import Replay
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runtime, Taken
 from graphmem.sources import OnnxModel, TorchModel
-from graphmem.summarize import summarize
+from graphmem.summarize import fits_card, summarize
 from graphmem.textbook import Sharded, compared
 from graphmem.trace import Trace
 from graphmem.training import Training
@@ -242,7 +242,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     context = question.setting.device.outside(loads)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
-    doubts = _doubts(traced, runs.main, context, refused)
+    doubts = _doubts(traced, runs.main, context, lambda trace: _peak(runtime.run(trace, options, setting).main))
     diagnostics: Any = (*headlines(setting.device), *taken.diagnostics, *plans_told(runs.limited), *runs.diagnostics)
     if not traced.details.get("cudnn", {}).get("plans_asked"):
         diagnostics = (*diagnostics, *workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
@@ -265,7 +265,9 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
         context=context,
         loads=loads,
         doubts=doubts,
-        probability=probability(
+        probability=float(fits_card(runs.main, runs.limited, setting.device))
+        if refused  # with another limit it would have asked for something else
+        else probability(
             taken.trace, runs, doubts, lambda size: runtime.run(taken.trace, options, holding(setting, size)), setting
         ),
         margin=question.margin_share,
@@ -286,16 +288,18 @@ def _beside_formulas(estimate: Estimate, model: Sharded, optimizer: str) -> Esti
     return replace(estimate, details={**estimate.details, "formulas": told})
 
 
-def _doubts(traced: Traced, run: Replay, context: Sequence[Figure], refused: bool) -> Doubts:
-    """Why the figures of a run may be others. Where a run was refused memory, what it held is known."""
-    if refused:
-        return Doubts()
-    taken = traced.taken
-    peak = Peak(run.peak_requested_bytes, run.peak_allocated_bytes, run.peak_reserved_bytes, 0)
+def _doubts(traced: Traced, run: Replay, context: Sequence[Figure], rerun: Callable[[Trace], Peak]) -> Doubts:
+    """Why the figures of a run may be others; ``rerun`` gives the peak of its trace with other sizes."""
+    taken, peak = traced.taken, _peak(run)
     version = traced.doubt_of_version(peak)
     return together(
-        causes_of_trace(taken.trace, peak, taken.diagnostics),
+        causes_of_trace(taken.trace, peak, taken.diagnostics, rerun),
         [] if version is None else [version],
         taken.doubts,
         causes_of_context(context),
     )
+
+
+def _peak(run: Replay) -> Peak:
+    """The levels of a run without its context."""
+    return Peak(run.peak_requested_bytes, run.peak_allocated_bytes, run.peak_reserved_bytes, run.peak_reserved_bytes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -55,6 +56,8 @@ _AT_MOST = (
 CUT_SHORT = "; the figures are of what it did until then"
 #: Where less than there can be was counted: figures may be more.
 _NOT_CHECKED, _NOT_MODELLED = ("not checked: ",), ("memory inside operators is not modelled: ", "working buffers of ")
+#: Of operators whose work area has bounds of its own.
+_BOUNDED = "aten._fft_"
 
 
 def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
@@ -62,10 +65,67 @@ def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
     return [cause for figure in context if (cause := cause_of(figure)) is not None]
 
 
-def causes_of_trace(trace: Trace, peak: Peak, diagnostics: Sequence[Diagnostic]) -> list[Cause]:
-    """What is not known of a trace: plans that were predicted, operators, values."""
-    causes = [*_of_plans(trace, peak), *_of_diagnostics(diagnostics)]
-    return causes
+def causes_of_trace(
+    trace: Trace, peak: Peak, diagnostics: Sequence[Diagnostic], rerun: Callable[[Trace], Peak]
+) -> list[Cause]:
+    """What is not known of a trace: plans that were predicted or are timed on the card, work areas, operators, values.
+    ``rerun`` gives the peak of the trace with storages of other sizes."""
+    sized = [_of_sizes(trace, peak, rerun, area) for area in _areas(trace)]
+    return [*_of_plans(trace, peak), *filter(None, sized), *_of_diagnostics(diagnostics)]
+
+
+@dataclass(frozen=True)
+class _Area:
+    """Storages whose sizes are known to bounds: their indices, and for each the least and the most bytes."""
+
+    name: str
+    source: str
+    storages: tuple[int, ...]
+    least: Callable[[int], int]
+    most: Callable[[int], int]
+
+
+def _areas(trace: Trace) -> Iterator[_Area]:
+    labels = [storage.label for storage in trace.storages]
+    timing = [s.bytes for s in trace.storages if s.label.startswith(_TIMING)]
+    timed = tuple(index for index, label in enumerate(labels) if label == _CHOSEN_ON_CARD)
+    if timing and timed:
+        largest = max(timing)
+        words = (
+            "the fastest plan runs, which only a card can tell: between none and the largest workspace of those timed"
+        )
+        yield _Area("cudnn.benchmark", words, timed, lambda _: 0, lambda size: max(size, largest))
+    work = tuple(index for index, label in enumerate(labels) if label == _WORK_AREA)
+    if work:
+        words = "cuFFT's guide: between one and eight times the complex elements of a batch"
+        yield _Area("cuFFT's work areas", words, work, lambda size: size, lambda size: _CUFFT_MOST * size)
+
+
+#: Labels of storages that rules give (kernels/rules): workspaces in which plans are timed, of the plan that was the
+#: fastest, and of cuFFT.
+_TIMING, _CHOSEN_ON_CARD = "cuDNN workspace for timing plans", "cuDNN workspace (estimate)"
+_WORK_AREA = "cuFFT work area (estimate)"
+#: cuFFT's guide: work areas take between one and eight times the complex elements of a batch.
+_CUFFT_MOST = 8
+
+
+def _of_sizes(trace: Trace, peak: Peak, rerun: Callable[[Trace], Peak], area: _Area) -> Cause | None:
+    """The trace once more with all of these at their least, and at their most."""
+    peaks = [rerun(_resized(trace, area.storages, size)) for size in (area.least, area.most)]
+    spreads = {level: _between(peak, peaks, level) for level in TRACE_LEVELS}
+    return Cause(area.name, BOUNDS, area.source, spreads) if any(s != EXACT for s in spreads.values()) else None
+
+
+def _resized(trace: Trace, storages: Sequence[int], size: Callable[[int], int]) -> Trace:
+    chosen = set(storages)
+    return replace(
+        trace,
+        storages=tuple(
+            replace(storage, bytes=size(storage.bytes)) if index in chosen else storage
+            for index, storage in enumerate(trace.storages)
+        ),
+        plans=(),
+    )
 
 
 def _of_plans(trace: Trace, peak: Peak) -> Iterator[Cause]:
@@ -83,7 +143,7 @@ def _of_plans(trace: Trace, peak: Peak) -> Iterator[Cause]:
 def _of_diagnostics(diagnostics: Sequence[Diagnostic]) -> Iterator[Cause]:
     told = [item.message for item in diagnostics if item.kind == "unknown"]
     unchecked = [message for message in told if message.startswith(_NOT_CHECKED)]
-    hidden = [message for message in told if message.startswith(_NOT_MODELLED)]
+    hidden = [message for message in told if message.startswith(_NOT_MODELLED) and _BOUNDED not in message]
     fewer = [message for message in told if message.startswith(_AT_MOST)]
     passed = (*_HARMLESS, *_AT_MOST, *_NOT_CHECKED, *_NOT_MODELLED)
     others = [message for message in told if not message.startswith(passed)]

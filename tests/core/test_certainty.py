@@ -212,6 +212,36 @@ def _estimate(plans: int = 0) -> Estimate:
     return replay_trace(from_json(to_json(builder.build())), device="A100-40GB", alloc_conf="", torch_version="2.13")
 
 
+def _unchanged(_: Trace) -> Peak:
+    return PEAK
+
+
+def _with_workspace(label: str, timing: int = 0) -> Estimate:
+    """A gibibyte, and beside it 10 MiB of this label."""
+    builder = TraceBuilder("a run")
+    operator = builder.operator("aten.mm", phase=builder.phase(1, "forward"))
+    builder.alloc(GIB, operator)
+    for size, name in ((timing, "cuDNN workspace for timing plans"), (10 * MIB, label)):
+        if size:
+            builder.free(builder.alloc(size, operator, label=name), operator)
+    return replay_trace(builder.build(), device="A100-40GB", alloc_conf="", torch_version="2.13")
+
+
+def test_a_work_area_of_cufft_may_take_eight_times_as_much() -> None:
+    found = _with_workspace("cuFFT work area (estimate)")
+    assert found.interval("allocated") == (GIB + 10 * MIB, GIB + 80 * MIB)
+    assert found.interval("reserved") == (found.reserved, GIB + 80 * MIB)
+    assert [cause.name for cause in found.doubts.about("reserved")] == ["cuFFT's work areas"]
+
+
+def test_the_fastest_plan_lies_between_none_and_the_largest_that_was_timed() -> None:
+    found = _with_workspace("cuDNN workspace (estimate)", timing=50 * MIB)
+    assert found.interval("allocated") == (GIB + 50 * MIB, GIB + 50 * MIB), "the timing took as much before"
+    assert not found.doubts.about("reserved")
+    alone = _with_workspace("cuDNN workspace (estimate)")
+    assert not alone.doubts.about("reserved"), "which is told by predicted_plans"
+
+
 def test_a_known_step_is_exact_and_its_process_as_its_context() -> None:
     estimate = _estimate()
     for level in ("requested", "allocated", "reserved"):
@@ -257,13 +287,15 @@ def test_a_trace_with_more_than_bytes_can_hold_is_refused() -> None:
 )
 def test_what_is_told_as_unknown_is_a_cause(message: str, least: int | None, most: int | None) -> None:
     trace, _ = _run(GIB)
-    doubts = Doubts(tuple(causes.causes_of_trace(trace, PEAK, [Diagnostic("unknown", message)])))
+    doubts = Doubts(tuple(causes.causes_of_trace(trace, PEAK, [Diagnostic("unknown", message)], _unchanged)))
     assert (doubts.least("allocated"), doubts.most("allocated")) == (least, most)
 
 
 def test_a_value_that_decides_has_no_bound() -> None:
     trace, _ = _run(GIB)
-    (cause,) = causes.causes_of_trace(trace, PEAK, [Diagnostic("assumed", "train.py:3: a number is taken to be 1")])
+    (cause,) = causes.causes_of_trace(
+        trace, PEAK, [Diagnostic("assumed", "train.py:3: a number is taken to be 1")], _unchanged
+    )
     assert cause.name == "values assumed"
     assert (cause.spread("device").least, cause.spread("device").most) == (None, None)
 
