@@ -37,6 +37,7 @@ for _name, _function in {
     "as_strided_": lambda x: x.clone().as_strided_((1024, 1024), (1, 1024)),
     "clamp_min_": lambda x: x.clone().clamp_min_(x),
     "div_out": lambda x: torch.div(x, x[0, 0], out=x.clone()),
+    "mul_out": lambda x: torch.mul(x, 0.5, out=x.clone()),
     "expand_copy": lambda x: torch.expand_copy(x[:, :1], (2048, 2048)),
     "index_fill_": lambda x: x.clone().index_fill_(0, torch.zeros(2048, dtype=torch.int64, device="cuda"), x[0, 0]),
     "scatter_": lambda x: x.clone().scatter_(0, torch.zeros(2048, 2048, dtype=torch.int64, device="cuda"), x),
