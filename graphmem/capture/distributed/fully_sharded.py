@@ -1,15 +1,19 @@
-"""``fully_shard`` (FSDP2) of a model, with PyTorch's own code on a process group without others."""
+"""``fully_shard`` (FSDP2): a model wrapped with PyTorch's own code, and what its buffers are for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from graphmem.capture.patches import Patches
+from graphmem.capture.ports import StorageBook
 from graphmem.errors import CaptureError
+from graphmem.trace import Category
 from graphmem.training import FullyShard
 
 
@@ -42,3 +46,30 @@ def fully_sharded(
         fully_shard(block, **chosen)
     fully_shard(model, **chosen)
     return model
+
+
+#: Where FSDP2 allocates what processes exchange: module and name, and what that is.
+_BUFFERS = (
+    ("_fsdp_param_group", "foreach_all_gather", "gathered parameters"),
+    ("_fsdp_param", "FSDPParam.init_all_gather_outputs", "gathered parameters"),
+    ("_fsdp_param_group", "foreach_reduce", "reduced gradients"),
+)
+
+
+def name_buffers(patches: Patches, storages: StorageBook) -> None:
+    """Say of FSDP2's buffers what they are for."""
+    for module, path, label in _BUFFERS:
+        owner: Any = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{module}")
+        *classes, name = path.split(".")
+        for part in classes:
+            owner = getattr(owner, part)
+        if hasattr(owner, name):
+            patches.set(owner, name, _in_births(getattr(owner, name), storages, label))
+
+
+def _in_births(original: Callable[..., Any], storages: StorageBook, label: str) -> Callable[..., Any]:
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with storages.births(Category.COMMUNICATION, label):
+            return original(*args, **kwargs)
+
+    return named

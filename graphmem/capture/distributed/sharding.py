@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.distributed.fully_sharded import name_buffers
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
 
@@ -39,6 +40,7 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
         with contextlib.suppress(ImportError):  # before 2.6 it was elsewhere
             groups = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
             patches.set(groups.FSDPParamGroup, "_validate_no_meta_params", lambda self: None)
+            name_buffers(patches, book.storages)
     propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
     propagate = getattr(propagator, "_propagate_tensor_meta_non_cached", None)  # since 2.5
 
