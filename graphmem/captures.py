@@ -162,6 +162,11 @@ def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unhear
             f"{loaded.name}: quantised weights are those of transformers' models (hf:...); quantise the model in a "
             "program of your own, and drop weights"
         )
+    if question.sizes.attention_mask is not None and not (isinstance(loaded, TorchModel) and loaded.masks):
+        raise UsageError(
+            f"{loaded.name}: attention_mask is made for transformers' models (hf:...); make the mask where the other "
+            "inputs are made, and leave attention_mask out"
+        )
     if isinstance(loaded, OnnxModel):
         if question.planner is None:
             from graphmem.sources.onnx_training import as_torch_model

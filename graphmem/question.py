@@ -110,7 +110,8 @@ class Question:
         weights = None if isinstance(step, Training) else step.weights
         lengths = step.seq_lens if isinstance(step, Training) else ()
         seq_len = max(lengths) if lengths else self.seq_len
-        return Sizes(self.batch, seq_len, isinstance(step, Training), self.iterations, weights, step.dtype)
+        training = isinstance(step, Training)
+        return Sizes(self.batch, seq_len, training, self.iterations, weights, step.dtype, step.attention_mask)
 
     @cached_property
     def asked_runtime(self) -> Runtime[Any] | None:

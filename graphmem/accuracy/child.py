@@ -105,7 +105,8 @@ def _run_step(case: Case, watch: Watch) -> None:
     if not isinstance(loaded, sources.TorchModel):
         raise SourceError(f"{case.model}: only PyTorch models are measured")
     lengths = case.step.seq_lens if isinstance(case.step, Training) else ()
-    sizes = sources.Sizes(case.batch, max(lengths) if lengths else case.seq_len, training=training)
+    length = max(lengths) if lengths else case.seq_len
+    sizes = sources.Sizes(case.batch, length, training=training, attention_mask=case.step.attention_mask)
     built = loaded.build(sizes)
     session: Any = watch
     if built is None:

@@ -18,6 +18,7 @@ from graphmem.figures import parse_margin
 from graphmem.runtimes import built_in, runtime_named
 from graphmem.training import (
     AMP_DTYPES,
+    ATTENTION_MASKS,
     COMPILE_MODES,
     DTYPES,
     LOOPS,
@@ -198,6 +199,11 @@ _STEP_OPTIONS = (
     click.option(
         "--seq-lens", metavar="N,N,...", help="Sequence lengths of one batch after the other, e.g. 100,128,115."
     ),
+    click.option(
+        "--attention-mask",
+        metavar="WHICH",
+        help=f"The mask that batches carry (hf: models of text): {' or '.join(ATTENTION_MASKS)}. Default none.",
+    ),
     click.option("--last-batch", type=POSITIVE, metavar="N", help="Rows of the last, smaller batch of an epoch."),
     click.option(
         "--eval-batches",
@@ -351,7 +357,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     training = given["training"]
     mode = given["compile_mode"] or ("default" if given["compile_"] else None)
     values = values_of(given)
-    plain = not chosen and given["dtype"] is None and given["amp"] is None and given["weights"] is None
+    plain = not chosen and all(given[name] is None for name in ("dtype", "amp", "weights", "attention_mask"))
     if model.startswith("zoo:") and plain:
         from graphmem.sources.zoo import usual_step
 
@@ -362,9 +368,14 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
-        weights = given["weights"]
         return Inference(
-            given["dtype"] or "fp32", given["amp"], given["data_dependent"], mode, weights=weights, **values
+            given["dtype"] or "fp32",
+            given["amp"],
+            given["data_dependent"],
+            mode,
+            weights=given["weights"],
+            attention_mask=given["attention_mask"],
+            **values,
         )
     if given["weights"] is not None:
         raise UsageError(
@@ -397,6 +408,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         nproc_per_node=given["nproc_per_node"],
         data_dependent=given["data_dependent"],
         compile=mode,
+        attention_mask=given["attention_mask"],
         **values,
     )
 

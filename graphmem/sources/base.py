@@ -35,8 +35,9 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asked for; None where the source's own default applies. ``weights`` and ``dtype`` as of
-    :class:`graphmem.training.Inference`: only a source that ``quantizes`` is given the former."""
+    """What the user asked for; None where the source's own default applies. ``weights``, ``dtype`` and
+    ``attention_mask`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is given the first,
+    only one that ``masks`` the last."""
 
     batch: int | None = None
     seq_len: int | None = None
@@ -44,6 +45,7 @@ class Sizes:
     iterations: int | None = None
     weights: str | None = None
     dtype: str = "fp32"
+    attention_mask: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Built:
 class TorchModel:
     """A model of PyTorch operators that can be built on fake tensors. ``build`` returns None if it ran the whole step
     itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it. Instead of
-    building anything, a ``program`` is run. ``quantizes``: it can build the model with quantised weights."""
+    building anything, a ``program`` is run. ``quantizes``: it can build the model with quantised weights; ``masks``:
+    its batches can carry an attention mask."""
 
     name: str
     build: Callable[[Sizes], Built | None]
@@ -76,6 +79,7 @@ class TorchModel:
     step_words: str = ""
     program: Program | None = None
     quantizes: bool = False
+    masks: bool = False
 
 
 def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:

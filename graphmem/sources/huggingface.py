@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,7 @@ def _load(transformers: Any, name: str) -> TorchModel:
         lambda sizes: _build(architecture, config, sizes),
         notes=notes,
         quantizes=True,
+        masks=True,
     )
 
 
@@ -371,8 +373,23 @@ def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[s
     else:
         length = _sequence_length(config, sizes.seq_len, notes)
         inputs["input_ids"] = torch.zeros((batch, length), dtype=torch.long)
+    if sizes.attention_mask is not None:
+        inputs["attention_mask"] = _attention_mask(model, inputs, sizes.attention_mask)
     _add_targets(inputs, model, task, batch, length, sizes, notes)
     return inputs, notes
+
+
+def _attention_mask(model: Any, inputs: dict[str, Any], which: str) -> Any:
+    """The mask that a tokenizer returns beside ``input_ids``: ones, and zeros where a shorter text was padded, here the
+    last token of the last row. Raises :class:`SourceError` for a model that takes none."""
+    import torch
+
+    if "input_ids" not in inputs or "attention_mask" not in inspect.signature(model.forward).parameters:
+        raise SourceError(f"{type(model).__name__} takes no attention_mask beside tokens; leave it out")
+    mask = torch.ones_like(inputs["input_ids"])
+    if which == "padded":
+        mask[-1, -1] = 0
+    return mask
 
 
 def _add_targets(

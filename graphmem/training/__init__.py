@@ -26,6 +26,7 @@ from graphmem.training.zero import ZeRO
 
 __all__ = [
     "AMP_DTYPES",
+    "ATTENTION_MASKS",
     "COMPILE_MODES",
     "DTYPES",
     "LOOPS",
@@ -84,6 +85,9 @@ ZERO_GRAD_AT = ("after_step", "before_forward", "before_backward")
 #: What becomes of the model's output once there is a loss: a variable of the loop holds it until the next output takes
 #: its place (``outputs = model(**batch)``), or nothing does (``loss = model(**batch).loss``).
 LOOPS = ("hold", "drop")
+#: The ``attention_mask`` that batches of a transformers model carry: one that hides nothing, as of texts cut into
+#: blocks of one length; or one with padding, as of sentences of several lengths.
+ATTENTION_MASKS = ("ones", "padded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class Training:
             or how many elements an operator there selects.
         host_values_mb: how much of host tensors is real, in MiB: of one, and eight times as much of all together.
         compile: mode of ``torch.compile``, one of :data:`COMPILE_MODES`, or None for eager mode.
+        attention_mask: what of :data:`ATTENTION_MASKS` the batches of a transformers model (``hf:``) carry, or None.
 
     Raises:
         UsageError: a field is not accepted; the message lists what is.
@@ -154,6 +159,7 @@ class Training:
     nproc_per_node: int | None = None
     fsdp: FullyShard | None = None
     zero: ZeRO | None = None
+    attention_mask: str | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -176,6 +182,7 @@ class Training:
         if self.grad_scaler not in (None, True, False):
             raise UsageError(f"grad_scaler is True, False or None, not {self.grad_scaler!r}")
         object.__setattr__(self, "lr_scheduler", scheduler_named(self.lr_scheduler))
+        _check_mask(self.attention_mask)
         object.__setattr__(self, "seq_lens", self.epoch.seq_lens)
         self._check_processes()
 
@@ -261,6 +268,8 @@ class Training:
             words.append("gradient scaler" if self.scales_loss else "no gradient scaler")
         if self.lr_scheduler is not None:
             words.append(self.lr_scheduler)
+        if self.attention_mask is not None:
+            words.append(_MASKED[self.attention_mask])
         if self.loop == "drop":
             words.append("output dropped")
         words += self.epoch.describe()
@@ -270,8 +279,9 @@ class Training:
 @dataclass(frozen=True, slots=True)
 class Inference:
     """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent``, ``compile``, ``assume`` and
-    ``host_values_mb`` as in :class:`Training`. ``weights``: one of :data:`WEIGHTS`, in which the weights of the linear
-    layers of a transformers model (``hf:``) are kept, or None for ``dtype``. Raises :class:`UsageError`."""
+    ``host_values_mb`` and ``attention_mask`` as in :class:`Training`. ``weights``: one of :data:`WEIGHTS`, in which the
+    weights of the linear layers of a transformers model (``hf:``) are kept, or None for ``dtype``. Raises
+    :class:`UsageError`."""
 
     dtype: str = "fp32"
     amp: str | None = None
@@ -280,11 +290,13 @@ class Inference:
     assume: tuple[tuple[str, Assumed], ...] = ()
     host_values_mb: int = 64
     weights: str | None = None
+    attention_mask: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         object.__setattr__(self, "amp", amp_named(self.amp))
         object.__setattr__(self, "weights", weights_named(self.weights))
+        _check_mask(self.attention_mask)
         _check_share(self.data_dependent)
         object.__setattr__(self, "assume", _checked_assumptions(self.assume))
         _check_budget(self.host_values_mb)
@@ -294,7 +306,8 @@ class Inference:
         """The step in words: ``inference, fp32 weights, bf16 autocast``; ``weights`` as in :class:`Training`."""
         if self.weights is not None:
             weights = f"{self.weights} and {self.dtype}"
-        return ", ".join(["inference", *_precision(self, weights)])
+        masked = [] if self.attention_mask is None else [_MASKED[self.attention_mask]]
+        return ", ".join(["inference", *_precision(self, weights), *masked])
 
 
 def dtype_named(name: str) -> str:
@@ -337,6 +350,15 @@ def _precision(step: Training | Inference, weights: str | None) -> list[str]:
     if step.compile:
         words.append("torch.compile" if step.compile == "default" else f"torch.compile({step.compile})")
     return words
+
+
+#: What a step's words say of its masks.
+_MASKED = {"ones": "attention mask of ones", "padded": "attention mask with padding"}
+
+
+def _check_mask(mask: object) -> None:
+    if mask is not None and mask not in ATTENTION_MASKS:
+        raise UsageError(f"unknown attention_mask {mask!r}; accepted: {', '.join(ATTENTION_MASKS)}")
 
 
 def _check_compile(mode: object) -> None:

@@ -128,3 +128,32 @@ def test_the_report_names_the_library_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     estimate = graphmem.analyze(f"hf:{tmp_path}/config.json", batch=2, seq_len=16)
     assert any(transformers.__version__ in note for note in estimate.assumptions)
+
+
+def _masked(folder: Path, mask: str | None, **changed: Any) -> graphmem.Estimate:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
+    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "vocab_size": 100}
+    (folder / "config.json").write_text(json.dumps(config | sizes | changed))
+    step, length = Training(attention_mask=mask), None if changed else 64
+    return graphmem.analyze(f"hf:{folder}/config.json", batch=4, seq_len=length, training=step, device="h100-80gb")
+
+
+def test_a_mask_that_hides_nothing_is_dropped_and_one_with_padding_is_kept(tmp_path: Path) -> None:
+    """The recorded loops ``mask_that_hides_nothing`` and ``padded_*`` hold the figures."""
+    pytest.importorskip("transformers")
+    without, ones, padded = (_masked(tmp_path, mask) for mask in (None, "ones", "padded"))
+    mask_bytes = 4 * 64 * 8
+    assert ones.peak.requested_bytes == without.peak.requested_bytes + mask_bytes
+    assert padded.peak.requested_bytes > ones.peak.requested_bytes
+    assert "attention mask with padding" in padded.step
+    assert "attention mask" not in without.step
+
+
+def test_a_mask_is_for_models_that_take_one_beside_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(GraphmemError, match="takes no attention_mask beside tokens"):
+        _masked(tmp_path, "ones", model_type="vit", architectures=["ViTForImageClassification"])
+    with pytest.raises(GraphmemError, match="make the mask where the other inputs are made"):
+        graphmem.analyze(_factory, training=Training(attention_mask="ones"))
+    with pytest.raises(GraphmemError, match="unknown attention_mask 'some'; accepted: ones, padded"):
+        Training(attention_mask="some")

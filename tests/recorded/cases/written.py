@@ -324,6 +324,80 @@ def lengths_dropped() -> Any:
     return model, optimizer, batch
 
 
+def _padded(rows: int, length: int) -> dict[str, torch.Tensor]:
+    """A tokenizer's batch, as ``DataCollatorWithPadding`` leaves it: the last text was the shortest."""
+    mask = torch.ones((rows, length), dtype=torch.long)
+    mask[-1, length // 2 :] = 0
+    tokens = _tokens(rows, length)
+    return {"input_ids": tokens["input_ids"], "attention_mask": mask, "labels": tokens["labels"]}
+
+
+@_case(_GPT2, 8, 128, attention_mask="ones")
+def mask_that_hides_nothing() -> Any:
+    model = model_of(_GPT2).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.train()
+    tokens = _tokens(8, 128)
+    batch = {"input_ids": tokens["input_ids"], "attention_mask": torch.ones((8, 128), dtype=torch.long),
+             "labels": tokens["labels"]}  # fmt: skip
+    batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
+    for _ in range(3):
+        outputs = model(**batch)
+        loss = outputs.loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, batch, outputs, loss
+
+
+@_case(_BERT, 16, 256, attention_mask="padded", amp="bf16")
+def padded_sentences() -> Any:
+    model = model_of(_BERT).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.train()
+    batch = _padded(16, 256) | {"labels": torch.zeros(16, dtype=torch.long)}
+    batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
+    for _ in range(3):
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = model(**batch)
+            loss = outputs.loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, batch, outputs, loss
+
+
+@_case(_T5, 16, 128, attention_mask="padded")
+def padded_encoder() -> Any:
+    model = model_of(_T5).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.train()
+    batch = {name: tensor.to("cuda") for name, tensor in _padded(16, 128).items()}
+    for _ in range(3):
+        outputs = model(**batch)
+        loss = outputs.loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, batch, outputs, loss
+
+
+@_case(_GPT2, 10, seq_lens=(100, 128, 115), attention_mask="padded", iterations=None)
+def padded_lengths() -> Any:
+    model = model_of(_GPT2).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.train()
+    for _epoch in range(2):
+        for batch in (_padded(10, length) for length in (100, 128, 115)):
+            batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
+            outputs = model(**batch)
+            loss = outputs.loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizer, batch, outputs, loss
+
+
 @_case(None, 8, seq_lens=(200, 256), iterations=None, optimizer="adam")
 def lengths_of_a_factory() -> Any:
     model = Language().to("cuda")
