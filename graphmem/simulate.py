@@ -28,7 +28,7 @@ from graphmem.textbook import Sharded, compared
 from graphmem.trace import Trace
 from graphmem.training import Training
 from graphmem.verdict import holding, loads_eagerly, loads_of, probability
-from graphmem.versions import Version, beyond_known, version_notes, words, workspace_variables
+from graphmem.versions import Version, beyond_known, other_compiler, version_notes, words, workspace_variables
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,10 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     assumptions = [*recorded.notes, *made.notes]
     assumptions.extend(version_notes(setting.torch_version, made.installed_version))
     assumptions.extend(f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
-    diagnostics = [Diagnostic("headline", message) for message in beyond_known(setting.torch_version)]
+    headlines = beyond_known(setting.torch_version)
+    if question.step.compile is not None:
+        headlines += other_compiler(setting.torch_version, made.installed_version)
+    diagnostics = [Diagnostic("headline", message) for message in headlines]
     diagnostics += [Diagnostic("assumed", message, count) for message, count in made.decided.items()]
     diagnostics.extend(Diagnostic("note", message) for message in made.refusals)
     diagnostics.extend(Diagnostic("unknown", message, count) for message, count in made.unknown.items())

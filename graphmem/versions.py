@@ -104,6 +104,16 @@ def beyond_known(asked: tuple[int, int]) -> list[str]:
     return [f"PyTorch {words(asked)} is newer than {newest}, the newest known: the rules of {newest} are applied"]
 
 
+def other_compiler(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
+    """For the headline of a compiled step: that the compiler is not that of the version asked for."""
+    if asked == installed:
+        return []
+    return [
+        f"compiled by PyTorch {words(installed)}, which is installed: what {words(asked)}'s compiler fuses and saves "
+        f"instead is not known; install {words(asked)} for its own"
+    ]
+
+
 #: Variables of the environment that say how large libraries' workspaces are and how long they stay.
 WORKSPACE_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -294,6 +304,17 @@ GROUP_NORM_IN_FP32 = Since(
     "half group norm", (2, 13), "statistics in half", "statistics in fp32 for the time of the call",
     "ATen/native/cuda/group_norm_kernel.cu", ("2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
 )  # fmt: skip
+CUB_COUNTS_UNIQUE_IN_64_BITS = Since(
+    "storage of CUB's unique by key", (2, 7), "states of 8 bytes", "of 16", "cub/device/dispatch/"
+    "dispatch_unique_by_key.cuh of CUDA 12.4 and 12.8", ("2.6.0", "2.9.1"), "that 2.7 and 2.8 have it",
+)  # fmt: skip
+CUB_ALIGNS_TILE_STATES = Since(
+    "storage of CUB's scans, selections and runs", (2, 11), "the bytes of a state for each tile (CUDA 12)",
+    "aligned once more, 256 to 512 bytes larger (CUDA 13)",
+    "`AllocationSize`, cub/agent/single_pass_scan_operators.cuh of CUDA 12 and 13",
+    ("2.6.0", "2.9.1", "2.11.0", "2.13.0"), "wheels of 2.10 are taken to be of CUDA 12; other wheels of a release, of "
+    "CUDA 12.6 or 13.2, are not told apart",
+)  # fmt: skip
 AUTOCAST_CACHE_SERVES_TRAINING = Since(
     "autocast's cache of casts", (2, 11), "casts as they were made: in inference mode, or without a gradient function",
     "none in inference mode, and all with a gradient function", "`cached_cast`, ATen/autocast_mode.cpp; pull request "
@@ -303,6 +324,19 @@ PARTIAL_NORMS_COMPACT = Since(
     "partial results of `_foreach_norm` and `_foreach_max`", (2, 15), "as many of every tensor as of the largest",
     "as many as there are chunks, and a table of where each tensor's begin", "pull request 190549, "
     "ATen/native/cuda/ForeachReduceOp.cu", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+)  # fmt: skip
+BOUNDS_IN_ONE_PASS = Since(
+    "smallest and largest of what `bincount`, `histc`, `multinomial` and `index_put` check", (2, 13),
+    "one after the other", "by `aminmax`", "SummaryOps.cu and Indexing.cu of ATen/native/cuda, Distributions.cpp",
+    ("2.6.0", "2.9.1", "2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
+)  # fmt: skip
+SELECTION_IN_64_BITS = Since(
+    "`topk` of many blocks: what each slice looks for", (2, 9), "32 bits", "64 bits", "ATen/native/cuda/TensorTopK.cu",
+    ("2.6.0", "2.9.1"), "2.7 and 2.8 are taken to do as 2.6",
+)  # fmt: skip
+SELECTION_SUMS_DIGITS = Since(
+    "`topk` of many blocks: sums of the digits' counts", (2, 11), "none", "1 KiB a slice",
+    "ATen/native/cuda/TensorTopK.cu", ("2.9.1", "2.11.0"), "2.10 is taken to do as 2.9",
 )  # fmt: skip
 OUTER_PRODUCTS_BY_TRITON = Since(
     "`bmm` of columns by rows, where Triton is installed as it is beside the CUDA wheels", (2, 13), "cuBLAS",

@@ -318,6 +318,14 @@ def test_a_version_beyond_the_known_is_in_the_headline() -> None:
     assert headlines == ["PyTorch 2.16 is newer than 2.15, the newest known: the rules of 2.15 are applied."]
 
 
+def test_another_versions_compiler_is_in_the_headline() -> None:
+    """Installed is never 2.5, which the package does not compile under."""
+    estimate = graphmem.analyze(_linear, training=graphmem.Inference(compile="default"), torch_version="2.5")
+    (headline,) = graphmem.reports.text.headlines(estimate)
+    assert "what 2.5's compiler fuses and saves instead is not known" in headline
+    assert versions.other_compiler((2, 13), (2, 13)) == []
+
+
 def test_variables_about_workspaces_are_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = graphmem.analyze(_linear, training=False).peak.allocated_bytes
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")

@@ -52,6 +52,12 @@ KINDS = {
         _whole("functions/*.jsonl.gz"),
         _LARGE,
     ),
+    "functions_of_versions": Listed(
+        "the same, of versions of PyTorch of which not every kind is recorded: --python of one",
+        "tests.recorded.functions:OTHER_VERSIONS",
+        ("pytorch/*/functions.jsonl.gz",),
+        _LARGE,
+    ),
     "op_db": Listed(
         "PyTorch's own operator database, forward and backward",
         "tests.recorded.op_db.kind:OP_DB",
@@ -202,6 +208,7 @@ KINDS = {
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
+    "pytorch/functions_of_versions.json",
     "reports/*.txt",
     "public_api.txt",
 )

@@ -57,7 +57,11 @@ def predicted(
 
 
 def predicted_together(
-    runs: Sequence[Callable[[Callable[[], None]], None]], name: str, *, cudnn_workspaces: bool = True
+    runs: Sequence[Callable[[Callable[[], None]], None]],
+    name: str,
+    *,
+    cudnn_workspaces: bool = True,
+    torch_version: tuple[int, int] = TORCH_VERSION,
 ) -> list[list[int] | None]:
     """Several in one capture, which saves setting up one for each; None for those that raise. Nothing is selected."""
     marks: list[list[int]] = [[] for _ in runs]
@@ -72,7 +76,7 @@ def predicted_together(
         step,
         source=name,
         device=CARD,
-        torch_version=TORCH_VERSION,
+        torch_version=torch_version,
         cudnn_workspaces=cudnn_workspaces,
         data_dependent=0.0,
     ).trace

@@ -74,6 +74,20 @@ def load(folder: Path) -> Documents:
 def record_all(folder: Path, cases: Mapping[str, Any], run: Runner, parts: list[str]) -> None:
     """Record every case anew, or, given ``parts`` of names, those that contain one."""
     _refuse_another_version()
+    _record(folder, cases, run, parts, lambda case: case.group)
+
+
+def record_version(cases: Mapping[str, Any], run: Runner, parts: list[str]) -> None:
+    """The same for a version of which not every kind is recorded: all groups in one file of its folder."""
+    running = places.installed_torch()
+    if running is None or running in places.WHOLE:
+        raise SystemExit(f"every kind is recorded of torch {torch.__version__}: record functions, not versions")
+    _record(places.of_torch(running), cases, run, parts, lambda _: "functions")
+
+
+def _record(
+    folder: Path, cases: Mapping[str, Any], run: Runner, parts: list[str], file_of: Callable[[Case], str]
+) -> None:
     launch_no_triton()
     warm_up()
     warm_up()
@@ -85,8 +99,8 @@ def record_all(folder: Path, cases: Mapping[str, Any], run: Runner, parts: list[
             if "error" in documents[case.name]:
                 print(case.name, documents[case.name]["error"], flush=True)
             if count % _WRITE_EVERY == 0:
-                _write(folder, cases, documents)
-    _write(folder, cases, documents)
+                _write(folder, cases, documents, file_of)
+    _write(folder, cases, documents, file_of)
 
 
 def _refuse_another_version() -> None:
@@ -108,9 +122,9 @@ def launch_no_triton() -> None:
     kernels._bmm_outer_product_kernel = collections.defaultdict(lambda: lambda *_, **__: None)
 
 
-def _write(folder: Path, cases: Mapping[str, Case], documents: Documents) -> None:
+def _write(folder: Path, cases: Mapping[str, Case], documents: Documents, file_of: Callable[[Case], str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for group in dict.fromkeys(case.group for case in cases.values()):
-        chosen = [documents[c.name] for c in cases.values() if c.group == group and c.name in documents]
+    for name in dict.fromkeys(file_of(case) for case in cases.values()):
+        chosen = [documents[c.name] for c in cases.values() if file_of(c) == name and c.name in documents]
         data = "\n".join(json.dumps(document, separators=(",", ":")) for document in chosen).encode() + b"\n"
-        (folder / f"{group}.jsonl.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(data, 9, mtime=0))

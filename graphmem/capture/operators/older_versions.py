@@ -74,13 +74,19 @@ def patch_indexing(patches: Patches, torch_version: tuple[int, int]) -> None:
 def _is_followed(item: Any) -> bool:
     if isinstance(item, Tensor):
         return bool(item.dim() > 0)
-    return item is None or item is Ellipsis or isinstance(item, slice) or type(item) is int
+    return item is None or item is Ellipsis or isinstance(item, slice) or type(item) is int or _is_list(item)
+
+
+def _is_list(item: Any) -> bool:
+    """A list of positions, of which C++ makes an index tensor."""
+    return type(item) is list and all(type(position) is int for position in item)
 
 
 def _index_one_by_one(tensor: Tensor, index: tuple[Any, ...], plain: Callable[..., Any]) -> Tensor:
     """``applySlicing``: from left to right, each on the result of the one before, index tensors at the end."""
     named = sum(_dimensions(item) for item in index)
-    result, dim, left = tensor, 0, []
+    result, dim = tensor, 0
+    left: list[Any] = []
     for item in index:
         if type(item) is int:
             result = result.select(dim, item)
@@ -90,9 +96,9 @@ def _index_one_by_one(tensor: Tensor, index: tuple[Any, ...], plain: Callable[..
         elif item is None:
             result = result.unsqueeze(dim)
         count = 1 if item is None else tensor.dim() - named if item is Ellipsis else _dimensions(item)
-        left.extend([item] if isinstance(item, Tensor) else [slice(None)] * count)
+        left.extend([item] if isinstance(item, (Tensor, list)) else [slice(None)] * count)
         dim += count
-    return plain(result, tuple(left)) if any(isinstance(item, Tensor) for item in left) else result
+    return plain(result, tuple(left)) if any(isinstance(item, (Tensor, list)) for item in left) else result
 
 
 def _dimensions(item: Any) -> int:

@@ -1,4 +1,4 @@
-"""Temporary storage that the CUB algorithms of CUDA 13.0 (CCCL 3.0) ask for.
+"""Temporary storage that the CUB algorithms of CUDA 13.0 (CCCL 3.0) ask for, and where it is another under CUDA 12.
 
 Sources: ``cub/device/dispatch/dispatch_radix_sort.cuh``, ``tuning/tuning_radix_sort.cuh``, ``tuning_scan.cuh``,
 ``tuning_unique_by_key.cuh`` and ``agent/single_pass_scan_operators.cuh``. PyTorch counts items in 64 bits.
@@ -6,6 +6,7 @@ Sources: ``cub/device/dispatch/dispatch_radix_sort.cuh``, ``tuning/tuning_radix_
 
 from __future__ import annotations
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
 
 _ALIGNMENT = 256
@@ -78,21 +79,27 @@ def segmented_sort_bytes(items: int, key: int, value: int) -> int:
     return storage(items * key, items * value)
 
 
-def _states(items: int, tile: int, state: int) -> int:
-    """Storage of a single pass: a state for each tile, and 32 to pad the front."""
-    return storage((-(-items // tile) + 32) * state)
+def _states(items: int, tile: int, state: int, card: Card) -> int:
+    """Storage of a single pass: a state for each tile, and 32 to pad the front. CUDA 13 aligns the three arrays that
+    it could be (``tile_state_allocation_size``), CUDA 12 asked for the one's bytes (``ScanTileState<T, true>``)."""
+    size = (-(-items // tile) + 32) * state
+    return size if _is_of_cuda_12(card) else storage(size)
 
 
-def _tile_states(items: int, tile: int, state: int) -> int:
+def _is_of_cuda_12(card: Card) -> bool:
+    return not versions.CUB_ALIGNS_TILE_STATES.holds(card.torch_version)
+
+
+def _tile_states(items: int, tile: int, state: int, card: Card) -> int:
     """The same where it is the one temporary of an algorithm that has room for others."""
-    return storage(_states(items, tile, state))
+    return storage(_states(items, tile, state, card))
 
 
-def scan_bytes(items: int, value: int) -> int:
+def scan_bytes(items: int, value: int, card: Card) -> int:
     """DeviceScan: running sums; 128 threads with 15 items of 4 bytes. Values of 2 bytes are observed (9.0)."""
     if value == 2:
-        return _tile_states(items, 512 * 15, 16)
-    return _tile_states(items, 128 * max(1, 15 * 4 // max(4, value)), 2 * max(4, value))
+        return _tile_states(items, 512 * 15, 16, card)
+    return _tile_states(items, 128 * max(1, 15 * 4 // max(4, value)), 2 * max(4, value), card)
 
 
 #: Items a block of DeviceSelect takes, by size of the value, and for 2-byte floating-point values. Observed on 9.0.
@@ -102,55 +109,64 @@ _SELECT_TILE_HALF = 128 * 10
 _RUN_TILE = 6144
 
 
-def select_bytes(items: int, value: int, half: bool = False) -> int:
+def select_bytes(items: int, value: int, card: Card, half: bool = False) -> int:
     """DeviceSelect::Flagged and DeviceSelect::Unique."""
-    return _tile_states(items, _SELECT_TILE_HALF if half else _SELECT_TILES[value], 8)
+    return _tile_states(items, _SELECT_TILE_HALF if half else _SELECT_TILES[value], 8, card)
 
 
 def run_lengths_bytes(items: int) -> int:
-    """DeviceRunLengthEncode::Encode with 64-bit lengths: 128 threads with 6 items of any size. Observed on 9.0."""
-    return _states(items, 128 * 6, 16)
+    """DeviceRunLengthEncode::Encode with 64-bit lengths: 128 threads with 6 items of any size. Observed on 9.0, under
+    CUDA 12 too."""
+    return storage((-(-items // (128 * 6)) + 32) * 16)
 
 
 # --- Thrust's, on 64-bit positions of slices that are compared through a pointer; observed on 9.0 up to 10^8 slices ---
 
 
-def sorted_positions_bytes(items: int) -> int:
-    """thrust::sort, DeviceMergeSort of keys: a second array, and the bounds of tiles (256 threads, 16 items each)."""
-    return storage(items * _OFFSET, (1 + -(-items // (256 * 16))) * _OFFSET)
+def sorted_positions_bytes(items: int, card: Card) -> int:
+    """thrust::sort, DeviceMergeSort of keys: a second array, and the bounds of tiles (256 threads, 16 items each; under
+    CUDA 12 the 8 that 17 items of 4 bytes make)."""
+    tile = 256 * (8 if _is_of_cuda_12(card) else 16)
+    return storage(items * _OFFSET, (1 + -(-items // tile)) * _OFFSET)
 
 
-def unique_positions_bytes(items: int) -> int:
+def unique_positions_bytes(items: int, card: Card) -> int:
     """thrust::unique: 128 threads with 5 items, and the number selected."""
-    return storage(_states(items, 128 * 5, 16), _OFFSET)
+    return storage(_states(items, 128 * 5, 16, card), _OFFSET)
 
 
-def counted_positions_bytes(items: int) -> int:
-    """thrust::unique_by_key: 448 threads with 22 items, and the number selected."""
-    return storage(_states(items, 448 * 22, 16), _OFFSET)
+def counted_positions_bytes(items: int, card: Card) -> int:
+    """thrust::unique_by_key: 448 threads with 22 items, and the number selected; as many as unique up to CUDA 12.4."""
+    tile = 448 * 22 if versions.CUB_COUNTS_UNIQUE_IN_64_BITS.holds(card.torch_version) else 128 * 5
+    return storage(_states(items, tile, 16, card), _OFFSET)
 
 
-def position_sums_bytes(items: int) -> int:
-    """thrust::inclusive_scan: 128 threads with 21 items."""
-    return _tile_states(items, 128 * 21, 16)
+def position_sums_bytes(items: int, card: Card) -> int:
+    """thrust::inclusive_scan: 128 threads with 21 items; under CUDA 12 as every DeviceScan."""
+    if _is_of_cuda_12(card):
+        return scan_bytes(items, _OFFSET, card)
+    return _tile_states(items, 128 * 21, 16, card)
 
 
 #: thrust::adjacent_difference.
 DIFFERENCE_BYTES = storage()
 
 
-def run_numbers_bytes(items: int) -> int:
-    """DeviceScan over flags that are made on the way, into 64-bit numbers."""
+def run_numbers_bytes(items: int, card: Card) -> int:
+    """DeviceScan over flags that are made on the way, into 64-bit numbers; of 32 bits under CUDA 12."""
+    if _is_of_cuda_12(card):
+        return scan_bytes(items, 4, card)
     return storage((-(-items // _RUN_TILE) + 32) * 16)
 
 
 def scan_by_key_bytes(items: int) -> int:
-    """DeviceScan::InclusiveSumByKey on 32-bit keys and values. Observed up to 5,000 items; larger is a guess."""
-    return _tile_states(items, 2304, 16)
+    """DeviceScan::InclusiveSumByKey on 32-bit keys and values. Observed up to 5,000 items; larger is a guess. Under
+    CUDA 12 the same was seen, of 1,024 and 8,192 items."""
+    return storage(storage((-(-items // 2304) + 32) * 16))
 
 
 def unique_by_key_bytes(items: int, key: int, card: Card) -> int:
-    """DeviceSelect::UniqueByKey with values of the keys' size."""
+    """DeviceSelect::UniqueByKey with values of the keys' size; up to CUDA 12.4 counted in 32 bits."""
     policy = card.limits.cub_unique
     if policy >= 900:
         tile = 448 * 11 if key == 8 else 512 * 14
@@ -158,4 +174,5 @@ def unique_by_key_bytes(items: int, key: int, card: Card) -> int:
         tile = 192 * 7 if key == 8 else 256 * 11
     else:
         tile = 64 * (5 if key == 8 else 11)
-    return _tile_states(items, tile, 16)
+    state = 16 if versions.CUB_COUNTS_UNIQUE_IN_64_BITS.holds(card.torch_version) else 8
+    return _tile_states(items, tile, state, card)

@@ -86,7 +86,7 @@ def write_sorted_gradient(
     most_segments = min(count, rows)
     partials = script.take(most_segments * size, "partials per segment")
     offsets = script.take(most_segments * size, "partials per segment, summed")
-    script.give(script.take(cub.scan_bytes(most_segments, size), "scan"))
+    script.give(script.take(cub.scan_bytes(most_segments, size, card), "scan"))
     partial_count = script.take(8, "number of partials")
     most_partials = count // _ROWS_PER_PARTIAL + most_segments
     starts = script.take(most_partials * size, "starts of partials")

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
 from graphmem.capture.kernels.parts.new_memory import fill_resized, fills_resized
-from graphmem.capture.kernels.parts.script import Call, Script, rule
+from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
 
 
@@ -119,7 +120,7 @@ def _index_put(call: Call, script: Script, checks_range: bool) -> Script | None:
     held = []
     if not tensor.is_contiguous():
         held.append(script.take(bytes_of(tensor), "contiguous tensor"))
-    held.append(_take_linear_index(script, used, count, checks_range))
+    held.append(_take_linear_index(script, used, count, checks_range, call.card))
     if _are_apart(indices) and tensor.is_contiguous():
         held.append(script.take(bytes_of(tensor), "contiguous tensor with the indexed dimensions in front"))
     held += _take_values(script, tensor, indices, values, shape)
@@ -141,17 +142,21 @@ def _overwrite(script: Script, tensor: torch.Tensor, indices: Sequence[Any], val
     return script
 
 
-def _check_range(script: Script, index: torch.Tensor) -> None:
-    """Largest and smallest index, of a contiguous copy, and their comparisons with the bounds."""
-    bounds = [script.take(8, "index bound") for _ in range(2)]
-    if not index.is_contiguous():
-        script.give(script.take(index.numel() * index.element_size(), "contiguous index"))
-    for _ in bounds:
-        script.give(script.take(1, "index check"))
-    script.give(*reversed(bounds))
+def _check_range(script: Script, index: torch.Tensor, card: Card) -> None:
+    """Largest and smallest index, of a contiguous copy, and their comparisons with the bounds; one after the other in
+    older versions."""
+    for bounds in (2,) if versions.BOUNDS_IN_ONE_PASS.holds(card.torch_version) else (1, 1):
+        held = [script.take(8, "index bound") for _ in range(bounds)]
+        if not index.is_contiguous():
+            script.give(script.take(index.numel() * index.element_size(), "contiguous index"))
+        for _ in held:
+            script.give(script.take(1, "index check"))
+        script.give(*reversed(held))
 
 
-def _take_linear_index(script: Script, indices: Sequence[torch.Tensor], count: int, checks_range: bool) -> int:
+def _take_linear_index(
+    script: Script, indices: Sequence[torch.Tensor], count: int, checks_range: bool, card: Card
+) -> int:
     linear = 0
     for position, index in enumerate(indices):
         if _on_host(index):  # computed there, then copied
@@ -162,7 +167,7 @@ def _take_linear_index(script: Script, indices: Sequence[torch.Tensor], count: i
                 script.give(copied)
             continue
         if checks_range:
-            _check_range(script, index)
+            _check_range(script, index, card)
         wide = [] if index.dtype == torch.int64 else [script.take(index.numel() * 8, "64-bit index")]
         wrapped = script.take(count * 8, "wrapped index")
         scaled = script.take(count * 8, "linear index")

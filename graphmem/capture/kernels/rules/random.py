@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
@@ -29,7 +30,7 @@ def multinomial_rule(call: Call) -> Script | None:
     if call.replacement and samples > 1:
         taken = [script.take(size, f"{name}") for name in ("weights", "normalized weights", "running sums")]
         if weights.dim() == 1:
-            script.give(script.take(cub.scan_bytes(weights.numel(), weights.element_size()), "scan"))
+            script.give(script.take(cub.scan_bytes(weights.numel(), weights.element_size(), call.card), "scan"))
         script.give(*reversed(taken))
         return script
     scalars = _take_checks(script, weights, call.card)
@@ -57,10 +58,19 @@ def _take_checks(script: Script, weights: torch.Tensor, card: Card) -> list[int]
     """That no weight is negative or infinite, and that every row has one above zero."""
     element = weights.element_size()
     scalar = torch.empty((), dtype=weights.dtype, device="meta")
-    bounds = script.call("aten.aminmax", weights, card=card, outputs=[scalar, scalar], births=["smallest", "largest"])
-    finite, positive = (script.take(1, name) for name in ("largest is finite", "smallest is not negative"))
-    valid = script.take(1, "weights are valid")
-    script.give(positive, finite)
+    outputs, checks = [scalar, scalar], ("largest is finite", "smallest is not negative")
+    if versions.BOUNDS_IN_ONE_PASS.holds(card.torch_version):
+        bounds = script.call("aten.aminmax", weights, card=card, outputs=outputs, births=["smallest", "largest"])
+        finite, positive = (script.take(1, name) for name in checks)
+        valid = script.take(1, "weights are valid")
+        script.give(positive, finite)
+    else:
+        bounds, held = [], []
+        for operator, label, check in zip(("aten.max", "aten.min"), ("largest", "smallest"), checks, strict=True):
+            held += script.call(operator, weights, card=card, outputs=[scalar], births=[label])
+            held.append(script.take(1, check))
+        valid = script.take(1, "weights are valid")
+        script.give(*reversed(held))
     rows = weights.numel() // weights.shape[-1]
     sums = script.take(rows * element, "sums of weights")
     reduction_buffers(weights, [-1], False, sum_kernel(weights.dtype, weights.dtype), card).write(script)

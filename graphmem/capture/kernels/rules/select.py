@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
@@ -36,7 +37,7 @@ def nonzero_rule(call: Call) -> Script | None:
     count = script.take(4, "number of nonzeros")
     script.give(script.take(_counts_bytes(items, call.card), "count"))
     script.output(0)
-    selected = [script.take(cub.select_bytes(items, _INDEX), "select")] if tensor.dim() else []
+    selected = [script.take(cub.select_bytes(items, _INDEX, call.card), "select")] if tensor.dim() else []
     script.give(*selected, count, *copies)
     return script
 
@@ -76,8 +77,8 @@ def unique_rule(call: Call) -> Script | None:
     script.give(script.take(size, "radix sort"))
     if inverse:
         script.give(order)
-        _number_runs(script, items, _INDEX)
-    _first_of_runs(script, tensor, call.get("return_counts", False))
+        _number_runs(script, items, _INDEX, call.card)
+    _first_of_runs(script, tensor, call.get("return_counts", False), call.card)
     script.give(*reversed(held))
     return script
 
@@ -93,8 +94,8 @@ def unique_consecutive_rule(call: Call) -> Script | None:
     if call.outputs[1].numel():
         script.output(1)
         starts = script.take(int(tensor.numel()) * 4, "where runs start")
-        script.give(script.take(cub.run_numbers_bytes(int(tensor.numel())), "scan"), starts)
-    _first_of_runs(script, tensor, call.return_counts)
+        script.give(script.take(cub.run_numbers_bytes(int(tensor.numel()), call.card), "scan"), starts)
+    _first_of_runs(script, tensor, call.return_counts, call.card)
     return script
 
 
@@ -116,20 +117,20 @@ def _unique_slices(call: Call, is_sorted: bool) -> Script:
     held = [] if _is_first(tensor, dim) else [script.take(bytes_of(tensor), "slices as rows")]
     held.append(script.take(count * _INDEX, "positions of slices"))
     if is_sorted:
-        script.give(script.take(cub.sorted_positions_bytes(count), "sort"))
+        script.give(script.take(cub.sorted_positions_bytes(count, call.card), "sort"))
     if call.return_inverse:
         script.output(1)
         numbers = script.take(count * _INDEX, "numbers of runs")
         script.give(script.take(cub.DIFFERENCE_BYTES, "where runs start"))
-        script.give(script.take(cub.position_sums_bytes(count), "scan"), numbers)
+        script.give(script.take(cub.position_sums_bytes(count, call.card), "scan"), numbers)
     if call.return_counts:
         ends = script.take((count + 1) * _INDEX, "where runs end")
-        script.give(script.take(cub.counted_positions_bytes(count), "unique"))
+        script.give(script.take(cub.counted_positions_bytes(count, call.card), "unique"))
         if call.outputs[2].numel():
             script.output(2).give(script.take(cub.DIFFERENCE_BYTES, "lengths of runs"))
         script.give(ends)
     else:
-        script.give(script.take(cub.unique_positions_bytes(count), "unique"))
+        script.give(script.take(cub.unique_positions_bytes(count, call.card), "unique"))
     script.output(0).give(*reversed(held))
     return script
 
@@ -142,26 +143,30 @@ def _is_first(tensor: torch.Tensor, dim: int) -> bool:
     return all(size == 1 or a == b for size, a, b in zip(shape, strides, expected, strict=True))
 
 
-def _number_runs(script: Script, items: int, element: int) -> None:
+def _number_runs(script: Script, items: int, element: int, card: Card) -> None:
     starts = script.take(items * element, "where runs start")
     script.output(1)
-    script.give(script.take(cub.run_numbers_bytes(items), "scan"), starts)
+    script.give(script.take(cub.run_numbers_bytes(items, card), "scan"), starts)
 
 
-def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool) -> None:
+def _first_of_runs(script: Script, tensor: torch.Tensor, counts: bool, card: Card) -> None:
     items, element = int(tensor.numel()), tensor.element_size()
     script.output(0, items * element)
     length = script.take(8, "number of runs")
     if counts:
         script.output(2, items * _INDEX)
     half = tensor.is_floating_point() and element == 2
-    size = cub.run_lengths_bytes(items) if counts else cub.select_bytes(items, element, half)
+    size = cub.run_lengths_bytes(items) if counts else cub.select_bytes(items, element, card, half)
     script.give(script.take(size, "unique"), length)
 
 
 def _take_bounds(script: Script, call: Call) -> list[int]:
-    """``aminmax`` of the values."""
+    """``aminmax`` of the values; older versions read back the smallest before they looked for the largest."""
     scalar = torch.empty((), dtype=call.self.dtype, device="meta")
+    if not versions.BOUNDS_IN_ONE_PASS.holds(call.card.torch_version):
+        for operator, label in (("aten.min", "smallest"), ("aten.max", "largest")):
+            script.give(*script.call(operator, call.self, card=call.card, outputs=[scalar], births=[label]))
+        return []
     outputs = [scalar, scalar]
     return script.call("aten.aminmax", call.self, card=call.card, outputs=outputs, births=["smallest", "largest"])
 
@@ -193,7 +198,7 @@ def masked_scatter_rule(call: Call) -> Script | None:
     held = [script.take(items * _INDEX, "running sum of the mask")]
     if call.mask.numel() != items or not call.mask.is_contiguous():
         held.append(script.take(items, "contiguous mask"))
-    _scan(script, items)
+    _scan(script, items, call.card)
     script.give(*reversed(held))
     return script
 
@@ -202,13 +207,13 @@ def masked_scatter_rule(call: Call) -> Script | None:
 _SCANNED_AT_ONCE = 2**30
 
 
-def _scan(script: Script, items: int) -> None:
+def _scan(script: Script, items: int, card: Card) -> None:
     """``exclusive_scan`` of ATen/cuda/cub.cuh: long ones in parts, each from the sum of those before."""
-    script.give(script.take(cub.scan_bytes(min(items, _SCANNED_AT_ONCE), _INDEX), "scan"))
+    script.give(script.take(cub.scan_bytes(min(items, _SCANNED_AT_ONCE), _INDEX, card), "scan"))
     for start in range(_SCANNED_AT_ONCE, items, _SCANNED_AT_ONCE):
         first = script.take(_INDEX, "sum of the parts before")
         part = min(items - start, _SCANNED_AT_ONCE)
-        script.give(script.take(cub.scan_bytes(part, _INDEX), "scan"), first)
+        script.give(script.take(cub.scan_bytes(part, _INDEX, card), "scan"), first)
 
 
 @rule("aten.repeat_interleave.Tensor")
@@ -221,7 +226,7 @@ def repeat_rule(call: Call) -> Script | None:
     script = Script()
     sums = script.take(items * _INDEX, "running sum of the repeats")
     wide = [] if call.repeats.dtype is torch.int64 else [script.take(items * _INDEX, "64-bit repeats")]
-    script.give(script.take(cub.scan_bytes(items, _INDEX), "scan"), *wide)
+    script.give(script.take(cub.scan_bytes(items, _INDEX, call.card), "scan"), *wide)
     if call.output_size is None:
         compared = torch.empty(items, dtype=torch.bool, device="meta")
         held = script.take(items, "repeats that are not negative")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts import cub
 from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides, is_dense
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
@@ -133,18 +134,26 @@ def _radix_select(script: Script, slices: int, length: int, element: int, card: 
     items = -(-slices * length // (card.sm_count * blocks_per_sm * _THREADS))
     blocks = -(-length // (max(_LEAST_ITEMS, min(items, _MOST_ITEMS)) * _THREADS))
     per_block = slices * blocks
-    taken = [
-        script.take(slices * element, "kth values"),
-        script.take(slices * 8, "semaphores and remaining ks"),
-        script.take(slices * 2 * max(4, element), "desired digits"),
-        script.take(per_block * _DIGITS * 2, "digit counts"),
-        script.take(slices * _DIGITS * 4, "digit sums"),
-        script.take(per_block * 4, "counts within k"),
-        script.take(per_block * 4, "counts of the kth"),
-    ]
+    taken = [script.take(slices * element, "kth values"), *_take_wanted(script, slices, element, card)]
+    taken.append(script.take(per_block * _DIGITS * 2, "digit counts"))
+    if versions.SELECTION_SUMS_DIGITS.holds(card.torch_version):
+        taken.append(script.take(slices * _DIGITS * 4, "digit sums"))
+    taken.append(script.take(per_block * 4, "counts within k"))
+    taken.append(script.take(per_block * 4, "counts of the kth"))
     for _ in range(2):
         script.give(script.take(cub.scan_by_key_bytes(per_block), "scan by key"))
     script.give(*reversed(taken))
+
+
+def _take_wanted(script: Script, slices: int, element: int, card: Card) -> list[int]:
+    """What each slice still looks for."""
+    if versions.SELECTION_SUMS_DIGITS.holds(card.torch_version):
+        desired = script.take(slices * 8, "semaphores and remaining ks")
+        return [desired, script.take(slices * 2 * max(4, element), "desired digits")]
+    semaphores = script.take(slices * 4, "semaphores")
+    wide = 2 if versions.SELECTION_IN_64_BITS.holds(card.torch_version) else 1
+    remaining = script.take(slices * 4 * wide, "remaining ks")
+    return [semaphores, remaining, script.take(slices * wide * max(4, element), "desired digits")]
 
 
 def _sort_selected(script: Script, values: torch.Tensor, dim: int, card: Card) -> None:
@@ -176,6 +185,6 @@ def cumulative_rule(call: Call) -> Script | None:
     elif not tensor.is_contiguous():
         copies += script.contiguous(tensor, "contiguous input")
     if tensor.numel() == tensor.shape[dim]:
-        script.give(script.take(cub.scan_bytes(int(tensor.numel()), output.element_size()), "scan"))
+        script.give(script.take(cub.scan_bytes(int(tensor.numel()), output.element_size(), call.card), "scan"))
     script.give(*reversed(copies))
     return script
