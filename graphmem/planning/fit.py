@@ -74,7 +74,10 @@ def fit(
         raise UsageError(f"no multiple of {multiple_of} is at most {at_most}")
     request = Request(model, example_inputs, options)
     if size not in ("batch", "seq_len") and not size.startswith("dim:"):
-        raise UsageError(f"cannot search {size!r}; accepted: batch, seq_len (--find seq-len), dim:NAME")
+        raise UsageError(
+            f"cannot search {size!r}; accepted: batch, seq_len (--find seq-len), dim:NAME; and of what an engine "
+            "serves: graphmem serve --find max-model-len, max-num-seqs or tp"
+        )
     if options.get(size) is not None:
         raise UsageError(f"{size} is what is searched; do not give it")
     search = _Search(request, size, multiple_of, at_most // multiple_of, spare_bytes, say or (lambda _: None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from html import escape
 
@@ -11,6 +12,7 @@ from graphmem.reports.text import clean
 from graphmem.units import GIB, format_bytes
 
 _BAR = 30
+_WIDTH = 100
 _STYLE = (
     "body { font: 15px/1.45 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #222 } "
     "td, th { padding: .15em .9em .15em 0; text-align: left } td.n { text-align: right } "
@@ -20,7 +22,15 @@ _STYLE = (
 
 def render(report: ServingReport) -> str:
     """The text, ending in a newline."""
-    return "\n".join(line.rstrip() for line in _lines(report)) + "\n"
+    return "\n".join(part for line in _lines(report) for part in _wrapped(line.rstrip())) + "\n"
+
+
+def _wrapped(line: str) -> list[str]:
+    """Sentences in at most 100 columns; figures stand as they are."""
+    if len(line) <= _WIDTH or "     " in line:
+        return [line]
+    indent = "    " if line.startswith("  - ") else ""
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def _lines(report: ServingReport) -> Iterator[str]:
@@ -89,7 +99,7 @@ def _waterfall(report: ServingReport) -> Iterator[str]:
     served = report.served
     yield f"{'card':<26}{served.total_bytes / GIB:>9.3f} GiB"
     for part in served.parts:
-        bar = "#" * round(_BAR * max(0, part.bytes) / served.total_bytes)
+        bar = "#" * min(_BAR, round(_BAR * max(0, part.bytes) / served.total_bytes))
         yield f"  - {part.name:<22}{part.bytes / GIB:>9.3f}      {bar:<{_BAR}} {part.note}"
     yield f"{'  = KV cache':<26}{served.kv_cache.available_bytes / GIB:>9.3f} GiB"
 

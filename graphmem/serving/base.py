@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from graphmem.devices import Device
 from graphmem.figures import Figure
+from graphmem.serving.checkpoints import Checkpoint
 
 #: Where the engine runs: as a server, or inside a program (``LLM(...)``); defaults differ.
 ENTRIES = ("server", "llm")
@@ -20,10 +21,12 @@ ENTRIES = ("server", "llm")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model's configuration: its name for people, and the values of its ``config.json``."""
+    """A model's configuration: its name for people, the values of its ``config.json``, and what the headers of the
+    checkpoint beside it say, where there is one."""
 
     name: str
     config: Mapping[str, Any]
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)

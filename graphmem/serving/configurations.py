@@ -17,6 +17,7 @@ from typing import Any
 from graphmem.documents import read_json, shown
 from graphmem.errors import SourceError, first_line
 from graphmem.serving.base import ServedModel
+from graphmem.serving.checkpoints import checkpoint_in
 
 
 def model_named(name: str) -> ServedModel:
@@ -79,4 +80,4 @@ def _read(path: Path, name: str) -> ServedModel:
     text = values.get("text_config")
     if isinstance(text, dict) and "hidden_size" not in values:  # a multimodal wrapper
         raise SourceError(f"{path} is the configuration of a multimodal model, whose encoder is not followed yet")
-    return ServedModel(name, values)
+    return ServedModel(name, values, checkpoint_in(path.parent))

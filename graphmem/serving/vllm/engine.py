@@ -17,7 +17,7 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
 from graphmem.figures import Communicator, Figure
-from graphmem.replay import replay
+from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.vllm import families, graphs, order, versions
 from graphmem.serving.vllm.attention import FlashAttention3
@@ -25,8 +25,8 @@ from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, layout_of
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.quantization import method_for
 from graphmem.serving.vllm.settings import Settings, resolve
-from graphmem.trace import Trace
-from graphmem.units import GIB, MIB
+from graphmem.trace import Trace, TraceBuilder
+from graphmem.units import GIB, MIB, format_bytes
 
 #: ``parseChosenWorkspaceSize`` (ATen/cuda/CublasHandlePool.cpp): 4096 KiB twice and 16 KiB eight times, or 32 MiB.
 _CUBLAS_BYTES, _CUBLAS_LARGE_BYTES = 8_519_680, 32 * MIB
@@ -46,11 +46,8 @@ class Start:
     consumed: int
     headroom: int
     loading: int
-    allocated: int
-    weights_taken: int
     graphs_estimate: int
     graphs_taken: int
-    events: int
 
 
 class VLLM:
@@ -87,9 +84,8 @@ class VLLM:
         settings = resolve(question)
         shape, _, _ = self.shape(question, settings)
         cublas = _cublas_bytes(question.device, settings)
-        return order.start(
-            settings, shape, self.layout(settings, shape), question.device, question.alloc_conf, cublas
-        )[0]  # fmt: skip
+        layout = self.layout(settings, shape)
+        return order.start(settings, shape, layout, question.device, question.alloc_conf, cublas)[0].build()
 
 
 def settings_key(settings: Settings) -> Settings:
@@ -108,30 +104,38 @@ def _cublas_bytes(device: Device, settings: Settings) -> int:
 def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str) -> Start:
     """The start on the allocator, without the card's limit: what does not fit is the arithmetic's to say."""
     torch = versions.torch_of(settings.version)
-    trace, marks = order.start(settings, shape, layout, device, alloc_conf, _cublas_bytes(device, settings))
-    played = replay(trace, PyTorchCachingAllocator(None, parse_alloc_conf(alloc_conf, torch), torch))
-    allocated, reserved = played.allocated_bytes, played.reserved_bytes
-    stays, peak = int(allocated[marks.after]), int(allocated[marks.before : marks.after + 1].max())
-    consumed = int(reserved[marks.after])
-    weights = int(allocated[marks.weights] - allocated[marks.buffers])
-    sampling = int(allocated[marks.loaded] - allocated[marks.weights])
-    workspaces = stays - int(allocated[marks.before])
+    builder, marks = order.start(settings, shape, layout, device, alloc_conf, _cublas_bytes(device, settings))
+    allocated, reserved = _played(builder, PyTorchCachingAllocator(None, parse_alloc_conf(alloc_conf, torch), torch))
+    stays, peak = allocated[marks.after], max(allocated[marks.before : marks.after + 1])
+    consumed = reserved[marks.after]
+    weights = allocated[marks.weights] - allocated[marks.buffers]
+    sampling = allocated[marks.loaded] - allocated[marks.weights]
+    workspaces = stays - allocated[marks.before]
     captured = marks.graphs
     return Start(
         weights=weights,
-        runner_buffers=int(allocated[marks.buffers]),
+        runner_buffers=allocated[marks.buffers],
         sampling_buffers=sampling,
         workspaces=workspaces,
         slack=consumed - stays,
         consumed=consumed,
         headroom=peak - stays,
-        loading=int(allocated[: marks.before].max()),
-        allocated=stays,
-        weights_taken=int(played.requested_bytes[marks.weights] - played.requested_bytes[marks.buffers]),
-        graphs_estimate=graphs.estimate(captured, reserved.tolist()) if captured else 0,
-        graphs_taken=int(reserved[captured.end] - reserved[captured.start]) if captured else 0,
-        events=len(trace),
+        loading=max(allocated[: marks.before]),
+        graphs_estimate=graphs.estimate(captured, reserved) if captured else 0,
+        graphs_taken=reserved[captured.end] - reserved[captured.start] if captured else 0,
     )
+
+
+def _played(builder: TraceBuilder, allocator: PyTorchCachingAllocator) -> tuple[list[int], list[int]]:
+    """Bytes (allocated, reserved) after every event."""
+    allocated: list[int] = []
+    reserved: list[int] = []
+    for number in range(1, len(builder.pools) + 1):
+        allocator.declare_pool(number)
+    player = Player(allocator, builder.storage_bytes, builder.streams, builder.storage_pools, {})
+    events = events_on_device(builder.rows, builder.places, builder.storage_pools)
+    player.play(events, allocated.append, reserved.append, settings=builder.settings)
+    return allocated, reserved
 
 
 def _answer(
@@ -152,7 +156,7 @@ def _answer(
         tokens=int(concurrency * length),
         concurrency=concurrency,
         longest=layout.longest(available, settings.longest),
-        groups=tuple((_words(group.spec.window), group.layers) for group in layout.groups),
+        groups=tuple((_words(shape, group.spec.window), group.layers) for group in layout.groups),
     )
     return Served(
         engine="vLLM",
@@ -175,7 +179,9 @@ def _answer(
     )
 
 
-def _words(window: int | None) -> str:
+def _words(shape: Shape, window: int | None) -> str:
+    if shape.latent is not None:
+        return "latent attention"
     return "full attention" if window is None else f"sliding window of {window}"
 
 
@@ -265,6 +271,18 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
     if settings.version != versions.NEWEST:
         notes.append(
             f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"
+        )
+    if not question.non_torch_bytes:
+        notes.append(
+            "what CUDA loads while the engine profiles is taken as 0 (--non-torch): public logs of one card have 30 to "
+            "400 MiB, which the KV cache has less"
+        )
+    checkpoint = question.model.checkpoint
+    if checkpoint is not None:
+        headless = not checkpoint.has_head and not shape.tied
+        notes.append(
+            f"the checkpoint's headers: {len(checkpoint.tensors):,} tensors, {format_bytes(checkpoint.bytes)}"
+            + ("; it has no head of its own, as tied embeddings have none" if headless else "")
         )
     return (*notes, *families.notes(shape, settings.eager))
 

@@ -19,7 +19,7 @@ from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
 from graphmem.serving.vllm.settings import Settings
-from graphmem.trace import Category, Trace
+from graphmem.trace import Category, TraceBuilder
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Marks:
 
 def start(
     settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str, cublas_bytes: int
-) -> tuple[Trace, Marks]:
-    """The start of one rank up to where the engine knows what is left."""
+) -> tuple[TraceBuilder, Marks]:
+    """The start of one rank up to where the engine knows what is left, as a trace that is not built yet."""
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     runner = RUNNERS[settings.runner](run, settings.batch, shape)
@@ -75,7 +75,7 @@ def start(
             profile = graphs.GraphProfile(run, model, settings.batch, backend, shape.layers)
             record = profile.record if settings.runner == "V2" else profile.record_first
             captured = record(list(settings.capture_sizes), layout.block_bytes, tables)
-    return run.builder.build(), Marks(buffers, weights, loaded, before, after, captured)
+    return run.builder, Marks(buffers, weights, loaded, before, after, captured)
 
 
 @contextmanager

@@ -268,6 +268,9 @@ class Decoder(Family):
             layer.attention.scales.finish()
 
     def forward(self, tokens: int) -> Tensor:
+        return self._forward(tokens, self.layers)
+
+    def _forward(self, tokens: int, layers: list[Layer]) -> Tensor:
         run = self.run
         hidden = self.embedding(tokens)
         if self.style.scales_embedding:
@@ -275,7 +278,7 @@ class Decoder(Family):
             run.free(hidden)
             hidden = scaled
         residual: Tensor | None = None
-        for layer in self.layers:
+        for layer in layers:
             before = hidden, residual
             hidden, residual = layer(tokens, hidden, residual)
             for old in dict.fromkeys(before):
@@ -297,7 +300,7 @@ class Decoder(Family):
         """
         if self.shape.latent is not None:
             with piece():
-                return self.forward(tokens)
+                return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
         attended, residual = self._first_piece(tokens, attend, piece)
         chosen = self.layers if layers is None else self.layers[:layers]
         for layer in chosen[:-1]:
