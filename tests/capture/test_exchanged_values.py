@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from graphmem.capture.session.session import Captured, capture  # noqa: E402
 from graphmem.capture.values.exchanged import ALIKE  # noqa: E402
 from graphmem.training.processes import Processes  # noqa: E402
-from tests.support.captures import H100, TORCH_VERSION  # noqa: E402
+from tests.support.captures import H100, TORCH_VERSION, births  # noqa: E402
 
 TELLS_REDUCTION = hasattr(torch.ops.c10d, "allreduce_") and torch.__version__ >= "2.11"
 
@@ -140,3 +140,20 @@ def test_a_norm_that_is_checked_together_with_being_finite_passes() -> None:
     seen, captured = told(step)
     assert seen == [False]
     assert not captured.decided
+
+
+def test_a_message_s_tensor_lives_no_longer_than_its_own_references() -> None:
+    """The schedules of pipelines keep the works of messages that they have waited for."""
+    works: list[Any] = []
+
+    def step(_: Any) -> None:
+        sent = torch.empty(1 << 20, device="cuda")
+        works.append(dist.isend(sent, 1))
+        works[0].wait()
+        del sent
+        torch.empty(1 << 20, device="cuda")
+
+    _, captured = told(step)
+    first, second = [storage for storage in births(captured.trace) if storage.bytes == 4 << 20]
+    assert first.freed is not None
+    assert first.freed < second.event

@@ -42,15 +42,21 @@ def _waited_for(_: Any, tensor: torch.Tensor) -> torch.Tensor:
 BODIES = {torch.ops._c10d_functional.wait_tensor.default: _waited_for} if dist.is_available() else {}
 
 
+#: Operators of two processes; their works have no result.
+_MESSAGES = {getattr(torch.ops.c10d, name).default for name in ("send", "recv_", "recv_any_source_")} & COLLECTIVES
+
+
 def collective(func: Any, args: Sequence[Any]) -> Any:
     """Answer a collective: its outputs are the tensors that were given, and its work is done.
 
-    The work keeps its tensors alive while somebody keeps the work (``ProcessGroupNCCL``, ``TensorShelf``).
+    ``ProcessGroupNCCL`` keeps the tensors of a work until it is waited for (``TensorShelf``). Here the work of a
+    collective has them as its result, for as long as somebody keeps it; that of a message has none, as the schedules of
+    pipelines keep works long after they waited for them, and the tensors themselves until they do.
     """
     if not func._schema.returns:
         return None
     future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(list(tensors_in(args[0])))
+    future.set_result([] if func in _MESSAGES else list(tensors_in(args[0])))
     work = torch._C._distributed_c10d._create_work_from_future(future).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
 
