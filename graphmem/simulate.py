@@ -46,19 +46,24 @@ class Traced:
 
 
 def answer(
-    question: Question, captures: Captures | None = None, say: Callable[[str], None] = lambda _: None
+    question: Question,
+    captures: Captures | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    figures_only: bool = False,
 ) -> Estimate:
     """The whole flow: load, trace, replay, summarize. Raises :class:`GraphmemError`.
 
     ``captures`` holds what was captured for other questions about the same model, and takes what is captured for this.
-    What another thread loads and traces is waited for.
+    What another thread loads and traces is waited for. With ``figures_only`` nobody asks how sure they are where that
+    takes analyses of their own.
     """
     shelf = Captures() if captures is None else captures
-    estimate, may_go_on = _answer(question, shelf, say)
+    estimate, may_go_on = _answer(question, shelf, say, figures_only)
     if may_go_on and (estimate.fit is None or not estimate.fit.fits):
         with turn():
             shelf.forget()
-        estimate, _ = _answer(question, shelf, say)
+        estimate, _ = _answer(question, shelf, say, figures_only)
     return estimate
 
 
@@ -80,7 +85,7 @@ def beside_other_loop(estimate: Estimate, question: Question, say: Callable[[str
         return estimate
     other = "drop" if step.loop == "hold" else "hold"
     say(f"the same with --loop {other}")
-    theirs = answer(replace(question, training=replace(step, loop=other), top=0), say=say)
+    theirs = answer(replace(question, training=replace(step, loop=other), top=0), say=say, figures_only=True)
     levels = ("allocated", "reserved", "device")
     if all(abs(getattr(theirs, n) - getattr(estimate, n)) <= _TOLD_DIFFERENCE * getattr(estimate, n) for n in levels):
         return estimate
@@ -92,7 +97,9 @@ def _is_torch_loop(loaded: OnnxModel | TorchModel) -> bool:
     return isinstance(loaded, OnnxModel) or loaded.framework != "Keras"
 
 
-def _answer(question: Question, shelf: Captures, say: Callable[[str], None]) -> tuple[Estimate, bool]:
+def _answer(
+    question: Question, shelf: Captures, say: Callable[[str], None], figures_only: bool
+) -> tuple[Estimate, bool]:
     """The estimate, and whether the program, run within the card of the question, may do otherwise."""
     with turn():
         say("loading")
@@ -102,7 +109,7 @@ def _answer(question: Question, shelf: Captures, say: Callable[[str], None]) -> 
         say("tracing")
         recorded = shelf.recorded(question, loaded, say)
     traced = _traced(question, loaded, runtime, recorded)
-    if not isinstance(recorded.made, Taken):
+    if not isinstance(recorded.made, Taken) and not figures_only:
         version, beside = question.setting.torch_version, _of_neighbours(question, say)
         traced = replace(traced, doubt_of_version=lambda peak: cause_of_version(version, peak, beside.get))
     say("replaying")
@@ -117,7 +124,8 @@ def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Versi
     for version in neighbours(question.setting.torch_version):
         say(f"the same with PyTorch {words(version)}")
         with contextlib.suppress(GraphmemError):
-            peaks[version] = answer(replace(question, torch_version=words(version), top=0), say=say).peak
+            other = replace(question, torch_version=words(version), top=0)
+            peaks[version] = answer(other, say=say, figures_only=True).peak
     return peaks
 
 

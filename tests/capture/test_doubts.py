@@ -1,0 +1,88 @@
+"""What a captured step leaves in doubt, and what it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import graphmem  # noqa: E402
+from graphmem.estimate import Estimate  # noqa: E402
+
+
+class Doubling(torch.autograd.Function):
+    """An operator of the user's own is made of operators that are known."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad * 2
+
+
+def _analysed(step: Any, **options: Any) -> Estimate:
+    return graphmem.analyze(step, device="A100-40GB", cudnn="never", alloc_conf="", top=0, **options)
+
+
+def _names(estimate: Estimate, level: str = "reserved") -> list[str]:
+    return [cause.name for cause in estimate.doubts.about(level)]
+
+
+def linear() -> None:
+    model = torch.nn.Linear(512, 512, device="cuda")
+    for _ in range(2):
+        Doubling.apply(model(torch.zeros(64, 512, device="cuda"))).sum().backward()
+
+
+def convolving() -> None:
+    model = torch.nn.Conv2d(3, 8, 3, device="cuda")
+    model(torch.zeros(2, 3, 16, 16, device="cuda")).sum().backward()
+
+
+def convolving_without_cudnn() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        convolving()
+
+
+def reading() -> None:
+    x = torch.nn.Linear(64, 64, device="cuda")(torch.rand(64, 64, device="cuda"))
+    count = int(x.sum().item() * 3)
+    torch.zeros(count * 1024, 256, device="cuda")
+
+
+@pytest.mark.parametrize("version", ["2.6", "2.13", "2.15"])
+@pytest.mark.parametrize("step", [linear, convolving_without_cudnn])
+def test_a_step_of_known_operators_is_exact(step: Any, version: str) -> None:
+    estimate = _analysed(step, torch_version=version)
+    assert _names(estimate) == []
+    assert estimate.interval("allocated") == (estimate.allocated, estimate.allocated)
+    assert all(cause.spreads.keys() == {"device"} for cause in estimate.doubts.causes)
+
+
+def test_a_predicted_plan_is_a_doubt() -> None:
+    estimate = _analysed(convolving, torch_version="2.13")
+    assert _names(estimate) == ["cuDNN's plans"]
+    assert estimate.trace is not None
+    assert estimate.trace.predicted_plans >= 2
+    assert estimate.fit is not None
+    assert estimate.fit.verdict == "yes"
+
+
+def test_a_value_that_decides_a_size_is_one() -> None:
+    estimate = _analysed(reading, torch_version="2.13")
+    assert _names(estimate) == ["values assumed"]
+    assert estimate.interval("reserved") == (None, None)
+    assert estimate.fit is not None
+    assert (estimate.fit.verdict, estimate.fit.probability) == ("likely", None)
+
+
+def test_a_version_that_was_not_recorded_lies_between_its_neighbours() -> None:
+    before, here, after = (_analysed(linear, torch_version=version) for version in ("2.13", "2.14", "2.15"))
+    assert before.allocated > after.allocated, "2.15 gives cuBLAS's workspaces back"
+    assert here.interval("allocated") == (after.allocated, before.allocated)
+    assert _names(here, "allocated") == ["PyTorch 2.14"]
+    assert not _names(before, "allocated")
