@@ -156,7 +156,6 @@ class WholePrograms:
 
         _let_torchvision_load(program)
         gc.collect()  # the previous capture goes before the next one starts
-        _forget_shared_state()
         start = time.perf_counter()
         trace, assumed = program.trace(torch_version, library)
         for words, count in assumed.items():
@@ -192,20 +191,6 @@ def _let_torchvision_load(program: WholeProgram) -> None:
         from models_zoo.libraries import make_torchvision_importable
 
         make_torchvision_importable()
-
-
-def _forget_shared_state() -> None:
-    """What libraries keep for the whole process, such as accelerate's mixed precision, is no other program's."""
-    communication = sys.modules.get("deepspeed.comm.comm")
-    if communication is not None:
-        communication.cdb = None  # its process group is gone
-    deepspeed = sys.modules.get("transformers.integrations.deepspeed")
-    if deepspeed is not None:
-        deepspeed.unset_hf_deepspeed_config()
-    state = sys.modules.get("accelerate.state")
-    if state is not None:
-        state.AcceleratorState._reset_state(reset_partial_state=True)
-        state.GradientState._reset_state()
 
 
 def missing(program: WholeProgram) -> str | None:

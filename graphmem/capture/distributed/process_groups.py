@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.data_parallel import patch_data_parallel
+from graphmem.capture.distributed.library_state import library_state_put_back
 from graphmem.capture.distributed.objects import patch_objects
 from graphmem.capture.distributed.sharded_model import sharded
 from graphmem.capture.distributed.sharding import patch_resize, patch_sharding
@@ -48,7 +49,7 @@ def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
     patches = Patches()
     had_group, hook = dist.is_initialized(), sys.excepthook
     try:
-        with _launched(processes):
+        with _launched(processes), library_state_put_back():
             _patch_process_groups(patches, book)
             patch_data_parallel(patches, book)
             patch_objects(patches, book)

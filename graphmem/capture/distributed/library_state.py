@@ -1,0 +1,57 @@
+"""What libraries keep of process groups for as long as the process lives, which here is longer than a capture."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+#: Modules, or classes in them, and their variables. None or nothing is in them before the first group is made.
+_KEPT = {
+    "deepspeed.comm.comm": ("cdb",),
+    "deepspeed.utils.groups": (
+        "_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_ALL_TO_ALL_GROUP", "_TENSOR_MODEL_PARALLEL_GROUP",
+        "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP_RANKS",
+        "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS", "mesh_device", "mpu",
+    ),
+    "transformers.integrations.deepspeed": ("_hf_deepspeed_config_weak_ref",),
+    "accelerate.state.PartialState": ("_shared_state",),
+    "accelerate.state.AcceleratorState": ("_shared_state",),
+    "accelerate.state.GradientState": ("_shared_state",),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def library_state_put_back() -> Iterator[None]:
+    """Afterwards libraries know what they knew before; those that were imported meanwhile know nothing."""
+    before = {key: _copied(value) for key, value in _now()}
+    try:
+        yield
+    finally:
+        for key, value in _now():
+            owner, name = _owner(key[0]), key[1]
+            if isinstance(value, dict):
+                value.clear()
+                value.update(before.get(key) or {})
+            else:
+                setattr(owner, name, before.get(key))
+
+
+def _now() -> list[tuple[tuple[str, str], Any]]:
+    return [
+        ((path, name), getattr(_owner(path), name))
+        for path, names in _KEPT.items()
+        for name in names
+        if hasattr(_owner(path), name)
+    ]
+
+
+def _owner(path: str) -> Any:
+    """A module, or a class of one, if it has been imported."""
+    module, _, last = path.rpartition(".")
+    return sys.modules.get(path) or getattr(sys.modules.get(module), last, None)
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value
