@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 from graphmem import Inference, analyze  # noqa: E402
 from graphmem.capture.session.error_messages import explained  # noqa: E402
 from graphmem.errors import CaptureError, GraphmemError, SourceError  # noqa: E402
+from graphmem.trace import Place  # noqa: E402
 from tests.support.captures import H100, births, record  # noqa: E402
 
 
@@ -296,6 +297,33 @@ def test_every_storage_has_an_address_of_its_own(device: str) -> None:
         assert first.data_ptr() == addresses[0]
 
     record(step)
+
+
+def test_meta_is_a_place_without_memory() -> None:
+    """Whoever makes the tensor: a program, a module of PyTorch, a context, a move; until ``to_empty``."""
+
+    def step() -> None:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(512, 512), nn.LayerNorm(512))
+            assert torch.tensor([1.0]).is_meta
+            assert torch.get_default_device() == torch.device("meta")
+        model.append(nn.Linear(512, 512, device="meta"))
+        moved = (torch.ones(512).to("meta"), torch.ones(512, device="cuda").to("meta"), nn.Linear(8, 8).to("meta").bias)
+        output = model(torch.empty(64, 512, device="meta"))
+        output.sum().backward()
+        for tensor in (*model.parameters(), *moved, output, model[0].weight.grad, torch.empty_like(output), output * 2):
+            assert tensor.device == torch.device("meta")
+            assert (tensor.is_meta, tensor.is_cuda, tensor.is_cpu, tensor.data_ptr()) == (True, False, False, 0)
+        with pytest.raises(NotImplementedError, match="no data"):
+            model.to("cuda")
+        model.zero_grad()
+        model.to_empty(device="cuda")
+        assert all(parameter.is_cuda and not parameter.is_meta for parameter in model.parameters())
+
+    trace = record(step)
+    on_host = [storage.bytes for storage in trace.storages if storage.place is Place.HOST]
+    assert sum(on_host) < 8192
+    assert sum(storage.bytes for storage in births(trace)) < 4 * (2 * 512 * 512 + 8 * 512)
 
 
 @pytest.mark.parametrize(("home", "away"), [("cpu", "cuda"), ("cuda", "cpu")])

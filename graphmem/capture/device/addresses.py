@@ -42,7 +42,7 @@ def patch_addresses(patches: Patches) -> None:
         if not isinstance(self, FakeTensor):
             address: int = tensor_address(self)
             return address
-        if not self.numel():
+        if not self.numel() or self.is_meta:
             return 0
         offset: int = self.storage_offset() * self.element_size()
         return of_storage(self.untyped_storage()) + offset

@@ -14,16 +14,12 @@ from torch.utils import _device
 from graphmem.capture.device.cuda_namespace import check_device
 from graphmem.capture.device.pretend_device import cards, device_of
 from graphmem.capture.patches import Patches
-from graphmem.capture.values.callers import package_that_makes
+from graphmem.capture.values.callers import called_by_operator
+from graphmem.capture.values.tensors import NOWHERE
 
 #: Factories that convert data. They make a host tensor and copy it, as on a card; C++ would ask a driver to.
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
-#: Programs that build on ``meta``, where tensors have no memory, are given host tensors, whose data nobody reads
-#: either: to C++ every device tensor is on ``meta``, and one that really is could not be told from it. PyTorch's own
-#: code, and ours, mean what they say, and so do meta kernels, which run with every mode off.
-_HOST = torch.device("cpu")
 _META = torch.device("meta")
-_KNOWS = ("torch", "graphmem")
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 
 
@@ -39,36 +35,47 @@ def patch_factories(patches: Patches) -> None:
             patches.set(torch, name, _with_numbered_device(function))
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
     patches.set(_device.DeviceContext, "__init__", _context_on(_device.DeviceContext.__init__))
+    patches.set(torch, "get_default_device", _shown_default(torch.get_default_device))
     patches.set(torch._C._nn, "_parse_to", _parse_to(torch._C._nn._parse_to))
     _patch_old_types(patches)
     _patch_lazy(patches)
 
 
 def device_named(device: Any) -> Any:
-    """The device of an argument: numbers are cards. Raises :class:`CaptureError` for a card other than the first."""
+    """The device of an argument: numbers are cards, and ``meta`` is nowhere, but for operators and meta kernels, which
+    run with every mode off. Raises :class:`CaptureError` for a card other than the first."""
     if device is None or isinstance(device, bool):
         return device
     if device == "meta" or device == _META:  # first, and by name: PyTorch asks so in every operator
-        means_it = not torch._C._len_torch_dispatch_stack() or package_that_makes() in _KNOWS
-        return _META if means_it else _HOST
+        return _META if not torch._C._len_torch_dispatch_stack() or called_by_operator() else NOWHERE
+    if device == NOWHERE:
+        return device
     check_device(device)
     return cards().own if isinstance(device, int) else device_of(device)
 
 
-def _without_meta(device: Any) -> Any:
+def _named_by_program(device: Any) -> Any:
     """The device that a program names, where it is known to be the program."""
     device = device_named(device)
-    return _HOST if isinstance(device, torch.device) and device.type == "meta" else device
+    return NOWHERE if device == _META else device
 
 
 def _context_on(original: Callable[..., None]) -> Callable[..., None]:
-    """``with torch.device("meta")``, and a default device of that kind."""
+    """``with torch.device("meta")``, and a default device of that kind: C++ is handed what the context keeps."""
 
     def init(self: Any, device: Any) -> None:
         original(self, torch.device(device))
-        self.device = _without_meta(self.device)
+        self.device = _named_by_program(self.device)
 
     return init
+
+
+def _shown_default(original: Callable[[], torch.device]) -> Callable[[], torch.device]:
+    def get_default_device() -> torch.device:
+        device = original()
+        return _META if device == NOWHERE else device
+
+    return get_default_device
 
 
 def _with_numbered_device(factory: Any) -> Callable[..., Any]:
@@ -87,11 +94,11 @@ def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
         device = device_named(device)
         if device is None:
             device = data.device if isinstance(data, FakeTensor) else _default_device()
-        if device.type != "cuda":
+        if device.type != "cuda" and device != NOWHERE:
             extra = {"requires_grad": True} if requires_grad else {}
             return factory(data, *args, device=device, **extra, **kwargs)
         made = data if isinstance(data, FakeTensor) else factory(data, *args, device="cpu", **kwargs)
-        made = made.to(cards().own, kwargs.get("dtype") or made.dtype)
+        made = made.to(device if device == NOWHERE else cards().own, kwargs.get("dtype") or made.dtype)
         return made.requires_grad_() if requires_grad else made
 
     return make
@@ -116,9 +123,9 @@ def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def parse(*args: Any, **kwargs: Any) -> Any:
         if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
-            args = (_without_meta(args[0]), *args[1:])
+            args = (_named_by_program(args[0]), *args[1:])
         if "device" in kwargs:
-            kwargs["device"] = _without_meta(kwargs["device"])
+            kwargs["device"] = _named_by_program(kwargs["device"])
         return original(*args, **kwargs)
 
     return parse

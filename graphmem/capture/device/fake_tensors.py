@@ -10,6 +10,7 @@ ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is
 from __future__ import annotations
 
 import copy
+import copyreg
 import functools
 import types
 from collections.abc import Callable
@@ -24,7 +25,9 @@ from graphmem.capture.device.addresses import patch_addresses
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE, cards, device_of
 from graphmem.capture.patches import Patches
+from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.known_values import KnownValues
+from graphmem.capture.values.tensors import NOWHERE
 
 _META = torch.device("meta")
 #: What fake operators gave under the pretence, by the card's number, as ``FakeTensorMode.cache``: nothing for other
@@ -55,7 +58,9 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__, values))
     patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__, values))
     patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
-    patches.set(FakeTensor, "is_meta", property(lambda self: False))
+    patches.set(FakeTensor, "device", _shown_device(FakeTensor.device))
+    patches.set(FakeTensor, "is_meta", property(lambda self: self.fake_device == NOWHERE))
+    patches.set(FakeTensor, "is_cpu", property(lambda self: self.fake_device.type == "cpu" and not self.is_meta))
     patches.set(FakeTensor, "get_device", lambda self: cards().own.index if self.is_cuda else -1)
     patches.set(torch.Tensor, "pin_memory", _pin_memory)
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
@@ -65,6 +70,16 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patch_addresses(patches)
     if hasattr(fake_tensor, "init_gpu_context"):
         patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
+
+
+def _shown_device(original: property) -> property:
+    """``x.device``: of a tensor that is nowhere ``meta``, but for operators, which take it for the card's."""
+
+    def device(self: Any) -> torch.device:
+        shown: torch.device = original.fget(self)  # type: ignore[misc]
+        return shown if shown.index != 1 or shown.type != "cpu" or called_by_operator() else _META
+
+    return property(device)
 
 
 def _of_its_type(value: torch.Tensor, requires_grad: bool | None = None) -> Any:
@@ -175,9 +190,11 @@ def _set_grad_from_anywhere(tensor: Any, grad: Any) -> None:
             each.__dict__[_FAKE_DEVICE] = place
 
 
-def _stand_in(device: Any) -> Any:
-    """The C++ device for a device that Python names."""
+def _stand_in(device: Any, moved: torch.Tensor) -> Any:
+    """The C++ device for a device that Python names, to which a tensor moves."""
     device = device_named(device)
+    if device is not None and device != NOWHERE and isinstance(moved, FakeTensor) and moved.is_meta:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     return _META if device is not None and device.type == "cuda" else device
 
 
@@ -190,10 +207,14 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if is_of_own_class(self) and self.is_cuda and _is_there(self, args, kwargs):
         return self
     if args and (isinstance(args[0], (str, torch.device)) or type(args[0]) is int):
-        args = (_stand_in(args[0]), *args[1:])
+        args = (_stand_in(args[0], self), *args[1:])
     if "device" in kwargs:
-        kwargs["device"] = _stand_in(kwargs["device"])
-    return torch._C.TensorBase.to(self, *args, **kwargs)
+        kwargs["device"] = _stand_in(kwargs["device"], self)
+    moved: torch.Tensor = torch._C.TensorBase.to(self, *args, **kwargs)
+    if not isinstance(self, FakeTensor) and NOWHERE in (*args[:1], kwargs.get("device")):
+        # Of constants the fake mode makes constants, which are on the host.
+        return torch.empty_strided(moved.size(), moved.stride(), dtype=moved.dtype, device=NOWHERE)
+    return moved
 
 
 def _is_there(parameter: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -282,4 +303,9 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
         for tensor in (first, second):
             if isinstance(tensor, FakeTensor):
                 setattr(tensor, memo, None)
+    if type(first) is type(second) and not isinstance(first, FakeTensor):  # a DTensor: what it is around is in slots
+        for slot in copyreg._slotnames(type(first)):  # type: ignore[attr-defined]
+            mine, other = getattr(first, slot), getattr(second, slot)
+            setattr(first, slot, other)
+            setattr(second, slot, mine)
     torch._C._swap_tensor_impl(first, second)

@@ -54,7 +54,10 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     patches.set(tensors.DTensor, "__new__", staticmethod(_dtensor(tensors.DTensor.__new__)))
     patches.set(tensors.DTensor, "device", property(lambda self: self._local_tensor.device))
     patches.set(tensors.DTensor, "is_cuda", property(lambda self: self._local_tensor.is_cuda))
-    patches.set(tensors.DTensor, "is_meta", property(lambda self: False))
+    patches.set(tensors.DTensor, "is_meta", property(lambda self: self._local_tensor.is_meta))
+    dispatch = importlib.import_module("torch.distributed.tensor._dispatch")
+    if hasattr(dispatch, "run_dtensor_rng_op"):  # since 2.12: it moves the generator's offset around the operator
+        patches.set(dispatch, "run_dtensor_rng_op", lambda start, end, op, *args, **kwargs: op(*args, **kwargs))
 
 
 def _dtensor(original: Callable[..., Any]) -> Callable[..., Any]:

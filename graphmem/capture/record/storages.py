@@ -16,6 +16,7 @@ from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.memory_pools import MemoryPools
 from graphmem.capture.record.streams import Streams
 from graphmem.capture.values.callers import clear_frames_below
+from graphmem.capture.values.tensors import NOWHERE
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 
@@ -70,6 +71,8 @@ class Storages:
             return
         if place is None:
             place = Place.DEVICE if tensor.fake_device.type == "cuda" else Place.HOST
+            if place is Place.HOST and tensor.fake_device == NOWHERE:
+                return
         self._see_storage(tensor.untyped_storage(), size, place)
 
     def see_lists(self, indices: Sequence[Any]) -> None:

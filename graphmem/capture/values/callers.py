@@ -281,10 +281,18 @@ _STANDING_IN = {
 }
 
 
-def package_that_makes() -> str:
-    """The top-level package of the code that asks for a tensor on some device, asked inside a replaced function:
-    programs that build on ``meta`` mean no memory, PyTorch's own code and ours mean what they say."""
+#: Where PyTorch's operators are written in Python, and what stands in for them.
+_OPERATORS_IN_PYTHON = (
+    "torch._subclasses.", "torch._refs", "torch._prims", "torch._decomp", "torch._meta_registrations",
+    "torch._inductor.", "torch._dynamo.", "torch._functorch.", "torch._higher_order_ops.", "torch._library.",
+    "torch._ops", "torch.fx.", "torch.utils._device", "graphmem.",
+)  # fmt: skip
+
+
+def called_by_operator() -> bool:
+    """Whether the code that asks for a tensor on ``meta``, or reads a device that may be that, is an operator's: to
+    operators ``meta`` is where the card's tensors are, to programs and modules it is a device without memory."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") in _STANDING_IN:
         frame = frame.f_back
-    return "" if frame is None else str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return frame is None or str(frame.f_globals.get("__name__")).startswith(_OPERATORS_IN_PYTHON)

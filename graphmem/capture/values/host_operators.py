@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from graphmem.capture.values import generators
-from graphmem.capture.values.tensors import tensors_in
+from graphmem.capture.values.tensors import NOWHERE, tensors_in
 
 _aten = torch.ops.aten
 
@@ -165,7 +165,8 @@ def names_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether the call names a device other than the host: by position in ``aten.to.device``, which arrives whole in
     inference mode."""
     named = (*(value for value in args if isinstance(value, torch.device)), kwargs.get("device"))
-    return any(device is not None and torch.device(device).type != "cpu" for device in named)
+    places = [torch.device(device) for device in named if device is not None]
+    return any(place.type != "cpu" or place == NOWHERE for place in places)
 
 
 def has_real(args: Any) -> bool:

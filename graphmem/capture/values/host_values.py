@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from graphmem.capture.values import generators
 from graphmem.capture.values.known_values import KnownValues
-from graphmem.capture.values.tensors import tensors_in
+from graphmem.capture.values.tensors import NOWHERE, tensors_in
 
 _aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def computable(values: KnownValues, func: Any, args: Any, kwargs: Any) -> bool:
         is_on_device = isinstance(first, FakeTensor) and first.fake_device.type == "cuda"
         return not is_on_device and values.runs_for_real(func, args, kwargs)
     device = kwargs.get("device")
-    if device is not None and torch.device(device).type != "cpu":
+    if device is not None and (torch.device(device).type != "cpu" or device == NOWHERE):
         return False
     if func in _SHAPED:
         return len(args[0]) == 0

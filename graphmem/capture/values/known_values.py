@@ -37,7 +37,7 @@ from graphmem.capture.values.host_operators import (
     overload_with_generator,
     words_drawn,
 )
-from graphmem.capture.values.tensors import tensors_in
+from graphmem.capture.values.tensors import NOWHERE, tensors_in
 from graphmem.units import MIB
 
 _aten = torch.ops.aten
@@ -429,6 +429,8 @@ class KnownValues:
             target = next(tensors_in(out), None)
         if not isinstance(target, FakeTensor) or target.fake_device.type == "cuda":
             return False
+        if target.fake_device == NOWHERE:
+            return True  # nothing is drawn
         mirror = self._current(target)
         is_weight = mirror is not None and mirror.is_weight
         words = words_drawn(operator, func, args, target)

@@ -11,6 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 #: The floating-point types of 16 bits.
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
+#: Where C++ and the fake mode find tensors of the device ``meta``, which hold nothing anywhere: a device of their own,
+#: for to both of them every tensor of the card is on ``meta``. No tensor of a program is on a second host.
+NOWHERE = torch.device("cpu", 1)
+
 
 def tensors_in(value: Any) -> Iterator[Any]:
     """Every tensor in nested lists, tuples and dictionaries."""
