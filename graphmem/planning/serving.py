@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from statistics import NormalDist
 from typing import Any
 
@@ -135,14 +136,15 @@ def serve(
     want of memory is an answer (:attr:`ServingReport.starts`).
     """
     chosen = engine_named(engine)
-    assumptions = []
+    assumptions: list[str] = []
     card = device
     if card is None:
         if gpu is None and gpu_memory is None:
             assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
         card = _card(gpu, gpu_memory)
     quantiles = _quantiles(lengths)
-    question = _question(model, card, engine_version, options)
+    version = engine_version or _installed(chosen, assumptions)
+    question = _question(model, card, version, options)
     found = None
     if find is not None:
         question, found = _search(chosen, question, find, quantiles, load)
@@ -173,6 +175,21 @@ def _question(model: str, card: Device, version: str | None, options: Mapping[st
     if unknown:
         raise UsageError(f"unknown option {unknown[0]!r}; accepted: {', '.join(sorted(known))}")
     return Question(model_named(model), card, version=_version(version), **options)
+
+
+def _installed(engine: Engine, assumptions: list[str]) -> str | None:
+    """The engine's version in this environment, where it is installed and followed; None: the newest."""
+    try:
+        found = metadata.version(engine.name)
+    except metadata.PackageNotFoundError:
+        return None
+    numbers = [int(part) for part in found.split(".")[:2] if part.isdigit()]
+    newest = [int(part) for part in engine.newest.split(".")]
+    if len(numbers) < 2 or numbers > newest:
+        assumptions.append(f"{engine.title} {found} is installed, and followed as {engine.newest}")
+        return None
+    assumptions.append(f"{engine.title} {found} is installed: followed as that")
+    return found
 
 
 def _version(text: str | None) -> tuple[int, int] | None:

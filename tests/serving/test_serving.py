@@ -272,3 +272,32 @@ def test_public_logs_with_complete_settings() -> None:
         max_num_seqs=72, gpu_memory_utilization=0.85, alloc_conf="expandable_segments:True",
     )  # fmt: skip
     assert engine_named("vllm").serve(second).kv_cache.blocks == pytest.approx(5315, rel=0.02)
+
+
+_VALUES = st.sampled_from(
+    [None, 0, -1, 1, 3, 10**9, 10**30, 1.5, float("nan"), True, "", "x", [], [1], {},
+     {"rope_type": "yarn", "factor": "x"}, {"quant_method": "awq", "bits": 0}, {"quant_method": "gptq", "group_size": "x"}, {"quant_method": 3},
+     {"quant_method": "compressed-tensors", "config_groups": [1]}, {"quant_method": "fp8", "weight_block_size": "x"}]
+)  # fmt: skip
+_KEYS = sorted({key for config in known_models().values() for key in config} | {"quantization_config", "layer_types"})
+
+
+@given(st.sampled_from(sorted(known_models())), st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=2))
+@settings(max_examples=60, deadline=None)
+def test_any_configuration_is_answered_or_refused(name: str, changes: dict[str, Any]) -> None:
+    model = base.ServedModel(name, known_models()[name] | changes)
+    question = Question(model, device_named("H100"), enforce_eager=True, max_num_batched_tokens=2048, max_num_seqs=64)
+    try:
+        cache = engine_named("vllm").serve(question).kv_cache
+    except graphmem.GraphmemError:
+        return
+    assert cache.blocks == max(0, cache.available_bytes // cache.block_bytes)
+
+
+def test_the_installed_version_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphmem.planning.serving.metadata.version", lambda name: "0.11.2")
+    assert graphmem.serve(LLAMA, gpu="H100", enforce_eager=True, advice=False).served.version == "0.11"
+    monkeypatch.setattr("graphmem.planning.serving.metadata.version", lambda name: "0.99.0")
+    newer = graphmem.serve(LLAMA, gpu="H100", enforce_eager=True, advice=False)
+    assert newer.served.version == "0.32"
+    assert any("followed as 0.32" in line for line in newer.assumptions)

@@ -134,7 +134,8 @@ def _played(builder: TraceBuilder, allocator: PyTorchCachingAllocator) -> tuple[
         allocator.declare_pool(number)
     player = Player(allocator, builder.storage_bytes, builder.streams, builder.storage_pools, {})
     events = events_on_device(builder.rows, builder.places, builder.storage_pools)
-    player.play(events, allocated.append, reserved.append, settings=builder.settings)
+    if player.play(events, allocated.append, reserved.append, settings=builder.settings) >= 0:
+        raise UsageError(f"the model is too large for any card: {player.error}")
     return allocated, reserved
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from graphmem.devices.capabilities import reaches
 from graphmem.documents import shown
 from graphmem.errors import UsageError
-from graphmem.serving.base import Question
+from graphmem.serving.base import Question, ServedModel
+from graphmem.serving.values import counted, mapping
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod, Unquantized, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
@@ -313,9 +314,7 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     Raises :class:`UsageError` for a method that is not followed, that the engine refuses on the card or in that
     version, and for one that contradicts the configuration.
     """
-    own = question.model.config.get("quantization_config") or {}
-    if not isinstance(own, Mapping):
-        raise UsageError(f"{question.model.name}: quantization_config is {shown(own)}")
+    own = mapping(question.model, "quantization_config")
     asked = question.quantization
     name = _named(str(own["quant_method"])) if own.get("quant_method") else _guessed(own)
     if asked is not None:
@@ -377,8 +376,10 @@ def _method(
 ) -> tuple[LinearMethod, tuple[str, ...]]:
     """(the method, patterns of layers that are left out)."""
     device = question.device
-    excluded = tuple(str(one) for one in own.get("modules_to_not_convert") or own.get("ignore") or ())
-    bits, group = int(own.get("bits") or own.get("w_bit") or _USUAL[0]), int(own.get("group_size") or _USUAL[1])
+    model, listed = question.model, own.get("modules_to_not_convert") or own.get("ignore") or ()
+    excluded = tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
+    bits = _bits(model, own.get("bits", own.get("w_bit", _USUAL[0])))
+    group = counted(model, "group_size", own.get("group_size", own.get("q_group_size")), _USUAL[1], least=-1) or -1
     if name == "awq":
         return Packed(bits, group, itemsize, reorders=True, zeros=bool(own.get("zero_point", True))), excluded
     if name == "gptq":
@@ -394,14 +395,22 @@ def _method(
     if name == "compressed-tensors":
         return _compressed(question, own, itemsize), excluded
     size = own.get("weight_block_size") or [0]
+    if not isinstance(size, list) or type(size[0]) is not int or size[0] < 0:
+        raise UsageError(f"{model.name}: weight_block_size is {shown(size)}; accepted: two whole numbers")
     method = Float8(
         itemsize,
-        block=int(size[0]),
+        block=size[0],
         online=not own,
         native=reaches(device.capability, _NATIVE_FP8),
         static_inputs=own.get("activation_scheme") == "static",
     )
     return method, excluded
+
+
+def _bits(model: ServedModel, value: Any) -> int:
+    if value not in (2, 3, 4, 8) or type(value) is not int:
+        raise UsageError(f"{model.name}: bits of quantization_config are {shown(value)}; accepted: 2, 3, 4, 8")
+    return value
 
 
 #: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_fp4_supported``).
@@ -413,24 +422,28 @@ def _compressed(question: Question, own: Mapping[str, Any], itemsize: int) -> Li
     groups = own.get("config_groups") or {}
     found: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     first: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-    weights = first.get("weights") or {}
-    bits, kind = weights.get("num_bits", 4), weights.get("type", "int")
-    strategy, group = weights.get("strategy", "group"), weights.get("group_size") or -1
-    device = question.device
+    weights = first.get("weights")
+    weights = weights if isinstance(weights, Mapping) else {}
+    model, device = question.model, question.device
+    bits, kind = _bits(model, weights.get("num_bits", 4)), weights.get("type", "int")
+    group = counted(model, "group_size", weights.get("group_size"), -1, least=-1) or -1
+    strategy = weights.get("strategy", "group")
     if kind == "float" and bits == 8:
-        block = weights.get("block_structure") or [-1 if strategy == "channel" else 0]
-        inputs = first.get("input_activations") or {}
+        block = weights.get("block_structure")
+        edge = block[0] if isinstance(block, list) and block and type(block[0]) is int else 0
+        inputs = first.get("input_activations")
+        inputs = inputs if isinstance(inputs, Mapping) else {}
         return Float8(
             itemsize,
-            block=int(block[0]),
+            block=edge if edge > 0 else -1 if strategy == "channel" else 0,
             native=reaches(device.capability, _NATIVE_FP8),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
         )
     if kind == "float" and bits == 4:
-        return Float4(itemsize, int(group), 1, native=reaches(device.capability, _NATIVE_FP4))
+        return Float4(itemsize, group if group > 0 else 32, 1, native=reaches(device.capability, _NATIVE_FP4))
     if kind == "int" and bits == 8 and first.get("input_activations"):
         return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
     if kind == "int" and bits in (4, 8):
         symmetric = weights.get("symmetric", True)
-        return Packed(bits, int(group), itemsize, zeros=not symmetric, shape_tensor=True)
+        return Packed(bits, group, itemsize, zeros=not symmetric, shape_tensor=True)
     raise UsageError(f"{question.model.name}: compressed-tensors of {bits} bits ({shown(kind)}) is not followed")

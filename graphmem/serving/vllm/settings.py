@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphmem.errors import UsageError
-from graphmem.serving.base import ENTRIES, Question
+from graphmem.serving.base import ENTRIES, Question, ServedModel
+from graphmem.serving.values import count, counted, number, rope_of
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES
 from graphmem.serving.vllm.run import Batch
@@ -69,7 +70,7 @@ def resolve(question: Question) -> Settings:
     version = versions.checked(question.version)
     config = question.model.config
     arguments = _arguments(question.arguments)
-    length, longest = _length(config, question.max_model_len)
+    length, longest = _length(question.model, question.max_model_len)
     tokens, requests = _batch_defaults(question, version)
     requests = _positive("max_num_seqs", question.max_num_seqs) or requests
     if question.max_num_batched_tokens is None:
@@ -92,7 +93,7 @@ def resolve(question: Question) -> Settings:
     if block_size < 1 or block_size % _BLOCK_STEP:
         raise UsageError(f"block_size is {block_size}; FlashAttention takes multiples of {_BLOCK_STEP}")
     dtype, itemsize = _dtype(question, config)
-    check_parallel(config, question.tensor_parallel_size)
+    check_parallel(question.model, question.tensor_parallel_size)
     runner = arguments.get("model_runner", "v2" if versions.SECOND_RUNNER.holds(version) else "v1").upper()
     if runner not in ("V1", "V2") or (runner == "V2" and not versions.SECOND_RUNNER.holds(version)):
         raise UsageError(f"model_runner is {runner.lower()}; accepted: v1, and since 0.32 v2")
@@ -128,16 +129,17 @@ def _positive(name: str, value: int | None) -> int:
     return value or 0
 
 
-def _length(config: Mapping[str, Any], asked: int | None) -> tuple[int, int]:
+def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
     """(length of a request, the longest that the model has) as ``_get_and_verify_max_len`` finds them."""
-    found = [config[key] for key in _LENGTH_KEYS if isinstance(config.get(key), int)]
+    found = [count(model, key) for key in _LENGTH_KEYS if model.config.get(key) is not None]
     longest = min(found) if found else 2048
-    scaling = config.get("rope_scaling") or {}
+    scaling = rope_of(model)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ("default", "su", "longrope", "llama3", "mrope") and "factor" in scaling:
         if kind == "yarn":
-            longest = scaling.get("original_max_position_embeddings", longest)
-        longest = int(longest * scaling["factor"])
+            name = "original_max_position_embeddings"
+            longest = counted(model, name, scaling.get(name), longest)
+        longest = int(longest * number(model, "factor of rope_scaling", scaling["factor"], 1.0))
     if asked is None:
         return longest, longest
     if asked < 1:
@@ -169,7 +171,7 @@ def _dtype(question: Question, config: Mapping[str, Any]) -> tuple[str, int]:
     name = question.dtype
     if name == "auto":
         name = str(config.get("torch_dtype") or config.get("dtype") or "float16").removeprefix("torch.")
-        name = "float16" if name in ("float32", "float64") else name
+        name = name if name in ("float16", "bfloat16") else "float16"
     if name == "bfloat16" and not question.device.limits.bfloat16:
         raise UsageError(
             f"Bfloat16 is only supported on GPUs with compute capability of at least 8.0; {question.device.name} has "
@@ -178,9 +180,10 @@ def _dtype(question: Question, config: Mapping[str, Any]) -> tuple[str, int]:
     return name, DTYPES.get(name, 2)
 
 
-def check_parallel(config: Mapping[str, Any], tp: int) -> None:
+def check_parallel(model: ServedModel, tp: int) -> None:
     """``verify_with_parallel_config``. Raises :class:`UsageError` with the sizes that do."""
-    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
+    heads = count(model, "num_attention_heads")
+    kv_heads = count(model, "num_key_value_heads", heads)
     if tp < 1:
         raise UsageError(f"tensor_parallel_size is {tp}; accepted: 1 and more")
     good = [size for size in range(1, heads + 1) if _divides(heads, kv_heads, size)]

@@ -1,0 +1,54 @@
+"""Values of a configuration from elsewhere, checked where they are read: what, where, what is accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+
+#: The most of what is gone through one by one; the most of anything else.
+_MOST_COUNTED, _MOST = 1 << 12, 1 << 31
+_COUNTED = ("layers", "heads", "experts", "step", "bits", "k_dense_replace", "pattern")
+
+
+def count(model: ServedModel, name: str, otherwise: int | None = None, *, least: int = 1) -> int:
+    """The whole number of this name; ``otherwise`` where there is none. Raises :class:`UsageError`."""
+    return counted(model, name, model.config.get(name), otherwise, least=least)
+
+
+def counted(model: ServedModel, name: str, value: Any, otherwise: int | None = None, *, least: int = 1) -> int:
+    """``value`` as a whole number."""
+    if value is None and otherwise is not None:
+        return otherwise
+    most = _MOST_COUNTED if any(part in name for part in _COUNTED) else _MOST
+    if type(value) is not int or not least <= value <= most:
+        raise UsageError(f"{model.name}: {name} is {shown(value)}; accepted: a whole number from {least} to {most}")
+    return value
+
+
+def number(model: ServedModel, name: str, value: Any, otherwise: float) -> float:
+    """``value`` as a finite number above 0, at most :data:`_MOST`."""
+    if value is None:
+        return otherwise
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value <= _MOST:
+        raise UsageError(f"{model.name}: {name} is {shown(value)}; accepted: a number above 0")
+    return float(value)
+
+
+def mapping(model: ServedModel, name: str) -> Mapping[str, Any]:
+    """The object of this name, an empty one where there is none."""
+    value = model.config.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{model.name}: {name} is {shown(value)}; accepted: an object")
+    return value
+
+
+def rope_of(model: ServedModel) -> Mapping[str, Any]:
+    """How rotary tables are stretched."""
+    return mapping(model, "rope_scaling") or mapping(model, "rope_parameters")
