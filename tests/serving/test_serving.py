@@ -275,10 +275,16 @@ def test_public_logs_with_complete_settings() -> None:
 
 
 _VALUES = st.sampled_from(
-    [None, 0, -1, 1, 3, 10**9, 10**30, 1.5, float("nan"), True, "", "x", [], [1], {},
-     {"rope_type": "yarn", "factor": "x"}, {"quant_method": "awq", "bits": 0}, {"quant_method": "gptq", "group_size": "x"}, {"quant_method": 3},
-     {"quant_method": "compressed-tensors", "config_groups": [1]}, {"quant_method": "fp8", "weight_block_size": "x"}]
-)  # fmt: skip
+    [
+        *(None, 0, -1, 1, 3, 10**9, 10**30, 1.5, float("nan"), True, "", "x", [], [1], {}),
+        {"rope_type": "yarn", "factor": "x"},
+        {"quant_method": "awq", "bits": 0},
+        {"quant_method": "gptq", "group_size": "x"},
+        {"quant_method": 3},
+        {"quant_method": "compressed-tensors", "config_groups": [1]},
+        {"quant_method": "fp8", "weight_block_size": "x"},
+    ]
+)
 _KEYS = sorted({key for config in known_models().values() for key in config} | {"quantization_config", "layer_types"})
 
 
