@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphmem import sources
@@ -23,6 +24,7 @@ from graphmem.versions import installed_version
 
 if TYPE_CHECKING:
     from graphmem.capture.session.run import CapturedModel
+    from graphmem.capture.values.messages import Message, Messages, Post
     from graphmem.sources.onnx_file import OnnxFile
 
 Made = TypeVar("Made")
@@ -233,10 +235,15 @@ def _capture(
         cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
 
         def capture(shortens: bool, leaves_alike: bool = True) -> CapturedModel:
+            return _heard(question, loaded, partial(capture_one, shortens, leaves_alike))
+
+        def capture_one(
+            shortens: bool, leaves_alike: bool, loaded: TorchModel, step: Training | Inference, post: Post | None
+        ) -> CapturedModel:
             return capture_model(
                 loaded.build,
                 question.sizes,
-                _step_for(question, loaded),
+                step,
                 name=loaded.name,
                 device=as_cuda(card),
                 told=told,
@@ -249,6 +256,7 @@ def _capture(
                 memory=runtime.live(options, question.setting, limited=limited),
                 shortens=shortens,
                 leaves_alike=leaves_alike,
+                post=post,
                 say=say,
             )
 
@@ -261,6 +269,62 @@ def _capture(
     if captured.refusals:
         told.add("allocator")
     return captured, {fact: _says(question, fact) for fact in sorted(told)}
+
+
+_RunAs = Callable[["TorchModel", "Training | Inference", "Post | None"], "CapturedModel"]
+
+
+def _heard(question: Question, loaded: TorchModel, run: _RunAs) -> CapturedModel:
+    """The captured step of a process, which was told what other processes of the job say. Those are run as far as they
+    say it; where they wait for each other, or fail, it is not known."""
+    from graphmem.capture.values.messages import Messages, Post, Unheard
+
+    step = _step_for(question, loaded)
+    processes = step.processes if isinstance(step, Training) else None
+    if processes is None or processes.world_size == 1:
+        return run(loaded, step, None)
+    messages = Messages()
+    while True:
+        try:
+            return run(loaded, step, Post(processes.rank, messages))
+        except Unheard as missing:
+            _ask(missing.message, question, run, messages)
+        loaded = _anew(question, loaded)
+
+
+def _ask(
+    message: Message, question: Question, run: _RunAs, messages: Messages, asking: tuple[Message, ...] = ()
+) -> None:
+    """Have the message said, or lost."""
+    from graphmem.capture.values.messages import Post, Said, Unheard
+
+    while message not in messages.said and message not in messages.lost:
+        loaded = load(question)
+        assert isinstance(loaded, TorchModel)
+        step = _step_for(question, loaded)
+        assert isinstance(step, Training)
+        try:
+            run(loaded, replace(step, rank=message.source), Post(message.source, messages, message))
+            messages.lost.add(message)  # it ended without
+        except Said:
+            return
+        except Unheard as missing:
+            if missing.message in (message, *asking):
+                messages.lost.add(missing.message)
+            else:
+                _ask(missing.message, question, run, messages, (*asking, message))
+        except GraphmemError:
+            messages.lost.add(message)
+
+
+def _anew(question: Question, loaded: TorchModel) -> TorchModel:
+    """The model loaded once more, as its code may keep a state."""
+    again = load(question)
+    assert isinstance(again, TorchModel)
+    if isinstance(loaded.build, _BuiltWith):
+        loaded.build.build_with(again.build)
+        again = replace(again, build=loaded.build)
+    return again
 
 
 def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
@@ -313,6 +377,10 @@ class _BuiltWith:
     def __init__(self, build: Callable[[Sizes], Built | None]) -> None:
         self._build = build
         self._types: tuple[str, ...] = ()
+
+    def build_with(self, build: Callable[[Sizes], Built | None]) -> None:
+        """From now on by this function."""
+        self._build = build
 
     def __call__(self, sizes: Sizes) -> Built | None:
         built = self._build(sizes)

@@ -153,3 +153,42 @@ def test_communicators_are_those_of_groups_that_are_used_and_messages_have_peers
     captured = capture(step, source="", device=H100, torch_version=TORCH_VERSION, processes=Processes(8))
     assert set(captured.communicators) == {Communicator(2), Communicator(4, 2), Communicator(8, 7)}
     assert sorted(map(len, captured.groups)) == [2, 2, 4, 8]
+
+
+def chained() -> None:
+    """Every process sends on what it got and its own part, to the last one, which tells all."""
+    dist.init_process_group("nccl")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    count = torch.tensor([rank + 1], device="cuda")
+    if rank:
+        got = torch.empty_like(count)
+        dist.recv(got, rank - 1)
+        count += got
+    if rank < size - 1:
+        dist.send(count, rank + 1)
+    dist.broadcast(count, size - 1)
+    name = ["run-7" if rank == 0 else None]
+    dist.broadcast_object_list(name, src=0)
+    assert name == ["run-7"]
+    torch.empty(int(count.item()) * MIB, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_what_another_process_says_is_asked_of_it(rank: int) -> None:
+    estimate = analyze(chained, training=Training(world_size=4, rank=rank), device="H100-80GB")
+    assert max(one.bytes for one in estimate.top) == (1 + 2 + 3 + 4) * MIB
+    assert not [one for one in estimate.diagnostics if one.kind == "assumed"]
+
+
+def waiting_for_each_other() -> None:
+    dist.init_process_group("nccl")
+    count = torch.zeros(1, dtype=torch.int64, device="cuda")
+    dist.recv(count, 1 - dist.get_rank())
+    dist.send(count, 1 - dist.get_rank())
+    torch.empty(int(count.item()) * MIB, dtype=torch.uint8, device="cuda")
+
+
+def test_what_processes_wait_for_of_each_other_is_assumed() -> None:
+    estimate = analyze(waiting_for_each_other, training=Training(world_size=2), device="H100-80GB")
+    assert max(one.bytes for one in estimate.top) == MIB
+    assert [one for one in estimate.diagnostics if one.kind == "assumed"]

@@ -61,8 +61,8 @@ def collective(func: Any, args: Sequence[Any]) -> Any:
     return work if len(func._schema.returns) == 1 else (args[0], work)
 
 
-def group_of(args: Sequence[Any]) -> Group:
-    """The process group of a collective and the reduction that it makes."""
+def group_of(args: Sequence[Any], known: dict[str, tuple[int, ...]]) -> Group:
+    """The process group of a collective, of those ``known`` by name, and the reduction that it makes."""
     rank, ranks, reduction, name = 0, 1, "", ""
     for value in args:
         kind = str(value._type()) if isinstance(value, torch.ScriptObject) else ""
@@ -71,7 +71,7 @@ def group_of(args: Sequence[Any]) -> Group:
         elif kind.endswith("ProcessGroup"):
             group = dist.ProcessGroup.unbox(value)
             rank, ranks, name = group.rank(), group.size(), str(group.group_name)
-    return Group(rank, ranks, reduction, name)
+    return Group(rank, ranks, reduction, name, known.get(name, ()))
 
 
 class ProcessGroups:

@@ -152,9 +152,9 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
     mode.recorder.note(call)
     flat = collectives.flat_copy_bytes(call.func, call.args)
     mode.recorder.storages.take_and_give(flat, Category.COMMUNICATION, "flat copy of a collective's list")
-    group = collectives.group_of(call.args)
+    group = collectives.group_of(call.args, mode.recorder.groups.ranks)
     mode.recorder.groups.note(call.func, call.args, group)
-    if exchanged.follow(mode.recorder.values, call.func, call.args, group):
+    if exchanged.follow(mode.recorder.values, call.func, call.args, group, mode.recorder.post):
         mode.recorder.note_once(exchanged.ALIKE)
     return collectives.collective(call.func, call.args)
 

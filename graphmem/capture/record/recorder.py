@@ -28,6 +28,7 @@ from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
+from graphmem.capture.values.messages import Post
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import on_device
 from graphmem.errors import CaptureError
@@ -67,6 +68,7 @@ class Recorder:
         self.assumed: Counter[str] = Counter()
         self.notes: list[str] = []  # remarks for the reader
         self.groups = ProcessGroups()
+        self.post: Post | None = None  # by which the processes of a job tell each other what decides
         self.on_forward: Callable[[Any, Any], None] | None = None  # told of the outermost module that is trained
         self.sharded: Sharded | None = None  # how the model that is trained is shared out
         self.optimizers: list[str] = []  # classes of those that stepped, in order

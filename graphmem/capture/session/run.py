@@ -17,6 +17,7 @@ from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.program.main_module import run_program
 from graphmem.capture.session.session import Captured, Session, capture, raised_by_program, speaks_of_memory
 from graphmem.capture.values.known_values import Budget
+from graphmem.capture.values.messages import Post
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CannotShortenError, said
@@ -80,6 +81,7 @@ def capture_model(
     memory: DeviceMemory | None = None,
     shortens: bool = False,
     leaves_alike: bool = True,
+    post: Post | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
@@ -135,6 +137,7 @@ def capture_model(
         budget=Budget(step.host_values_mb * MIB, 8 * step.host_values_mb * MIB),
         cudnn=cudnn,
         processes=processes_of(step),
+        post=post,
         leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
         memory=memory,
         shortens=shortens,

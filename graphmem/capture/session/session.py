@@ -32,6 +32,7 @@ from graphmem.capture.threads import capturing
 from graphmem.capture.values.assumed_values import AssumedValues, Told
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
+from graphmem.capture.values.messages import Post
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
@@ -99,6 +100,7 @@ def capture(
     cudnn_workspaces: bool = True,
     cudnn: Cudnn | None = None,
     processes: Processes | None = None,
+    post: Post | None = None,
     data_dependent: float | None = None,
     assume: Told = (),
     budget: Budget | None = None,
@@ -138,6 +140,7 @@ def capture(
     assumed_values = AssumedValues(assume)
     selection = Selection(data_dependent, assumed_values)
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
+    recorder.post = post
     teller = Teller(device, set() if told is None else told)
     context = Context(teller, recorder, processes, leave_after, shortens, leaves_alike)
     interrupts = Interrupts()

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from graphmem.capture.values import device_values
 from graphmem.capture.values.known_values import INTEGER_LIMIT, KnownValues
+from graphmem.capture.values.messages import Post
 from graphmem.capture.values.tensors import tensors_in
 
 #: What the output says where known values came out of a collective.
@@ -31,12 +32,14 @@ _REDUCTIONS: dict[str, Callable[[Any, int], Any]] = {
 
 class Group(NamedTuple):
     """Where this process stands in the group of a collective, counted within it; ``reduction`` names how values are
-    combined: "" where they are not, "?" where nobody tells. ``name`` is PyTorch's of the group."""
+    combined: "" where they are not, "?" where nobody tells. ``name`` is PyTorch's of the group,
+    ``members`` its ranks in the job (none: not told)."""
 
     rank: int
     ranks: int
     reduction: str = ""
     name: str = ""
+    members: tuple[int, ...] = ()
 
 
 class _Written(NamedTuple):
@@ -49,11 +52,15 @@ class _Written(NamedTuple):
     times: int = 1
 
 
-def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group) -> bool:
+def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group, post: Post | None = None) -> bool:
     """Note what is known after ``func``, an operator of ``c10d``; whether it came of others that were taken to hold
-    what this process does."""
-    written = list(_written(func.__name__.partition(".")[0].strip("_"), args, group))
+    what this process does. What one process sends another goes through the ``post``, where there is one."""
+    name = func.__name__.partition(".")[0].strip("_")
+    written = list(_written(name, args, group))
     read = [_read(values, one, group) for one in written]
+    if post is not None and name in _SENT and len(group.members) == group.ranks:
+        heard = _exchange(values, name, args, group, post)
+        read = [(value, None) for value in heard] if written else read
     for one in written:
         device_values.forget(one.target)
         values.forget(one.target)
@@ -62,7 +69,40 @@ def follow(values: KnownValues, func: Any, args: Sequence[Any], group: Group) ->
             values.overwrite(one.target, value)
         elif number is not None:
             device_values.learn(one.target, number)
-    return group.ranks > 1 and any(value is not None or number is not None for value, number in read)
+    is_known = any(value is not None or number is not None for value, number in read)
+    return is_known and group.ranks > 1 and name not in _SENT
+
+
+#: Operators by which one process sends to another, or to all.
+_SENT = ("broadcast", "send", "recv")
+
+
+def _exchange(
+    values: KnownValues, name: str, args: Sequence[Any], group: Group, post: Post
+) -> list[torch.Tensor | None]:
+    """What this process says, or hears, in the tensors of an operator of :data:`_SENT`."""
+    peer = group.members[_root(args)]
+    source, target = (peer, -1) if name == "broadcast" else (post.rank, peer) if name == "send" else (peer, post.rank)
+    heard: list[torch.Tensor | None] = []
+    for tensor in tensors_in(args[0]):
+        message = post.next(source, target, group.members)
+        if source != post.rank:
+            known = post.hear(message, tensor) if tensor.numel() <= INTEGER_LIMIT else None
+            heard.append(_shaped(known, tensor))
+            continue
+        value = values.of(tensor) if tensor.numel() <= INTEGER_LIMIT else None
+        if value is not None:
+            with unset_fake_temporarily():
+                post.say(message, value.detach().clone())
+    return heard
+
+
+def _shaped(known: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
+    """A host tensor in the shape of the one that receives it; None where it does not fit."""
+    if known is None or known.numel() != tensor.numel() or known.dtype is not tensor.dtype:
+        return None
+    with unset_fake_temporarily():
+        return known.reshape(tuple(tensor.shape))
 
 
 def _read(values: KnownValues, one: _Written, group: Group) -> tuple[torch.Tensor | None, Any]:
