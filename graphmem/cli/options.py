@@ -189,6 +189,13 @@ _STEP_OPTIONS = (
         metavar="STAGE",
         help="Train in a DeepSpeed engine with ZeRO's stage 0, 1, 2 or 3; needs --world-size and DeepSpeed.",
     ),
+    click.option(
+        "--tp",
+        type=POSITIVE,
+        metavar="N",
+        help="Processes that share each layer, by the model's own plan (transformers).",
+    ),
+    click.option("--ep", type=POSITIVE, metavar="N", help="Processes that share the experts, likewise."),
     click.option("--zero-config", metavar="FILE", help="DeepSpeed's configuration, as it is; implies --zero."),
     click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
     click.option(
@@ -375,6 +382,8 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
             mode,
             weights=given["weights"],
             attention_mask=given["attention_mask"],
+            tp=given["tp"],
+            ep=given["ep"],
             **values,
         )
     if given["weights"] is not None:
@@ -403,6 +412,8 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         ddp=_data_parallel(given),
         fsdp=_fully_shard(given),
         zero=_zero(given),
+        tp=given["tp"],
+        ep=given["ep"],
         world_size=given["world_size"],
         rank=given["rank"] or 0,
         nproc_per_node=given["nproc_per_node"],

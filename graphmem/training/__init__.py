@@ -19,6 +19,7 @@ from graphmem.training.optimizers import (
     parse_optimizer_arg,
     parse_value,
 )
+from graphmem.training.parts import check_parts, describe_parts, processes_of_parts
 from graphmem.training.processes import Processes
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
 from graphmem.training.sharding import SHARDS, FullyShard
@@ -116,6 +117,8 @@ class Training:
         ddp: data-parallel training, or None for a single process.
         fsdp: training whose states are shared out, or None; in place of ``ddp``.
         zero: training in a DeepSpeed engine, or None; in place of ``ddp``.
+        tp, ep: how many processes share each layer, or the experts, of a transformers model (``DistributedConfig``);
+            with ``fsdp``, whose processes they divide, or alone.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         rank: which of the processes is analysed, from 0.
         nproc_per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8,
@@ -160,6 +163,8 @@ class Training:
     fsdp: FullyShard | None = None
     zero: ZeRO | None = None
     attention_mask: str | None = None
+    tp: int | None = None
+    ep: int | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -191,16 +196,34 @@ class Training:
         given = [name for name in ("ddp", "fsdp", "zero") if getattr(self, name) is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} wrap the same model; give one of them")
+        check_parts(self.tp, self.ep)
         wrapper = self.wrapper
         if wrapper is None:
             return
         name = given[0]
+        self._check_parts_of(name)
         if self.world_size not in (None, wrapper.world_size):
             raise UsageError(
                 f"world_size is {self.world_size} and that of {name} is {wrapper.world_size}; give one of them"
             )
         if self.compile:
             raise UsageError(f"torch.compile of a model in {name} is not modelled; leave out compile or {name}")
+
+    def _check_parts_of(self, name: str) -> None:
+        """Which wrapper goes with model parallelism is transformers' choice."""
+        if self.tp is None and self.ep is None:
+            return
+        if self.fsdp is None:
+            raise UsageError(f"tp and ep go with fsdp or alone, as transformers distributes models; leave out {name}")
+        if self.fsdp.world_size % self.tensor_parallel:
+            raise UsageError(f"fsdp's {self.fsdp.world_size} processes cannot be divided by tp {self.tp}")
+        if self.fsdp.shard != "full" or self.amp == "fp16":
+            raise UsageError("with tp, fsdp_shard is full, and amp bf16 or off: transformers has no other way")
+
+    @property
+    def tensor_parallel(self) -> int:
+        """How many processes share each layer."""
+        return self.tp or 1
 
     @property
     def wrapper(self) -> DataParallel | FullyShard | ZeRO | None:
@@ -216,6 +239,8 @@ class Training:
     def processes(self) -> Processes | None:
         """The process that is analysed, of how many; None where that was not said. Raises :class:`UsageError`."""
         size = self.world_size if self.wrapper is None else self.wrapper.world_size
+        if self.wrapper is None and (self.tp or self.ep):
+            size = processes_of_parts(self.tp, self.ep, self.world_size)
         if size is not None:
             return Processes(size, self.rank, self.nproc_per_node)
         if self.rank or self.nproc_per_node is not None:
@@ -260,6 +285,7 @@ class Training:
             words.append(f"gradient norm clipped to {self.clip_grad_norm:g}")
         if self.wrapper is not None:
             words.append(self.wrapper.describe())
+        words += describe_parts(self.tp, self.ep)
         if self.zero_grad != "set_to_none":
             words.append("gradients zeroed in place")
         if self.zero_grad_at != "after_step":
@@ -280,8 +306,8 @@ class Training:
 class Inference:
     """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent``, ``compile``, ``assume`` and
     ``host_values_mb`` and ``attention_mask`` as in :class:`Training`. ``weights``: one of :data:`WEIGHTS`, in which the
-    weights of the linear layers of a transformers model (``hf:``) are kept, or None for ``dtype``. Raises
-    :class:`UsageError`."""
+    weights of the linear layers of a transformers model (``hf:``) are kept, or None for ``dtype``. ``tp``, ``ep``:
+    as in :class:`Training`. Raises :class:`UsageError`."""
 
     dtype: str = "fp32"
     amp: str | None = None
@@ -291,12 +317,17 @@ class Inference:
     host_values_mb: int = 64
     weights: str | None = None
     attention_mask: str | None = None
+    tp: int | None = None
+    ep: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         object.__setattr__(self, "amp", amp_named(self.amp))
         object.__setattr__(self, "weights", weights_named(self.weights))
         _check_mask(self.attention_mask)
+        check_parts(self.tp, self.ep)
+        if self.weights is not None and (self.tp or self.ep):
+            raise UsageError("quantised weights are not distributed here; leave out weights, or tp and ep")
         _check_share(self.data_dependent)
         object.__setattr__(self, "assume", _checked_assumptions(self.assume))
         _check_budget(self.host_values_mb)
@@ -307,7 +338,17 @@ class Inference:
         if self.weights is not None:
             weights = f"{self.weights} and {self.dtype}"
         masked = [] if self.attention_mask is None else [_MASKED[self.attention_mask]]
-        return ", ".join(["inference", *_precision(self, weights), *masked])
+        return ", ".join(["inference", *_precision(self, weights), *masked, *describe_parts(self.tp, self.ep)])
+
+    @property
+    def tensor_parallel(self) -> int:
+        """How many processes share each layer."""
+        return self.tp or 1
+
+    @property
+    def processes(self) -> Processes | None:
+        """The process that is analysed, of how many; None for a single one."""
+        return Processes(processes_of_parts(self.tp, self.ep, None)) if self.tp or self.ep else None
 
 
 def dtype_named(name: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from graphmem.accuracy.case import Case
 from graphmem.errors import UsageError
-from graphmem.training import DataParallel, FullyShard, Training, ZeRO
+from graphmem.training import DataParallel, FullyShard, Inference, Training, ZeRO
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,40 @@ def test_the_mesh_of_a_sharded_model(shard: str, mesh: tuple[int, ...]) -> None:
     ],
 )
 def test_what_is_not_accepted_is_said(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "processes"),
+    [
+        (lambda: Training(tp=4), 4),
+        (lambda: Inference(tp=4), 4),
+        (lambda: Training(tp=2, fsdp=FullyShard(8)), 8),
+        (lambda: Training(tp=2, ep=8, fsdp=FullyShard(8)), 8),
+    ],
+)
+def test_layers_and_experts_are_shared_among_processes(make: Any, processes: int) -> None:
+    step = make()
+    assert step.processes.world_size == processes
+    assert f"tensor parallel over {step.tp}" in step.describe()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Training(tp=0), "tp is a number of processes of at least 1"),
+        (lambda: Inference(ep=True), "ep is a number of processes"),
+        (lambda: Training(tp=3, fsdp=FullyShard(8)), "cannot be divided by tp 3"),
+        (lambda: Training(tp=2, ep=3, fsdp=FullyShard(8)), "no multiple of tp 2"),
+        (lambda: Training(tp=2, ep=4), "needs fsdp or as large a tp"),
+        (lambda: Training(tp=2, world_size=8), "add fsdp for the others"),
+        (lambda: Training(tp=2, ddp=DataParallel(8)), "leave out ddp"),
+        (lambda: Training(tp=2, fsdp=FullyShard(8, "grad-op")), "fsdp_shard is full"),
+        (lambda: Inference(tp=2, weights="nf4"), "quantised weights are not distributed"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_said(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
 

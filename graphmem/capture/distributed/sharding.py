@@ -52,12 +52,17 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
         patches.set(propagator, "_propagate_tensor_meta_non_cached", without_record)
     book.wrappers.add(tensors.DTensor)
     patches.set(tensors.DTensor, "__new__", staticmethod(_dtensor(tensors.DTensor.__new__)))
-    patches.set(tensors.DTensor, "device", property(lambda self: self._local_tensor.device))
+    patches.set(tensors.DTensor, "device", property(_device_of_part))
     patches.set(tensors.DTensor, "is_cuda", property(lambda self: self._local_tensor.is_cuda))
     patches.set(tensors.DTensor, "is_meta", property(lambda self: self._local_tensor.is_meta))
     dispatch = importlib.import_module("torch.distributed.tensor._dispatch")
     if hasattr(dispatch, "run_dtensor_rng_op"):  # since 2.12: it moves the generator's offset around the operator
         patches.set(dispatch, "run_dtensor_rng_op", lambda start, end, op, *args, **kwargs: op(*args, **kwargs))
+
+
+def _device_of_part(tensor: Any) -> torch.device:
+    part = tensor._local_tensor
+    return torch.device("meta") if part.is_meta else part.device
 
 
 def _dtensor(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from graphmem.capture.device.pretend_device import cards, move
 from graphmem.capture.distributed.data_parallel import data_parallel
 from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
 from graphmem.capture.distributed.fully_sharded import fully_sharded
+from graphmem.capture.distributed.tensor_parallel import tensor_parallel
 from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
@@ -66,8 +67,9 @@ def run_training(
     ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. ``loader`` gives
     the batches of a step whose batches differ, in place of ``inputs`` and ``loss``.
     """
-    if not training.casts_itself:  # else it moves what it shards
-        model = _model_on_device(session, model, training.dtype)
+    is_parted = bool(training.tp or training.ep)
+    if is_parted or not training.casts_itself:  # else the wrapper moves what it shards
+        model = _model_on_device(session, model, training)
     given = Batch(inputs, loss)
     if loader is None:
         given = _batch_on_device(session, given, training.dtype)
@@ -76,7 +78,7 @@ def run_training(
         checkpoint_blocks(model)
     if training.ddp is not None:
         model = data_parallel(model, training.ddp)
-    if training.fsdp is not None:
+    if training.fsdp is not None and not is_parted:
         model = _sharded(session, model, training)
     optimizers, remarks = make_optimizers(model, training, own_optimizer)
     loop: _Loop
@@ -291,7 +293,7 @@ class _EngineLoop(_Loop):
 
 def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
-    model = _model_on_device(session, model, inference.dtype)
+    model = _model_on_device(session, model, inference)
     inputs = _batch_on_device(session, Batch(inputs), inference.dtype).inputs
     model.eval()
     called = _compiled(model, inference.compile)
@@ -306,12 +308,12 @@ def _compiled(model: nn.Module, mode: str | None) -> Any:
     return model if mode is None else torch.compile(model, mode=mode)
 
 
-def _model_on_device(session: StepBook, model: nn.Module, dtype: str) -> nn.Module:
-    weights = DTYPES[dtype]
+def _model_on_device(session: StepBook, model: nn.Module, step: Training | Inference) -> nn.Module:
+    weights = DTYPES[step.dtype]
     if not is_quantized(model):
         if weights is not torch.float32:
             model = model.to(weights)
-        model = model.to(cards().own)
+        model = tensor_parallel(model, step) if step.tp or step.ep else model.to(cards().own)
     session.label_model(model)
     return model
 

@@ -216,7 +216,7 @@ def _in_words(captured: Captured) -> Iterator[str]:
 
 def processes_of(step: Training | Inference) -> Processes | None:
     """The process that runs the step, of how many; None if that was not given."""
-    return step.processes if isinstance(step, Training) else None
+    return step.processes
 
 
 def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +28,7 @@ from tests.recorded.op_db.entries import entries
 from tests.recorded.op_db.proven import read, write
 from tests.recorded.op_db.record import recordings
 from tests.recorded.record import launch_no_triton
+from tests.recorded.sharded import PROGRAMS, ShardedProgram
 
 
 class Watch(TorchDispatchMode):
@@ -41,12 +43,15 @@ class Watch(TorchDispatchMode):
         self.taking: dict[str, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # the operators on its parts come here
         before = _allocated()
         out = func(*args, **(kwargs or {}))
         after = _allocated()
         given, made = _storages((args, kwargs)), _storages(out)
         new = {key: size for key, size in made.items() if key not in given and size}
-        if not given and not made:
+        is_fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, out)))
+        if is_fake or (not given and not made):  # DTensor asks what shapes would be
             return out
         name = str(func)
         if (after[0] - before[0], after[1] - before[1]) == (len(new), sum(new.values())):
@@ -101,6 +106,21 @@ def _cases() -> Iterator[tuple[str, str, Callable[[], None]]]:
         for name, case in kind.CASES.items():
             if "changes" in recorded.get(name, {}):
                 yield kind.__name__.rpartition(".")[2], name, functools.partial(kind.run, case, _nothing)
+
+    for name in _SHARDED:
+        yield "sharded", name, functools.partial(_as_one_of_several, PROGRAMS[name])
+
+
+#: Programs of :mod:`tests.recorded.sharded` that together call every operator of several processes.
+_SHARDED = ("f2_base", "f2_clip", "f2_hsdp", "f1_full", "tp_plain", "tp_sp", "tp_loss", "tp_2d", "cp_allgather")
+
+
+def _as_one_of_several(program: ShardedProgram) -> None:
+    try:
+        program.run()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def _in_place(variant: Callable[..., Any], first: torch.Tensor, *others: Any, **named: Any) -> Any:

@@ -19,6 +19,8 @@ STEPS = {
     "option_fsdp_kept": Training(fsdp=FullyShard(8, "grad-op"), amp="bf16", grad_accum=2, clip_grad_norm=1.0),
     "option_fsdp_hybrid": Training(fsdp=FullyShard(8, "hybrid:2x4", offload=True), optimizer="sgd"),
     "option_zero2": Training(zero=ZeRO(8, 2), amp="bf16"),
+    "option_tp": Training(tp=4, dtype="bf16", optimizer_args=(("foreach", False),)),
+    "option_tp_fsdp": Training(tp=2, fsdp=FullyShard(8), amp="bf16", optimizer_args=(("foreach", False),)),
     "option_zero3": Training(zero=ZeRO(8, 3, {"zero_optimization": _SMALL}), amp="bf16", clip_grad_norm=1.0),
 }
 
@@ -88,8 +90,33 @@ def engine(stage: int, clip: float = 0.0, **options: Any) -> None:
     del output
 
 
+def distributed(*, tensor: int, shards: int = 1, mixed: bool = False) -> None:
+    """As ``from_pretrained(distributed_config=...)``, without a checkpoint."""
+    from transformers import LlamaForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    model, batch = model_and_batch()
+    if not mixed:
+        model = model.to(BF16)
+    config = DistributedConfig(tp_size=tensor, fsdp_size=shards, fsdp_mixed_precision=mixed)
+    config, _, meshes = LlamaForCausalLM.prepare_distribute_model(config)
+    model = LlamaForCausalLM.maybe_distribute_model(model.to("meta"), config, meshes).to_empty(device="cuda")
+    batch = _on_card(batch)
+    model.train()
+    stepper = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(ITERATIONS):
+        output = model(**batch)
+        loss = output.loss
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+    del output
+
+
 add("option_fsdp", sharded, "transformers", mixed=True)
 add("option_fsdp_kept", sharded, "transformers", mixed=True, accumulate=2, clip=True, reshard_after_forward=False)
 add("option_fsdp_hybrid", sharded, "transformers", mixed=False, mesh=(2, 4), offload=True, optimizer="SGD")
 add("option_zero2", engine, "transformers", "deepspeed", stage=2)
 add("option_zero3", engine, "transformers", "deepspeed", stage=3, clip=1.0, **_SMALL)
+add("option_tp", distributed, "transformers", world=4, tensor=4)
+add("option_tp_fsdp", distributed, "transformers", tensor=2, shards=4, mixed=True)

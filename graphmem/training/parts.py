@@ -1,0 +1,34 @@
+"""Models whose layers are shared among processes: tensor and expert parallelism."""
+
+from __future__ import annotations
+
+from graphmem.errors import UsageError
+from graphmem.training.processes import check_world_size
+
+
+def check_parts(tp: object, ep: object) -> None:
+    """Raise :class:`UsageError` unless both are numbers of processes, or None."""
+    for name, size in (("tp", tp), ("ep", ep)):
+        if size is None:
+            continue
+        try:
+            check_world_size(size)
+        except UsageError:
+            raise UsageError(f"{name} is a number of processes of at least 1, not {size!r}") from None
+    if tp is not None and ep is not None and ep % tp:  # type: ignore[operator]
+        raise UsageError(f"ep {ep} is no multiple of tp {tp}, which transformers asks for")
+
+
+def processes_of_parts(tp: int | None, ep: int | None, world_size: int | None) -> int:
+    """How many processes there are without a wrapper. Raises :class:`UsageError`."""
+    size = tp or 1
+    if ep not in (None, size):
+        raise UsageError(f"ep {ep} needs fsdp or as large a tp: without them there are {size} processes")
+    if world_size not in (None, size):
+        raise UsageError(f"world_size is {world_size}, and tp {size}; add fsdp for the others, or leave world_size out")
+    return size
+
+
+def describe_parts(tp: int | None, ep: int | None) -> list[str]:
+    """``["tensor parallel over 4"]``."""
+    return [f"{name} parallel over {size}" for name, size in (("tensor", tp), ("expert", ep)) if size]
