@@ -20,7 +20,8 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info  # noqa: E402
 
 from graphmem.capture.values import generators  # noqa: E402
-from tests.support.captures import record  # noqa: E402
+from graphmem.trace import Place  # noqa: E402
+from tests.support.captures import births, record  # noqa: E402
 
 
 def same(program: Callable[[], Any]) -> Any:
@@ -396,3 +397,15 @@ def test_a_copy_to_the_device_with_a_type_is_one_in_inference_mode_too() -> None
 
     record(step)
     assert places == ["cuda"] * 3
+
+
+def test_a_copy_to_the_host_that_nobody_waits_for_is_pinned() -> None:
+    def step() -> None:
+        gradient = torch.empty(1 << 20, device="cuda")
+        waited = gradient.to("cpu")
+        offloaded = gradient.to("cpu", non_blocking=True)
+        assert (waited.is_pinned(), offloaded.is_pinned()) == (False, True)
+
+    found = [(born.place, born.bytes) for born in births(record(step), place=None)]
+    assert [size for place, size in found if place is Place.PINNED] == [4 << 20]
+    assert [size for place, size in found if place is Place.HOST] == [4 << 20]

@@ -33,6 +33,7 @@ _aten = torch.ops.aten
 _PRIM_DEVICE = torch.ops.prim.device.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _ADD = _aten.add.Tensor
+_TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
 _COALESCE = _aten._coalesce.default
@@ -146,6 +147,19 @@ def _pinned(mode: RecordingMode, call: OperatorCall) -> Any:
     mode.recorder.storages.see(out, place=Place.PINNED)
     out._graphmem_pinned = True
     return out
+
+
+def _pinned_copy(mode: RecordingMode, call: OperatorCall) -> Any:
+    """``pin_out`` in ``_to_copy`` (ATen/native/TensorConversions.cpp): for a copy that nobody waits for."""
+    if not call.kwargs.get("non_blocking") or not on_device(call.args):
+        return NOT_HANDLED
+    device = call.kwargs.get("device")
+    if device is None or device.type != "cpu":
+        return NOT_HANDLED
+    out = call.run()
+    mode.recorder.storages.see(out, place=Place.PINNED)
+    out._graphmem_pinned = True
+    return mode.finish(call, out)
 
 
 def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -386,6 +400,12 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         lambda facts: facts.is_collective,
         _collective,
         is_noted=False,
+    ),
+    Interceptor(
+        "pinned copies",
+        "a copy to the host that nobody waits for is made in pinned memory",
+        lambda facts: facts.func is _TO_COPY,
+        _pinned_copy,
     ),
     Interceptor(
         "functional collectives",
