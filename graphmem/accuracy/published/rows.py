@@ -103,15 +103,7 @@ def _xmem(row: Row) -> Iterator[Found]:
         level="reserved",
         measured_bytes=_bytes(row["value_mib"]),
         estimates=tuple((key, _bytes(value)) for key, value in estimates.items() if value != "nan"),
-        why=_OLDER_LIBRARY.get(model.name, ""),
     )
-
-
-#: What predictions with the library that ran were off by, where today's keeps other tensors.
-_OLDER_LIBRARY = {
-    "EleutherAI/gpt-neo-125M": "transformers 4.49 ran; with it installed: -0.05 % (batch 10) and -0.87 % (5)",
-    "T5-small": "transformers 4.49 ran; with it installed: -0.34 % (batch 15) and +0.03 % (30)",
-}
 
 
 _CARDS = {
