@@ -122,7 +122,7 @@ def _share(text: str) -> int | None:
 def _published(folder: Path | None, share: int | None, jobs: int, cudnn: Path | None) -> PublishedSection:
     from functools import partial
 
-    from graphmem.accuracy.published.case import PublishedCase, Skipped, predict_published
+    from graphmem.accuracy.published.case import PublishedCase, Skipped, predict_together, runs_of
     from graphmem.accuracy.published.rows import published_rows
     from graphmem.accuracy.published.section import published_section, sample
     from graphmem.accuracy.workers import side_by_side
@@ -131,10 +131,12 @@ def _published(folder: Path | None, share: int | None, jobs: int, cudnn: Path | 
     cases = [row for row in rows if isinstance(row, PublishedCase)]
     chosen = cases if share is None else sample(cases, share)
     predicted = []
+    together = partial(predict_together, cudnn=str(cudnn) if cudnn else None)
     with progress_bar("predicting published runs", len(chosen)) as advance:
-        for comparison in side_by_side(partial(predict_published, cudnn=str(cudnn) if cudnn else None), chosen, jobs):
-            predicted.append(comparison)
-            advance(comparison.case.name)
+        for comparisons in side_by_side(together, runs_of(chosen), jobs):
+            predicted += comparisons
+            for comparison in comparisons:
+                advance(comparison.case.name)
     skipped = [row for row in rows if isinstance(row, Skipped)]
     words = f"{len(chosen)} of {len(cases)} runs that can be rebuilt are predicted, evenly spaced in each source"
     return published_section(predicted, skipped, words)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.resources import as_file, files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +164,24 @@ def predict_published(case: PublishedCase, cudnn: str | None = None) -> Publishe
     return answer
 
 
+def predict_together(cases: Sequence[PublishedCase], cudnn: str | None = None) -> list[PublishedComparison]:
+    """Predict the levels of one run, which is analysed once."""
+    return [predict_published(case, cudnn) for case in cases]
+
+
+def runs_of(cases: Sequence[PublishedCase]) -> list[list[PublishedCase]]:
+    """The cases in their order, those of one run together where they follow each other."""
+    return [list(same) for _, same in groupby(cases, _run)]
+
+
+def _run(case: PublishedCase) -> PublishedCase:
+    """What an analysis depends on."""
+    return replace(case, level="", measured_bytes=0, estimates=(), why="")
+
+
 def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
-    device = replace(device_named(case.gpu), others_bytes=case.others_bytes, cuda_version=case.cuda_version)
-    if case.context_bytes is not None:
-        device = replace(device, context_bytes=case.context_bytes, context_measured=True)
-    estimate = _estimate(case, device, cudnn)
+    device = _device(case)
+    estimate = _estimate(_run(case), cudnn)
     storages = estimate.trace.storages if estimate.trace is not None else ()
     answer = PublishedComparison(
         case,
@@ -187,9 +203,18 @@ def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
     return replace(answer, peak_bytes=reserved + beside, is_limited=True)
 
 
-def _estimate(case: PublishedCase, device: Device, cudnn: str) -> Estimate:
+def _device(case: PublishedCase) -> Device:
+    device = replace(device_named(case.gpu), others_bytes=case.others_bytes, cuda_version=case.cuda_version)
+    if case.context_bytes is not None:
+        device = replace(device, context_bytes=case.context_bytes, context_measured=True)
+    return device
+
+
+@lru_cache(maxsize=1)
+def _estimate(case: PublishedCase, cudnn: str) -> Estimate:
     """The analysis of graphmem's own loop, or of the source's program. Raises :class:`GraphmemError`, also where the
     program itself fails."""
+    device = _device(case)
     if isinstance(case.run, OwnLoop):
         step = case.run.step
         model = factory_of(case.run.model, case.run.batch, training=isinstance(step, Training))

@@ -1,15 +1,40 @@
 """The guide to training on one GPU in the documentation of transformers 4.20: BERT-large classifies 512 tokens.
 
-The Trainer of the time: one process, attention in parts, ``zero_grad`` of PyTorch before 2.0, which keeps the gradients
-and fills them with zeros, clipping, an AdamW that goes parameter by parameter. Arguments: the batch, micro-batches,
-``fp32|fp16``, ``adamw|adafactor|adam8bit``, ``checkpoint``.
+The Trainer of the time: one process, attention in parts, clipping, an AdamW that goes parameter by parameter. And
+PyTorch 1.10: ``zero_grad`` fills gradients with zeros and keeps them (until 2.0), and a softmax keeps its input beside
+its result for backward (``_softmax_backward_data`` in ``derivatives.yaml``, until 1.11). Arguments: the batch,
+micro-batches, ``fp32|fp16``, ``adamw|adafactor|adam8bit``, ``checkpoint``.
 """
 
+import math
 import sys
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AttentionInterface, BertConfig, BertForSequenceClassification
 from transformers.optimization import Adafactor
+
+
+class Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        result = torch.softmax(x, -1)
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, result = ctx.saved_tensors
+        return torch._softmax_backward_data(gradient, result, -1, x.dtype)
+
+
+def attend(module, query, key, value, attention_mask, dropout=0.0, **_):
+    scores = torch.matmul(query, key.transpose(-1, -2))
+    scores = scores / math.sqrt(query.shape[-1])
+    scores = scores + torch.zeros(query.shape[0], 1, 1, key.shape[-2], device="cuda")  # the mask of no padding
+    shares = Softmax.apply(scores.float())  # autocast computes it in fp32
+    shares = torch.nn.functional.dropout(shares, p=dropout, training=module.training)
+    mixed = torch.matmul(shares, value)
+    return mixed.transpose(1, 2).contiguous(), shares
 
 
 class AdamW(torch.optim.Optimizer):
@@ -63,7 +88,8 @@ OPTIMIZERS = {
 def main():
     batch, parts, precision, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-    config._attn_implementation = "eager"
+    AttentionInterface.register("in parts, as of 2022", attend)
+    config._attn_implementation = "in parts, as of 2022"
     model = BertForSequenceClassification(config).to("cuda")
     if "checkpoint" in sys.argv:
         model.gradient_checkpointing_enable()

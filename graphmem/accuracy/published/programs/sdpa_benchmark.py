@@ -9,17 +9,12 @@ import sys
 
 import torch
 import transformers
+from torch.nn import functional
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 #: Fields of the models' public configurations that differ from their classes' defaults.
 MODELS = {
     "bert-base-uncased": ("BertLMHeadModel", {"is_decoder": False}),
-    "albert-base-v1": (
-        "AlbertForMaskedLM",
-        {
-            "embedding_size": 128, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
-            "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
-        },
-    ),
     "opt-350m": (
         "OPTForCausalLM",
         {
@@ -27,16 +22,28 @@ MODELS = {
             "word_embed_proj_dim": 512, "do_layer_norm_before": False, "vocab_size": 50272,
         },
     ),
-    "pythia-410m": (
-        "GPTNeoXForCausalLM",
-        {
-            "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-            "vocab_size": 50304, "rotary_pct": 0.25, "hidden_act": "gelu",
-        },
-    ),
-    "gpt2-large": ("GPT2LMHeadModel", {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
-    "distilbert-base-uncased": ("DistilBertForMaskedLM", {}),
 }  # fmt: skip
+
+
+def opt_sdpa(module, query, key, value, mask, dropout=0.0, **_):
+    """OPT's at the pull request, September 2024: query, key and value are laid out head by head."""
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=1.0)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def opt_eager(module, query, key, value, mask, dropout=0.0, **_):
+    """OPT's until 2024: scores are kept from below by the least number of their type, softmax is in fp32."""
+    batch, heads, length, size = query.shape
+    query, key, value = (t.contiguous().view(batch * heads, length, size) for t in (query, key, value))
+    scores = torch.bmm(query, key.transpose(1, 2))
+    scores = scores.view(batch, heads, length, length) + mask
+    scores = torch.max(scores, torch.tensor(torch.finfo(scores.dtype).min, device=scores.device))
+    scores = scores.view(batch * heads, length, length)
+    shares = functional.softmax(scores, dim=-1, dtype=torch.float32).to(torch.float16)
+    shares = functional.dropout(shares, p=dropout, training=module.training)
+    mixed = torch.bmm(shares, value)
+    return mixed.view(batch, heads, length, size).transpose(1, 2), None
 
 
 def main():
@@ -44,6 +51,12 @@ def main():
     class_name, fields = MODELS[name]
     architecture = getattr(transformers, class_name)
     config = architecture.config_class(**fields)
+    if name == "opt-350m":
+        transformers.AttentionInterface.register("OPT's sdpa of 2024", opt_sdpa)
+        transformers.AttentionInterface.register("OPT's eager of 2024", opt_eager)
+        transformers.AttentionMaskInterface.register("OPT's sdpa of 2024", sdpa_mask)
+        transformers.AttentionMaskInterface.register("OPT's eager of 2024", eager_mask)
+        attention = f"OPT's {attention} of 2024"
     config._attn_implementation = attention
     model = architecture(config).to(torch.float16).to("cuda")
     ids = torch.randint(config.vocab_size - 1, (batch, length), dtype=torch.int64).to("cuda")

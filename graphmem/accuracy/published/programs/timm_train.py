@@ -39,7 +39,11 @@ def smoothed(logits, target):
 
 
 def main():
-    torch.backends.cudnn.benchmark = True
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        train()
+
+
+def train():
     model = timm.create_model(sys.argv[1], pretrained=False)
     model.to("cuda")
     decayed = [p for p in model.parameters() if p.ndim > 1]
