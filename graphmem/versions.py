@@ -306,7 +306,7 @@ GROUP_NORM_IN_FP32 = Since(
 )  # fmt: skip
 CUB_COUNTS_UNIQUE_IN_64_BITS = Since(
     "storage of CUB's unique by key", (2, 7), "states of 8 bytes", "of 16", "cub/device/dispatch/"
-    "dispatch_unique_by_key.cuh of CUDA 12.4 and 12.8", ("2.6.0", "2.9.1"), "that 2.7 and 2.8 have it",
+    "dispatch_unique_by_key.cuh of CUDA 12.4 and 12.8", ("2.6.0", "2.8.0", "2.9.1"), "that 2.7 has it",
 )  # fmt: skip
 CUB_ALIGNS_TILE_STATES = Since(
     "storage of CUB's scans, selections and runs", (2, 11), "the bytes of a state for each tile (CUDA 12)",
@@ -330,9 +330,13 @@ BOUNDS_IN_ONE_PASS = Since(
     "one after the other", "by `aminmax`", "SummaryOps.cu and Indexing.cu of ATen/native/cuda, Distributions.cpp",
     ("2.6.0", "2.9.1", "2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
 )  # fmt: skip
+MULTINOMIAL_COPIES_NO_WEIGHTS = Since(
+    "`multinomial` with replacement", (2, 15), "the weights are copied", "not copied", "ATen/native/cuda/"
+    "MultinomialKernel.cu", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+)  # fmt: skip
 SELECTION_IN_64_BITS = Since(
-    "`topk` of many blocks: what each slice looks for", (2, 9), "32 bits", "64 bits", "ATen/native/cuda/TensorTopK.cu",
-    ("2.6.0", "2.9.1"), "2.7 and 2.8 are taken to do as 2.6",
+    "`topk` of many blocks: what each slice looks for", (2, 8), "32 bits", "64 bits", "ATen/native/cuda/TensorTopK.cu",
+    ("2.6.0", "2.8.0", "2.9.1"), "2.7 is taken to do as 2.6",
 )  # fmt: skip
 SELECTION_SUMS_DIGITS = Since(
     "`topk` of many blocks: sums of the digits' counts", (2, 11), "none", "1 KiB a slice",
@@ -355,7 +359,7 @@ TRUNCATED_NORMAL_BY_REJECTION = Since(
 CHANGES: tuple[Since, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Since))
 
 #: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.
-COMPILER_FOLLOWED_SINCE: Version = (2, 13)
+COMPILER_FOLLOWED_SINCE: Version = (2, 11)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -208,7 +208,6 @@ KINDS = {
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
-    "pytorch/functions_of_versions.json",
     "reports/*.txt",
     "public_api.txt",
 )

@@ -68,14 +68,16 @@ class _Versions:
         return sequences(places.PYTORCH_VERSIONS / version / "allocator").record(arguments) or runs
 
     def table(self, arguments: list[str]) -> int:
-        """How close predictions of the installed version's own runs come, those whose names contain an argument."""
+        """How close predictions of the installed version's own runs come, compiled ones too, by parts of their
+        names."""
         from tests.recorded.steps.kind import Runs
 
         installed = places.installed_torch()
         if installed is None or not (places.of_torch(installed) / "steps").is_dir():
             print(f"no steps were recorded of PyTorch {installed}")
             return 0
-        return Runs(places.of_torch(installed) / "steps").table(arguments)
+        folders = (places.of_torch(installed) / kind for kind in ("steps", "compiled"))
+        return max(Runs(folder).table(arguments) for folder in folders if folder.is_dir())
 
     def differ(self, arguments: list[str]) -> int:
         """``PYTHON [VERSION]``: the package there and here; exits 1 if one of the modules cannot be analysed."""

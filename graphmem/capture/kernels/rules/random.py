@@ -28,7 +28,8 @@ def multinomial_rule(call: Call) -> Script | None:
         return None
     script = Script().output(0)
     if call.replacement and samples > 1:
-        taken = [script.take(size, f"{name}") for name in ("weights", "normalized weights", "running sums")]
+        copied = () if versions.MULTINOMIAL_COPIES_NO_WEIGHTS.holds(call.card.torch_version) else ("weights",)
+        taken = [script.take(size, name) for name in (*copied, "normalized weights", "running sums")]
         if weights.dim() == 1:
             script.give(script.take(cub.scan_bytes(weights.numel(), weights.element_size(), call.card), "scan"))
         script.give(*reversed(taken))
