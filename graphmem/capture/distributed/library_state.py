@@ -15,6 +15,7 @@ _KEPT = {
         "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP_RANKS",
         "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS", "mesh_device", "mpu",
     ),
+    "torch.nn.functional": ("linear",),  # DeepSpeed's ZeRO-3 puts its own there
     "transformers.integrations.deepspeed": ("_hf_deepspeed_config_weak_ref",),
     "accelerate.state.PartialState": ("_shared_state",),
     "accelerate.state.AcceleratorState": ("_shared_state",),
