@@ -57,16 +57,9 @@ def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
             yield
     finally:
         if dist.is_initialized() and not had_group:
-            _destroy()
+            dist.destroy_process_group()
         sys.excepthook = hook
         patches.undo()
-
-
-def _destroy() -> None:
-    """DeepSpeed keeps groups of its own in its modules, which the next capture would find."""
-    communication = sys.modules.get("deepspeed.comm.comm")
-    is_deepspeeds = getattr(communication, "cdb", None) is not None
-    (communication if is_deepspeeds else dist).destroy_process_group()  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager
