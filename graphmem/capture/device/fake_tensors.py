@@ -13,6 +13,7 @@ import copy
 import copyreg
 import functools
 import types
+from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from graphmem.capture.device.addresses import patch_addresses
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE, cards, device_of
 from graphmem.capture.patches import Patches
+from graphmem.capture.threads import Threads
 from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.tensors import NOWHERE
@@ -58,7 +60,7 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.set(torch.Tensor, "__deepcopy__", _deep_copy(torch.Tensor.__deepcopy__, values))
     patches.set(torch.nn.Parameter, "__deepcopy__", _deep_copy(torch.nn.Parameter.__deepcopy__, values))
     patches.set(FakeTensor, "is_cuda", property(lambda self: self.fake_device.type == "cuda"))
-    patches.set(FakeTensor, "device", _shown_device(FakeTensor.device))
+    patches.share(FakeTensor, "device", _shown_device(patches.threads))
     patches.set(FakeTensor, "is_meta", property(lambda self: self.fake_device == NOWHERE))
     patches.set(FakeTensor, "is_cpu", property(lambda self: self.fake_device.type == "cpu" and not self.is_meta))
     patches.set(FakeTensor, "get_device", lambda self: cards().own.index if self.is_cuda else -1)
@@ -72,14 +74,19 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
         patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
 
 
-def _shown_device(original: property) -> property:
-    """``x.device``: of a tensor that is nowhere ``meta``, but for operators, which take it for the card's."""
+def _shown_device(threads: Threads) -> property:
+    """``x.device`` as ``FakeTensor.device`` says it: of a tensor that is nowhere ``meta``, but for operators, to
+    which that is the card. It is read for every operator: threads are told apart for such a tensor alone."""
 
     def device(self: Any) -> torch.device:
-        shown: torch.device = original.fget(self)  # type: ignore[misc]
-        return shown if shown.index != 1 or shown.type != "cpu" or called_by_operator() else _META
+        if self.fake_mode.in_kernel_invocation:
+            return _META
+        shown: torch.device = self.fake_device
+        if shown.index != 1 or shown.type != "cpu" or get_ident() not in threads:
+            return shown
+        return shown if called_by_operator() else _META
 
-    return property(device)
+    return property(device, FakeTensor.device.fset)
 
 
 def _of_its_type(value: torch.Tensor, requires_grad: bool | None = None) -> Any:
