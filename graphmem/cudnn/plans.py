@@ -139,7 +139,8 @@ def _configurations(descriptors: Descriptors, device: Descriptor, graph: Descrip
         count = descriptors.count(heuristics, 202, Type.DESCRIPTOR)
     except CudnnError:  # a mode that knows nothing of such a convolution; the fallback list is asked next
         return
-    yield from descriptors.fill(heuristics, 202, Kind.ENGINE_CONFIG, count)
+    yield from descriptors.fill(heuristics, 202, Kind.ENGINE_CONFIG, min(count, 1))  # often nobody asks for more
+    yield from descriptors.fill(heuristics, 202, Kind.ENGINE_CONFIG, count)[1:]
 
 
 def _workspace(
@@ -147,10 +148,9 @@ def _workspace(
 ) -> int | None:
     """Bytes of a configuration's plan, None where PyTorch leaves it out or it does not build."""
     try:
-        (engine,) = descriptors.fill(config, 300, Kind.ENGINE, 1)
-        notes = descriptors.numbers(engine, 1303, Type.NUMERICAL_NOTE, _NOTES)
-        if is_left_out(notes, convolution):
+        if is_left_out(notes_of(descriptors, config), convolution):
             return None
+        (engine,) = descriptors.fill(config, 300, Kind.ENGINE, 1)
         if _RUNTIME_COMPILATION in descriptors.numbers(engine, 1305, Type.BEHAVIOR_NOTE, _NOTES):
             return descriptors.numbers(config, 303, Type.INT64, 1)[0]
         plan = descriptors.make(Kind.PLAN)
@@ -160,6 +160,12 @@ def _workspace(
         return descriptors.numbers(plan, 402, Type.INT64, 1)[0]
     except (CudnnError, ValueError, IndexError):
         return None
+
+
+def notes_of(descriptors: Descriptors, config: Descriptor) -> list[int]:
+    """The numerical notes of a configuration's engine (``cudnnBackendNumericalNote_t``)."""
+    (engine,) = descriptors.fill(config, 300, Kind.ENGINE, 1)
+    return descriptors.numbers(engine, 1303, Type.NUMERICAL_NOTE, _NOTES)
 
 
 def is_left_out(notes: Sequence[int], convolution: Convolution) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from graphmem.capture.kernels import run_rule  # noqa: E402
 from graphmem.capture.kernels.cudnn import choice as cudnn_choice  # noqa: E402
 from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution  # noqa: E402
 from graphmem.capture.kernels.cudnn import workspaces as cudnn_workspaces  # noqa: E402
+from graphmem.capture.kernels.cudnn.choice import Plan  # noqa: E402
 from graphmem.capture.kernels.cudnn.packed import Leaf  # noqa: E402
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem  # noqa: E402
 from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
@@ -133,7 +135,8 @@ def _problem(line: dict[str, Any]) -> Problem:
     return Problem(
         line["N"], line["C"], line["K"], line["HW"] ** 2, side**2, (line["R"], line["R"]), line["groups"],
         DTYPES[line["dtype"]].itemsize, bool(line["channels_last"]), tf32=bool(line.get("tf32", 1)),
-        bf16=line["dtype"] == "bf16", dilated=line.get("dil", 1) > 1,
+        bf16=line["dtype"] == "bf16", dilated=line.get("dil", 1) > 1, input_sides=(line["HW"],) * 2,
+        output_sides=(side,) * 2, stride=line["stride"], padding=line["pad"], dilation=line.get("dil", 1),
     )  # fmt: skip
 
 
@@ -263,16 +266,33 @@ def test_every_form_in_the_trees_has_a_size(family: str) -> None:
                 nodes += [node.low, node.high]
 
 
-def test_a_volume_without_trees_of_its_own_is_an_image_of_as_many_pixels() -> None:
-    """Largest workspaces of volumes were not asked for."""
-    volume = Problem(2, 64, 96, 16**3, 16**3, (3, 3, 3), 1, 4, False)
-    image = Problem(2, 64, 96, 64**2, 64**2, (1, 27), 1, 4, False)
+def test_a_kind_without_trees_of_its_own_is_taken_for_a_wider_one() -> None:
+    """Largest workspaces of volumes and of rows were not asked for."""
+    image = Problem(2, 64, 96, 64**2, 64**2, (3, 9), 1, 4, False)
     sections = cudnn_choice.load("ampere").sections
-    assert cudnn_choice.section(volume, Direction.FORWARD) in sections
-    assert cudnn_choice.section(volume, Direction.FORWARD, largest=True) not in sections
-    chosen = cudnn_choice.choose("ampere", volume, Direction.FORWARD, largest=True)
-    assert chosen is not None
-    assert chosen == cudnn_choice.choose("ampere", image, Direction.FORWARD, largest=True)
+    for special in (
+        Problem(2, 64, 96, 16**3, 16**3, (3, 3, 3), 1, 4, False, input_sides=(16,) * 3, output_sides=(16,) * 3),
+        Problem(2, 64, 96, 64**2, 64**2, (1, 27), 1, 4, False, input_sides=(1, 64**2), output_sides=(1, 64**2)),
+    ):
+        assert cudnn_choice.section(special, Direction.FORWARD) in sections
+        assert cudnn_choice.section(special, Direction.FORWARD, Plan.LARGEST) not in sections
+        chosen = cudnn_choice.choose("ampere", special, Direction.FORWARD, Plan.LARGEST)
+        assert chosen is not None
+        assert chosen == cudnn_choice.choose("ampere", image, Direction.FORWARD, Plan.LARGEST)
+
+
+def test_plans_that_add_in_any_order_are_passed_over_in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN says for an A100: engine 20 without a workspace, then engine 40 with 46 splits in tiles: 9,166,495 B."""
+    card, weight = CARDS["a100"], Direction.BACKWARD_WEIGHT
+    square = {"input_sides": (64, 64), "output_sides": (64, 64), "padding": 1}
+    problem = Problem(8, 3, 64, 64 * 64, 64 * 64, (3, 3), 1, 4, False, **square)
+    assert cudnn_convolution.convolution_workspace(problem, weight, card).size == 0
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    assert cudnn_convolution.convolution_workspace(problem, weight, card).size == 9166495
+    assert cudnn_choice.is_unordered(problem, weight, 0, "none")
+    assert not cudnn_choice.is_unordered(problem, Direction.FORWARD, 0, "none")
+    half = replace(problem, itemsize=2)
+    assert not cudnn_choice.is_unordered(half, weight, 0, "none")
 
 
 def test_an_unknown_form_is_refused() -> None:

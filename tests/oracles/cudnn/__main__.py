@@ -32,6 +32,7 @@ def main() -> None:
     building.add_argument("--family", nargs="+", metavar="FAMILY", help="families of the manifest; all by default")
     building.add_argument("--answers", type=Path, default=ANSWERS, help="folder that keeps cuDNN's answers")
     building.add_argument("--into", type=Path, default=PLANS, help="folder of the packed files")
+    building.add_argument("--written", action="store_true", help="only what hand-written networks grow; keep the rest")
     building.set_defaults(run=_build)
     showing = commands.add_parser("show", help="print trees as text")
     showing.add_argument("family")
@@ -51,8 +52,13 @@ def _build(options: argparse.Namespace) -> None:
         ask, version = asker(options.cudnn, family.card)
         if version != manifest.cudnn:
             sys.exit(f"{options.cudnn} is cuDNN {version}, and the manifest is for {manifest.cudnn}")
-        packed = build(family, manifest, ask, options.answers / version, tell=lambda line: print(line, file=sys.stderr))
+        before = choice.load(name) if options.written else None
+        packed = build(family, manifest, ask, options.answers / version, tell=_tell, before=before)
         (options.into / f"{name}.trees").write_bytes(packed)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _check_scikit_learn(manifest: Manifest) -> None:

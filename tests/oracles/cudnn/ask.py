@@ -1,21 +1,21 @@
 """Asks a cuDNN about random convolutions, and keeps the answers.
 
 Questions go the way of ``graphmem --cudnn`` (``graphmem/cudnn``). A file of answers holds one :class:`Batch`: every
-line is a question, the plan that PyTorch takes, and where the batch says so the plan of the largest workspace:
-``BYTES engine NUMBER KNOB=VALUE ...``, or ``none``.
+line is a question, the plan that PyTorch takes, the one it takes in deterministic mode (``same`` if it is that one),
+and where the batch says so the plan of the largest workspace: ``BYTES engine NUMBER KNOB=VALUE ...``, or ``none``.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from graphmem.cudnn.card import description
 from graphmem.cudnn.descriptors import CudnnError, Descriptor, Descriptors, Kind, Type
-from graphmem.cudnn.plans import INSTANT, Convolution, plans
+from graphmem.cudnn.plans import INSTANT, Convolution, is_left_out, notes_of, plans
 from graphmem.cudnn.worker import describe, load, version_text
 from graphmem.devices import device_named
 from tests.oracles.cudnn.shapes import Shape, draw, held_out
@@ -23,11 +23,14 @@ from tests.oracles.cudnn.shapes import Shape, draw, held_out
 DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "backward weight"}
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 #: Room for the knobs of a plan.
-_KNOBS = 50
+_KNOBS = 16
 #: The kind of a batch that asks about the recorded convolutions instead of random ones.
 RECORDED = "recorded"
 
-#: Gives the plans of a question in text: the first, or the first and that of the largest workspace.
+#: What stands for no plan, and for the plan before.
+NO_PLAN, SAME = "none", "same"
+
+#: Gives the plans of a question in text: the first, the first that is deterministic, and that of the largest workspace.
 Ask = Callable[[Convolution, bool], list[str]]
 
 
@@ -79,16 +82,15 @@ def _asked(batch: Batch, ask: Ask) -> Iterator[str]:
 
 def convolution_of(shape: Shape, direction: str) -> Convolution:
     """The question as ``graphmem`` puts it."""
-    every, out = (1,) * shape.dims, shape.output_side
     return Convolution(
         DIRECTIONS[direction],
         _DTYPES[shape.dtype],
-        input=(shape.batch, shape.channels, *(shape.side,) * shape.dims),
-        filter=(shape.filters, shape.channels // shape.groups, *(shape.taps,) * shape.dims),
-        output=(shape.batch, shape.filters, *(out,) * shape.dims),
-        stride=tuple(shape.stride for _ in every),
-        padding=tuple(shape.padding for _ in every),
-        dilation=tuple(shape.dilation for _ in every),
+        input=(shape.batch, shape.channels, *shape.sides),
+        filter=(shape.filters, shape.channels // shape.groups, *shape.kernel),
+        output=(shape.batch, shape.filters, *shape.output_sides),
+        stride=shape.strides,
+        padding=shape.paddings,
+        dilation=shape.dilations,
         channels_last=bool(shape.last),
         tf32=bool(shape.tf32),
     )
@@ -101,16 +103,29 @@ def asker(library: Path, card: str) -> tuple[Ask, str]:
     device = describe(descriptors, description(device_named(card)))
 
     def ask(convolution: Convolution, largest: bool = False) -> list[str]:
+        deterministic = replace(convolution, deterministic=True)
         try:
             found = list(islice(plans(descriptors, device, convolution, INSTANT), None if largest else 1))
-            chosen = [found[0], max(found, key=lambda plan: plan[0])][: 2 if largest else 1] if found else []
-            return [f"{size} {_engine(descriptors, config)}" for size, config in chosen] or ["none"]
+            if not found:
+                return [NO_PLAN]
+            first = found[0]
+            if is_left_out(notes_of(descriptors, first[1]), deterministic):
+                other = next(plans(descriptors, device, deterministic, INSTANT), None)
+                second = _text(descriptors, other) if other else NO_PLAN
+            else:
+                second = SAME
+            most = [_text(descriptors, max(found, key=lambda plan: plan[0]))] if largest else []
+            return [_text(descriptors, first), second, *most]
         except CudnnError:
-            return ["none"]
+            return [NO_PLAN]
         finally:
             descriptors.release()
 
     return ask, version_text(about["version"])
+
+
+def _text(descriptors: Descriptors, plan: tuple[int, Descriptor]) -> str:
+    return f"{plan[0]} {_engine(descriptors, plan[1])}"
 
 
 def _engine(descriptors: Descriptors, config: Descriptor) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphmem.capture.kernels.cudnn.choice import reached
-from graphmem.capture.kernels.cudnn.packed import Node, pack, unpack
+from graphmem.capture.kernels.cudnn.choice import Plan, reached
+from graphmem.capture.kernels.cudnn.packed import Node, Trees, pack, unpack
 from graphmem.capture.kernels.cudnn.workspaces import workspace_bytes
 from graphmem.devices import device_named
 from tests.oracles.cudnn.ask import RECORDED, Ask, Batch, answers
@@ -16,6 +16,14 @@ from tests.oracles.cudnn.forms import Answer, read
 from tests.oracles.cudnn.grow import Parameters, grow
 from tests.oracles.cudnn.manifest import Family, Manifest
 from tests.oracles.cudnn.shapes import Shape
+from tests.oracles.cudnn.written import NETWORKS
+
+#: Kinds of convolutions that hand-written networks have.
+WRITTEN = (*NETWORKS, "volume")
+#: Kinds of which many fall in sections of the former.
+ALIKE = ("first", "loose")
+#: The ends of sections that libraries' layers grow.
+LIBRARY_KINDS = (", layer", ", first layer", ", groups", ", depthwise")
 
 #: Grows the tree of a section: :func:`grow`, or a test's own.
 Grow = Callable[[str, list[Answer], Parameters], Node]
@@ -28,22 +36,42 @@ def build(
     folder: Path,
     grower: Grow = grow,
     tell: Callable[[str], None] = lambda _: None,
+    before: Trees | None = None,
 ) -> bytes:
-    """The packed file of a family. ``folder`` keeps the answers; ``tell`` hears what is done."""
+    """The packed file of a family. ``folder`` keeps the answers; ``tell`` hears what is done.
+
+    ``before``: trees whose sections stay as they are, but for those that convolutions of hand-written networks grow.
+    """
     kept = {batch: _read(batch, ask, folder, family) for batch in manifest.kept_batches(family)}
     kept_shapes = {shape for found in kept.values() for shape, _, _ in found}
     by_section: dict[str, list[Answer]] = defaultdict(list)
     for batch in manifest.grown_batches(family):
+        if before is not None and (batch.largest or batch.kind not in (*WRITTEN, *ALIKE)):
+            continue
         tell(f"{family.name}: {batch.name}")
         for shape, section, answer in _read(batch, ask, folder, family):
-            if shape not in kept_shapes:
+            wanted = _is_of_written(section) or (before is None and batch.kind not in WRITTEN)
+            if shape not in kept_shapes and wanted:
                 by_section[section].append(answer)
-    trees: dict[str, Node] = {}
+    trees = {} if before is None else _without_written(before)
     for section, found in sorted(by_section.items()):
         if len(found) >= manifest.trees.least_answers:
             tell(f"{family.name}: [{section}] from {len(found):,} answers")
             trees[section] = grower(section, found, manifest.trees)
-    return pack(_header(family, manifest, by_section, _scores(trees, kept)), trees)
+    return pack(_header(family, manifest, by_section, _scores(trees, kept), before), trees)
+
+
+def _is_of_written(section: str) -> bool:
+    """Whether hand-written networks grow a section: the others are those of libraries, of whose layers they have few.
+    For the largest workspaces they were not asked."""
+    if section.startswith(Plan.LARGEST.value):
+        return False
+    return not section.endswith(LIBRARY_KINDS) or section.startswith(Plan.DETERMINISTIC.value)
+
+
+def _without_written(before: Trees) -> dict[str, Node]:
+    found = {section: before.get(section) for section in before.sections if not _is_of_written(section)}
+    return {section: tree for section, tree in found.items() if tree is not None}
 
 
 def _read(batch: Batch, ask: Ask, folder: Path, family: Family) -> list[tuple[Shape, str, Answer]]:
@@ -75,8 +103,10 @@ def _scores(trees: Mapping[str, Node], kept: Mapping[Batch, list[tuple[Shape, st
     scores: dict[str, Score] = defaultdict(Score)
     for batch, found in kept.items():
         names = [f"largest, {batch.kind}", "largest"] if batch.largest else [batch.kind, "all"]
-        for _, _, answer in found:
-            leaf = reached(packed, answer.problem, answer.direction, batch.largest)
+        for _, section, answer in found:
+            if section.startswith(Plan.DETERMINISTIC.value):
+                continue
+            leaf = reached(packed, answer.problem, answer.direction, Plan.LARGEST if batch.largest else Plan.FIRST)
             size = workspace_bytes(leaf.form, answer.problem, answer.direction) if leaf else 0
             close = abs(size - answer.bytes) <= max(answer.bytes // 10, 512)
             for name in names if batch.kind != RECORDED else names[:1]:
@@ -86,7 +116,11 @@ def _scores(trees: Mapping[str, Node], kept: Mapping[Batch, list[tuple[Shape, st
 
 
 def _header(
-    family: Family, manifest: Manifest, by_section: Mapping[str, list[Answer]], scores: Mapping[str, Score]
+    family: Family,
+    manifest: Manifest,
+    by_section: Mapping[str, list[Answer]],
+    scores: Mapping[str, Score],
+    before: Trees | None,
 ) -> dict[str, str]:
     capability = device_named(family.card).compute_capability
     assert capability is not None
@@ -101,7 +135,11 @@ def _header(
     if family.largest:
         header["grown on, largest workspaces"] = _counts(family.largest)
     header["seeds"] = f"'{family.card} grown KIND {False} 1' and so on, {manifest.batch} convolutions each"
-    header["answers"] = str(sum(map(len, by_section.values())))
+    answers = sum(map(len, by_section.values()))
+    if before is not None:
+        header["kept from before"] = "sections of layers, first layers, groups and depthwise, and largest workspaces"
+        answers += int(before.header["answers"])
+    header["answers"] = str(answers)
     for name in sorted(scores):
         header[f"kept back, {name}"] = f"{scores[name]} workspaces within 10 %"
     return header

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from graphmem.capture.kernels.cudnn.choice import section
+from graphmem.capture.kernels.cudnn.choice import Plan, is_unordered, section
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem
-from graphmem.capture.kernels.cudnn.workspaces import workspace_bytes
+from graphmem.capture.kernels.cudnn.workspaces import TIGHT, TILES, workspace_bytes
+from tests.oracles.cudnn.ask import NO_PLAN, SAME
 from tests.oracles.cudnn.shapes import Shape
 
 DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.BACKWARD_DATA, "bwd_weight": Direction.BACKWARD_WEIGHT}
@@ -17,6 +19,15 @@ ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 STREAM_K = {62, 65, 67, 68, 71}
 #: Engines that leave an fp32 partial result for every split; knob 0 says how many there are.
 SPLIT_ENGINES, SPLIT_KNOB = {33, 34, 49, 50}, 0
+#: Engines that leave them in whole tiles, and tiles by the value of knob 2; knob 12 says how many splits there are.
+TILED_ENGINES, TILED_KNOB = {10, 23, 30, 34, 39, 40, 41}, 12
+TILED = {
+    0: "128x128", 1: "128x64", 3: "256x128", 4: "256x64", 5: "64x64", 6: "128x256", 7: "64x128", 8: "64x32",
+    11: "32x16", 12: "32x32", 14: "16x64", 15: "16x32", 23: "32x128",
+}  # fmt: skip
+TILED_BASES = ["needed", "none", "copy IOF", "all", "copy IO", "copy IF", "copy OF", "pad2 IOF", "pad4 IOF", "packed"]
+#: Bytes that may be missing of a form with tiles.
+TILED_LEFT = 640
 #: Engines by Winograd's algorithm.
 WINOGRAD_ENGINES = {12, 19}
 #: Engines that keep a table of offsets.
@@ -61,6 +72,13 @@ class Answer:
     engine: int
     knobs: dict[int, int]
 
+    @staticmethod
+    def read(problem: Problem, direction: Direction, plan: str) -> Answer:
+        """The answer of a plan in text."""
+        size, _, engine, *knobs = plan.split()
+        values = {int(knob): int(value) for knob, value in (item.split("=") for item in knobs)}
+        return Answer(problem, direction, int(size), int(engine), values)
+
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
@@ -73,25 +91,37 @@ def read(lines: Iterable[str], capability: tuple[int, int]) -> Iterator[tuple[Sh
     """
     for line in lines:
         question, *plans = line.split(" ; ")
-        direction, dtype, *numbers = question.split()
-        shape = Shape(dtype, *map(int, numbers))
-        native = shape.groups == shape.channels > 1 and not shape.last and dtype != "fp16"
-        if plans[0] == "none" or native or (dtype == "bf16" and capability < (8, 0)):
+        direction, *words = question.split()
+        shape = Shape.read(words)
+        native = shape.groups == shape.channels > 1 and not shape.last and shape.dtype != "fp16"
+        if plans[0] == "none" or native or (shape.dtype == "bf16" and capability < (8, 0)):
             continue
         problem = problem_of(shape, tf32=capability >= (8, 0))
-        for plan, largest in zip(plans, (False, True), strict=False):
-            size, _, engine, *knobs = plan.split()
-            values = {int(knob): int(value) for knob, value in (item.split("=") for item in knobs)}
-            answer = Answer(problem, DIRECTIONS[direction], int(size), int(engine), values)
-            yield shape, section(problem, answer.direction, largest), answer
+        answered = {
+            which: Answer.read(problem, DIRECTIONS[direction], plan)
+            for which, plan in zip((Plan.FIRST, Plan.DETERMINISTIC, Plan.LARGEST), plans, strict=False)
+            if plan not in (NO_PLAN, SAME)
+        }
+        first = answered[Plan.FIRST]
+        if plans[1] == SAME and _is_unordered(first):
+            answered[Plan.DETERMINISTIC] = first
+        for which, answer in answered.items():
+            yield shape, section(problem, answer.direction, which), answer
+
+
+def _is_unordered(answer: Answer) -> bool:
+    """Whether graphmem takes the plan for one that deterministic mode passes over."""
+    form = label(answer) if answer.direction is Direction.BACKWARD_DATA else "other"
+    return is_unordered(answer.problem, answer.direction, answer.bytes, form)
 
 
 def problem_of(shape: Shape, tf32: bool = True) -> Problem:
     """The convolution as graphmem sees it; ``tf32``: the card has it."""
     return Problem(
-        shape.batch, shape.channels, shape.filters, shape.side**shape.dims, shape.output_side**shape.dims,
-        (shape.taps,) * shape.dims, shape.groups, ITEMSIZE[shape.dtype], bool(shape.last), tf32 and bool(shape.tf32),
-        shape.dtype == "bf16", shape.dilation > 1,
+        shape.batch, shape.channels, shape.filters, math.prod(shape.sides), math.prod(shape.output_sides),
+        shape.kernel, shape.groups, ITEMSIZE[shape.dtype], bool(shape.last), tf32 and bool(shape.tf32),
+        shape.dtype == "bf16", max(shape.dilations) > 1, shape.sides, shape.output_sides, shape.strides[-1],
+        shape.paddings[-1], shape.dilations[-1],
     )  # fmt: skip
 
 
@@ -104,7 +134,18 @@ def _size(form: str, problem: Problem, direction: Direction) -> int:
 
 
 def label(answer: Answer) -> str:
-    """The form of an answer: by its knobs if it is stream-K's, else the first form of its size."""
+    """The form of an answer, and whether its slack is small."""
+    form = _label(answer)
+    if form in ("none", "other") or form.startswith("bytes") or TILES in form:
+        return form
+    if not _size(form, answer.problem, answer.direction):
+        return form
+    tight = form + TIGHT
+    return tight if _size(tight, answer.problem, answer.direction) == answer.bytes else form
+
+
+def _label(answer: Answer) -> str:
+    """The form of an answer: by its knobs if it is stream-K's or split, else the first form of its size."""
     if answer.engine in STREAM_K and answer.knobs.get(25) == 0 and answer.knobs.get(2) in TILE_KNOB:
         m, n = TILE_KNOB[answer.knobs[2]]
         form = f"stream {m}x{n} {answer.knobs[27]}x{answer.knobs[28]}"
@@ -112,6 +153,8 @@ def label(answer: Answer) -> str:
             return form
     problem = answer.problem
     if answer.engine in SPLIT_ENGINES and (named := _splits(answer)):
+        return named
+    if answer.engine in TILED_ENGINES and (named := _tiled(answer)):
         return named
     if problem.groups == problem.channels and (named := _depthwise_parts(answer)):
         return named
@@ -145,10 +188,23 @@ def _splits(answer: Answer) -> str | None:
     count = answer.knobs.get(SPLIT_KNOB, 0)
     if not count:
         return None
-    nearest = min(SPLITS, key=lambda n: abs(n - count))
     bases = SPLIT_GROUPED if answer.problem.groups > 1 else SPLIT
-    exact = (base for base in bases if _fits(f"{base}+split {count}", answer, 0.0005))
-    return next((f"{base}+split {nearest}" for base in exact), None)
+    named = (f"{base}+split {count}" for base in bases)
+    return next((form for form in named if _fits(form, answer, 0.0005)), None)
+
+
+def _tiled(answer: Answer) -> str | None:
+    """The form with as many splits in tiles as the plan's knobs say; -1 leaves one."""
+    if TILED_KNOB not in answer.knobs:
+        return None
+    count = abs(answer.knobs[TILED_KNOB])
+    tile = TILED.get(answer.knobs.get(2, -1))
+    tiles = [tile] if tile else [*TILED.values()]
+    kinds = ("tiles", "vtiles")
+    for name in (f"{base}+{kind} {one} {count}" for kind in kinds for one in tiles for base in TILED_BASES):
+        if abs(answer.bytes - _size(name, answer.problem, answer.direction)) <= TILED_LEFT:
+            return name
+    return None
 
 
 def _depthwise_parts(answer: Answer) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphmem.capture.kernels.cudnn.choice import features
 from graphmem.capture.kernels.cudnn.packed import Branch, Leaf
-from graphmem.capture.kernels.cudnn.workspaces import SLACK, workspace_bytes
+from graphmem.capture.kernels.cudnn.workspaces import TIGHT, TIGHT_SLACK, TILES, slack, workspace_bytes
 from tests.oracles.cudnn.forms import Answer, label
 
 
@@ -36,6 +36,8 @@ class Parameters:
     prune: float
     #: What a workspace within 1 % counts on top of one within 10 %.
     fine: float
+    #: What one counts besides that takes as many blocks of 512 bytes.
+    exact: float
     #: scikit-learn's measure of a branch.
     criterion: str
 
@@ -66,10 +68,12 @@ def grow(section: str, answers: list[Answer], parameters: Parameters) -> Branch 
 
 def _coarse(form: str) -> str:
     """Numbers of splits that are within a third of each other count as one when a tree looks for branches."""
-    base, _, splits = form.partition("split ")
     if form.startswith("bytes"):
         return "bytes"
-    return f"{base}split {round(np.log(int(splits)) / np.log(1.35))}" if splits else form
+    base, _, last = form.removesuffix(TIGHT).rpartition(" ")
+    if not base.endswith(("split", "parts")) and "tiles" not in base:
+        return form.removesuffix(TIGHT)
+    return f"{base} {round(np.log(int(last)) / np.log(1.35))}"
 
 
 # --- hits -------------------------------------------------------------------------------------------------------------
@@ -89,9 +93,11 @@ def _count(answers: list[Answer], forms: list[str], leaves: Any, parameters: Par
     close = np.zeros((int(leaves.max()) + 1, len(forms)), np.float32)
     score = np.zeros_like(close)
     for column, form in enumerate(forms):
-        error = np.abs(sizes.of(form) - real)
+        size = sizes.of(form)
+        error = np.abs(size - real)
         near = error <= np.maximum(real // 10, 512)
         scores = near + parameters.fine * (error <= np.maximum(real * 0.01, 512))
+        scores = scores + parameters.exact * (-(-size // 512) == -(-real // 512))
         close[:, column] = np.bincount(leaves, near, len(close))
         score[:, column] = np.bincount(leaves, scores, len(close))
     return Counted(forms, close, score)
@@ -107,19 +113,24 @@ class Sizes:
 
     def of(self, form: str) -> Any:
         """What :func:`workspace_bytes` says of the form for every answer."""
-        total = sum(self._part(part) for part in form.split("+"))
-        return np.where(total != 0, total + SLACK, 0)
+        parts = [self._part(part) for part in form.split("+")]
+        total = sum(parts)
+        more = np.where(total > parts[-1], TIGHT_SLACK, 0) if TILES in form else 0
+        return np.where(total != 0, total + slack(form) + more, 0)
 
     def _part(self, part: str) -> Any:
         words = part.split()
         if words[0] in ("split", "parts"):
             return int(words[-1]) * self._column(" ".join([*words[:-1], "1"]))
+        if words[0] in ("tiles", "vtiles"):  # and flags, one more than parts
+            flags, one = (self._column(" ".join([*words[:-1], count])) for count in "01")
+            return flags + int(words[-1]) * (one - flags)
         return self._column(part)
 
     def _column(self, part: str) -> Any:
         if part not in self._columns:
             sizes = np.array([workspace_bytes(part, answer.problem, answer.direction) for answer in self._answers])
-            self._columns[part] = np.where(sizes != 0, sizes - SLACK, 0)
+            self._columns[part] = np.where(sizes != 0, sizes - slack(part), 0)
         return self._columns[part]
 
 

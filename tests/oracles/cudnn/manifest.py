@@ -50,8 +50,8 @@ class Manifest:
 
     def kept_batches(self, family: Family) -> Iterator[Batch]:
         """What they are measured with, and never grown on."""
-        for kind, count in self.kept.items():
-            yield from self._batches(family, kind, "kept", count, False)
+        for kind in (kind for kind in self.kept if kind in family.grown):
+            yield from self._batches(family, kind, "kept", self.kept[kind], False)
         for kind, count in (self.kept_largest if family.largest else {}).items():
             yield from self._batches(family, kind, "kept", count, True)
         yield Batch(family.card, RECORDED, "kept", 1, 0)

@@ -10,12 +10,13 @@ import gzip
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from tests import places
+from tests.oracles.cudnn.written import NETWORKS, draw_layer
 
 GOLDENS = places.PYTORCH / "ops"
 _IMAGES = [224] * 6 + [256] * 2 + [512, 512, 384, 320, 640, 299, 192, 160, 128, 288, 448, 600, 800, 96, 64, 32, 32]
@@ -30,37 +31,54 @@ _LARGEST = 1 << 30
 
 @dataclass(frozen=True)
 class Shape:
-    """A convolution over square images of ``dims`` dimensions; ``last``: channels_last; ``tf32``: may serve fp32."""
+    """A convolution; ``last``: channels_last; ``tf32``: may serve fp32. One dimension is two with a side of 1, as for
+    PyTorch."""
 
     dtype: str
-    dims: int
     batch: int
     channels: int
     filters: int
-    side: int
-    taps: int
-    stride: int
-    padding: int
-    dilation: int
+    sides: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    paddings: tuple[int, ...]
+    dilations: tuple[int, ...]
     groups: int
     last: int
     tf32: int
 
+    @staticmethod
+    def cube(*, dims: int, side: int, taps: int, stride: int, padding: int, dilation: int, **others: Any) -> Shape:
+        """One whose ``dims`` dimensions are alike."""
+        same = {"sides": side, "kernel": taps, "strides": stride, "paddings": padding, "dilations": dilation}
+        return Shape(**{name: (value,) * dims for name, value in same.items()}, **others)
+
+    @staticmethod
+    def read(words: Sequence[str]) -> Shape:
+        """The convolution that :meth:`question` wrote, without the direction."""
+        dtype, *numbers = words
+        values = [tuple(map(int, n.split("x"))) if 3 <= at <= 7 else int(n) for at, n in enumerate(numbers)]
+        return Shape(dtype, *values)  # type: ignore[arg-type]
+
     @property
-    def output_side(self) -> int:
-        return (self.side + 2 * self.padding - self.dilation * (self.taps - 1) - 1) // self.stride + 1
+    def output_sides(self) -> tuple[int, ...]:
+        every = zip(self.sides, self.kernel, self.strides, self.paddings, self.dilations, strict=True)
+        return tuple((side + 2 * pad - dil * (taps - 1) - 1) // step + 1 for side, taps, step, pad, dil in every)
 
     @property
     def is_possible(self) -> bool:
-        out = self.output_side
-        if out < 1 or self.side < 2 or self.filters > 4096:
+        out = self.output_sides
+        if min(out) < 1 or max(self.sides) < 2 or self.filters > 4096:
             return False
-        values = max(self.channels * self.side**self.dims, self.filters * out**self.dims)
+        values = max(self.channels * math.prod(self.sides), self.filters * math.prod(out))
         return bool(self.batch * values < _LARGEST)
 
     def question(self, direction: str) -> str:
         """The convolution in a line of text."""
-        return " ".join(str(value) for value in (direction, *self.__dict__.values()))
+        values = (
+            "x".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in self.__dict__.values()
+        )
+        return " ".join((direction, *values))
 
 
 def draw(pick: random.Random, kind: str) -> Shape:
@@ -76,7 +94,7 @@ def _precision(pick: random.Random) -> dict[str, Any]:
     fp32, fp16, bf16 = ("fp32", 0), ("fp16", 0), ("bf16", 0)
     last = [(name, 1) for name in ("fp32", "fp16", "bf16")]
     dtype, order = pick.choice([fp32] * 6 + [fp16] * 2 + [bf16] * 2 + last[:1] * 4 + last[1:] * 3)
-    return {"dtype": dtype, "dims": 2, "last": order, "tf32": int(dtype != "fp32" or pick.random() < 0.88)}
+    return {"dtype": dtype, "last": order, "tf32": int(dtype != "fp32" or pick.random() < 0.88)}
 
 
 def _batch(pick: random.Random) -> int:
@@ -115,9 +133,9 @@ def _layer(pick: random.Random) -> Shape:
     filters = max(pick.choice([*(pairs if taps == 1 else same), _width(pick), _width(pick)]), 8)
     dilation = pick.choice([1] * 30 + [2, 4]) if taps > 1 and stride == 1 else 1
     widest = max(channels, filters) if taps == 1 and stride == 1 else max(channels, filters // 2)
-    return Shape(
-        batch=_batch(pick), channels=channels, filters=filters, side=_side(pick, widest), taps=taps, stride=stride,
-        padding=_padding(pick, taps, dilation), dilation=dilation, groups=1, **_precision(pick),
+    return Shape.cube(
+        dims=2, batch=_batch(pick), channels=channels, filters=filters, side=_side(pick, widest), taps=taps,
+        stride=stride, padding=_padding(pick, taps, dilation), dilation=dilation, groups=1, **_precision(pick),
     )  # fmt: skip
 
 
@@ -125,8 +143,8 @@ def _loose(pick: random.Random) -> Shape:
     """Layers whose widths, side and batch have nothing to do with each other: necks, heads, pruned nets."""
     taps, stride = pick.choice([1, 1, 1, 3, 3, 3, 3, 5, 7]), pick.choice([1] * 4 + [2])
     dilation = pick.choice([1] * 20 + [2, 4]) if taps > 1 and stride == 1 else 1
-    return Shape(
-        batch=_batch(pick), channels=_width(pick),
+    return Shape.cube(
+        dims=2, batch=_batch(pick), channels=_width(pick),
         filters=_width(pick) if pick.random() < 0.9 else pick.randint(8, 2048),
         side=pick.choice(_SIDES) if pick.random() < 0.9 else pick.randint(4, 260), taps=taps, stride=stride,
         padding=pick.choice([taps // 2] * 4 + [0]) * dilation, dilation=dilation, groups=1, **_precision(pick),
@@ -140,8 +158,8 @@ def _first(pick: random.Random) -> Shape:
          (7, 4), (2, 2)]
     )  # fmt: skip
     side = pick.choice(sides)
-    return Shape(
-        batch=_batch(pick), channels=pick.choice([3] * 8 + [4] * 2 + [1, 2, 6]), filters=pick.choice(_WIDTHS),
+    return Shape.cube(
+        dims=2, batch=_batch(pick), channels=pick.choice([3] * 8 + [4] * 2 + [1, 2, 6]), filters=pick.choice(_WIDTHS),
         side=side if side >= 2 * taps else 224, taps=taps, stride=stride,
         padding=0 if taps == stride else _padding(pick, taps), dilation=1, groups=1, **_precision(pick),
     )  # fmt: skip
@@ -152,8 +170,8 @@ def _grouped(pick: random.Random) -> Shape:
     inner = pick.choice([4, 8, 8, 16, 16, 24, 24, 32, 32, 40, 48, 56, 64, 64, 72, 96, 112, 128])
     groups = pick.choice([2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 16, 18, 20, 32, 32, 64])
     channels, taps = inner * groups, pick.choice([1, 3, 3, 3, 3, 3, 3, 5])
-    return Shape(
-        batch=_batch(pick), channels=channels, filters=channels * pick.choice([1] * 5 + [2] * 2),
+    return Shape.cube(
+        dims=2, batch=_batch(pick), channels=channels, filters=channels * pick.choice([1] * 5 + [2] * 2),
         side=_side(pick, channels), taps=taps, stride=pick.choice([1, 1, 1, 2]), padding=_padding(pick, taps),
         dilation=1, groups=groups, **_precision(pick),
     )  # fmt: skip
@@ -179,9 +197,10 @@ def _depthwise(pick: random.Random) -> Shape:
     taps = pick.choice([3] * 5 + [5] * 3 + [7] * 4 + [9]) if last else pick.choice([3, 3, 5])
     dtype = pick.choice(["fp32"] * 4 + ["fp16", "bf16"] * 2) if last else "fp16"
     batch = pick.choice(_DEPTHWISE_BATCHES) if pick.random() < 0.8 else pick.randint(1, 512)
-    return Shape(
-        dtype, 2, batch, channels, channels, side, taps, pick.choice([1, 1, 1, 2]), _padding(pick, taps), 1, channels,
-        int(last), int(dtype != "fp32" or pick.random() < 0.75),
+    return Shape.cube(
+        dtype=dtype, dims=2, batch=batch, channels=channels, filters=channels, side=side, taps=taps,
+        stride=pick.choice([1, 1, 1, 2]), padding=_padding(pick, taps), dilation=1, groups=channels,
+        last=int(last), tf32=int(dtype != "fp32" or pick.random() < 0.75),
     )  # fmt: skip
 
 
@@ -189,12 +208,17 @@ def _volume(pick: random.Random) -> Shape:
     """Networks over volumes and videos: small batches, widths of U-Nets and residual networks."""
     channels = pick.choice([1, 3, 3, 4, 16, 32, 32, 64, 64, 128, 256, 512])
     taps, stride = pick.choice([(3, 1)] * 5 + [(3, 2), (1, 1), (5, 1), (2, 2), (7, 2)])
-    return Shape(
-        batch=pick.choice([1, 1, 2, 4, 8, 16]), channels=channels,
+    return Shape.cube(
+        dims=3, batch=pick.choice([1, 1, 2, 4, 8, 16]), channels=channels,
         filters=pick.choice([channels, channels * 2, channels // 2, 16, 32, 64, 128]) or 8,
         side=pick.choice([4, 7, 8, 14, 16, 20, 28, 32, 48, 56, 64, 80, 96, 112, 128]), taps=taps, stride=stride,
-        padding=0 if taps == stride else taps // 2, dilation=1, groups=1, **{**_precision(pick), "dims": 3},
+        padding=0 if taps == stride else taps // 2, dilation=1, groups=1, **_precision(pick),
     )  # fmt: skip
+
+
+def _written(kind: str) -> Callable[[random.Random], Shape]:
+    """Layers of networks that are written by hand."""
+    return lambda pick: Shape(**draw_layer(pick, kind), **_precision(pick))
 
 
 #: Kinds of layers.
@@ -205,14 +229,16 @@ KINDS: dict[str, Callable[[random.Random], Shape]] = {
     "groups": _grouped,
     "depthwise": _depthwise,
     "volume": _volume,
+    **{kind: _written(kind) for kind in NETWORKS},
 }
 
 
 def of_golden(line: dict[str, Any]) -> Shape:
     """The convolution of a line of the goldens."""
-    return Shape(
-        line["dtype"], line.get("dims", 2), line["N"], line["C"], line["K"], line["HW"], line["R"], line["stride"],
-        line["pad"], line.get("dil", 1), line["groups"], line["channels_last"], line.get("tf32", 1),
+    return Shape.cube(
+        dtype=line["dtype"], dims=line.get("dims", 2), batch=line["N"], channels=line["C"], filters=line["K"],
+        side=line["HW"], taps=line["R"], stride=line["stride"], padding=line["pad"], dilation=line.get("dil", 1),
+        groups=line["groups"], last=line["channels_last"], tf32=line.get("tf32", 1),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from graphmem.capture.kernels.cudnn.choice import choose
+from graphmem.capture.kernels.cudnn.choice import Plan, choose, is_unordered
 from graphmem.capture.kernels.cudnn.packed import Leaf
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem
 from graphmem.capture.kernels.cudnn.workspaces import Workspace, workspace_bytes
@@ -30,7 +30,19 @@ def convolution_workspace(problem: Problem, direction: Direction, card: Card) ->
     """Workspace, in bytes, of the plan that cuDNN's heuristics put first."""
     if problem.is_empty:
         return Workspace(0)
-    return _workspace(_leaf(problem, direction, card, largest=False) or _UNKNOWN, problem, direction)
+    leaf = _leaf(problem, direction, card, Plan.FIRST) or _UNKNOWN
+    if torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
+        leaf = _deterministic(leaf, problem, direction, card)
+    return _workspace(leaf, problem, direction)
+
+
+def _deterministic(first: Leaf, problem: Problem, direction: Direction, card: Card) -> Leaf:
+    """The leaf in deterministic mode, where PyTorch passes over plans that add in any order (filterEngineConfigs of
+    Conv_v8.cpp)."""
+    size = workspace_bytes(first.form, problem, direction)
+    if not is_unordered(problem, direction, size, first.form):
+        return first
+    return _leaf(problem, direction, card, Plan.DETERMINISTIC) or replace(first, percent=0)
 
 
 def largest_workspace(problem: Problem, direction: Direction, card: Card) -> Workspace:
@@ -39,19 +51,15 @@ def largest_workspace(problem: Problem, direction: Direction, card: Card) -> Wor
     if problem.is_empty:
         return Workspace(0)
     first = convolution_workspace(problem, direction, card)
-    largest = _workspace(_leaf(problem, direction, card, largest=True) or _UNKNOWN_LARGEST, problem, direction)
+    largest = _workspace(_leaf(problem, direction, card, Plan.LARGEST) or _UNKNOWN_LARGEST, problem, direction)
     return largest if largest.size >= first.size else Workspace(first.size, certain=False)
 
 
-def _leaf(problem: Problem, direction: Direction, card: Card, largest: bool) -> Leaf | None:
+def _leaf(problem: Problem, direction: Direction, card: Card, which: Plan) -> Leaf | None:
     if not card.limits.bfloat16:
         problem = replace(problem, tf32=False)  # TF32 came with Ampere, as bfloat16 did
-    return choose(card.limits.cudnn_trees, problem, direction, largest)
+    return choose(card.limits.cudnn_trees, problem, direction, which)
 
 
 def _workspace(leaf: Leaf, problem: Problem, direction: Direction) -> Workspace:
-    """In deterministic mode PyTorch passes over plans that add in any order (Conv_v8.cpp), which the trees
-    do not know: what they say is then an estimate."""
-    deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    certain = leaf.percent >= _CERTAIN_PERCENT and not deterministic
-    return Workspace(workspace_bytes(leaf.form, problem, direction), certain)
+    return Workspace(workspace_bytes(leaf.form, problem, direction), leaf.percent >= _CERTAIN_PERCENT)

@@ -32,6 +32,13 @@ class Problem:
     tf32: bool = True
     bf16: bool = False
     dilated: bool = False
+    #: Sides of input and output; none where they are not known, which is then taken for square.
+    input_sides: tuple[int, ...] = ()
+    output_sides: tuple[int, ...] = ()
+    #: Along the last dimension.
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
 
     @property
     def strided(self) -> bool:

@@ -14,6 +14,9 @@ A form is written as a few words, parts joined by ``+``:
   at once.
 - ``stream 128x64 1x4``: the needed copies, and partial tiles of 128 by 64 fp32 values, with clusters of 1 by 4 blocks.
 - ``needed+split 13``: the needed copies, and 13 fp32 partial results; ``all+split 13`` copies every tensor.
+- ``needed+tiles 32x128 13``: the same in whole tiles of 32 by 128, each with its flags; ``vtiles``: of
+  channels that are padded to 16 bytes.
+- ``tight`` beside others: 16 bytes of slack.
 - ``some IO+somesplit 3``: the same for filter gradients, with 3 fp32 partial filters of eight groups.
 - ``copy F+parts 64x16 142``: depthwise filter gradients; 142 partial filters, channels in blocks of 64, of 16 bytes a
   channel. ``images``: eight fp32 partial filters of every image, channels in blocks of 32.
@@ -27,7 +30,7 @@ fixed number of splits. Given tile and cluster, the partial tiles of 97 % of 8,0
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from graphmem.capture.kernels.cudnn.problem import Direction, Problem, Product
@@ -35,6 +38,10 @@ from graphmem.capture.kernels.parts.numbers import round_up
 
 #: Alignment slack and flags that a plan with a workspace adds, by far the most frequent of the values seen (16 to 147).
 SLACK = 147
+#: The slack of engines without flags.
+TIGHT_SLACK = 16
+#: That of engines with partial tiles, without copies; with them it is 16 more.
+TILED_SLACK = 159
 #: Thread blocks that share the tiles of the last wave (18 in every plan seen, on cards of 114 and of 132 SMs).
 _STREAM_K_SLOTS = 18
 #: A split of a product takes at least this many steps of k, and more where tiles are small. Read from plans: 256 with
@@ -56,6 +63,8 @@ _IMAGE_CHANNELS = 32
 _IMAGE_PARTS = 8
 #: Winograd's transform of a filter of 3x3.
 _WINOGRAD_TAPS = 25
+#: How forms with these parts are known.
+TIGHT, TILES = "+tight", "tiles "
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +79,16 @@ class Workspace:
 
 def workspace_bytes(form: str, problem: Problem, direction: Direction) -> int:
     """Bytes of the workspace of a plan of this form. Raises ``ValueError`` for a form that is none of those above."""
-    size = _form_bytes(form, problem, direction)
-    return size + SLACK if size else 0
+    sizes = [_part_bytes(words, problem, direction) for words in _parts(form)]
+    size = sum(sizes)
+    if not size:
+        return 0
+    return size + slack(form) + (TIGHT_SLACK if TILES in form and size > sizes[-1] else 0)
 
 
-def _form_bytes(form: str, problem: Problem, direction: Direction) -> int:
-    return sum(_part_bytes(words, problem, direction) for words in _parts(form))
+def slack(form: str) -> int:
+    """Bytes that a plan of this form adds where it takes any."""
+    return TIGHT_SLACK if form.endswith(TIGHT) else TILED_SLACK if TILES in form else SLACK
 
 
 @cache
@@ -86,7 +99,7 @@ def _parts(form: str) -> tuple[tuple[str, ...], ...]:
 def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) -> int:
     vector = 16 // problem.itemsize
     match words:
-        case ["none"]:
+        case ["none" | "tight"]:
             return 0
         case ["needed"]:
             return needed_copies(problem)
@@ -115,6 +128,10 @@ def _part_bytes(words: tuple[str, ...], problem: Problem, direction: Direction) 
             return needed_copies(problem) + _stream_k(_pair(tile), _pair(cluster), Product.of(problem, direction))
         case ["split", splits]:
             return int(splits) * _fp32_result(problem, direction)
+        case ["tiles", tile, splits]:
+            return _tiled(_pair(tile), int(splits), Product.of(problem, direction))
+        case ["vtiles", tile, splits]:
+            return _tiled(_pair(tile), int(splits), Product.of(_padded(problem), direction))
         case ["parts", block, count]:
             channels, channel_bytes = _pair(block)
             return int(count) * round_up(problem.filters, channels) * channel_bytes
@@ -200,6 +217,19 @@ def _fp32_result(problem: Problem, direction: Direction) -> int:
     if direction is Direction.BACKWARD_DATA:
         return problem.batch * problem.input_pixels * channels * 4
     return channels * filters * problem.taps // problem.groups * 4
+
+
+def _padded(problem: Problem) -> Problem:
+    """The problem with channels in rows of 16 bytes."""
+    vector = 16 // problem.itemsize
+    return replace(problem, channels=round_up(problem.channels, vector), filters=round_up(problem.filters, vector))
+
+
+def _tiled(tile: tuple[int, int], splits: int, product: Product) -> int:
+    """Partial results in whole tiles of fp32, and for every tile a flag a part and one more (15 of 15 plans of engines
+    10, 30 and 40 that were looked at, to the byte)."""
+    along_m, along_n = -(-product.m // tile[0]), -(-product.n * product.count // tile[1])
+    return along_m * along_n * 4 * (splits * tile[0] * tile[1] + splits + 1)
 
 
 def _stream_k(tile: tuple[int, int], cluster: tuple[int, int], product: Product) -> int:

@@ -248,6 +248,11 @@ def _problem(call: _Convolution) -> Problem:
         tf32=torch.backends.cudnn.allow_tf32,
         bf16=inner.dtype == torch.bfloat16,
         dilated=call.params.is_dilated,
+        input_sides=inner.shape[2:],
+        output_sides=outer.shape[2:],
+        stride=call.params.stride[-1],
+        padding=call.params.padding[-1],
+        dilation=call.params.dilation[-1],
     )
 
 
