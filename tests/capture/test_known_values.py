@@ -142,3 +142,9 @@ def test_a_generator_takes_a_state_that_went_by_way_of_the_card() -> None:
 
     record(step)
     assert seen[0] == seen[1] == torch.randperm(50, generator=torch.Generator().manual_seed(7)).tolist()
+
+
+def test_a_known_flag_goes_through_operators_of_several_overloads() -> None:
+    seen: list[Any] = []
+    record(lambda: seen.append(torch.quantile(torch.randn(64, 100, device="cuda", requires_grad=True), 0.9).shape))
+    assert seen == [()]

@@ -83,7 +83,9 @@ def _read_as(original: Any, how: str, assumed: AssumedValues) -> Any:
 
 def _repr(original: Any, values: KnownValues) -> Any:
     def repr_(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-        known = values.of(self) if isinstance(self, FakeTensor) and tensor_contents is None else None
+        # The arguments of an overload that is not the one that was meant are written out, inside a meta kernel.
+        is_shown = isinstance(self, FakeTensor) and tensor_contents is None
+        known = values.of(self) if is_shown and not torch._C._meta_in_tls_dispatch_include() else None
         if known is None:
             return str(original(self, tensor_contents=tensor_contents))
         with _disable_current_modes():
