@@ -22,7 +22,7 @@ Version = tuple[int, int]
 OLDEST: Version = (2, 4)
 NEWEST: Version = (2, 15)
 #: Those of which recordings of whole steps hold the predictions (tests/golden/pytorch).
-RECORDED: tuple[Version, ...] = ((2, 4), (2, 6), (2, 9), (2, 11), (2, 13), (2, 15))
+RECORDED: tuple[Version, ...] = ((2, 4), (2, 6), (2, 8), (2, 9), (2, 11), (2, 13), (2, 15))
 #: The one whose wheel's cuDNN was asked for the plans of convolutions that are predicted without one.
 COUNTED_CUDNN: Version = (2, 13)
 

@@ -20,7 +20,7 @@ HEADINGS = {
 def test_options_stand_under_headings(command: str, headings: list[str]) -> None:
     text = CliRunner().invoke(cli, [command, "--help"]).output
     assert re.findall(r"^([A-Z][a-z, ]+):$", text, re.MULTILINE) == headings
-    flags = re.findall(r"^  (?:-\w, )?(--[a-z-]+)(?:, (--[a-z-]+))?", text, re.MULTILINE)
+    flags = re.findall(r"^  (?:-\w, )?(--[a-z_-]+)(?:, (--[a-z_-]+))?", text, re.MULTILINE)
     listed = [flag for pair in flags for flag in pair if flag]
     known = {flag for option in cli.commands[command].params for flag in option.opts if flag.startswith("--")}
     assert sorted(listed) == sorted(known | {"--help"})
@@ -31,7 +31,9 @@ def test_options_stand_under_headings(command: str, headings: list[str]) -> None
 def test_tensorflow_options_choose_the_runtime_and_join() -> None:
     from graphmem.cli.options import target_of
 
-    unsaid = ("runtime", "gpu", "gpu_memory", "gpu_like", "capability", "cuda", "already_used", "torch_version")
+    unsaid = (
+        "runtime", "gpu", "gpu_memory", "gpu_like", "capability", "cuda", "already_used", "torch_version", "margin",
+    )  # fmt: skip
     asked = {**dict.fromkeys(unsaid), "alloc_conf": "allow_growth:true"}
     found = target_of({**asked, "tf_option": ("memory_limit=100", "TF_GPU_ALLOCATOR=")})
     assert found["runtime"] == "tensorflow"
