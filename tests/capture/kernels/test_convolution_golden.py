@@ -284,8 +284,10 @@ def test_a_kind_without_trees_of_its_own_is_taken_for_a_wider_one() -> None:
 def test_plans_that_add_in_any_order_are_passed_over_in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN says for an A100: engine 20 without a workspace, then engine 40 with 46 splits in tiles: 9,166,495 B."""
     card, weight = CARDS["a100"], Direction.BACKWARD_WEIGHT
-    square = {"input_sides": (64, 64), "output_sides": (64, 64), "padding": 1}
-    problem = Problem(8, 3, 64, 64 * 64, 64 * 64, (3, 3), 1, 4, False, **square)
+    sides = (64, 64)
+    problem = Problem(
+        8, 3, 64, 64 * 64, 64 * 64, (3, 3), 1, 4, False, input_sides=sides, output_sides=sides, padding=1
+    )  # fmt: skip
     assert cudnn_convolution.convolution_workspace(problem, weight, card).size == 0
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     assert cudnn_convolution.convolution_workspace(problem, weight, card).size == 9166495

@@ -50,8 +50,14 @@ class Shape:
     @staticmethod
     def cube(*, dims: int, side: int, taps: int, stride: int, padding: int, dilation: int, **others: Any) -> Shape:
         """One whose ``dims`` dimensions are alike."""
-        same = {"sides": side, "kernel": taps, "strides": stride, "paddings": padding, "dilations": dilation}
-        return Shape(**{name: (value,) * dims for name, value in same.items()}, **others)
+        return Shape(
+            sides=(side,) * dims,
+            kernel=(taps,) * dims,
+            strides=(stride,) * dims,
+            paddings=(padding,) * dims,
+            dilations=(dilation,) * dims,
+            **others,
+        )
 
     @staticmethod
     def read(words: Sequence[str]) -> Shape:

@@ -19,6 +19,11 @@ _BATCHES = [1, 2, 4, 8, 8, 10, 16, 16, 16, 20, 32, 32, 32, 50, 64, 64, 64, 64, 6
             1000, 1024]  # fmt: skip
 _SIDES = [28, 28, 28, 32, 32, 32, 32, 48, 64, 64, 64, 96, 128, 128, 84, 100, 112, 150, 160, 192, 224, 256]
 _WIDTHS = [4, 6, 8, 8, 10, 12, 16, 16, 16, 20, 24, 32, 32, 32, 32, 32, 48, 50, 64, 64, 64, 64, 64, 96, 100, 128, 128]
+_STEPS: list[Sizes] = [1, 1, 1, 2, (1, 2), (2, 1)]
+_POOLS: list[Sizes] = [2, 2, (1, 2), (2, 1), (1, 4)]
+_VIDEO_FILTERS: list[Sizes] = [3, 3, 3, (1, 3, 3), (3, 1, 1), (3, 7, 7)]
+_VIDEO_STEPS: list[Sizes] = [1, 1, 2, (1, 2, 2)]
+_VIDEO_POOLS: list[Sizes] = [2, (1, 2, 2)]
 _INPUTS = [1, 1, 1, 3, 3, 3, 3, 3, 2, 4, 6]
 
 
@@ -331,9 +336,9 @@ def _spectrogram(pick: random.Random) -> _Network:
     width = net.width()
     for _ in range(pick.randint(2, 4)):
         taps = pick.choice([(3, 3), (3, 3), (3, 3), (1, 7), (5, 3), (high, 1), (1, 25), (20, 8), (1, 3), (3, 1)])
-        net.conv(width, taps, pick.choice([1, 1, 1, 2, (1, 2), (2, 1)]))
+        net.conv(width, taps, pick.choice(_STEPS))
         if pick.random() < 0.7:
-            net.pool(pick.choice([2, 2, (1, 2), (2, 1), (1, 4)]))
+            net.pool(pick.choice(_POOLS))
         width = _wider(pick, width, 512)
     return net
 
@@ -347,9 +352,9 @@ def _row(pick: random.Random) -> _Network:
     style, dilation = pick.choice(["pool", "pool", "stride", "dilated"]), 1
     for stage in range(pick.randint(2, 6)):
         step = pick.choice([2, 2, 4, 8]) if style == "stride" else 1
-        padding = (
-            pick.choice([0, (0, (taps - 1) * dilation)]) if style == "dilated" else pick.choice([0, (0, taps // 2)])
-        )
+        wide = (taps - 1) * dilation if style == "dilated" else taps // 2
+        paddings: list[Sizes] = [0, (0, wide)]
+        padding = pick.choice(paddings)
         net.conv(width, (1, taps), (1, step), padding, dilation)
         if style == "pool":
             net.pool((1, pick.choice([2, 2, 3, 4])))
@@ -368,8 +373,8 @@ def _volume(pick: random.Random) -> _Network:
         net = _Network(pick, pick.choice([1, 3, 3]), frames, side, side)
         width = net.width()
         for stage in range(pick.randint(2, 5)):
-            net.conv(width, pick.choice([3, 3, 3, (1, 3, 3), (3, 1, 1), (3, 7, 7)]), pick.choice([1, 1, 2, (1, 2, 2)]))
-            net.pool(pick.choice([2, (1, 2, 2)]) if stage else (1, 2, 2))
+            net.conv(width, pick.choice(_VIDEO_FILTERS), pick.choice(_VIDEO_STEPS))
+            net.pool(pick.choice(_VIDEO_POOLS) if stage else (1, 2, 2))
             width = _wider(pick, width, 512)
         return net
     side = pick.choice([8, 16, 16, 24, 32, 32, 32, 48, 64, 64, 64, 80, 96, 96, 128])
