@@ -174,7 +174,7 @@ def test_the_report_names_them_at_the_top() -> None:
     report = text.render(analyze(Branching(4, 4), torch.zeros(2, 4), iterations=1))
     line = Branching.forward.__code__.co_firstlineno + 2
     assert f"test_assumed_values.py:{line}: a question" in " ".join(report.split()).replace("/ ", "/")
-    assert report.index("your data decides here") < report.index("allocated")
+    assert report.index("your data decides here") < report.index("Peak memory")
     told = Training(assume=((f"test_assumed_values.py:{line}", True),))
     assert "your data decides" not in text.render(analyze(Branching(4, 4), torch.zeros(2, 4), training=told))
 

@@ -14,6 +14,7 @@ Where tokens are not alike, or something of the loop cannot be stretched, every 
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -166,9 +167,7 @@ class Decoding:
         real = self._real = recorder.builder
         self._passes_before = len(recorder.passes_aside)
         self._memory, recorder.storages.memory = recorder.storages.memory, None
-        columns: dict[str, Any] = {
-            field.name: list(getattr(real, field.name)) for field in fields(real) if field.name != "source"
-        }
+        columns: dict[str, Any] = {field.name: copy.copy(getattr(real, field.name)) for field in fields(real)}
         recorder.builder = replace(real, **{**columns, "rows": []})
         recorder.is_probing = True
         return True
