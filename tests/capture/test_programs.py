@@ -249,7 +249,7 @@ def test_how_it_ended_is_told(source: str, tmp_path: Path) -> None:
     told = ending(estimate)
     assert told[:3] == (how, 1, code)
     assert told[3].endswith(error)
-    warned = [d.message for d in estimate.diagnostics if d.kind == "warning"]
+    warned = [d.message for d in estimate.diagnostics if d.kind == "headline"]
     assert bool(warned) == bool(code)
     assert estimate.peak.allocated_bytes > 4 * 64 * 64 * 4
 
