@@ -215,15 +215,10 @@ class Training:
             return
         if self.fsdp is None:
             raise UsageError(f"tp and ep go with fsdp or alone, as transformers distributes models; leave out {name}")
-        if self.fsdp.world_size % self.tensor_parallel:
+        if self.fsdp.world_size % (self.tp or 1):
             raise UsageError(f"fsdp's {self.fsdp.world_size} processes cannot be divided by tp {self.tp}")
         if self.fsdp.shard != "full" or self.amp == "fp16":
             raise UsageError("with tp, fsdp_shard is full, and amp bf16 or off: transformers has no other way")
-
-    @property
-    def tensor_parallel(self) -> int:
-        """How many processes share each layer."""
-        return self.tp or 1
 
     @property
     def wrapper(self) -> DataParallel | FullyShard | ZeRO | None:
@@ -339,11 +334,6 @@ class Inference:
             weights = f"{self.weights} and {self.dtype}"
         masked = [] if self.attention_mask is None else [_MASKED[self.attention_mask]]
         return ", ".join(["inference", *_precision(self, weights), *masked, *describe_parts(self.tp, self.ep)])
-
-    @property
-    def tensor_parallel(self) -> int:
-        """How many processes share each layer."""
-        return self.tp or 1
 
     @property
     def processes(self) -> Processes | None:

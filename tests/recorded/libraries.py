@@ -3,14 +3,13 @@ says."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests import places
 from tests.recorded.cases.libraries import CASES, Case
-from tests.recorded.whole import WholePrograms
+from tests.recorded.whole import WholePrograms, traced
 
 if TYPE_CHECKING:
     from graphmem.trace import Trace
@@ -38,25 +37,7 @@ class LibraryProgram:
         return self.case.program()
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
-        from graphmem.capture.session.session import capture
-        from graphmem.cudnn.library import Cudnn
-        from graphmem.runtimes.base import Setting
-        from graphmem.runtimes.pytorch.runtime import RUNTIME
-        from tests.recorded.device import CARD
-        from tests.recorded.steps import runs
-
-        setting = Setting(CARD, torch_version)
-        with contextlib.ExitStack() as stack:
-            captured = capture(
-                lambda session: self.case.program(),
-                source=self.name,
-                device=CARD,
-                torch_version=torch_version,
-                data_dependent=1.0,
-                memory=RUNTIME.live(RUNTIME.parse("", setting), setting, limited=False),
-                cudnn=stack.enter_context(Cudnn(library, runs._card(CARD))) if library else None,
-            )
-        return captured.trace, captured.assumed
+        return traced(self.case.program, self.name, torch_version, library, data_dependent=1.0)
 
 
 PROGRAMS = {name: LibraryProgram(case) for name, case in CASES.items()}

@@ -193,6 +193,32 @@ def _let_torchvision_load(program: WholeProgram) -> None:
         make_torchvision_importable()
 
 
+def traced(
+    program: Callable[[], Any], name: str, torch_version: tuple[int, int], library: str | None, **options: Any
+) -> tuple[Trace, Mapping[str, int]]:
+    """What a function allocates on the recordings' card, ``library`` asked for plans, and what had to be assumed;
+    ``options`` of the capture."""
+    from graphmem.capture.session.session import capture
+    from graphmem.cudnn.library import Cudnn
+    from graphmem.runtimes.base import Setting
+    from graphmem.runtimes.pytorch.runtime import RUNTIME
+    from tests.recorded.device import CARD
+    from tests.recorded.steps import runs
+
+    setting = Setting(CARD, torch_version)
+    with contextlib.ExitStack() as stack:
+        captured = capture(
+            lambda session: program(),
+            source=name,
+            device=CARD,
+            torch_version=torch_version,
+            memory=RUNTIME.live(RUNTIME.parse("", setting), setting, limited=False),
+            cudnn=stack.enter_context(Cudnn(library, runs._card(CARD))) if library else None,
+            **options,
+        )
+    return captured.trace, captured.assumed
+
+
 def missing(program: WholeProgram) -> str | None:
     """The first of a program's packages that is not installed."""
     return next((name for name in program.needs if importlib.util.find_spec(name) is None), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,6 @@ _OF_WIDTH: dict[str, Callable[[int], int]] = {
 def deepspeed_engine(model: nn.Module, optimizer: torch.optim.Optimizer, training: Training, batch: int) -> Any:
     """The engine around ``model``, which is on the host; ``batch``: rows of a micro-batch. Raises
     :class:`CaptureError`."""
-    os.environ.setdefault("DS_ACCELERATOR", "cuda")  # else it looks for a driver
     try:
         import deepspeed
     except ImportError:

@@ -33,13 +33,13 @@ def _configuration(step: Training | Inference) -> Any:
     from transformers.distributed import DistributedConfig
 
     sharded = step.fsdp if isinstance(step, Training) else None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"tp_size": step.tp or 1}
     if sharded is not None:
-        options = {
-            "fsdp_size": sharded.world_size // step.tensor_parallel,
+        options |= {
+            "fsdp_size": sharded.world_size // options["tp_size"],
             "fsdp_cpu_offload": sharded.offload,
             "fsdp_mixed_precision": step.amp == "bf16",
         }
     if step.ep:
         options["ep_size"] = step.ep
-    return DistributedConfig(tp_size=step.tensor_parallel, **options)
+    return DistributedConfig(**options)

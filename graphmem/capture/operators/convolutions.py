@@ -8,11 +8,13 @@ copies until it returns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from graphmem.capture.kernels.parts.conv_backend import ConvParams
 
 _aten = torch.ops.aten
 
@@ -22,23 +24,11 @@ def convolution_composites() -> dict[Any, Callable[..., Any]]:
     return {_aten._convolution_double_backward.default: _double_backward}
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """Those of a convolution after its three tensors."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
-
-    def run(self, input: Tensor, weight: Tensor) -> Tensor:
-        result: Tensor = _aten.convolution.default(
-            input, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding,
-            self.groups,
-        )  # fmt: skip
-        return result
+def _run(call: ConvParams, input: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = _aten.convolution.default(
+        input, weight, None, call.stride, call.padding, call.dilation, call.transposed, call.output_padding, call.groups
+    )
+    return result
 
 
 def _double_backward(
@@ -51,15 +41,15 @@ def _double_backward(
     strides, paddings, dilations, extra = expanded
     if not transposed and self.dim() > 4:
         groups = self.shape[1] // weight.shape[1] if weight.shape[1] else -1
-    call = _Arguments(strides, paddings, dilations, transposed, extra, groups)
+    call = ConvParams(strides, paddings, dilations, transposed, extra, groups)
     output = None
     if self.numel():
         if input_gg is not None:
             weight = weight.contiguous()
-            output = call.run(input_gg, weight)
+            output = _run(call, input_gg, weight)
         if weight_gg is not None:
             weight_gg = weight_gg.contiguous()
-            term = call.run(self, weight_gg)
+            term = _run(call, self, weight_gg)
             output = term if output is None else output + term
             del term
     if bias_gg is not None:
@@ -79,13 +69,13 @@ def _expand(values: Sequence[int], dims: int) -> tuple[int, ...]:
     return tuple(values) * dims if len(values) == 1 else tuple(values)
 
 
-def _weight_gradient(call: _Arguments, input_gg: Tensor, output_g: Tensor, weight: Tensor) -> Tensor:
+def _weight_gradient(call: ConvParams, input_gg: Tensor, output_g: Tensor, weight: Tensor) -> Tensor:
     """A convolution over the batch, of one group after the other; strides and dilations change places."""
     one = replace(call, stride=call.dilation, dilation=call.stride, transposed=False, groups=1)
     over_batch, inputs = output_g.transpose(0, 1), input_gg.transpose(0, 1)
     if call.groups == 1:
         over_batch = over_batch.contiguous()
-        found = one.run(over_batch, inputs) if call.transposed else one.run(inputs, over_batch)
+        found = _run(one, over_batch, inputs) if call.transposed else _run(one, inputs, over_batch)
     else:
         parts = [
             _of_group(one, call.transposed, ours, theirs)
@@ -100,15 +90,15 @@ def _weight_gradient(call: _Arguments, input_gg: Tensor, output_g: Tensor, weigh
     return found
 
 
-def _of_group(one: _Arguments, transposed: bool, over_batch: Tensor, inputs: Tensor) -> Tensor:
+def _of_group(one: ConvParams, transposed: bool, over_batch: Tensor, inputs: Tensor) -> Tensor:
     over_batch = over_batch.contiguous()
-    return one.run(over_batch, inputs) if transposed else one.run(inputs, over_batch)
+    return _run(one, over_batch, inputs) if transposed else _run(one, inputs, over_batch)
 
 
-def _input_gradient(call: _Arguments, weight_gg: Tensor, output_g: Tensor, weight: Tensor, input: Tensor) -> Tensor:
+def _input_gradient(call: ConvParams, weight_gg: Tensor, output_g: Tensor, weight: Tensor, input: Tensor) -> Tensor:
     other = replace(call, transposed=not call.transposed)
     if call.transposed:
-        found = other.run(output_g.contiguous(), weight_gg)
+        found = _run(other, output_g.contiguous(), weight_gg)
         for dim in range(2, found.dim()):
             if found.shape[dim] > input.shape[dim]:
                 found = found.narrow(dim, 0, input.shape[dim])
@@ -121,4 +111,4 @@ def _input_gradient(call: _Arguments, weight_gg: Tensor, output_g: Tensor, weigh
         side - whole if side != (whole := (taps - 1) * dil - 2 * pad + step * (out - 1) + 1) else given
         for taps, side, out, step, pad, dil, given in every
     ]
-    return replace(other, output_padding=tuple(extra)).run(output_g.contiguous(), weight_gg)
+    return _run(replace(other, output_padding=tuple(extra)), output_g.contiguous(), weight_gg)

@@ -25,7 +25,6 @@ from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
-from graphmem.training.processes import Processes
 from graphmem.training.program import OPTIMIZER_STEPS, Ending, Program
 from graphmem.units import MIB, format_bytes
 
@@ -136,7 +135,7 @@ def capture_model(
         assume=step.assume,
         budget=Budget(step.host_values_mb * MIB, 8 * step.host_values_mb * MIB),
         cudnn=cudnn,
-        processes=processes_of(step),
+        processes=step.processes,
         post=post,
         leave_after=None if program is None else iterations or OPTIMIZER_STEPS,
         memory=memory,
@@ -212,11 +211,6 @@ def _in_words(captured: Captured) -> Iterator[str]:
         times = "once" if len(sizes) == 1 else f"{len(sizes)} times"
         asked = most if least == most else f"{least} to {most}"
         yield f"torch.OutOfMemoryError was raised {times} and caught by the program: {place} asked for {asked}"
-
-
-def processes_of(step: Training | Inference) -> Processes | None:
-    """The process that runs the step, of how many; None if that was not given."""
-    return step.processes
 
 
 def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:

@@ -19,8 +19,6 @@ from graphmem.serving.vllm.models.decoder import Decoder, Style
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.run import Run
 
-_GEMMA = Style(norm="gemma", holds_gate_up=True, post_norms=True, scales_embedding=True)
-
 #: Families of :class:`Decoder` by ``model_type``.
 _STYLES: dict[str, Style] = {
     "llama": Style(),

@@ -44,11 +44,6 @@ LARGEST_CARDS = Change((0, 32), "cards of 160 GiB serve batches of 16384 tokens"
 #: v1/worker/gpu_worker.py: whether two batches are in flight (config/scheduler.py, ``async_scheduling``).
 ASYNC_SCHEDULING = Change((0, 21), "scheduling is asynchronous: two batches are in flight")
 
-REGISTER = (
-    UTILIZATION_92, SPLIT_WHILE_LOADING, SPLIT_WHILE_PROFILING, GRAPHS_CHARGED, DEVICE_LEVEL, SECOND_RUNNER,
-    LARGEST_CARDS, ASYNC_SCHEDULING,
-)  # fmt: skip
-
 #: PyTorch that a version was built with: major and minor (the wheels' requirements).
 _TORCH = (((0, 32), (2, 13)), ((0, 21), (2, 11)), ((0, 11), (2, 9)), ((0, 9), (2, 7)), ((0, 8), (2, 6)))
 
