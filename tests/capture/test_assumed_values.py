@@ -10,8 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import logging  # noqa: E402
 import math  # noqa: E402
 
+import numpy  # noqa: E402
 from torch import nn  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
@@ -201,6 +203,71 @@ def test_random_numbers_of_the_card_are_named_where_they_decide() -> None:
         assume = ((f"test_assumed_values.py:{branch}", answer),)
         sizes.append(max(storage.bytes for storage in captured(_drawing, assume=assume).trace.storages))
     assert sizes == [128, 256]
+
+
+def _drawn_sizes() -> None:
+    """Masks, lengths, boxes, routing: what random numbers of the card make sizes of."""
+    dev = "cuda"
+    n = int(torch.rand((), device=dev) * 100)  # decides
+    torch.zeros(n, device=dev)
+
+    def share() -> float:
+        return float(torch.rand((), device=dev))  # decides
+
+    torch.zeros(int(share() * 100), device=dev)
+    ratio = torch.rand(1, device=dev).item()  # decides
+    torch.zeros(1 + round(32 * ratio), device=dev)
+    mix = torch.rand((), device=dev).item()  # decides
+    side = int(32 * math.sqrt(1 - mix))
+    torch.zeros(side, device=dev)
+    tokens = torch.randn(4, 32, 8, device=dev)
+    tokens[torch.rand(4, 32, device=dev) < 0.15]  # decides
+    masked = torch.bernoulli(torch.full((4, 32), 0.15, device=dev)).bool()
+    masked.nonzero()  # decides
+    torch.zeros((torch.rand(100, device=dev) > 0.5).sum().item(), device=dev)  # decides
+    torch.zeros((torch.rand(100, device=dev).cpu() > 0.5).sum().item(), device=dev)  # decides
+    steps = torch.randint(10, 100, (), device=dev).item()  # decides
+    torch.zeros(steps, device=dev)
+    [torch.zeros(each, device=dev) for each in torch.randint(10, 100, (3,), device=dev).tolist()]  # decides
+    [torch.zeros(int(each * 9), device=dev) for each in torch.rand(3, device=dev).tolist()]  # decides
+    torch.arange(torch.randint(10, 100, (), device=dev), device=dev)  # decides
+    tokens[0].repeat_interleave(torch.randint(1, 5, (32,), device=dev), 0)  # decides
+    chosen = numpy.where(torch.rand(32, device=dev).cpu().numpy() > 0.5)[0]  # decides
+    torch.zeros(32, device=dev)[chosen]
+    scores = unknown(32).cpu().numpy()  # decides
+    kept = numpy.flatnonzero(scores)
+    torch.zeros(32, device=dev)[kept]
+
+
+def test_random_numbers_of_the_card_are_named_where_they_are_sizes() -> None:
+    assert lines(captured(_drawn_sizes)) == planted(_drawn_sizes)
+
+
+def test_random_numbers_of_the_card_that_decide_nothing_are_silent() -> None:
+    """Order, masks of the same shape, weights of a mixture, noise, targets and metrics of them."""
+
+    def step() -> None:
+        x = torch.randn(4, 32, 8, device="cuda")
+        kept = torch.rand(4, 32, device="cuda").argsort(1)[:, :8]
+        torch.gather(x, 1, kept.unsqueeze(-1).expand(-1, -1, 8))
+        beta = torch.full((), 0.2, device="cuda")
+        mix = torch.distributions.Beta(beta, beta).sample().item()
+        x = mix * x + (1 - mix) * x[torch.randperm(4, device="cuda")]
+        ids = torch.randint(0, 9, (4, 32), device="cuda")
+        ids[torch.rand(4, 32, device="cuda") < 0.1] = 3
+        found, targets = [], []
+        for _ in range(2):
+            found.extend(x.sum(2).argmax(1).tolist())
+            targets.extend(torch.randint(0, 9, (4,), device="cuda").tolist())
+        hits = sum(one == other for one, other in zip(found, targets, strict=True))
+        rate = 1e-3 * (1 + math.cos(torch.rand((), device="cuda").item()))
+        losses = [x.mean(2).cpu().numpy()]
+        logging.debug(f"{mix:.2f} {hits / len(found)} {rate} {numpy.concatenate(losses).mean()}")
+        if 7 in ids:
+            text = "a pad was found"
+            logging.debug(text)
+
+    assert not captured(step).decided
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,11 @@ def reading() -> None:
     torch.zeros(count * 1024, 256, device="cuda")
 
 
+def drawing() -> None:
+    count = int(torch.rand((), device="cuda") * 100)
+    torch.zeros(count * 1024, 256, device="cuda")
+
+
 @pytest.mark.parametrize("version", ["2.6", "2.13", "2.15"])
 @pytest.mark.parametrize("step", [linear, convolving_without_cudnn])
 def test_a_step_of_known_operators_is_exact(step: Any, version: str) -> None:
@@ -72,8 +77,9 @@ def test_a_predicted_plan_is_a_doubt() -> None:
     assert estimate.fit.verdict == "yes"
 
 
-def test_a_value_that_decides_a_size_is_one() -> None:
-    estimate = _analysed(reading, torch_version="2.13")
+@pytest.mark.parametrize("step", [reading, drawing])
+def test_a_value_that_decides_a_size_is_one(step: Any) -> None:
+    estimate = _analysed(step, torch_version="2.13")
     assert _names(estimate) == ["values assumed"]
     assert estimate.interval("reserved") == (None, None)
     assert estimate.fit is not None

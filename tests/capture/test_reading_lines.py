@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from graphmem.capture.values.reading_lines import only_logs
+from graphmem.capture.values.reading_lines import becomes_whole, only_logs, only_warns
 
 #: Bodies of a function; the read is at the line that ends with "# read".
 _ONLY_LOGGED = {
@@ -25,14 +25,62 @@ _DECIDING = {
 }
 
 
+#: The same of floating-point numbers, of which what is not seen to decide is taken to be logged.
+_NUMBERS = {
+    "to the caller, who makes a size of it": (
+        "return float(x)  # read\n\ndef other():\n    return int(step() * 9)",
+        False,
+    ),
+    "to the caller, who writes it down": ("return float(x)  # read\n\ndef other():\n    print(step() * 9)", True),
+    "a whole number that is written down": ("n = float(x)  # read\nprint(int(n))", True),
+    "an answer for a metric": ("p = x.numpy()  # read\nhits.append((p > 0.5).mean())\nprint(sum(hits))", True),
+    "an answer for a branch": ("p = float(x)  # read\nis_best = p > best\nif is_best:\n    best = p", False),
+    "positions of an array": ("p = x.numpy()  # read\nreturn np.where(p > 0.5)", False),
+}
+_WARNING = {
+    "a text": (
+        "if 3 in ids:  # read\n    text = 'pads'\n    if x:\n        text += str(3)\n    log.warning(text)",
+        True,
+    ),
+    "a text that goes on": ("text = ''\nif 3 in ids:  # read\n    text = 'pads'\nuse(text)", False),
+    "more than a text": ("if 3 in ids:  # read\n    log.warning('pads')\n    ids = pad(ids)", False),
+    "another branch": ("if 3 in ids:  # read\n    log.warning('pads')\nelse:\n    ids = pad(ids)", False),
+}
+_LOST = {
+    "behind a function": ("r = x.item()  # read\nside = math.sqrt(1 - r)\nn = int(32 * side)", True),
+    "in the open": ("r = x.item()  # read\nn = int(32 * r)", False),
+    "never": ("r = math.exp(x.item())  # read\nprint(r)", False),
+}
+
+
+def _written(body: str, folder: Path) -> tuple[str, int]:
+    """A function of these lines in a file, and the line that reads."""
+    text = "def step():\n" + "".join(f"    {line}\n" for line in body.split("\n"))
+    text = text.replace("    \n    def ", "\ndef ")
+    file = folder / "program.py"
+    file.write_text(text, encoding="utf-8")
+    return str(file), 1 + next(i for i, line in enumerate(text.splitlines()) if line.endswith("# read"))
+
+
+@pytest.mark.parametrize(("body", "expected"), _NUMBERS.values(), ids=_NUMBERS)
+def test_a_number_is_followed_to_where_it_goes(body: str, expected: bool, tmp_path: Path) -> None:
+    assert only_logs(*_written(body, tmp_path), True) is expected
+
+
+@pytest.mark.parametrize(("body", "expected"), _WARNING.values(), ids=_WARNING)
+def test_a_question_for_a_warning_decides_nothing(body: str, expected: bool, tmp_path: Path) -> None:
+    assert only_warns(*_written(body, tmp_path)) is expected
+
+
+@pytest.mark.parametrize(("body", "expected"), _LOST.values(), ids=_LOST)
+def test_a_number_is_lost_behind_functions(body: str, expected: bool, tmp_path: Path) -> None:
+    assert becomes_whole(*_written(body, tmp_path)) is expected
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [(body, True) for body in _ONLY_LOGGED.values()] + [(body, False) for body in _DECIDING.values()],
     ids=[*_ONLY_LOGGED, *_DECIDING],
 )
 def test_a_whole_number_is_followed_to_where_it_goes(body: str, expected: bool, tmp_path: Path) -> None:
-    text = "def step():\n" + "".join(f"    {line}\n" for line in body.split("\n"))
-    file = tmp_path / "program.py"
-    file.write_text(text, encoding="utf-8")
-    line = 1 + next(i for i, text_line in enumerate(text.splitlines()) if text_line.endswith("# read"))
-    assert only_logs(str(file), line) is expected
+    assert only_logs(*_written(body, tmp_path)) is expected

@@ -19,8 +19,8 @@ def patch_reading(patches: Patches, values: KnownValues, assumed: AssumedValues)
 
     An array shares its memory with the host tensor that it is of, as PyTorch's does.
     """
-    patches.set(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values))
-    patches.set(torch.Tensor, "tolist", _to_list(torch.Tensor.tolist, values))
+    patches.set(torch.Tensor, "numpy", _numpy(torch.Tensor.numpy, values, assumed))
+    patches.set(torch.Tensor, "tolist", _to_list(torch.Tensor.tolist, values, assumed))
     patches.set(torch.Tensor, "__repr__", _repr(torch.Tensor.__repr__, values))
     patches.set(torch.Tensor, "__format__", _format(torch.Tensor.__format__))
     patches.set(torch.Tensor, "__reduce_ex__", _reduce(torch.Tensor.__reduce_ex__, values))
@@ -30,7 +30,7 @@ def patch_reading(patches: Patches, values: KnownValues, assumed: AssumedValues)
         patches.set(torch.Tensor, name, _read_as(getattr(torch.Tensor, name), how, assumed))
 
 
-def _numpy(original: Any, values: KnownValues) -> Any:
+def _numpy(original: Any, values: KnownValues, assumed: AssumedValues) -> Any:
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not isinstance(self, FakeTensor):
             return original(self, force=force)
@@ -41,10 +41,15 @@ def _numpy(original: Any, values: KnownValues) -> Any:
         if self.requires_grad:
             raise RuntimeError("can't call numpy() on a tensor that requires a gradient; call .detach() first")
         known = values.of(self)
-        if known is not None:
-            with _disable_current_modes():
-                return original(known)
-        return _assumed(self)
+        if known is None:
+            array = _assumed(self)
+            if self.is_floating_point():
+                assumed.array(True, False)
+            return array
+        if values.drawn([self]):
+            assumed.array(self.is_floating_point(), True)
+        with _disable_current_modes():
+            return original(known)
 
     return numpy
 
@@ -62,15 +67,29 @@ def _assumed(tensor: torch.Tensor) -> Any:
     return array.copy() if tensor.numel() <= LIMIT else array
 
 
-def _to_list(original: Any, values: KnownValues) -> Any:
+def _to_list(original: Any, values: KnownValues, assumed: AssumedValues) -> Any:
     def tolist(self: torch.Tensor) -> Any:
-        known = values.of(self) if isinstance(self, FakeTensor) else None
-        if known is None:
-            return original(self) if not isinstance(self, FakeTensor) else _assumed(self).tolist()
+        if not isinstance(self, FakeTensor):
+            return original(self)
+        known = values.of(self)
+        if known is None or values.drawn([self]):
+            return _followed_list(self, known, original, assumed)
         with _disable_current_modes():
             return original(known)
 
     return tolist
+
+
+def _followed_list(tensor: torch.Tensor, known: torch.Tensor | None, original: Any, assumed: AssumedValues) -> Any:
+    """Numbers that nobody knows, or that were drawn on the card: floating-point ones tell themselves what they decide,
+    the others' line does."""
+    if known is None:
+        numbers = _assumed(tensor).tolist()
+    else:
+        with _disable_current_modes():
+            numbers = original(known)
+        assumed.drawn_list(known.is_floating_point())
+    return assumed.as_last(numbers) if tensor.is_floating_point() and tensor.numel() <= LIMIT else numbers
 
 
 def _read_as(original: Any, how: str, assumed: AssumedValues) -> Any:

@@ -23,6 +23,10 @@ def missing_shapes() -> dict[str, Callable[..., Any]]:
         "aten::multi_margin_loss_backward": _like_first_input,
         "aten::multilabel_margin_loss_forward": _multilabel_margin_loss,
         "aten::multilabel_margin_loss_backward": _like_first_input,
+        "aten::_sample_dirichlet": _like_argument,
+        "aten::_dirichlet_grad": _like_argument,
+        "aten::_standard_gamma_grad": _like_argument,
+        "aten::binomial": _like_argument,
         "aten::fractional_max_pool3d": _fractional_max_pool3d,
         "aten::fractional_max_pool3d_backward": _like_first_input,
     }
@@ -85,6 +89,10 @@ def _ctc_loss(
     steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
     longest = max(target_lengths, default=0)
     return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * longest + 1))
+
+
+def _like_argument(self: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
 def _like_first_input(grad: Tensor, self: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -26,6 +26,7 @@ from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
+from graphmem.capture.values.known_values import INTEGERS
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.trace import Category, Place
 
@@ -195,7 +196,15 @@ def _data_on_host(mode: RecordingMode, call: OperatorCall) -> Any:
     if on_device(call.args):
         return NOT_HANDLED
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
-    return NOT_HANDLED if known is None else known
+    if known is None:
+        return NOT_HANDLED
+    drawn = mode.recorder.values.drawn(call.args)
+    if not drawn:
+        return known
+    if type(known) in (bool, int, float):
+        return mode.recorder.assumed_values.drawn(known, drawn == INTEGERS)
+    mode.recorder.assumed_values.drawn_selection(_rows(known))
+    return known
 
 
 def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -246,6 +255,8 @@ def _coalesced(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]
         return _in_place_of_kernel(mode, call, body)
     with unset_fake_temporarily():
         distinct = sparse.distinct(indices)
+    if values.drawn([call.args[0]._indices()]):
+        mode.recorder.assumed_values.drawn_selection(distinct.shape[1])
     with mode.recorder.selection.exactly(distinct.shape[1]):
         out = _in_place_of_kernel(mode, call, body)
     values.learn(out._indices(), distinct)
@@ -308,8 +319,8 @@ def _decision(mode: RecordingMode, call: OperatorCall) -> Any:
     if known is not None:
         mode.recorder.refuse_in_graph_capture("a tensor's value is read back", call.args[0])
         is_number = type(known) in (bool, int, float) and not device_values.is_validation(call.args[0])
-        is_drawn = is_number and any(map(mode.recorder.values.is_drawn, tensors_in(call.args)))
-        return mode.recorder.assumed_values.drawn(known) if is_drawn else known
+        drawn = mode.recorder.values.drawn(call.args) if is_number else 0
+        return mode.recorder.assumed_values.drawn(known, drawn == INTEGERS) if drawn else known
     return _read_back(mode.recorder, call.func is _ITEM, call.args[0])
 
 
@@ -368,7 +379,10 @@ def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, body: Callable[
 def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
     selection = mode.recorder.selection
     known = mode.recorder.values.result(call.func, call.args, call.kwargs)
-    with contextlib.nullcontext() if known is None else selection.exactly(_rows(known)):
+    rows = None if known is None else _rows(known)
+    if rows is not None and mode.recorder.values.drawn(call.args):
+        rows = mode.recorder.assumed_values.drawn_selection(rows)
+    with contextlib.nullcontext() if rows is None else selection.exactly(rows):
         out = outputs_of(call.func, selection, call.args, call.kwargs)
     is_mask = call.func is _NONZERO and call.args[0].dtype is torch.bool
     if known is None and is_mask and out is not None and out.shape[0] == call.args[0].numel():

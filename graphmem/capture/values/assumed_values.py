@@ -13,6 +13,8 @@ from typing import Any
 
 from graphmem.capture.values import callers, reading_lines
 
+#: What is said of a number that nobody knows, and of one that was drawn.
+_ONE, _DRAW = "a number is taken to be 1", "a random number of the card, or what it decides, is a possible draw"
 #: Answers to the same question in one iteration after which the other one is given: a loop waits for it.
 _PATIENCE = 256
 
@@ -30,7 +32,7 @@ class AssumedValues:
         self._asked: Counter[tuple[str, int]] = Counter()
         self._reading = ""
         self._judged: dict[Any, Any] = {}
-        self._last_place: str | None = None
+        self._last: tuple[str, str] | None = None  # what was read last to be followed: its line, what is said of it
 
     def unused(self) -> list[str]:
         """Lines that the user names and where nothing unknown was read."""
@@ -69,6 +71,9 @@ class AssumedValues:
         if passing is not None:
             self.logged += 1
             return bool(passing)
+        if self._judge(reading_lines.only_warns, file, line):
+            self.logged += 1
+            return False
         key = place, iteration
         self._asked[key] += 1
         answer = self._asked[key] > _PATIENCE and bool(place)
@@ -101,35 +106,88 @@ class AssumedValues:
             is_decisive = not self._judge(reading_lines.only_logs, file, line)
         elif self._reading == "" and file:
             is_decisive = not self._judge(reading_lines.only_logs, file, line, True)
-        self._last_place = place
-        if is_decisive:
-            self._name(place, "a number is taken to be 1")
-        else:
-            self.logged += 1
+        self._number(place, file, line, is_decisive, _ONE)
         return 1.0
 
-    def drawn(self, value: Any) -> Any:
-        """A random number of the card that is read, or what it decides: ``value`` is a possible one."""
+    def _number(self, place: str, file: str, line: int, is_decisive: bool, what: str) -> None:
+        """A floating-point number is read, which tells itself what it decides, unless it gets lost on its way there."""
+        self._last = place, what
+        if self._reading == "item" and self._judge(reading_lines.becomes_whole, file, line):
+            self.decides(place, what, "a whole number")
+        elif is_decisive:
+            self._name(place, what)
+        else:
+            self.logged += 1
+
+    def drawn(self, value: Any, is_data: bool = False) -> Any:
+        """A random number of the card that is read, or what it decides: ``value`` is a possible one. Integers may stand
+        for data (``is_data``): what libraries ask of tokens, whether there is a mask or a pad among them, is answered
+        as for any."""
         place, file, line = callers.user_place()
         told = self.told(place)
         if told is not None:
             return type(value)(told)
-        is_log = self._judge(reading_lines.only_logs, file, line, type(value) is float, self._reading == "bool")
-        is_check = type(value) is bool and self._judge(reading_lines.passes_if, file, line) is not None
-        if is_log or is_check:
+        is_question = type(value) is bool or self._reading == "bool"
+        if is_data and is_question and callers.is_library(file):
+            return value
+        is_float = type(value) is float and self._reading not in ("int", "index")
+        is_log = self._judge(reading_lines.only_logs, file, line, is_float, self._reading == "bool")
+        if type(value) is float and self._reading == "item":
+            self._number(place, file, line, False, _DRAW)
+        elif is_log or (is_question and self._is_check(file, line)):
             self.logged += 1
         else:
-            self._name(place, "a random number of the card, or what it decides, is a possible draw")
+            self._name(place, _DRAW)
         return value
+
+    def _is_check(self, file: str, line: int) -> bool:
+        """Whether a line asks only to raise an error, or to warn."""
+        return bool(
+            self._judge(reading_lines.passes_if, file, line) is not None
+            or self._judge(reading_lines.only_warns, file, line)
+        )
+
+    def drawn_selection(self, rows: int) -> int:
+        """How many elements random numbers of the card select: ``rows`` is a possible answer."""
+        place, _, _ = callers.user_place()
+        told = self.told(place)
+        if told is not None:
+            return max(0, int(told))
+        self._name(place, _DRAW)
+        return rows
+
+    def array(self, is_floating: bool, is_drawn: bool) -> None:
+        """An array of numbers is read that nobody knows, or that were drawn on the card: only its line shows what it
+        decides."""
+        place, file, line = callers.user_place()
+        if self.told(place) is None and not self._judge(reading_lines.only_logs, file, line, is_floating):
+            self._name(place, _DRAW if is_drawn else _ONE)
+
+    def drawn_list(self, is_floating: bool) -> None:
+        """A list of random numbers of the card is read."""
+        self._last = None
+        if not is_floating:
+            self.array(False, True)
+            return
+        place, file, line = callers.user_place()
+        if self.told(place) is None:
+            self._number(place, file, line, False, _DRAW)
 
     def followed(self, read: Callable[[], Any]) -> Any:
         """What ``read`` returns; an assumed floating-point number as one that tells when it decides something."""
-        self._last_place = None
+        self._last = None
         with self.reading("item"):
             value = read()
-        if self._last_place is not None and type(value) is float:
-            return AssumedNumber.of(value, self, self._last_place)
-        return value
+        return self.as_last(value)
+
+    def as_last(self, value: Any) -> Any:
+        """A floating-point number as one that tells when it decides something, if the last one read was to be followed;
+        numbers in lists too."""
+        if self._last is None:
+            return value
+        if isinstance(value, list):
+            return [self.as_last(item) for item in value]
+        return AssumedNumber.of(value, self, *self._last) if type(value) is float else value
 
     def _judge(self, judge: Callable[..., Any], *about: Any) -> Any:
         key = judge, *about
@@ -149,9 +207,9 @@ class AssumedValues:
     def _name(self, place: str, what: str) -> None:
         self.named[f"{place or 'a line that is not known'}: {what}"] += 1
 
-    def decides(self, place: str, how: str) -> None:
-        """A number that was read at ``place`` decides something."""
-        self._name(place, f"a number is taken to be 1; it decides {how}")
+    def decides(self, place: str, what: str, how: str) -> None:
+        """A number that was read at ``place`` decides something; ``what`` is said of it."""
+        self._name(place, f"{what}; it decides {how}" if what == _ONE else what)
 
 
 class AssumedNumber(float):
@@ -160,15 +218,16 @@ class AssumedNumber(float):
 
     _book: AssumedValues
     _place: str
+    _what: str
 
     @classmethod
-    def of(cls, value: float, book: AssumedValues, place: str) -> AssumedNumber:
+    def of(cls, value: float, book: AssumedValues, place: str, what: str) -> AssumedNumber:
         number = cls(value)
-        number._book, number._place = book, place
+        number._book, number._place, number._what = book, place, what
         return number
 
     def _decides(self, how: str) -> None:
-        self._book.decides(self._place, how)
+        self._book.decides(self._place, self._what, how)
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
@@ -206,7 +265,7 @@ def _computing(name: str) -> Any:
 
     def compute(self: AssumedNumber, *others: Any) -> Any:
         result = original(self, *others)
-        return AssumedNumber.of(result, self._book, self._place) if type(result) is float else result
+        return AssumedNumber.of(result, self._book, self._place, self._what) if type(result) is float else result
 
     return compute
 

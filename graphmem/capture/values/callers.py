@@ -65,6 +65,11 @@ def user_place() -> tuple[str, str, int]:
     return "", "", 0
 
 
+def is_library(filename: str) -> bool:
+    """Whether a file is an installed library's."""
+    return f"{os.sep}site-packages{os.sep}" in filename
+
+
 def raised_at(error: BaseException) -> str:
     """``file:line`` of the deepest line in an error's traceback that is the user's or a model library's; "" if none."""
     found = ""

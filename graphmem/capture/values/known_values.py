@@ -52,6 +52,10 @@ _SMALL_PARAMETER = 1
 _MOST_ASIDE = 1 << 26
 
 
+#: Random numbers of the card: integers may stand for data.
+INTEGERS, FLOATS = 1, 2
+
+
 @dataclass(frozen=True)
 class Budget:
     """How many bytes of host tensors are real: of one, and of all together."""
@@ -64,7 +68,7 @@ class _Mirror:
     """What is known of one storage, for as long as it lives: its bytes, or how to compute them. Of ``blank`` memory
     nothing has been written yet; a parameter's is never followed."""
 
-    __slots__ = ("bytes", "is_blank", "is_drawn", "is_weight", "later", "nbytes", "reference")
+    __slots__ = ("bytes", "drawn", "is_blank", "is_weight", "later", "nbytes", "reference")
 
     def __init__(self, storage: torch.UntypedStorage, forget: Callable[[Any], None]) -> None:
         self.reference = weakref.ref(storage, forget)
@@ -73,7 +77,7 @@ class _Mirror:
         self.later: Deferred | None = None
         self.is_blank = True
         self.is_weight = False
-        self.is_drawn = False  # a random number of the card has a part in it: a possible one, not the program's
+        self.drawn = 0  # random numbers of the card have a part in it: possible ones, not the program's
 
 
 class KnownValues:
@@ -83,6 +87,7 @@ class KnownValues:
         self.budget = budget or Budget()
         self.exceeded = 0  # host tensors that found no room in the budget
         self.guessed_draws = 0  # host operators whose random numbers could not be counted
+        self._has_drawn = False  # whether anything was drawn on the card
         self._held = 0
         self._aside = 0
         self._mirrors: dict[int, _Mirror] = {}
@@ -215,25 +220,31 @@ class KnownValues:
         if operator.is_unwritten:
             self._mirror(fakes[0])
             return
-        if len(outputs) == 1 and self._defer(func, args, kwargs, fakes[0]):
-            return
-        computed = self._computed(func, args, kwargs, operator.is_random)
-        if computed is not None:
+        if len(outputs) != 1 or not self._defer(func, args, kwargs, fakes[0]):
+            computed = self._computed(func, args, kwargs, operator.is_random)
+            if computed is None:
+                return
             self._learn_all(outputs, computed)
-            if (operator.is_random and fakes[0].is_floating_point()) or any(map(self.is_drawn, tensors_in(args))):
-                for tensor in fakes:
-                    self._mark_drawn(tensor)
+        drawn = _kind(fakes[0]) if operator.is_random else self.drawn(args, kwargs)
+        for tensor in fakes if drawn else ():
+            self._mark_drawn(tensor, drawn)
 
-    def is_drawn(self, tensor: Any) -> bool:
-        """Whether what is known of a tensor comes of random numbers of the card, which nobody knows: floats that were
-        drawn there are a possible draw. (Random integers stand for data.)"""
+    def drawn(self, args: Any, kwargs: Any = None) -> int:
+        """Whether what is known of some tensor comes of random numbers of the card, which nobody knows: what was drawn
+        there is a possible draw. 0: no; :data:`INTEGERS`: of none but integers; :data:`FLOATS`."""
+        if not self._has_drawn:
+            return 0
+        return max(map(self._drawn, tensors_in((args, list(kwargs.values())) if kwargs else args)), default=0)
+
+    def _drawn(self, tensor: Any) -> int:
         mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
-        return mirror is not None and mirror.is_drawn
+        return 0 if mirror is None else mirror.drawn
 
-    def _mark_drawn(self, tensor: FakeTensor) -> None:
-        mirror = self._current(tensor)
-        if mirror is not None and tensor.fake_device.type == "cuda":
-            mirror.is_drawn = True
+    def _mark_drawn(self, tensor: Any, drawn: int) -> None:
+        mirror = self._current(tensor) if isinstance(tensor, FakeTensor) else None
+        if mirror is not None:
+            mirror.drawn = drawn
+            self._has_drawn = self._has_drawn or bool(drawn)
 
     def _learn_all(self, outputs: Sequence[Any], computed: Any) -> None:
         values = [computed] if isinstance(computed, torch.Tensor) else list(tensors_in(computed))
@@ -295,10 +306,17 @@ class KnownValues:
                 return
         if self._computed(func, args, kwargs, operator.is_random) is None:
             self._forget_all(tensors)
-        elif operator.is_random:
-            for tensor in tensors:
-                if isinstance(tensor, FakeTensor) and tensor.is_floating_point():
-                    self._mark_drawn(tensor)
+        elif operator.is_random or self._has_drawn:
+            self._mark_written(operator, tensors, args, kwargs)
+
+    def _mark_written(self, operator: HostOperator, targets: Sequence[Any], args: Any, kwargs: Any) -> None:
+        """Note whether random numbers of the card have a part in what was written."""
+        sources = list(tensors_in((args, list(kwargs.values()))))
+        if len(targets) == 1 and operator.overwrites and self._is_whole(targets[0]):
+            sources = [tensor for tensor in sources if tensor is not targets[0]]
+        drawn = max(self.drawn(sources), _kind(targets[0]) if operator.is_random else 0)
+        for tensor in targets:
+            self._mark_drawn(tensor, drawn)
 
     def _resized(self, tensor: Any) -> None:
         """The tensor's storage may have grown: its elements are there, at the beginning."""
@@ -623,3 +641,9 @@ class KnownValues:
     def _forget_all(self, tensors: Sequence[Any]) -> None:
         for tensor in tensors:
             self.forget(tensor)
+
+
+def _kind(tensor: Any) -> int:
+    """What kind of random numbers was drawn into a tensor."""
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    return INTEGERS if is_integer else FLOATS

@@ -16,8 +16,18 @@ _LOGS = {
     "print", "str", "repr", "format", "info", "debug", "warning", "error", "critical", "log", "write", "add_scalar",
     "add_scalars", "set_postfix", "set_postfix_str", "set_description", "log_metrics", "log_dict", "update_metrics",
 }  # fmt: skip
-_PASSES = {"int", "float", "round", "sum", "max", "min", "abs", "item", "mean", "len"}
+_PASSES = {"int", "float", "round", "sum", "max", "min", "abs", "item", "mean", "len", "zip", "concatenate",
+    "stack", "asarray", "array"}  # fmt: skip
+#: Methods of arrays that give numbers of them, as many or fewer.
+_METHODS = {"mean", "sum", "argmax", "argmin", "max", "min", "astype", "flatten", "ravel", "squeeze", "std", "round"}
 _GATHERS = {"append", "extend", "add"}
+_WARNS = _LOGS | {"warn", "warning_once", "warn_once"}
+_OF_TEXT = {"getattr", "str", "repr", "format", "join"}
+#: What makes a whole number of a floating-point one, what selects by an array, and functions of a module of functions
+#: through which a number goes on as another object.
+_WHOLE = {"int", "range", "floor", "ceil", "trunc"}
+_SELECTS = {"nonzero", "flatnonzero", "argwhere", "unique", "searchsorted", "compress", "extract"}
+_MATHEMATICS = {"math", "np", "numpy"}
 _READS = {"item", "tolist", "numpy", "int", "float", "bool", "__int__", "__float__"}
 
 
@@ -47,6 +57,41 @@ def passes_if(file: str, line: int) -> bool | None:
     return None
 
 
+def only_warns(file: str, line: int) -> bool:
+    """Whether a question at this line is asked by a condition under which only a text is made and written down."""
+    program = _parsed(file)
+    if program is None:
+        return False
+    found = program.checks_at(line)
+    return bool(found) and all(isinstance(one, ast.If) and _warns(program, one, one) for one in found)
+
+
+def _warns(program: _Program, condition: ast.If, outer: ast.If) -> bool:
+    return not condition.orelse and all(_is_of_warning(program, one, outer) for one in condition.body)
+
+
+def _is_of_warning(program: _Program, statement: ast.stmt, outer: ast.If) -> bool:
+    """Whether a statement writes a text down, or makes what only the statements under the condition read."""
+    if isinstance(statement, ast.If):
+        return _warns(program, statement, outer)
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Call) and _name(statement.value) in _WARNS
+    if not isinstance(statement, (ast.Assign, ast.AugAssign)):
+        return False
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    calls = (node for node in ast.walk(statement.value) if isinstance(node, ast.Call))
+    return all(_name(call) in _OF_TEXT for call in calls) and all(
+        isinstance(target, ast.Name) and program.is_read_within(target.id, outer) for target in targets
+    )
+
+
+def becomes_whole(file: str, line: int) -> bool:
+    """Whether a floating-point number that is read at this line becomes a whole one behind a function that makes
+    another object of it, of which nobody can tell then where it comes from: ``int(32 * math.sqrt(1 - x))``."""
+    program = _parsed(file)
+    return program is not None and any(_Way(program).is_whole(node) for node in program.reads_at(line, "item"))
+
+
 def _is_compared_with_answer(test: ast.expr) -> bool:
     """Whether a test is of the kind ``question is False``."""
     others = [other for node in ast.walk(test) if isinstance(node, ast.Compare) for other in node.comparators]
@@ -66,12 +111,15 @@ class _Program:
             child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
         }
 
-    def reads_at(self, line: int) -> list[ast.AST]:
-        """The outermost calls at a line that read numbers; a question without one is its own expression."""
+    def reads_at(self, line: int, *names: str) -> list[ast.AST]:
+        """The outermost calls at a line that read numbers; a question without one is its own expression. ``names``:
+        only such calls."""
         calls = [
             node
             for node in ast.walk(self.tree)
-            if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or line) and _name(node) in _READS
+            if isinstance(node, ast.Call)
+            and node.lineno <= line <= (node.end_lineno or line)
+            and _name(node) in (names or _READS)
         ]
         return [node for node in calls if not any(self._is_inside(node, other) for other in calls)]
 
@@ -96,6 +144,53 @@ class _Program:
             up = self.parents.get(up)
         return up or self.tree
 
+    def calls_of(self, node: ast.AST) -> list[ast.Call]:
+        """The calls of the function around a node, by its name."""
+        function = self.scope(node)
+        name = getattr(function, "name", "")
+        return [one for one in ast.walk(self.tree) if name and isinstance(one, ast.Call) and _name(one) == name]
+
+    def loads(self, name: str, node: ast.AST) -> list[ast.Name]:
+        """Where a variable of the function around a node is read."""
+        uses = (one for one in ast.walk(self.scope(node)) if isinstance(one, ast.Name) and one.id == name)
+        return [one for one in uses if isinstance(one.ctx, ast.Load)]
+
+    def is_read_within(self, name: str, statement: ast.AST) -> bool:
+        """Whether a variable is read under a statement only."""
+        within = set(ast.walk(statement))
+        return all(one in within for one in self.loads(name, statement))
+
+
+class _Way:
+    """The way of a floating-point number to a whole one."""
+
+    def __init__(self, program: _Program) -> None:
+        self._program = program
+        self._followed: set[str] = set()
+
+    def is_whole(self, node: ast.AST, is_lost: bool = False) -> bool:
+        """Whether the way from an expression goes there. ``is_lost``: the number is another object by now."""
+        up = self._program.parents.get(node)
+        if isinstance(up, (ast.BinOp, ast.UnaryOp)):
+            return self.is_whole(up, is_lost)
+        if isinstance(up, ast.Call) and up.func is not node:
+            name = _name(up)
+            if name in _WHOLE or (name == "round" and len(up.args) == 1):
+                return is_lost
+            is_function = _is_mathematics(up)
+            return (is_function or name in ("float", "max", "min")) and self.is_whole(up, is_lost or is_function)
+        if isinstance(up, (ast.Assign, ast.AnnAssign)):
+            targets = up.targets if isinstance(up, ast.Assign) else [up.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            return any(self._is_whole_name(name, up, is_lost) for name in names)
+        return False
+
+    def _is_whole_name(self, name: str, node: ast.AST, is_lost: bool) -> bool:
+        if name in self._followed:
+            return False
+        self._followed.add(name)
+        return any(self.is_whole(one, is_lost) for one in self._program.loads(name, node))
+
 
 class _Use:
     """Where a value goes from an expression."""
@@ -111,6 +206,15 @@ class _Use:
             return not isinstance(up, ast.keyword) or self.is_harmless(up)
         if isinstance(up, ast.BinOp) and isinstance(up.op, ast.Div) and not self._otherwise:
             return _Use(self._program, is_number=True).is_harmless(up)  # a share is no whole number any more
+        if isinstance(up, ast.comprehension):
+            return node is up.iter and self._is_harmless_target(up.target, up)
+        if isinstance(up, ast.Compare):
+            return self.is_harmless(up)  # an answer, of which the same is asked
+        if isinstance(up, ast.Attribute) and up.attr in _METHODS:
+            call = self._program.parents.get(up)
+            return isinstance(call, ast.Call) and self.is_harmless(call)
+        if isinstance(up, (ast.GeneratorExp, ast.ListComp)):
+            return self.is_harmless(up)
         if isinstance(up, (ast.BinOp, ast.UnaryOp, ast.Dict, ast.List, ast.Tuple, ast.Starred)):
             is_negation = isinstance(up, ast.UnaryOp) and isinstance(up.op, ast.Not)
             return not is_negation and self.is_harmless(up)
@@ -119,22 +223,37 @@ class _Use:
         if isinstance(up, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = up.targets if isinstance(up, ast.Assign) else [up.target]
             return all(self._is_harmless_target(target, up) for target in targets)
-        decides = (ast.Compare, ast.BoolOp, ast.If, ast.While, ast.IfExp, ast.Assert, ast.Subscript, ast.Slice, ast.For)
+        if isinstance(up, ast.Return) and self._otherwise:
+            return self._is_harmless_result(up)
+        decides = (ast.BoolOp, ast.If, ast.While, ast.IfExp, ast.Assert, ast.Subscript, ast.Slice, ast.For)
         return self._otherwise and not isinstance(up, (*decides, ast.comprehension))
 
     def _is_harmless_call(self, call: ast.Call) -> bool:
         name = _name(call)
         if name in _LOGS:
             return True
-        if self._otherwise and name in ("int", "range"):
-            return False
+        if self._otherwise and (name in _WHOLE or name in _SELECTS or (name == "where" and len(call.args) == 1)):
+            return name == "int" and _Use(self._program, is_number=False).is_harmless(call)
+        if self._otherwise and _is_mathematics(call):
+            return self.is_harmless(call)
         if name in _PASSES:
             return self.is_harmless(call)
         if name in _GATHERS and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
             return self._is_harmless_name(call.func.value.id, call)
         return self._otherwise
 
+    def _is_harmless_result(self, node: ast.Return) -> bool:
+        """Whether what the function's callers make of its result is."""
+        calls = self._program.calls_of(node)
+        name = f"{_name(calls[0])}()" if calls else ""
+        if name in self._followed:
+            return True
+        self._followed.add(name)
+        return all(map(self.is_harmless, calls))
+
     def _is_harmless_target(self, target: ast.AST, statement: ast.AST) -> bool:
+        if isinstance(target, ast.Tuple):
+            return all(self._is_harmless_target(one, statement) for one in target.elts)
         if isinstance(target, ast.Name):
             return self._is_harmless_name(target.id, statement)
         if isinstance(target, ast.Subscript):
@@ -149,14 +268,19 @@ class _Use:
         scope = self._program.scope(node)
         if any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in ast.walk(scope)):
             return self._otherwise
-        uses = [one for one in ast.walk(scope) if isinstance(one, ast.Name) and one.id == name]
-        loads = [one for one in uses if isinstance(one.ctx, ast.Load) and not self._is_gathering(one)]
-        return all(self.is_harmless(one) for one in loads)
+        return all(self.is_harmless(one) for one in self._program.loads(name, node) if not self._is_gathering(one))
 
     def _is_gathering(self, node: ast.AST) -> bool:
         """Whether it is the list in ``list.append(value)``."""
         up = self._program.parents.get(node)
         return isinstance(up, ast.Attribute) and up.attr in _GATHERS
+
+
+def _is_mathematics(call: ast.Call) -> bool:
+    """Whether it is of a function of ``math`` or numpy."""
+    function = call.func
+    module = function.value if isinstance(function, ast.Attribute) else None
+    return isinstance(module, ast.Name) and module.id in _MATHEMATICS
 
 
 def _name(call: ast.Call) -> str:

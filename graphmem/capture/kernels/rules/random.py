@@ -1,7 +1,8 @@
 """Drawing from distributions.
 
 Sources: ``multinomial`` in ATen/native/Distributions.cpp and its kernel in ATen/native/cuda/MultinomialKernel.cu,
-``randperm_out_cuda`` in ATen/native/cuda/Randperm.cu of PyTorch 2.13; orders observed on its CUDA build.
+``randperm_out_cuda`` in ATen/native/cuda/Randperm.cu, ``bernoulli_kernel`` in ATen/native/cuda/DistributionTemplates.h,
+``launch_dirichlet_kernel`` in ATen/native/cuda/Distributions.cu of PyTorch 2.13; orders observed on its CUDA build.
 """
 
 from __future__ import annotations
@@ -102,4 +103,38 @@ def randperm_rule(call: Call) -> Script | None:
         script.take(cub.radix_sort_bytes(items, key, value, bits, call.card), "radix sort"),
     ]
     script.give(*reversed(taken))
+    return script
+
+
+@rule("aten.bernoulli.default")
+def bernoulli_rule(call: Call) -> Script | None:
+    """Probabilities of another precision are converted: to doubles for doubles, to floats for all else."""
+    return _with_probabilities(call.self, call.outputs[0])
+
+
+@rule("aten.bernoulli_.Tensor")
+def bernoulli_in_place_rule(call: Call) -> Script | None:
+    """The same, into a tensor that is there."""
+    return _with_probabilities(call.p, call.self)
+
+
+def _with_probabilities(probabilities: torch.Tensor, drawn: torch.Tensor) -> Script | None:
+    wanted = torch.float64 if drawn.dtype is torch.float64 else torch.float32
+    if probabilities.dtype is wanted or not probabilities.numel():
+        return None
+    script = Script().output(0)
+    script.give(script.take(probabilities.numel() * wanted.itemsize, "probabilities in another precision"))
+    return script
+
+
+@rule("aten._sample_dirichlet.default")
+def dirichlet_rule(call: Call) -> Script | None:
+    """Draws of gamma distributions, and the sums of the rows that they are divided by."""
+    alpha: torch.Tensor = call.self
+    if not alpha.numel():
+        return None
+    script = Script().output(0)
+    sums = script.take(alpha.numel() // alpha.shape[-1] * alpha.element_size(), "sums of gamma draws")
+    reduction_buffers(alpha, [-1], True, sum_kernel(alpha.dtype, alpha.dtype), call.card).write(script)
+    script.give(sums)
     return script

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.distributions.dirichlet import _Dirichlet
 
 from tests.recorded.cases.functions.common import IMAGE, SERIES, VOLUME, XH, X
 from tests.recorded.cases.functions.registry import FP16, add, group, t
@@ -27,6 +28,9 @@ add("randperm", lambda x: torch.randperm(10000, device=x.device), X, grad=False)
 add("randperm_large", lambda x: torch.randperm(1000000, device=x.device), X, grad=False)
 add("normal", lambda x: torch.normal(0.0, 1.0, (64, 4096), device=x.device) + x, X)
 add("bernoulli", lambda x: torch.bernoulli(x), t(64, 4096, grad=False))
+add("bernoulli_half", lambda x: torch.bernoulli(x), t(64, 4096, dtype=FP16, grad=False))
+add("bernoulli_of_doubles", lambda x: torch.empty_like(x).bernoulli_(x.double()), t(64, 4096, grad=False))
+add("bernoulli_of_halves", lambda x: torch.empty_like(x).bernoulli_(x.half()), t(64, 4096, grad=False))
 add("bernoulli_p", lambda x: x * torch.empty_like(x).bernoulli_(0.5), X)
 add("multinomial", lambda x: torch.multinomial(x, 1), t(64, 4096, grad=False))
 add("multinomial_many", lambda x: torch.multinomial(x, 100, replacement=True), t(64, 4096, grad=False))
@@ -45,6 +49,10 @@ add("multinomial_row", lambda x: torch.multinomial(x, 10), t(4096, grad=False))
 add("multinomial_row_many", lambda x: torch.multinomial(x, 10, replacement=True), t(4096, grad=False))
 add("multinomial_half", lambda x: torch.multinomial(x, 10), t(64, 4096, dtype=FP16, grad=False))
 add("poisson", torch.poisson, t(64, 4096, grad=False))
+add("draws_gamma", torch._standard_gamma, t(64, 4096))
+add("draws_dirichlet", _Dirichlet.apply, t(64, 4096))
+add("draws_dirichlet_pairs", torch._sample_dirichlet, t(200000, 2, grad=False))
+add("draws_binomial", lambda x: torch.binomial(x, x), t(64, 4096, grad=False))
 add("cauchy", lambda x: torch.empty_like(x).cauchy_(), X, grad=False)
 add("log_normal", lambda x: torch.empty_like(x).log_normal_(), X, grad=False)
 add("fused_dropout_bf16", lambda x: F.dropout(x, 0.1), XH)
