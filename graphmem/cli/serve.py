@@ -40,6 +40,15 @@ _LOAD = (
     click.option("--find", metavar="WHAT", help="max-model-len, max-num-seqs or tp: the most (fewest) that does."),
     click.option("--advice/--no-advice", default=True, help="Look for options that bring more. Default: yes."),
 )
+_OVER_TIME = (
+    click.option("--arrivals", metavar="RATE", help="e.g. 5/s, 20000/d; --lengths are those of prompts then."),
+    click.option("--output-lengths", metavar="LIST", help="Lengths of answers, e.g. p50=200,p99=1000."),
+    click.option("--duration", default="1h", metavar="TIME", help="How long requests arrive. Default 1h."),
+    click.option("--trace", metavar="FILE", help="CSV instead: timestamp,prompt,output."),
+    click.option("--step-time", metavar="TIME", help="Seconds of a step, not predicted. Default 30ms."),
+    click.option("--tokens-per-second", type=float, metavar="N", help="Of long prompts. Default 10000."),
+    click.option("--max-wait", default="10s", metavar="TIME", help="What 99 % of requests may wait. Default 10s."),
+)
 _OUTPUT = (
     click.option("--format", "form", type=click.Choice(("text", "json", "html")), default="text", help="Default text."),
     click.option("-o", "--output", metavar="FILE", help="Write there instead of to the terminal."),
@@ -51,6 +60,7 @@ _OUTPUT = (
 @grouped("Engine, by its own names", _ENGINE)
 @grouped("Card", _CARD)
 @grouped("Load", _LOAD)
+@grouped("Load over time", _OVER_TIME)
 @grouped("Output", _OUTPUT)
 def serve_command(**options: Any) -> None:
     """What vLLM leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
@@ -61,6 +71,7 @@ def serve_command(**options: Any) -> None:
       graphmem serve meta-llama/Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192
       graphmem serve ./model --gpu L40S --lengths p50=800,p99=6000 --load 64
       graphmem serve ./model --gpu RTX-4090 --find max-model-len
+      graphmem serve ./model --arrivals 5/s --lengths p50=800,p99=6000 --output-lengths p50=200,p99=1000
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
     """
@@ -78,6 +89,13 @@ def serve_command(**options: Any) -> None:
         load=options["load"],
         find=options["find"],
         advice=options["advice"],
+        arrivals=options["arrivals"],
+        output_lengths=options["output_lengths"],
+        duration=options["duration"],
+        trace=options["trace"],
+        step_time=options["step_time"],
+        tokens_per_second=options["tokens_per_second"],
+        max_wait=options["max_wait"],
         entry=options["entry"],
         tensor_parallel_size=options["tp"],
         max_model_len=options["max_model_len"],

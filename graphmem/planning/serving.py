@@ -9,14 +9,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from statistics import NormalDist
+from pathlib import Path
 from typing import Any
 
 from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import GraphmemError, UsageError
-from graphmem.serving import engine_named
-from graphmem.serving.base import Engine, Question, Served
+from graphmem.planning.load import LoadReport, Speed, loaded
+from graphmem.serving import engine_named, loads
+from graphmem.serving.base import Engine, Question, Request, Served
 from graphmem.serving.configurations import model_named
 from graphmem.units import parse_bytes
 
@@ -66,6 +67,7 @@ class ServingReport:
     changes: tuple[Change, ...] = ()
     found: tuple[str, int] | None = None
     assumptions: tuple[str, ...] = field(default=())
+    over_time: LoadReport | None = None
 
     @property
     def starts(self) -> bool:
@@ -107,6 +109,7 @@ class ServingReport:
             "found": None if self.found is None else {self.found[0]: self.found[1]},
             "notes": list(served.notes),
             "assumptions": list(self.assumptions),
+            "over_time": None if self.over_time is None else self.over_time.to_dict(),
         }
 
 
@@ -122,6 +125,13 @@ def serve(
     load: float | None = None,
     find: str | None = None,
     advice: bool = True,
+    arrivals: float | str | None = None,
+    output_lengths: Mapping[float, int] | str | None = None,
+    duration: float | str = "1h",
+    trace: str | Path | None = None,
+    step_time: float | str | None = None,
+    tokens_per_second: float | None = None,
+    max_wait: float | str = "10s",
     **options: Any,
 ) -> ServingReport:
     """What an inference engine leaves for the KV cache of ``model`` on a card, and how many requests that holds.
@@ -131,6 +141,12 @@ def serve(
     ``lengths``: quantiles of requests' lengths in tokens, ``{50: 800, 99: 6000}`` or ``"p50=800,p99=6000"``. ``load``:
     so many requests at once, for which cards are looked for. ``find``: the largest ``max-model-len`` or
     ``max-num-seqs``, or the fewest cards (``tp``), and the answer there. ``advice``: whether changes are looked for.
+
+    A load over time (:attr:`ServingReport.over_time`): ``arrivals`` a second, as a number or ``"300/min"``, over
+    ``duration`` seconds or ``"1h"``; ``lengths`` are then those of prompts, and ``output_lengths`` of answers. Or
+    ``trace``, a CSV file with columns timestamp, prompt and output. Speed is not predicted: a
+    step takes ``step_time`` (seconds or ``"30ms"``), or its tokens at ``tokens_per_second`` where that is longer.
+    ``max_wait``: what waiting the 99th percentile of requests bears, by which copies are counted.
 
     Raises :class:`graphmem.errors.GraphmemError` for what cannot be answered; an engine that would refuse to start for
     want of memory is an answer (:attr:`ServingReport.starts`).
@@ -143,6 +159,8 @@ def serve(
             assumptions.append(f"no GPU was named: {DEFAULT_DEVICE}")
         card = _card(gpu, gpu_memory)
     quantiles = _quantiles(lengths)
+    speed = _speed(step_time, tokens_per_second)
+    over_time = _load_asked(arrivals, quantiles, _quantiles(output_lengths), duration, trace)
     version = engine_version or _installed(chosen, assumptions)
     question = _question(model, card, version, options)
     found = None
@@ -159,7 +177,78 @@ def serve(
         changes=_changes(chosen, question, served) if advice else (),
         found=found,
         assumptions=tuple(assumptions),
+        over_time=None if over_time is None else _followed(served, over_time, speed, max_wait),
     )
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A load that is asked for: from a file, or by a rate (requests a second) and lengths."""
+
+    seconds: float
+    rate: float = 0.0
+    prompts: tuple[tuple[float, int], ...] = ()
+    outputs: tuple[tuple[float, int], ...] = ()
+    requests: tuple[Request, ...] = ()
+    described: str = ""
+
+
+def _load_asked(
+    arrivals: float | str | None,
+    prompts: tuple[tuple[float, int], ...],
+    outputs: tuple[tuple[float, int], ...],
+    duration: float | str,
+    trace: str | Path | None,
+) -> _Load | None:
+    """What is asked about a load over time. Raises :class:`graphmem.errors.GraphmemError`."""
+    if trace is not None:
+        if arrivals is not None:
+            raise UsageError("--arrivals and --trace: a load comes from one of them")
+        requests = loads.read(Path(trace))
+        seconds = max(1.0, requests[-1].arrival)
+        return _Load(seconds, requests=requests, described=f"{len(requests):,} requests of {Path(trace).name}")
+    if arrivals is None:
+        if outputs:
+            raise UsageError("--output-lengths belong to a load over time: give --arrivals, for example 5/s")
+        return None
+    if not prompts or not outputs:
+        raise UsageError("--arrivals wants --lengths (of prompts) and --output-lengths, for example p50=800,p99=6000")
+    rate = loads.parse_rate(arrivals) if isinstance(arrivals, str) else float(arrivals)
+    seconds = loads.parse_seconds(duration, "--duration") if isinstance(duration, str) else float(duration)
+    if not (0 < rate < math.inf and 0 < seconds < math.inf):
+        raise UsageError(f"arrivals {rate:g} a second over {seconds:g} seconds; accepted: numbers above 0")
+    words = f"{rate:g} requests a second over {_duration(seconds)}, drawn at random (seed 0)"
+    return _Load(seconds, rate, prompts, outputs, described=words)
+
+
+def _speed(step_time: float | str | None, tokens_per_second: float | None) -> Speed:
+    default = Speed()
+    if step_time is None and tokens_per_second is None:
+        return default
+    seconds = loads.parse_seconds(step_time, "--step-time") if isinstance(step_time, str) else step_time
+    speed = Speed(
+        default.step_seconds if seconds is None else seconds,
+        default.tokens_per_second if tokens_per_second is None else tokens_per_second,
+        assumed=False,
+    )
+    for option, value in (("--step-time", speed.step_seconds), ("--tokens-per-second", speed.tokens_per_second)):
+        if not 0 < value < math.inf:
+            raise UsageError(f"{option} {value:g}; accepted: a number above 0")
+    return speed
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
+
+
+def _followed(served: Served, load: _Load, speed: Speed, max_wait: float | str) -> LoadReport | None:
+    """The load on the engine; None where it does not start, which is the answer."""
+    if served.refusal is not None:
+        return None
+    wait = loads.parse_seconds(max_wait, "--max-wait") if isinstance(max_wait, str) else float(max_wait)
+    longest = int(served.settings["max_model_len"])
+    requests = load.requests or loads.drawn(load.rate, load.seconds, load.prompts, load.outputs, longest)
+    return loaded(served, requests, load.seconds, speed, wait, load.described)
 
 
 def _card(gpu: str | None, gpu_memory: int | str | None) -> Device:
@@ -232,21 +321,12 @@ def _read_lengths(text: str) -> list[tuple[float, int]]:
 
 
 def _sampled(quantiles: Sequence[tuple[float, int]], served: Served) -> list[int]:
-    """Lengths at evenly spaced quantiles: straight lines through the given ones, logarithms of lengths over the normal
-    distribution's deviates (two points are a log-normal distribution); beyond the ends the nearest line goes on."""
+    """Lengths at evenly spaced quantiles (:func:`graphmem.serving.loads.length_at`)."""
     longest = int(served.settings["max_model_len"])
-    normal = NormalDist()
-    points = [(normal.inv_cdf(percent / 100), math.log(length)) for percent, length in quantiles]
-    if len(points) == 1:
+    if len(quantiles) == 1:
         return [min(longest, quantiles[0][1])]
-    lengths = []
-    for index in range(_SAMPLES):
-        at = normal.inv_cdf((index + 0.5) / _SAMPLES)
-        right = next((number for number in range(1, len(points)) if points[number][0] >= at), len(points) - 1)
-        (x0, y0), (x1, y1) = points[right - 1], points[right]
-        value = math.exp(y0 + (at - x0) * (y1 - y0) / (x1 - x0))
-        lengths.append(max(1, min(longest, round(value))))
-    return lengths
+    at = loads.length_at(quantiles)
+    return [max(1, min(longest, round(at((index + 0.5) / _SAMPLES)))) for index in range(_SAMPLES)]
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------

@@ -7,16 +7,20 @@ import textwrap
 from collections.abc import Iterator
 from html import escape
 
+from graphmem.planning.load import LoadAnswer, LoadReport
 from graphmem.planning.serving import ServingReport
 from graphmem.reports.text import clean
 from graphmem.units import GIB, format_bytes
 
 _BAR = 30
 _WIDTH = 100
+#: Width and height of the plot, and where it begins.
+_PLOT, _HEIGHT, _LEFT = 860, 180, 44
 _STYLE = (
     "body { font: 15px/1.45 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #222 } "
     "td, th { padding: .15em .9em .15em 0; text-align: left } td.n { text-align: right } "
-    "td.bar div { background: #0072b2; height: .8em } .no { color: #b00020; font-weight: 600 }"
+    "td.bar div { background: #0072b2; height: .8em } .no { color: #b00020; font-weight: 600 } "
+    "svg { max-width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #555 }"
 )
 
 
@@ -29,7 +33,13 @@ def _wrapped(line: str) -> list[str]:
     """Sentences in at most 100 columns; figures stand as they are."""
     if len(line) <= _WIDTH or "     " in line:
         return [line]
-    indent = "    " if line.startswith("  - ") else ""
+    indent = (
+        "    "
+        if line.startswith("  - ")
+        else "             "
+        if line.startswith(("  assumed", "  preempted", "  copies"))
+        else ""
+    )
     return textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
@@ -68,6 +78,9 @@ def _lines(report: ServingReport) -> Iterator[str]:
             yield f"  {choice.cards} x {choice.gpu}: {choice.concurrency:.1f}"
     elif report.load is not None:
         yield f"No card of the table, up to 8 of them, holds {report.load:g} requests at once."
+    if report.over_time is not None:
+        yield ""
+        yield from _over_time(report.over_time)
     if report.changes:
         yield ""
         yield "What would bring more tokens:"
@@ -104,6 +117,68 @@ def _waterfall(report: ServingReport) -> Iterator[str]:
     yield f"{'  = KV cache':<26}{served.kv_cache.available_bytes / GIB:>9.3f} GiB"
 
 
+def _over_time(load: LoadReport) -> Iterator[str]:
+    answer, speed = load.answer, load.speed
+    yield f"Over time: {clean(load.described)}"
+    yield f"  cache      {answer.most_used:.0%} held at most, {answer.mean_used:.0%} on average"
+    yield f"             {_marks(answer)} (of the time, 0 to {_time(answer.seconds)})"
+    yield f"  at once    {answer.most_running:,} running at most, {answer.most_waiting:,} waiting"
+    if answer.first_preemption is None:
+        yield "  preempted  none"
+    else:
+        yield (
+            f"  preempted  {answer.preemptions:,} times, {answer.preempted_requests:,} of {answer.requests:,} "
+            f"requests, first after {_time(answer.first_preemption)}; {answer.tokens_computed_again:,} of "
+            f"{answer.tokens_computed:,} tokens computed again"
+        )
+    yield f"  waiting    {_time(answer.wait_p50)} (median), {_time(answer.wait_p99)} (99 %) for the first step"
+    if answer.left_waiting:
+        yield f"             {_counted(answer.left_waiting, 'request')} had not begun at the end"
+    if answer.refused:
+        yield f"  refused    {_counted(answer.refused, 'request')} that this engine could never run"
+    if load.copies is None:
+        yield f"  copies     no number up to 1,024 keeps 99 % of requests within {_time(load.max_wait)}"
+    else:
+        yield (
+            f"  copies     {_counted(load.copies, 'engine')} like this ({_counted(load.cards or 0, 'card')}): 99 % of "
+            f"requests wait at most "
+            f"{_time(load.max_wait)}"
+        )
+    for one in load.tried:
+        yield (
+            f"             {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, waiting "
+            f"{_time(one.wait_p99)}"
+        )
+    given = "by default" if speed.assumed else "as given"
+    yield (
+        f"  assumed    speed is not predicted; {given}, a step takes {speed.step_seconds * 1000:g} ms, or its tokens "
+        f"at {speed.tokens_per_second:,.0f} a second where that is longer: all times follow from this"
+    )
+    yield f"  assumed    {load.rules}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _marks(answer: LoadAnswer) -> str:
+    """The timeline in one line of text: tenths of the cache, ``X`` where somebody was preempted."""
+    width = 60
+    per = len(answer.timeline) // width
+    marks = []
+    for index in range(width):
+        part = answer.timeline[index * per : (index + 1) * per]
+        most = max(point.used for point in part)
+        marks.append("X" if any(point.preemptions for point in part) else " .:-=+*#%@"[min(9, int(most * 10))])
+    return "[" + "".join(marks) + "]"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def _shown(value: object) -> str:
     if isinstance(value, list):
         return f"{len(value)} up to {value[-1]}"
@@ -136,6 +211,39 @@ def html(report: ServingReport) -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p class={kind}>{head}</p><table>{''.join(rows)}</table>"
+        f"{_over_time_html(report.over_time)}"
         f"<h2>What would bring more tokens</h2><ul>{changes}</ul><h2>Assumed</h2><ul>{notes}</ul>"
         f"<script type='application/json' id=graphmem-serving>{data}</script></html>\n"
+    )
+
+
+def _over_time_html(load: LoadReport | None) -> str:
+    if load is None:
+        return ""
+    timeline = load.answer.timeline
+    most = max(1, max(point.waiting for point in timeline))
+    lines = []
+    for name, colour, values in (
+        ("held", "#0072b2", [point.used for point in timeline]),
+        ("waiting", "#d55e00", [point.waiting / most for point in timeline]),
+    ):
+        points = " ".join(
+            f"{_LEFT + index * (_PLOT - _LEFT) / len(values):.1f},{_HEIGHT - value * (_HEIGHT - 10):.1f}"
+            for index, value in enumerate(values)
+        )
+        lines.append(f"<polyline id='{name}' fill='none' stroke='{colour}' stroke-width='1.5' points='{points}'/>")
+    for index, point in enumerate(timeline):
+        if point.preemptions:
+            x = _LEFT + index * (_PLOT - _LEFT) / len(timeline)
+            lines.append(f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{_HEIGHT}' y2='{_HEIGHT + 8}' stroke='#b00020'/>")
+    for share in (0, 0.5, 1):
+        y = _HEIGHT - share * (_HEIGHT - 10)
+        lines.append(f"<line x1='{_LEFT}' x2='{_PLOT}' y1='{y}' y2='{y}' stroke='#ddd'/>")
+        lines.append(f"<text x='{_LEFT - 6}' y='{y + 4}' text-anchor='end'>{share:.0%}</text>")
+    lines.append(f"<text x='{_PLOT}' y='{_HEIGHT + 22}' text-anchor='end'>{_time(load.answer.seconds)}</text>")
+    text = "<br>".join(escape(line.strip()) for line in _over_time(load) if "[" not in line)
+    return (
+        f"<h2>Over time</h2><svg viewBox='0 0 {_PLOT} {_HEIGHT + 28}' role='img' aria-label='the cache over time'>"
+        f"{''.join(lines)}</svg><p>blue: cache held; orange: waiting requests, of {most:,}; red marks below: "
+        f"preemptions</p><p>{text}</p>"
     )

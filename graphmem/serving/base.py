@@ -7,7 +7,7 @@ under the entry-point group ``graphmem.serving``; nothing outside of it knows it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -92,6 +92,7 @@ class Served:
     ``settings`` are all options as the engine resolves them. ``parts`` lead from ``total_bytes`` to
     ``kv_cache.available_bytes``; ``outside`` is what the card holds besides, which the engine does not charge.
     ``graphs_bytes`` is what CUDA graphs really take, beside the engine's estimate of them among the parts.
+    ``scheduler`` makes the engine's scheduler over these blocks, None where it is not followed.
     ``refusal`` is what the engine says where it does not start, in one line; the figures are then what led to it.
     """
 
@@ -110,6 +111,7 @@ class Served:
     fragmentation_bytes: int
     outside: tuple[Figure, ...]
     request_blocks: Any = field(repr=False, compare=False, default=None)
+    scheduler: Callable[[], Scheduler] | None = field(repr=False, compare=False, default=None)
     refusal: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -118,6 +120,65 @@ class Served:
         the mean of what one takes."""
         taken = sum(self.request_blocks(length) for length in lengths) / len(lengths)
         return float(self.kv_cache.blocks / taken)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a load: seconds from the start at which it arrives, tokens of its prompt and of its answer."""
+
+    arrival: float
+    prompt: int
+    output: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step of an engine. ``total``: tokens that it computes; ``admitted``: requests that waited until now;
+    ``preempted``: those that lost their place; ``entries`` are the scheduler's own: (request, tokens, whether a new
+    token comes of it)."""
+
+    total: int
+    admitted: list[int]
+    preempted: list[int]
+    entries: list[tuple[Any, int, bool]]
+
+
+class Scheduler(Protocol):
+    """An engine's scheduler. Time is not its matter: a batch is asked for, and comes back."""
+
+    #: Blocks that requests can hold.
+    blocks: int
+    #: Batches that are asked for before the first comes back.
+    batches_in_flight: int
+
+    #: Whose rules these are and what they leave out, for people.
+    rules: str
+    #: Tokens that were, or will be, computed once more because of preemption.
+    lost_tokens: int
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that requests hold."""
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not, preempted ones among them."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether the request could run if it were alone."""
+
+    def add(self, number: int, request: Request) -> None:
+        """A request arrives, named by its number."""
+
+    def schedule(self) -> Batch:
+        """The next step; an empty one where nobody can compute."""
+
+    def update(self, batch: Batch) -> list[int]:
+        """A step comes back: requests that are finished with it."""
 
 
 @runtime_checkable

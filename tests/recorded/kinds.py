@@ -204,6 +204,12 @@ KINDS = {
         ("vllm/runs.json.gz",),
         on_stub=False,
     ),
+    "scheduling": Listed(
+        "steps of vLLM's own scheduler over random loads",
+        "tests.recorded.scheduling:KIND",
+        ("vllm/scheduler.json.gz",),
+        on_stub=False,
+    ),
 }
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (

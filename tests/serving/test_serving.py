@@ -307,3 +307,75 @@ def test_the_installed_version_is_followed(monkeypatch: pytest.MonkeyPatch) -> N
     newer = graphmem.serve(LLAMA, gpu="H100", enforce_eager=True, advice=False)
     assert newer.served.version == "0.32"
     assert any("followed as 0.32" in line for line in newer.assumptions)
+
+
+OVER_TIME = ("--enforce-eager", "--lengths", "p50=800,p99=6000", "--output-lengths", "p50=200,p99=1000")
+
+
+def test_a_load_over_time() -> None:
+    found = _json(LLAMA, "--gpu", "RTX-3090", "--max-model-len", "8192", "--arrivals", "6/s", "--duration", "2min",
+                  *OVER_TIME)["over_time"]  # fmt: skip
+    answer = found["answer"]
+    assert answer["requests"] == pytest.approx(720, rel=0.15)
+    assert answer["first_preemption"] is not None
+    assert 0 < answer["mean_used"] < answer["most_used"] <= 1
+    assert sum(point["preemptions"] for point in answer["timeline"]) == answer["preemptions"]
+    assert max(point["used"] for point in answer["timeline"]) == answer["most_used"]
+    assert found["speed"]["assumed"]
+    enough = [one for one in found["tried"] if one["enough"]]
+    assert min(one["copies"] for one in enough) == found["copies"] > 1
+    few = _json(LLAMA, "--gpu", "RTX-3090", "--max-model-len", "8192", "--arrivals", "6/min", "--duration", "5min",
+                "--step-time", "20ms", *OVER_TIME)["over_time"]  # fmt: skip
+    assert (few["copies"], few["answer"]["preemptions"], few["speed"]["assumed"]) == (1, 0, False)
+
+
+def test_a_load_of_a_file(tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:15:{second:02}.6805900,{100 + second},30" for second in range(40)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    found = _json(LLAMA, "--gpu", "L40S", "--enforce-eager", "--trace", str(trace))["over_time"]["answer"]
+    assert (found["requests"], found["seconds"], found["refused"]) == (40, 39.0, 0)
+    page = tmp_path / "page.html"
+    code, text = _run(LLAMA, "--gpu", "L40S", "--enforce-eager", "--trace", str(trace), "--no-advice")
+    assert code == 0
+    assert "speed is not predicted; by default" in text
+    _run(LLAMA, "--gpu", "L40S", "--trace", str(trace), "--enforce-eager", "--format", "html", "-o", str(page))
+    assert "aria-label='the cache over time'" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arrivals", "5", *OVER_TIME], "5/s, 300/min"),
+        (["--arrivals", "5/s"], "wants --lengths"),
+        (["--arrivals", "5/s", "--duration", "soon", *OVER_TIME], "--duration 'soon' is no time"),
+        (["--arrivals", "9999/s", "--duration", "9d", *OVER_TIME], "give a shorter --duration"),
+        (["--output-lengths", "p50=9"], "give --arrivals"),
+        (["--trace", "nowhere.csv"], "nowhere.csv: No such file"),
+        (["--trace", "nowhere.csv", "--arrivals", "1/s"], "comes from one of them"),
+        (["--tokens-per-second", "-1"], "accepted: a number above 0"),
+    ],
+)
+def test_a_load_that_is_none_is_one_line(arguments: Sequence[str], message: str) -> None:
+    code, text = _run(LLAMA, "--gpu", "H100", "--no-advice", *arguments)
+    assert code == 1
+    assert message in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"a,b,c\n1,2,3", b"timestamp,prompt,output", b"timestamp,prompt,output\n1,2",
+        b"timestamp,prompt,output\n1,0,5", b"timestamp,prompt,output\n1,99999999999,5",
+        b"timestamp,prompt,output\nnan,1,5", b"\xff\xfe\x00,prompt",
+        b"timestamp,prompt,output\n1,2,3\x00\n" + b"9" * 20_000, b"timestamp,prompt,output\n0001-01-01,1,1",
+    ],
+)  # fmt: skip
+def test_a_broken_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_bytes(content)
+    code, text = _run(LLAMA, "--gpu", "H100", "--no-advice", "--trace", str(trace))
+    assert code == 1
+    assert "trace.csv" in text
+    assert text.count("\n") == 1

@@ -24,6 +24,7 @@ from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, layout_of
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.quantization import method_for
+from graphmem.serving.vllm.scheduler import Scheduler
 from graphmem.serving.vllm.settings import Settings, resolve
 from graphmem.trace import Trace, TraceBuilder
 from graphmem.units import GIB, MIB, format_bytes
@@ -175,6 +176,14 @@ def _answer(
         fragmentation_bytes=start.slack,
         outside=_outside(question.device, settings),
         request_blocks=layout.request_blocks,
+        scheduler=lambda: Scheduler(
+            layout,
+            blocks,
+            max_num_seqs=settings.batch.requests,
+            max_num_batched_tokens=settings.batch.tokens,
+            max_model_len=length,
+            batches_in_flight=settings.batches_in_flight,
+        ),
         refusal=_refusal(question, settings, layout, start, cache),
         notes=_notes(question, settings, shape),
     )

@@ -1,0 +1,291 @@
+"""A load over time on one engine: how full the KV cache gets, who waits, when preemption starts, and how many copies
+of the engine the load needs.
+
+What is computed in a step, and which blocks it takes, are the engine's scheduler's. How long a step takes is not
+predicted: it is what :class:`Speed` says, which the user gives or which is named as assumed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from graphmem.errors import UsageError
+from graphmem.serving.base import Batch, Request, Scheduler, Served
+
+#: Points of a timeline.
+_POINTS = 240
+#: Steps that a load may take, and copies that are tried.
+_MOST_STEPS, _MOST_COPIES = 5_000_000, 1 << 10
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long a step takes: ``step_seconds`` (the weights are read), or longer where its tokens at
+    ``tokens_per_second`` take longer. ``assumed`` where neither was given."""
+
+    step_seconds: float = 0.03
+    tokens_per_second: float = 10_000.0
+    assumed: bool = True
+
+    def of(self, tokens: int) -> float:
+        """Seconds of a step of so many tokens."""
+        return max(self.step_seconds, tokens / self.tokens_per_second)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A part of the time. ``used`` is the most of the cache that was held, from 0 to 1; ``running`` and ``waiting`` are
+    the most requests at once, ``preemptions`` those of this part."""
+
+    seconds: float
+    used: float
+    running: int
+    waiting: int
+    preemptions: int
+
+
+@dataclass(frozen=True)
+class LoadAnswer:
+    """What a load does to one copy of an engine. Times are seconds from its start, by :class:`Speed`.
+
+    ``refused``: requests that the engine could never run. ``first_preemption`` is None without any. ``wait_p50`` and
+    ``wait_p99`` are from arrival to the first step of a request; those that still wait at the end count as so long.
+    """
+
+    requests: int
+    finished: int
+    refused: int
+    left_waiting: int
+    seconds: float
+    steps: int
+    tokens_computed: int
+    tokens_computed_again: int
+    mean_used: float
+    most_used: float
+    most_running: int
+    most_waiting: int
+    preemptions: int
+    preempted_requests: int
+    first_preemption: float | None
+    wait_p50: float
+    wait_p99: float
+    timeline: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The same load dealt out in turn to so many copies: what the first of them sees."""
+
+    copies: int
+    cards: int
+    most_used: float
+    preemptions: int
+    wait_p99: float
+    enough: bool
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """A load on one copy, and the fewest copies that it needs: the 99th percentile of waiting is at most ``max_wait``
+    seconds there. None where 1,024 are not enough. ``tried`` are all that were looked at."""
+
+    described: str
+    rules: str
+    speed: Speed
+    answer: LoadAnswer
+    max_wait: float
+    copies: int | None
+    cards: int | None
+    tried: tuple[Copies, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def loaded(
+    served: Served, requests: Sequence[Request], seconds: float, speed: Speed, max_wait: float, described: str
+) -> LoadReport:
+    """The load on an engine that starts. Raises :class:`UsageError` for an engine whose scheduler is not followed."""
+    if served.scheduler is None:
+        raise UsageError(f"{served.engine}: its scheduler is not followed; --arrivals and --trace want --engine vllm")
+    if served.refusal is not None:
+        raise UsageError(f"the engine does not start, so nothing arrives: {served.refusal}")
+    make = served.scheduler
+    answers: dict[int, LoadAnswer] = {}
+
+    def enough(copies: int) -> bool:
+        answers[copies] = simulate(make(), requests[::copies], seconds, speed)
+        return _enough(answers[copies], max_wait)
+
+    fewest = _fewest(enough)
+    tried = tuple(
+        Copies(
+            number, number * served.cards, one.most_used, one.preemptions, one.wait_p99, _enough(one, max_wait)
+        )
+        for number, one in sorted(answers.items())
+    )  # fmt: skip
+    return LoadReport(
+        described,
+        make().rules,
+        speed,
+        answers[1],
+        max_wait,
+        fewest,
+        None if fewest is None else fewest * served.cards,
+        tried,
+    )
+
+
+def _enough(answer: LoadAnswer, max_wait: float) -> bool:
+    return answer.wait_p99 <= max_wait
+
+
+def _fewest(enough: Callable[[int], bool]) -> int | None:
+    """The fewest copies that are: doubling, then halving."""
+    copies = 1
+    while not enough(copies):
+        copies *= 2
+        if copies > _MOST_COPIES:
+            return None
+    few, many = copies // 2, copies
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if enough(middle) else (middle, many)
+    return many
+
+
+def simulate(scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed) -> LoadAnswer:
+    """The load on one engine, from 0 to ``seconds``. Requests are in the order of their arrival."""
+    return _Run(scheduler, requests, seconds, speed).answer()
+
+
+class _Run:
+    def __init__(self, scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed) -> None:
+        self._scheduler, self._requests, self._seconds, self._speed = scheduler, requests, seconds, speed
+        self._now = 0.0
+        self._next = 0
+        self._first_step: dict[int, float] = {}
+        self._waits: list[float] = []
+        self._refused: set[int] = set()
+        self._preempted: dict[int, int] = {}
+        self._first_preemption: float | None = None
+        self._steps = self._tokens = self._finished = 0
+        self._area = self._most_used = 0.0
+        self._most_running = self._most_waiting = 0
+        self._points: list[list[float]] = [[0.0, 0, 0, 0] for _ in range(_POINTS)]
+
+    def answer(self) -> LoadAnswer:
+        self._follow()
+        late = [self._seconds - request.arrival for request in self._unbegun()]
+        waits = sorted([*self._waits, *late])
+        return LoadAnswer(
+            requests=len(self._requests),
+            finished=self._finished,
+            refused=len(self._refused),
+            left_waiting=len(late),
+            seconds=self._seconds,
+            steps=self._steps,
+            tokens_computed=self._tokens,
+            tokens_computed_again=self._scheduler.lost_tokens,
+            mean_used=self._area / self._seconds,
+            most_used=self._most_used,
+            most_running=self._most_running,
+            most_waiting=self._most_waiting,
+            preemptions=sum(self._preempted.values()),
+            preempted_requests=len(self._preempted),
+            first_preemption=self._first_preemption,
+            wait_p50=_quantile(waits, 0.5),
+            wait_p99=_quantile(waits, 0.99),
+            timeline=tuple(
+                Point(self._seconds * index / _POINTS, used, int(running), int(waiting), int(preemptions))
+                for index, (used, running, waiting, preemptions) in enumerate(self._points)
+            ),
+        )
+
+    def _unbegun(self) -> list[Request]:
+        return [
+            request
+            for number, request in enumerate(self._requests)
+            if number not in self._first_step and number not in self._refused
+        ]
+
+    def _follow(self) -> None:
+        """Batches are asked for and come back; as many are under way as the engine has (``batches_in_flight``)."""
+        pending: deque[tuple[Batch, float]] = deque()
+        free_at = 0.0
+        while self._now < self._seconds and self._steps < _MOST_STEPS:
+            self._arrive()
+            batch = self._scheduler.schedule()
+            self._note(batch)
+            if batch.entries:
+                free_at = max(free_at, self._now) + self._speed.of(batch.total)
+                pending.append((batch, free_at))
+                if len(pending) < self._scheduler.batches_in_flight:
+                    continue
+            if pending:
+                oldest, at = pending.popleft()
+                self._advance(max(at, self._now))
+                self._finished += len(self._scheduler.update(oldest))
+            elif self._next < len(self._requests):
+                self._advance(max(self._now, self._requests[self._next].arrival))
+            else:
+                self._advance(self._seconds)
+        if self._steps >= _MOST_STEPS:
+            raise UsageError(f"the load takes more than {_MOST_STEPS:,} steps; give a shorter --duration")
+
+    def _arrive(self) -> None:
+        while self._next < len(self._requests) and self._requests[self._next].arrival <= self._now:
+            request = self._requests[self._next]
+            if self._scheduler.fits(request):
+                self._scheduler.add(self._next, request)
+            else:
+                self._refused.add(self._next)
+            self._next += 1
+
+    def _advance(self, to: float) -> None:
+        to = min(to, self._seconds)
+        self._area += self._used() * (to - self._now)
+        first = self._place()
+        self._now = to
+        for point in self._points[first + 1 : self._place() + 1]:  # parts of the time without a step of their own
+            self._mark(point)
+
+    def _used(self) -> float:
+        return self._scheduler.used_blocks / max(1, self._scheduler.blocks)
+
+    def _place(self) -> int:
+        return min(_POINTS - 1, int(self._now / self._seconds * _POINTS))
+
+    def _mark(self, point: list[float]) -> None:
+        point[0] = max(point[0], self._used())
+        point[1] = max(point[1], self._scheduler.running)
+        point[2] = max(point[2], self._scheduler.waiting)
+
+    def _note(self, batch: Batch) -> None:
+        """What a step shows once it is scheduled."""
+        point = self._points[self._place()]
+        self._mark(point)
+        self._most_used = max(self._most_used, self._used())
+        self._most_running = max(self._most_running, self._scheduler.running)
+        self._most_waiting = max(self._most_waiting, self._scheduler.waiting)
+        if batch.preempted:
+            point[3] += len(batch.preempted)
+            if self._first_preemption is None:
+                self._first_preemption = self._now
+            for number in batch.preempted:
+                self._preempted[number] = self._preempted.get(number, 0) + 1
+        if batch.entries:
+            self._steps += 1
+            self._tokens += batch.total
+        for number in batch.admitted:
+            if number not in self._first_step:
+                self._first_step[number] = self._now
+                self._waits.append(self._now - self._requests[number].arrival)
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0
