@@ -281,7 +281,8 @@ def _heard(question: Question, loaded: TorchModel, run: _RunAs) -> CapturedModel
 
     step = _step_for(question, loaded)
     processes = step.processes if isinstance(step, Training) else None
-    if processes is None or processes.world_size == 1:
+    is_agreed = isinstance(step, Training) and step.pp is not None  # what stages made here say is known
+    if processes is None or processes.world_size == 1 or is_agreed:
         return run(loaded, step, None)
     messages = Messages()
     while True:

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphmem.documents import check_fields
 from graphmem.errors import UsageError
-from graphmem.training import DataParallel, FullyShard, Inference, Training, ZeRO
+from graphmem.training import DataParallel, FullyShard, Inference, PipelineParallel, Training, ZeRO
 
 #: Iterations of a measured run: the first, the first with the optimizer's state, and a settled one.
 ITERATIONS = 3
@@ -66,7 +66,8 @@ def _frozen(step: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for key, value in step.items()
     }
-    for name, wrapper in (("ddp", DataParallel), ("fsdp", FullyShard), ("zero", ZeRO)):
+    wrappers = {"ddp": DataParallel, "fsdp": FullyShard, "zero": ZeRO, "pp": PipelineParallel}
+    for name, wrapper in wrappers.items():
         if isinstance(frozen.get(name), Mapping):
             frozen[name] = wrapper(**frozen[name])
     return frozen

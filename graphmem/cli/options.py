@@ -31,6 +31,7 @@ from graphmem.training import (
     DataParallel,
     FullyShard,
     Inference,
+    PipelineParallel,
     Training,
     ZeRO,
     parse_assumption,
@@ -38,6 +39,7 @@ from graphmem.training import (
     parse_optimizer_arg,
     weights_named,
 )
+from graphmem.training.pipelines import SCHEDULES as SCHEDULES_OF_PIPELINES
 from graphmem.units import MIB, format_bytes, parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -70,6 +72,10 @@ _TRAINING_ONLY = {
     "fsdp_offload": "--fsdp-offload",
     "zero": "--zero",
     "zero_config": "--zero-config",
+    "pp": "--pp",
+    "schedule": "--schedule",
+    "micro_batches": "--micro-batches",
+    "pp_layers": "--pp-layers",
 }
 
 #: Which of several processes is analysed.
@@ -196,6 +202,21 @@ _STEP_OPTIONS = (
         help="Processes that share each layer, by the model's own plan (transformers).",
     ),
     click.option("--ep", type=POSITIVE, metavar="N", help="Processes that share the experts, likewise."),
+    click.option(
+        "--pp", type=POSITIVE, metavar="N", help="Processes of a pipeline of the model's layers (transformers)."
+    ),
+    click.option(
+        "--schedule", metavar="NAME", help=f"PyTorch's schedule of the pipeline: {', '.join(SCHEDULES_OF_PIPELINES)}."
+    ),
+    click.option(
+        "--micro-batches",
+        type=POSITIVE,
+        metavar="M",
+        help="Into how many the pipeline cuts the batch (-b). Default: one a row.",
+    ),
+    click.option(
+        "--pp-layers", metavar="N,N,...", help="Layers of each stage. Default: as even as embedding and head allow."
+    ),
     click.option("--zero-config", metavar="FILE", help="DeepSpeed's configuration, as it is; implies --zero."),
     click.option("--zero-grad", metavar="HOW", help="set_to_none (default) or zeros."),
     click.option(
@@ -414,6 +435,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         zero=_zero(given),
         tp=given["tp"],
         ep=given["ep"],
+        pp=_pipeline(given),
         world_size=given["world_size"],
         rank=given["rank"] or 0,
         nproc_per_node=given["nproc_per_node"],
@@ -457,6 +479,20 @@ def _fully_shard(given: Mapping[str, Any]) -> FullyShard | None:
     if processes is None:
         raise UsageError("--fsdp needs the number of processes: --fsdp 8, or --world-size 8")
     return FullyShard(processes, given["fsdp_shard"] or "full", given["fsdp_offload"])
+
+
+def _pipeline(given: Mapping[str, Any]) -> PipelineParallel | None:
+    if given["pp"] is None:
+        for name in ("schedule", "micro_batches", "pp_layers"):
+            if given[name] is not None:
+                raise UsageError(f"{_TRAINING_ONLY[name]} needs --pp")
+        return None
+    layers = given["pp_layers"] or ""
+    try:
+        counts = tuple(int(count) for count in layers.split(",")) if layers else ()
+    except ValueError:
+        raise UsageError(f"--pp-layers is the layers of each stage, as 8,8,8,8, not {layers!r}") from None
+    return PipelineParallel(given["pp"], given["schedule"] or "1f1b", given["micro_batches"], counts)
 
 
 def _zero(given: Mapping[str, Any]) -> ZeRO | None:

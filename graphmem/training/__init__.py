@@ -20,6 +20,7 @@ from graphmem.training.optimizers import (
     parse_value,
 )
 from graphmem.training.parts import check_parts, describe_parts, processes_of_parts
+from graphmem.training.pipelines import PipelineParallel
 from graphmem.training.processes import Processes
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
 from graphmem.training.sharding import SHARDS, FullyShard
@@ -42,6 +43,7 @@ __all__ = [
     "FullyShard",
     "Inference",
     "OptionValue",
+    "PipelineParallel",
     "Training",
     "ZeRO",
     "amp_named",
@@ -119,6 +121,7 @@ class Training:
         zero: training in a DeepSpeed engine, or None; in place of ``ddp``.
         tp, ep: how many processes share each layer, or the experts, of a transformers model (``DistributedConfig``);
             with ``fsdp``, whose processes they divide, or alone.
+        pp: a pipeline of a transformers model's layers, or None; with ``fsdp``, whose processes it divides, or alone.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         rank: which of the processes is analysed, from 0.
         nproc_per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8,
@@ -165,6 +168,7 @@ class Training:
     attention_mask: str | None = None
     tp: int | None = None
     ep: int | None = None
+    pp: PipelineParallel | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -197,6 +201,9 @@ class Training:
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} wrap the same model; give one of them")
         check_parts(self.tp, self.ep)
+        if self.pp is not None:
+            self._check_pipeline(self.pp)
+        _ = self.mesh
         wrapper = self.wrapper
         if wrapper is None:
             return
@@ -208,6 +215,41 @@ class Training:
             )
         if self.compile:
             raise UsageError(f"torch.compile of a model in {name} is not modelled; leave out compile or {name}")
+
+    def _check_pipeline(self, pipeline: PipelineParallel) -> None:
+        """What goes with a pipeline is the choice of PyTorch's schedules, and of torchtitan, which combines them."""
+        if self.ddp is not None or self.zero is not None:
+            name = "DDP takes part in no mesh of several dimensions (give fsdp with fsdp_shard hybrid:Nx1)"
+            raise UsageError(
+                f"pp goes with fsdp or alone: {name if self.ddp else 'DeepSpeed has pipelines of its own'}"
+            )
+        if self.tp or self.ep:
+            raise UsageError("pp is not combined with tp or ep here; write the program (graphmem run)")
+        if self.fsdp is None and self.amp is not None:
+            raise UsageError(
+                "in a pipeline amp is FSDP's mixed precision, as in torchtitan: give fsdp too, or dtype bf16"
+            )
+        if self.scales_loss:
+            raise UsageError(
+                "schedules of pipelines run the backward pass themselves, without a gradient scaler: use bf16"
+            )
+        if self.compile:
+            raise UsageError("torch.compile of a pipeline's stages is not modelled; leave out compile or pp")
+        if self.epoch.varies:
+            raise UsageError("stages of a pipeline have one shape; leave out seq_lens, last_batch and eval_batches")
+        if self.zero_grad_at == "before_backward":
+            raise UsageError("a schedule runs both passes: zero_grad_at is after_step or before_forward in a pipeline")
+        if self.fsdp is not None and self.fsdp.world_size % pipeline.ranks:
+            raise UsageError(f"fsdp's {self.fsdp.world_size} processes cannot be divided by pp {pipeline.ranks}")
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The mesh of processes by the names of its dimensions, the outermost first: ``pp``, then ``replicate`` and
+        ``shard`` of FSDP2; {} for a step without any."""
+        sizes = {"pp": self.pp.ranks} if self.pp is not None else {}
+        if self.fsdp is not None:
+            sizes |= self.fsdp.mesh_of(self.fsdp.world_size // math.prod(sizes.values()))
+        return sizes
 
     def _check_parts_of(self, name: str) -> None:
         """Which wrapper goes with model parallelism is transformers' choice."""
@@ -234,7 +276,11 @@ class Training:
     def processes(self) -> Processes | None:
         """The process that is analysed, of how many; None where that was not said. Raises :class:`UsageError`."""
         size = self.world_size if self.wrapper is None else self.wrapper.world_size
-        if self.wrapper is None and (self.tp or self.ep):
+        if self.wrapper is None and self.pp is not None:
+            if self.world_size not in (None, self.pp.ranks):
+                raise UsageError(f"world_size is {self.world_size}, and pp {self.pp.ranks}; add fsdp for the others")
+            size = self.pp.ranks
+        elif self.wrapper is None and (self.tp or self.ep):
             size = processes_of_parts(self.tp, self.ep, self.world_size)
         if size is not None:
             return Processes(size, self.rank, self.nproc_per_node)
@@ -281,6 +327,7 @@ class Training:
         if self.wrapper is not None:
             words.append(self.wrapper.describe())
         words += describe_parts(self.tp, self.ep)
+        words += [self.pp.describe()] if self.pp is not None else []
         if self.zero_grad != "set_to_none":
             words.append("gradients zeroed in place")
         if self.zero_grad_at != "after_step":

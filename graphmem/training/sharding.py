@@ -22,9 +22,10 @@ class FullyShard:
     (``MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)``), in place of autocast.
 
     Args:
-        world_size: number of processes, at least 1. The batch is that of one process.
-        shard: ``full`` (``reshard_after_forward=True``), ``grad-op`` (``False``), or ``hybrid:NxM``: N replicas of M
-            processes that share the states of one (a mesh of two dimensions).
+        world_size: number of processes, at least 1, those of a pipeline included. The batch is that of one process.
+        shard: ``full`` (``reshard_after_forward`` at its default: blocks give back after the forward pass what they
+            gathered, the rest of the model does not), ``grad-op`` (``False``: none does), or ``hybrid:NxM``: N replicas
+            of M processes that share the states of one (a mesh of two dimensions).
         offload: parameters, gradients and optimizer states are kept in pinned host memory (``CPUOffloadPolicy``).
 
     Raises:
@@ -42,19 +43,24 @@ class FullyShard:
         match = re.fullmatch(r"hybrid:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})", str(self.shard))
         if match is None:
             raise UsageError(f"unknown fsdp_shard {self.shard!r}; accepted: {', '.join(SHARDS)}")
-        if int(match[1]) * int(match[2]) != self.world_size:
-            raise UsageError(
-                f"fsdp_shard {self.shard} is of {int(match[1]) * int(match[2])} processes, and there are "
-                f"{self.world_size}; N times M is the number of processes"
-            )
+        if self.world_size % (int(match[1]) * int(match[2])):
+            raise self._of_others(int(match[1]) * int(match[2]), self.world_size)
 
-    @property
-    def mesh(self) -> tuple[int, ...]:
-        """The shape of the mesh of processes: (shards,) or (replicas, shards)."""
+    def _of_others(self, named: int, processes: int) -> UsageError:
+        return UsageError(
+            f"fsdp_shard {self.shard} is of {named} processes, and there are {processes}; N times M is the number of "
+            "processes that have the same part of the model"
+        )
+
+    def mesh_of(self, processes: int) -> dict[str, int]:
+        """The mesh of as many of the processes as have the same part of the model: its ``shard`` dimension, below
+        ``replicate`` where it is hybrid. Raises :class:`UsageError` for another number than the hybrid one."""
         if not self.shard.startswith("hybrid:"):
-            return (self.world_size,)
-        replicas, shards = self.shard.removeprefix("hybrid:").split("x")
-        return int(replicas), int(shards)
+            return {"shard": processes}
+        replicas, shards = map(int, self.shard.removeprefix("hybrid:").split("x"))
+        if replicas * shards != processes:
+            raise self._of_others(replicas * shards, processes)
+        return {"replicate": replicas, "shard": shards}
 
     def describe(self) -> str:
         """The wrapper in words: ``FSDP over 8 processes (grad-op, offloaded)``."""

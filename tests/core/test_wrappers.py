@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from graphmem.accuracy.case import Case
 from graphmem.errors import UsageError
-from graphmem.training import DataParallel, FullyShard, Inference, Training, ZeRO
+from graphmem.training import DataParallel, FullyShard, Inference, PipelineParallel, Training, ZeRO
+from graphmem.training.pipelines import SCHEDULES as SCHEDULES_OF_PIPELINES
 
 
 @pytest.mark.parametrize(
@@ -37,10 +40,20 @@ def test_a_step_names_its_wrapper_and_counts_its_processes(wrapper: Any, words: 
 
 
 @pytest.mark.parametrize(
-    ("shard", "mesh"), [("full", (8,)), ("grad-op", (8,)), ("hybrid:2x4", (2, 4)), ("hybrid:8x1", (8, 1))]
+    ("shard", "mesh"),
+    [
+        ("full", {"shard": 8}),
+        ("grad-op", {"shard": 8}),
+        ("hybrid:2x4", {"replicate": 2, "shard": 4}),
+        ("hybrid:8x1", {"replicate": 8, "shard": 1}),
+    ],
 )
-def test_the_mesh_of_a_sharded_model(shard: str, mesh: tuple[int, ...]) -> None:
-    assert FullyShard(8, shard).mesh == mesh
+def test_the_mesh_of_a_sharded_model(shard: str, mesh: dict[str, int]) -> None:
+    assert Training(fsdp=FullyShard(8, shard)).mesh == mesh
+    pipelined = Training(fsdp=FullyShard(16, shard), pp=PipelineParallel(2), amp="bf16")
+    assert pipelined.mesh == {"pp": 2, **mesh}
+    assert pipelined.processes is not None
+    assert pipelined.processes.world_size == 16
 
 
 @pytest.mark.parametrize(
@@ -95,6 +108,75 @@ def test_layers_and_experts_are_shared_among_processes(make: Any, processes: int
     ],
 )
 def test_parts_that_do_not_go_together_are_said(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "stages", "words"),
+    [
+        (PipelineParallel(4), [(0,), (1,), (2,), (3,)], "pipeline over 4 (1f1b)"),
+        (PipelineParallel(2, "ZBV", 8), [(0, 3), (1, 2)], "pipeline over 2 (zbvzerobubble, 4 stages, 8 micro-batches)"),
+        (
+            PipelineParallel(2, "Interleaved1F1B", layers=(1, 2, 2, 2, 2, 1)),
+            [(0, 2, 4), (1, 3, 5)],
+            "pipeline over 2 (interleaved1f1b, 6 stages, layers 1,2,2,2,2,1)",
+        ),
+    ],
+)
+def test_the_stages_of_a_pipeline(pipeline: PipelineParallel, stages: list[tuple[int, ...]], words: str) -> None:
+    assert [pipeline.stages_of(rank) for rank in range(pipeline.ranks)] == stages
+    step = Training(pp=pipeline)
+    assert step.describe().endswith(words)
+    assert step.processes is not None
+    assert step.processes.world_size == pipeline.ranks
+    assert Case.from_json(json.loads(json.dumps(Case("c", "m", step).to_json()))).step == step
+
+
+@given(st.integers(2, 16), st.sampled_from(sorted(SCHEDULES_OF_PIPELINES)), st.integers(1, 200))
+def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> None:
+    pipeline = PipelineParallel(ranks, schedule)
+    assert sorted(stage for rank in range(ranks) for stage in pipeline.stages_of(rank)) == list(range(pipeline.stages))
+    if layers + 2 < pipeline.stages:
+        with pytest.raises(UsageError, match="stages need"):
+            pipeline.divided(layers)
+        return
+    divided = pipeline.divided(layers)
+    assert [layer for owned in divided for layer in owned] == list(range(layers))
+    with_ends = [len(owned) for owned in divided]
+    with_ends[0] += 1
+    with_ends[-1] += 1
+    assert max(with_ends) - min(with_ends) <= 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PipelineParallel(1), "at least 2, not 1"),
+        (lambda: PipelineParallel("2"), "a number of processes"),
+        (lambda: PipelineParallel(2, "fifo"), "accepted: gpipe, 1f1b"),
+        (lambda: PipelineParallel(2, "1f1b", 0), "micro_batches is a whole number"),
+        (lambda: PipelineParallel(2, "1f1b", layers=(1, 1, 1, 1)), "1f1b of 2 processes has 2"),
+        (lambda: PipelineParallel(2, "zbv", layers=(1,) * 6), "give layers for 4"),
+        (lambda: PipelineParallel(2, layers=(1, -1)), "layers of stages are whole numbers"),
+        (lambda: PipelineParallel(2, layers=(1, 1)).divided(4), "have 2 layers together, and the model has 4"),
+        (lambda: Training(pp=PipelineParallel(2), amp="bf16"), "amp is FSDP's mixed precision"),
+        (lambda: Training(pp=PipelineParallel(2), ddp=DataParallel(2)), "hybrid:Nx1"),
+        (lambda: Training(pp=PipelineParallel(2), zero=ZeRO(2, 1)), "DeepSpeed has pipelines of its own"),
+        (lambda: Training(pp=PipelineParallel(2), ep=2), "not combined with"),
+        (lambda: Training(pp=PipelineParallel(2), compile="default"), "leave out compile or pp"),
+        (lambda: Training(pp=PipelineParallel(2), seq_lens=(8, 9)), "one shape"),
+        (lambda: Training(pp=PipelineParallel(2), grad_scaler=True), "gradient scaler"),
+        (lambda: Training(pp=PipelineParallel(2), zero_grad_at="before_backward"), "after_step or before_forward"),
+        (lambda: Training(pp=PipelineParallel(2), world_size=4), "add fsdp for the others"),
+        (lambda: Training(pp=PipelineParallel(3), fsdp=FullyShard(8)), "cannot be divided by pp 3"),
+        (
+            lambda: Training(pp=PipelineParallel(2), fsdp=FullyShard(8, "hybrid:2x4")),
+            "is of 8 processes, and there are 4",
+        ),
+    ],
+)
+def test_pipelines_that_do_not_go_are_said(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
 

@@ -24,6 +24,8 @@ from graphmem.capture.device.pretend_device import cards, move
 from graphmem.capture.distributed.data_parallel import data_parallel
 from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
 from graphmem.capture.distributed.fully_sharded import fully_sharded
+from graphmem.capture.distributed.mesh import process_mesh, shards_of
+from graphmem.capture.distributed.pipelining import Stages, schedule, split
 from graphmem.capture.distributed.tensor_parallel import tensor_parallel
 from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
@@ -67,6 +69,8 @@ def run_training(
     ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. ``loader`` gives
     the batches of a step whose batches differ, in place of ``inputs`` and ``loss``.
     """
+    if training.pp is not None:
+        return _run_pipeline(session, model, Batch(inputs, loss), training, iterations, own_optimizer)
     is_parted = bool(training.tp or training.ep)
     if is_parted or not training.casts_itself:  # else the wrapper moves what it shards
         model = _model_on_device(session, model, training)
@@ -98,6 +102,58 @@ def run_training(
         return Ran(remarks, loop.output_bytes)
     _run_alike(session, loop, iterations)
     return Ran(remarks, loop.output_bytes)
+
+
+def _run_pipeline(
+    session: StepBook, model: nn.Module, batch: Batch, training: Training, iterations: int | None,
+    own_optimizer: type[torch.optim.Optimizer] | None,
+) -> Ran:  # fmt: skip
+    """As :func:`run_training`, of one process of a pipeline: its stages are moved, sharded and stepped one by one."""
+    assert training.pp is not None
+    _check_for_pipeline(model, batch, training)
+    mesh = process_mesh(training)
+    batch = _batch_on_device(session, batch, training.dtype)
+    model.train()
+    if training.checkpoint_activations:
+        checkpoint_blocks(model)
+    stages = split(model, training.pp, mesh.get_local_rank("pp"))
+    parts, optimizers, remarks = nn.ModuleList(stages.modules), [], [*stages.remarks]
+    for stage in stages.modules:
+        if training.dtype != "fp32":
+            stage.to(DTYPES[training.dtype])
+        if training.fsdp is not None:
+            _shard(stage, training, mesh)
+        else:
+            stage.to(cards().own)
+    session.label_model(parts)
+    for stage in stages.modules:
+        made, said = make_optimizers(stage, training, own_optimizer)
+        optimizers += made
+        remarks += said
+    del model
+    computed = DTYPES[training.amp or training.dtype]
+    run = schedule(stages, mesh["pp"].get_group(), batch.inputs, computed)
+    loop = _PipelineLoop(session, parts, optimizers, training, None)
+    loop.follow(run, stages, mesh)
+    loop.batch = batch
+    del batch
+    _run_alike(session, loop, iterations)
+    return Ran(list(dict.fromkeys(remarks)), loop.output_bytes)
+
+
+def _check_for_pipeline(model: nn.Module, batch: Batch, training: Training) -> None:
+    """Raises :class:`CaptureError` for what cannot be trained in a pipeline."""
+    inputs = batch.inputs
+    if is_quantized(model):
+        raise CaptureError("quantised weights are not split by --pp; leave it out, or write the program")
+    if batch.loss is not None or not isinstance(inputs, dict) or not {"input_ids", "labels"} <= set(inputs):
+        raise CaptureError(
+            "--pp is of models of transformers that make their loss of input_ids and labels; split others in a program "
+            "of your own (graphmem run)"
+        )
+    if training.optimizer == "lbfgs" or training.lr_scheduler == "ReduceLROnPlateau":
+        name = training.optimizer if training.optimizer == "lbfgs" else training.lr_scheduler
+        raise CaptureError(f"{name} needs the loss, which only the last process of a pipeline has; choose another")
 
 
 def _run_alike(session: StepBook, loop: _Loop, iterations: int | None) -> None:
@@ -238,7 +294,7 @@ class _Loop:
             if scaler:
                 for optimizer in self._optimizers:
                     scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self._model.parameters(), training.clip_grad_norm)
+            self._clip(training.clip_grad_norm)
         for optimizer in self._optimizers:
             if scaler:
                 scaler.step(optimizer)
@@ -249,6 +305,9 @@ class _Loop:
         self._schedule()
         if training.zero_grad_at == "after_step":
             self._zero_grad()
+
+    def _clip(self, most: float) -> None:
+        nn.utils.clip_grad_norm_(self._model.parameters(), most)
 
     def _schedule(self) -> None:
         for scheduler in self._schedulers:
@@ -291,6 +350,45 @@ class _EngineLoop(_Loop):
         self._schedule()
 
 
+class _PipelineLoop(_Loop):
+    """The loop around a schedule, as in the documentation of ``torch.distributed.pipelining``: tokens are given to the
+    first stage, labels to the last, and the schedule runs the passes of all micro-batches.
+
+    Held is what ``schedule.step`` returns, the logits of all micro-batches on the last process; ``drop`` tells it not
+    to put them together (``return_outputs=False``), as torchtitan does.
+    """
+
+    def follow(self, run: Any, stages: Stages, mesh: Any) -> None:
+        """The schedule ``run`` of ``stages``, on the process ``mesh``."""
+        self._run, self._stages, self._mesh = run, stages, mesh
+        self._losses: list[torch.Tensor] | None = None
+
+    def _gradients(self, micro_batches: Sequence[BatchSize | None]) -> None:
+        assert self.batch is not None
+        if self.training.zero_grad_at == "before_forward":
+            self._zero_grad()
+        inputs = self.batch.inputs
+        others = {name: value for name, value in inputs.items() if name not in ("input_ids", "labels")}
+        if self.training.loop == "drop":
+            others["return_outputs"] = False
+        for _ in micro_batches:
+            tokens = [inputs["input_ids"]] if self._stages.has_first else []
+            self._losses = [] if self._stages.has_last else None
+            target = inputs["labels"] if self._stages.has_last else None
+            self.output = self._run.step(*tokens, target=target, losses=self._losses, **others)
+            self._note_output(self.output)
+
+    def _clip(self, most: float) -> None:
+        """By the norm of all stages' gradients, as torchtitan does it (``clip_grad_norm_`` of its utils.py)."""
+        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        norm **= 2.0
+        torch.distributed.all_reduce(norm, group=self._mesh["pp"].get_group())
+        norm **= 0.5
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+
+
 def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
     model = _model_on_device(session, model, inference)
@@ -325,10 +423,16 @@ def _sharded(session: StepBook, model: nn.Module, training: Training) -> nn.Modu
         raise CaptureError("quantised weights are not sharded by --fsdp; leave it out, or write the program")
     if training.dtype != "fp32":
         model = model.to(DTYPES[training.dtype])
-    precision = DTYPES[training.amp] if training.amp else None
-    model = fully_sharded(model, unsplit_blocks(model), training.fsdp, precision)
+    model = _shard(model, training, process_mesh(training))
     session.label_model(model)
     return model
+
+
+def _shard(model: nn.Module, training: Training, mesh: Any) -> nn.Module:
+    """The model, or a stage of it, in FSDP2."""
+    assert training.fsdp is not None
+    precision = DTYPES[training.amp] if training.amp else None
+    return fully_sharded(model, unsplit_blocks(model), training.fsdp, shards_of(mesh), precision)
 
 
 def _in_engine(

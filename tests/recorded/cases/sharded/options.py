@@ -1,12 +1,15 @@
-"""The programs that options stand for (``--fsdp``, ``--zero``): the documentation's loop around a wrapped model."""
+"""The programs that options stand for (``--fsdp``, ``--zero``, ``--pp``): the documentation's loop around a model."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from graphmem.training import FullyShard, Training, ZeRO
+from graphmem.training import FullyShard, PipelineParallel, Training, ZeRO
 from tests.recorded.cases.sharded.fsdp import fully_sharded
 from tests.recorded.cases.sharded.models import BATCH, BF16, ITERATIONS, SEQUENCE, VOCABULARY, llama, start
 from tests.recorded.cases.sharded.registry import add
@@ -22,12 +25,26 @@ STEPS = {
     "option_tp": Training(tp=4, dtype="bf16", optimizer_args=(("foreach", False),)),
     "option_tp_fsdp": Training(tp=2, fsdp=FullyShard(8), amp="bf16", optimizer_args=(("foreach", False),)),
     "option_zero3": Training(zero=ZeRO(8, 3, {"zero_optimization": _SMALL}), amp="bf16", clip_grad_norm=1.0),
+    "option_pp_gpipe": Training(pp=PipelineParallel(4, "gpipe", 4), dtype="bf16"),
+    "option_pp_1f1b": Training(pp=PipelineParallel(4, "1f1b"), dtype="bf16", rank=3, clip_grad_norm=1.0),
+    "option_pp_1f1b_middle": Training(
+        pp=PipelineParallel(4, "1f1b", 4), dtype="bf16", rank=1, loop="drop", checkpoint_activations=True
+    ),
+    "option_pp_interleaved": Training(
+        pp=PipelineParallel(2, "Interleaved1F1B", 2, (1, 1, 1, 1)), rank=1, optimizer="sgd", grad_accum=2
+    ),
+    "option_pp_zbv": Training(pp=PipelineParallel(2, "zbv", 4), dtype="bf16", loop="drop"),
+    "option_pp_zero_bubble": Training(pp=PipelineParallel(2, "InterleavedZeroBubble", 4), dtype="bf16", rank=1),
+    "option_pp_fsdp": Training(pp=PipelineParallel(2, "1f1b", 4), fsdp=FullyShard(8, "grad-op"), amp="bf16", rank=7),
+    "option_pp_hybrid": Training(pp=PipelineParallel(2, "gpipe", 2), fsdp=FullyShard(8, "hybrid:2x2"), amp="bf16"),
 }
+#: Rows of the batch that a pipeline cuts.
+ROWS = 8
 
 
-def model_and_batch() -> tuple[Any, dict[str, torch.Tensor]]:
+def model_and_batch(batch: int = BATCH) -> tuple[Any, dict[str, torch.Tensor]]:
     """On the host, where both are made."""
-    ids = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE))
+    ids = torch.randint(0, VOCABULARY, (batch, SEQUENCE))
     return llama(device="cpu"), {"input_ids": ids, "labels": ids.clone()}
 
 
@@ -113,6 +130,108 @@ def distributed(*, tensor: int, shards: int = 1, mixed: bool = False) -> None:
     del output
 
 
+class _Part(nn.Module):
+    """Some layers of a llama: on tokens with the first stage, up to logits with the last."""
+
+    def __init__(self, llama: Any, layers: range, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        base = llama.model
+        base.layers = nn.ModuleList(base.layers[number] for number in layers)
+        if not is_first:
+            base.embed_tokens = None
+        if not is_last:
+            base.norm = nn.Identity()
+        self.part = llama if is_last else base
+        self.takes = "input_ids" if is_first else "inputs_embeds"
+        self.gives = "logits" if is_last else "last_hidden_state"
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return getattr(self.part(**{self.takes: given}, use_cache=False), self.gives)
+
+
+def _loss(logits: torch.Tensor, labels: torch.Tensor) -> Any:
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    return ForCausalLMLoss(logits=logits, labels=labels, vocab_size=VOCABULARY)
+
+
+def _clip(parameters: Sequence[Any], group: Any) -> None:
+    """Of one stage of several, by the norm of all of them."""
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    norm **= 2.0
+    torch.distributed.all_reduce(norm, group=group)
+    norm **= 0.5
+    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
+
+
+def pipelined(
+    *, schedule: str, numbers: Sequence[int], ends: Sequence[int], micro_batches: int = ROWS,
+    mesh: tuple[int, ...] = (), dtype: Any = BF16, optimizer: str = "AdamW", clip: bool = False,
+    accumulate: int = 1, recompute: bool = False, **options: Any,
+) -> None:  # fmt: skip
+    """Stages ``numbers`` of a llama whose stages end before the layers ``ends``. ``mesh``: of FSDP2 on each stage;
+    ``options`` of it, and of ``schedule.step``."""
+    import torch.distributed as dist
+    from torch.distributed import pipelining
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model, batch = model_and_batch(ROWS)
+    batch = _on_card(batch)
+    model.train()
+    if recompute:
+        model.gradient_checkpointing_enable()
+    start()
+    device, last = torch.device("cuda", torch.cuda.current_device()), len(ends) - 1
+    processes = dist.get_world_size()
+    for size in mesh:
+        processes //= size
+    names = ("pp", "replicate", "shard") if len(mesh) == 2 else ("pp", "shard")[: 1 + len(mesh)]
+    meshes = init_device_mesh("cuda", (processes, *mesh), mesh_dim_names=names)
+    group = meshes["pp"].get_group()
+    steppers, stages, parts = [], [], []
+    keywords = {"return_outputs": options.pop("return_outputs")} if "return_outputs" in options else {}
+    for number in numbers:
+        owned = range(ends[number - 1] if number else 0, ends[number])
+        part = _Part(copy.deepcopy(model), owned, number == 0, number == last)
+        if mesh:
+            options |= {"mesh": meshes[names[1:]], "mp_policy": MixedPrecisionPolicy(BF16, torch.float32)}
+            for layer in (part.part.model if number == last else part.part).layers:
+                fully_shard(layer, **options)
+            fully_shard(part, **options)
+        else:
+            part.to(device, dtype)
+        parts.append(part)
+    del model
+    shape = (ROWS // micro_batches, SEQUENCE)
+    hidden = {"dtype": dtype, "device": "meta", "requires_grad": True}
+    for number, part in zip(numbers, parts, strict=True):
+        steppers.append(getattr(torch.optim, optimizer)(part.parameters(), lr=1e-3))
+        given = torch.empty(*shape, 1024, **hidden) if number else torch.empty(*shape, dtype=torch.long, device="meta")
+        returned = torch.empty(*shape, VOCABULARY if number == last else 1024, **hidden)
+        stages.append(
+            pipelining.PipelineStage(
+                part, number, len(ends), device, input_args=(given,), output_args=(returned,), group=group
+            )
+        )
+    kind = pipelining.schedules.get_schedule_class(schedule)
+    is_single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
+    made = kind(stages[0] if is_single else stages, n_microbatches=micro_batches, loss_fn=_loss)
+    for _ in range(ITERATIONS):
+        for _ in range(accumulate):
+            tokens = [batch["input_ids"]] if 0 in numbers else []
+            losses = [] if last in numbers else None
+            target = batch["labels"] if last in numbers else None
+            output = made.step(*tokens, target=target, losses=losses, **keywords)
+        if clip:
+            _clip([parameter for part in parts for parameter in part.parameters()], group)
+        for stepper in steppers:
+            stepper.step()
+        for stepper in steppers:
+            stepper.zero_grad()
+    del output
+
+
 add("option_fsdp", sharded, "transformers", mixed=True)
 add("option_fsdp_kept", sharded, "transformers", mixed=True, accumulate=2, clip=True, reshard_after_forward=False)
 add("option_fsdp_hybrid", sharded, "transformers", mixed=False, mesh=(2, 4), offload=True, optimizer="SGD")
@@ -120,3 +239,18 @@ add("option_zero2", engine, "transformers", "deepspeed", stage=2)
 add("option_zero3", engine, "transformers", "deepspeed", stage=3, clip=1.0, **_SMALL)
 add("option_tp", distributed, "transformers", world=4, tensor=4)
 add("option_tp_fsdp", distributed, "transformers", tensor=2, shards=4, mixed=True)
+
+_FOUR = {"world": 4, "ends": (1, 3, 4, 4)}
+_TWO = {"world": 2, "ends": (1, 3, 4, 4)}
+add("option_pp_gpipe", pipelined, schedule="GPipe", numbers=(0,), micro_batches=4, **_FOUR)
+add("option_pp_1f1b", pipelined, rank=3, schedule="1F1B", numbers=(3,), clip=True, **_FOUR)
+add("option_pp_1f1b_middle", pipelined, rank=1, schedule="1F1B", numbers=(1,), micro_batches=4, recompute=True,
+    return_outputs=False, **_FOUR)  # fmt: skip
+add("option_pp_interleaved", pipelined, world=2, rank=1, schedule="Interleaved1F1B", numbers=(1, 3), ends=(1, 2, 3, 4),
+    micro_batches=2, dtype=torch.float32, optimizer="SGD", accumulate=2)  # fmt: skip
+add("option_pp_zbv", pipelined, schedule="ZBVZeroBubble", numbers=(0, 3), micro_batches=4, return_outputs=False, **_TWO)
+add("option_pp_zero_bubble", pipelined, rank=1, schedule="InterleavedZeroBubble", numbers=(1, 3), micro_batches=4,
+    **_TWO)  # fmt: skip
+add("option_pp_fsdp", pipelined, rank=7, schedule="1F1B", numbers=(1,), ends=(2, 4), micro_batches=4, mesh=(4,),
+    reshard_after_forward=False)  # fmt: skip
+add("option_pp_hybrid", pipelined, schedule="GPipe", numbers=(0,), ends=(2, 4), micro_batches=2, mesh=(2, 2))

@@ -1,0 +1,192 @@
+"""A transformers model in stages, and PyTorch's own schedule of those that one process has.
+
+A stage is the model with what belongs to other stages left out: transformers' own base model calls its layers, so that
+masks, positions and caches are what they are, and the last stage is the whole class with its head. Only models whose
+configuration has a plan for it are split (``base_model_pp_plan``): theirs take ``inputs_embeds`` in place of tokens.
+The shapes that stages exchange are given in advance (``input_args``, ``output_args`` of ``PipelineStage``), so nothing
+is run to find them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.values.tensors import NOWHERE
+from graphmem.errors import CaptureError, UsageError, first_line
+from graphmem.training import PipelineParallel
+from graphmem.training.pipelines import SCHEDULES
+
+#: What a base model has, and what a plan names, where transformers can split it.
+_SPLIT = ("embed_tokens", "layers", "norm")
+
+
+class _Stage(nn.Module):  # type: ignore[misc]
+    """What a stage calls: the base model, or with the last one the whole, on tokens or on hidden states."""
+
+    def __init__(self, model: nn.Module, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._no_split_modules = getattr(model, "_no_split_modules", None)
+        self._takes = "input_ids" if is_first else "inputs_embeds"
+        self._gives = "logits" if is_last else "last_hidden_state"
+
+    def forward(self, given: torch.Tensor, **others: Any) -> Any:
+        return getattr(self.model(**{self._takes: given}, use_cache=False, **others), self._gives)
+
+
+@dataclass
+class Stages:
+    """The stages of one process: ``modules`` in their order, at the places ``numbers`` of all."""
+
+    options: PipelineParallel
+    numbers: tuple[int, ...]
+    modules: list[nn.Module]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    width: int
+    vocabulary: int
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether tokens enter here."""
+        return 0 in self.numbers
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the loss is made here."""
+        return self.options.stages - 1 in self.numbers
+
+
+def split(model: nn.Module, options: PipelineParallel, rank: int) -> Stages:
+    """The stages of the process at ``rank`` of the pipeline; ``model`` is not whole any more.
+
+    Raises :class:`CaptureError` for a model that cannot be split.
+    """
+    whole: Any = model
+    base = _base_of(model)
+    try:
+        divided = options.divided(len(base.layers))
+    except UsageError as error:
+        raise CaptureError(str(error)) from None
+    numbers, last = options.stages_of(rank), options.stages - 1
+    remarks = []
+    if getattr(whole.config.get_text_config(), "tie_word_embeddings", False):
+        if {0, last} <= set(numbers):
+            raise CaptureError(
+                f"schedule {options.schedule} has the first and the last stage on one process, whose tied embedding "
+                "and head PyTorch's stages do not know to be one; set tie_word_embeddings to false"
+            )
+        whole.lm_head.weight = nn.Parameter(whole.lm_head.weight.detach().clone())
+        remarks.append("tied embedding and head are two in a pipeline, one with its first and one with its last stage")
+    modules = [_stage(whole, base, divided[number], number == 0, number == last) for number in numbers]
+    text = whole.config.get_text_config()
+    loss = _loss_of(whole.loss_function, text.vocab_size)
+    return Stages(options, numbers, modules, loss, text.hidden_size, text.vocab_size, remarks)
+
+
+def _base_of(model: nn.Module) -> Any:
+    """The part of a transformers model that has the layers. Raises :class:`CaptureError`."""
+    whole: Any = model
+    plan = getattr(getattr(whole, "config", None), "base_model_pp_plan", None) or {}
+    base = getattr(whole, getattr(whole, "base_model_prefix", "") or " ", None)
+    if not all(name in plan and hasattr(base, name) for name in _SPLIT) or not hasattr(whole, "lm_head"):
+        raise CaptureError(
+            f"{type(model).__name__} has no plan for --pp: it is of transformers' causal language models with a "
+            "base_model_pp_plan, as llama's; split others in a program of your own (graphmem run)"
+        )
+    return base
+
+
+def _stage(whole: Any, base: Any, owned: range, is_first: bool, is_last: bool) -> nn.Module:
+    """One stage, of copies of the modules without their parameters, and of the layers themselves."""
+    try:
+        from transformers.distributed.pipeline_parallel import PipelineIdentityLayer as Absent
+    except ImportError:
+        raise CaptureError("--pp splits models of transformers 5.20 and newer; install that") from None
+    part = _shell(base)
+    for name, child in base.named_children():
+        if name not in _SPLIT:  # positions and the like: every stage has its own
+            setattr(part, name, copy.deepcopy(child))
+    part.layers = nn.ModuleList(layer if number in owned else Absent() for number, layer in enumerate(base.layers))
+    if not is_first:
+        part.embed_tokens = Absent()
+    if not is_last:
+        part.norm = Absent()
+        return _Stage(part, is_first, is_last)
+    shell = _shell(whole)
+    setattr(shell, whole.base_model_prefix, part)
+    return _Stage(shell, is_first, is_last)
+
+
+def _shell(module: Any) -> Any:
+    """A copy of a module, whose children can be replaced."""
+    shell = copy.copy(module)
+    for name in ("_modules", "_parameters", "_buffers"):
+        shell.__dict__[name] = dict(shell.__dict__[name])
+    return shell
+
+
+def _loss_of(function: Any, vocabulary: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = function(logits=logits, labels=labels, vocab_size=vocabulary)
+        return made
+
+    return loss
+
+
+def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """PyTorch's schedule for the ``stages``, which are on the card, of micro-batches of ``inputs``; ``dtype`` is
+    that of what stages return. Raises :class:`CaptureError` for what PyTorch does not accept."""
+    try:
+        from torch.distributed.pipelining.schedules import get_schedule_class
+    except ImportError:
+        raise CaptureError("--pp runs torch.distributed.pipelining's schedules: install PyTorch 2.6 or newer") from None
+    options = stages.options
+    rows, length = inputs["input_ids"].shape
+    count = options.micro_batches or rows
+    if rows % count:
+        raise CaptureError(
+            f"the batch has {rows} rows, which are not {count} equal micro-batches; give another --batch"
+        )
+    name, takes_several = SCHEDULES[options.schedule]
+    shape = (rows // count, length)
+    made = [
+        _pipeline_stage(stages, module, number, group, shape, dtype)
+        for number, module in zip(stages.numbers, stages.modules, strict=True)
+    ]
+    try:
+        return get_schedule_class(name)(made if takes_several else made[0], n_microbatches=count, loss_fn=stages.loss)
+    except (ValueError, AssertionError) as error:
+        raise CaptureError(
+            f"{name} refuses {count} micro-batches on {options.ranks} processes: {first_line(error)}"
+        ) from None
+
+
+def _pipeline_stage(
+    stages: Stages, module: nn.Module, number: int, group: Any, shape: Sequence[int], dtype: torch.dtype
+) -> Any:
+    from torch.distributed.pipelining import PipelineStage
+
+    class Agreeing(PipelineStage):  # type: ignore[misc]
+        """All stages are made alike, here, so the vote of those that are not run is known: every one has its shapes
+        (``PipelineStage._warmup_backward_result``, torch/distributed/pipelining/stage.py of 2.13)."""
+
+        def _warmup_backward_result(self, received_result: Any = None) -> Any:
+            return super()._warmup_backward_result(received_result).fill_(1)
+
+    def shown(width: int) -> torch.Tensor:
+        return torch.empty(*shape, width, dtype=dtype, device=NOWHERE, requires_grad=True)
+
+    last = stages.options.stages - 1
+    took = shown(stages.width) if number else torch.empty(*shape, dtype=torch.long, device=NOWHERE)
+    made = shown(stages.vocabulary if number == last else stages.width)
+    return Agreeing(
+        module, number, stages.options.stages, cards().own, input_args=(took,), output_args=(made,), group=group
+    )
