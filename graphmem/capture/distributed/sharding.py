@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.fully_sharded import name_buffers
+from graphmem.capture.distributed.tensor_lists import patch_tensor_lists
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
 
@@ -50,6 +51,7 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
 
     if propagate is not None:
         patches.set(propagator, "_propagate_tensor_meta_non_cached", without_record)
+    patch_tensor_lists(patches)
     book.wrappers.add(tensors.DTensor)
     patches.set(tensors.DTensor, "__new__", staticmethod(_dtensor(tensors.DTensor.__new__)))
     patches.set(tensors.DTensor, "device", property(_device_of_part))
