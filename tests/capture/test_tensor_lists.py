@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -50,8 +51,8 @@ _LAYOUTS = st.tuples(st.sampled_from([4, 8]), st.lists(st.sampled_from(_PLACEMEN
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(list(_OPERATORS)), st.lists(_LAYOUTS, min_size=1, max_size=5), st.booleans())
 @pytest.mark.usefixtures("four_processes")
-def test_an_operator_on_lists_is_sharded_as_by_pytorch(op, layouts, mixed) -> None:
-    def lists(turned: bool) -> tuple:
+def test_an_operator_on_lists_is_sharded_as_by_pytorch(op: Any, layouts: list[Any], mixed: bool) -> None:
+    def lists(turned: bool) -> tuple[Any, ...]:
         return tuple(_tensor(rows, places[::-1] if turned else places)._spec for rows, places in layouts)
 
     kinds = {
@@ -79,7 +80,7 @@ def test_an_operator_on_lists_is_sharded_as_by_pytorch(op, layouts, mixed) -> No
         patches.undo()
 
 
-def _info(op):
+def _info(op: Any) -> Any:
     propagator = DTensor._op_dispatcher.sharding_propagator
     return propagator.op_to_schema_info_for_single_dim_strategy.get(op) or propagator.op_to_schema_info.get(op)
 
