@@ -9,10 +9,11 @@ import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
+from graphmem.errors import UsageError
 from graphmem.units import parse_bytes
 
 _ENGINE = (
-    click.option("--engine", default="vllm", metavar="NAME", help="vllm, or a plug-in's. Default vllm."),
+    click.option("--engine", default="vllm", metavar="NAME", help="vllm (default), llamacpp, or a plug-in's."),
     click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
     click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
     click.option("--tp", "--tensor-parallel-size", "tp", type=int, default=1, metavar="N", help="Cards. Default 1."),
@@ -55,7 +56,12 @@ _OUTPUT = (
 )
 
 
-@click.command("serve", cls=GroupedCommand, short_help="How many requests an inference engine holds at once.")
+@click.command(
+    "serve",
+    cls=GroupedCommand,
+    short_help="How many requests an inference engine holds at once.",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
 @click.argument("model")
 @grouped("Engine, by its own names", _ENGINE)
 @grouped("Card", _CARD)
@@ -63,9 +69,10 @@ _OUTPUT = (
 @grouped("Load over time", _OVER_TIME)
 @grouped("Output", _OUTPUT)
 def serve_command(**options: Any) -> None:
-    """What vLLM leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
+    """What an inference engine leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
 
-    MODEL is a config.json, a folder with one, or the name of a known model. For example:
+    MODEL, which comes first, is a config.json, a folder with one, the name of a known model, or a GGUF file. Options
+    that are not listed here are the engine's own, by its names. For example:
 
     \b
       graphmem serve meta-llama/Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192
@@ -110,7 +117,7 @@ def serve_command(**options: Any) -> None:
         block_size=options["block_size"],
         alloc_conf=options["alloc_conf"],
         non_torch_bytes=parse_bytes(options["non_torch"]),
-        arguments=tuple(_named(text) for text in options["engine_arg"]),
+        arguments=(*(_named(text) for text in options["engine_arg"]), *_others(options["model"])),
     )
     rendered = {
         "json": lambda: json.dumps(report.to_dict(), indent=2) + "\n",
@@ -120,6 +127,30 @@ def serve_command(**options: Any) -> None:
     emit(rendered, options["output"])
     if not report.starts:
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _others(model: str) -> list[tuple[str, str]]:
+    """What click does not know: options of the engine with their values, ``true`` where there is none."""
+    if model.startswith("-"):
+        raise UsageError(f"MODEL comes before options: {model} is none")
+    found: list[tuple[str, str]] = []
+    words = iter(click.get_current_context().args)
+    expected = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if _is_option(word):
+            found.append((name.lstrip("-"), value if equals else "true"))
+            expected = not equals
+        elif expected:
+            found[-1] = (found[-1][0], word)
+            expected = False
+        else:
+            raise UsageError(f"{word!r} is neither an option nor the value of one")
+    return found
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()
 
 
 def _named(text: str) -> tuple[str, str]:

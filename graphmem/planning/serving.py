@@ -87,6 +87,7 @@ class ServingReport:
             "schema": "graphmem.serving/1",
             "engine": served.engine,
             "engine_version": served.version,
+            "basis": served.basis,
             "model": served.model,
             "gpu": served.gpu,
             "cards": served.cards,
@@ -423,7 +424,7 @@ def _choices(
                 seen.add(key)
                 candidates.append((card.capacity_bytes * cards, cards, card))
     candidates.sort(key=lambda one: one[:2])
-    return tuple(_holding(engine, question, quantiles, load, candidates))
+    return tuple(_holding(engine, question, quantiles, load, candidates, "enforce_eager" in first.settings))
 
 
 def _holding(
@@ -432,10 +433,13 @@ def _holding(
     quantiles: Sequence[tuple[float, int]],
     load: float,
     candidates: Iterable[tuple[int, int, Device]],
+    has_eager: bool,
 ) -> Iterable[CardChoice]:
     named = 0
     for memory, cards, card in candidates:
-        eager = question.with_(device=card, tensor_parallel_size=cards, enforce_eager=True)
+        eager = question.with_(
+            device=card, tensor_parallel_size=cards, enforce_eager=has_eager or question.enforce_eager
+        )
         try:  # without CUDA graphs first, which is quick and holds no less
             if not _holds(engine, eager, quantiles, load):
                 continue
@@ -461,13 +465,13 @@ def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change
     settings = served.settings
     if question.kv_cache_dtype == "auto":
         tried.append(("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}))
-    if settings["max_num_seqs"] > 256:
+    if settings.get("max_num_batched_tokens") is not None and settings["max_num_seqs"] > 256:
         tried.append(("--max-num-seqs 256", {"max_num_seqs": 256}))
-    if settings["max_num_batched_tokens"] > 2048 and settings["max_num_seqs"] <= 2048:
+    if (settings.get("max_num_batched_tokens") or 0) > 2048 >= settings["max_num_seqs"]:
         tried.append(("--max-num-batched-tokens 2048", {"max_num_batched_tokens": 2048}))
-    if not settings["enforce_eager"]:
+    if settings.get("enforce_eager") is False:
         tried.append(("--enforce-eager", {"enforce_eager": True}))
-    if settings["gpu_memory_utilization"] < 0.95:
+    if settings.get("gpu_memory_utilization", 1) < 0.95:
         tried.append(("--gpu-memory-utilization 0.95", {"gpu_memory_utilization": 0.95}))
     tried.append((f"--tp {2 * served.cards}", {"tensor_parallel_size": 2 * served.cards}))
     changes = []

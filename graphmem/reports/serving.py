@@ -10,6 +10,7 @@ from html import escape
 from graphmem.planning.load import LoadAnswer, LoadReport
 from graphmem.planning.serving import ServingReport
 from graphmem.reports.text import clean
+from graphmem.serving.base import BASES
 from graphmem.units import GIB, format_bytes
 
 _BAR = 30
@@ -47,6 +48,7 @@ def _lines(report: ServingReport) -> Iterator[str]:
     served, cache = report.served, report.served.kv_cache
     cards = f"{served.cards} x {served.gpu}" if served.cards > 1 else served.gpu
     yield f"{clean(served.model)} on {clean(cards)}, {served.engine} {served.version}"
+    yield f"from {BASES[served.basis]}"
     yield ""
     if report.found is not None:
         name, value = report.found
@@ -103,7 +105,7 @@ def _headline(report: ServingReport) -> Iterator[str]:
         named = ", ".join(f"p{quantile:g}={value:,}" for quantile, value in report.lengths)
         yield f"           {report.concurrency_at_lengths:.1f} requests of {named}"
         most = settings["max_num_seqs"]
-        if report.concurrency_at_lengths > most:
+        if most is not None and report.concurrency_at_lengths > most:
             yield f"           (the scheduler runs {most:,} of them: --max-num-seqs)"
     yield f"longest    {cache.longest:,} tokens"
 
@@ -210,7 +212,7 @@ def html(report: ServingReport) -> str:
     )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p class={kind}>{head}</p><table>{''.join(rows)}</table>"
+        f"<h1>{title}</h1><p>from {escape(BASES[served.basis])}</p><p class={kind}>{head}</p><table>{''.join(rows)}</table>"
         f"{_over_time_html(report.over_time)}"
         f"<h2>What would bring more tokens</h2><ul>{changes}</ul><h2>Assumed</h2><ul>{notes}</ul>"
         f"<script type='application/json' id=graphmem-serving>{data}</script></html>\n"

@@ -19,6 +19,15 @@ from graphmem.serving.checkpoints import Checkpoint
 ENTRIES = ("server", "llm")
 
 
+#: What an answer stands on: the engine was run and its figures are held by tests; figures of public logs are; or it is
+#: a formula from the engine's source that nothing holds.
+BASES = {
+    "recordings": "starts of the engine that were recorded",
+    "logs": "the engine's source, and figures of public logs",
+    "formula": "the engine's source alone: a formula that no recording holds",
+}
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model's configuration: its name for people, the values of its ``config.json``, and what the headers of the
@@ -94,6 +103,7 @@ class Served:
     ``graphs_bytes`` is what CUDA graphs really take, beside the engine's estimate of them among the parts.
     ``scheduler`` makes the engine's scheduler over these blocks, None where it is not followed.
     ``refusal`` is what the engine says where it does not start, in one line; the figures are then what led to it.
+    ``basis`` is one of :data:`BASES`.
     """
 
     engine: str
@@ -114,6 +124,7 @@ class Served:
     scheduler: Callable[[], Scheduler] | None = field(repr=False, compare=False, default=None)
     refusal: str | None = None
     notes: tuple[str, ...] = ()
+    basis: str = "formula"
 
     def concurrency_at(self, lengths: Sequence[int]) -> float:
         """How many requests are in the cache at once, where their lengths are drawn from these alike: the blocks over

@@ -16,6 +16,7 @@ from typing import Any
 
 from graphmem.documents import read_json, shown
 from graphmem.errors import SourceError, first_line
+from graphmem.serving import gguf
 from graphmem.serving.base import ServedModel
 from graphmem.serving.checkpoints import checkpoint_in
 
@@ -26,6 +27,8 @@ def model_named(name: str) -> ServedModel:
     path = Path(plain)
     if path.is_dir():
         return _read(path / "config.json", path.name)
+    if path.suffix.lower() == ".gguf":
+        return _gguf(path)
     if path.suffix == ".json" or path.is_file():
         return _read(path, path.parent.name if path.name == "config.json" and path.parent.name else path.name)
     cached = _cached(plain)
@@ -42,6 +45,13 @@ def model_named(name: str) -> ServedModel:
         f"{shown(plain)} is neither a config.json, a folder with one, a model in this machine's Hugging Face cache nor "
         f"one of graphmem's table{hint}"
     )
+
+
+def _gguf(path: Path) -> ServedModel:
+    """A GGUF file by its header; the metadata stand for the configuration."""
+    found = gguf.read(path)
+    architecture = found.metadata.get("general.architecture")
+    return ServedModel(path.name, {**found.metadata, "model_type": f"gguf: {architecture}"}, found)
 
 
 @cache

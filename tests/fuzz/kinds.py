@@ -335,6 +335,30 @@ def numbers(rng: random.Random, folder: Path) -> Case:
 
 
 #: Every kind, and its share of a run of all of them.
+def gguf(rng: random.Random, folder: Path) -> Case:
+    """Headers of GGUF files: bytes, counts and lengths, values of the metadata, sizes and types of tensors."""
+    from tests.support import gguf as made
+
+    sound = samples.gguf_files()
+    if rng.random() < 0.5:
+        content = mutate.data(rng, rng.choice(sound), *sound)
+    else:
+        metadata, tensors = samples.gguf_parts()
+        for _ in range(rng.choice((1, 1, 2))):
+            key = rng.choice(list(metadata))
+            metadata[key] = rng.choice((0, 1, 2**31, 2**32 - 1, True, 1.5, "x", "llama", "gemma3", [1], [0, -1], ["a"]))
+        if rng.random() < 0.5:
+            index = rng.randrange(len(tensors))
+            shape = [rng.choice((0, 1, 31, 32, 2**31, 2**49, 2**63)) for _ in range(rng.randrange(1, 5))]
+            name = rng.choice(("", "blk.0.x", "blk.99999.x", "output.weight", "token_embd.weight"))
+            tensors[index] = (name, tensors[index][1], shape)
+        content = made.header(metadata, tensors, rng.choice((2, 3, 3, 3)))
+    name = rng.choice(("model.gguf", "model.gguf", "model-00001-of-00001.gguf", "model-00001-of-99999.gguf"))
+    path = samples.write(folder / name, content)
+    engine = rng.choice((["--engine", "llamacpp"], ["--engine", "llamacpp", "-ngl", "1", "-c", "4096"], []))
+    return _asked(rng, folder, ["serve", str(path), "--gpu", "RTX-3090", *engine])
+
+
 KINDS: Mapping[str, tuple[Maker, float]] = {
     "onnx": (onnx, 0.07),
     "onnx-values": (onnx_values, 0.07),
@@ -349,6 +373,7 @@ KINDS: Mapping[str, tuple[Maker, float]] = {
     "records": (records, 0.04),
     "allocations": (allocations, 0.05),
     "numbers": (numbers, 0.05),
+    "gguf": (gguf, 0.05),
 }
 
 

@@ -289,6 +289,30 @@ def programs() -> tuple[bytes, ...]:
     return tuple(saved)
 
 
+def gguf_parts() -> tuple[dict[str, Any], list[Any]]:
+    """Metadata and tensors of a small model like Llama."""
+    name = "llama"
+    metadata = {
+        "general.architecture": name, f"{name}.block_count": 2, f"{name}.embedding_length": 64,
+        f"{name}.attention.head_count": 4, f"{name}.attention.head_count_kv": [2, 2],
+        f"{name}.feed_forward_length": 128, f"{name}.context_length": 2048, f"{name}.attention.sliding_window": 512,
+        f"{name}.expert_used_count": 0, "tokenizer.ggml.tokens": ["a", "b", "c"],
+    }  # fmt: skip
+    tensors = [
+        ("token_embd.weight", "q8_0", (64, 100)), ("blk.0.attn_q.weight", "q8_0", (64, 64)),
+        ("blk.1.ffn_down.weight", "q8_0", (128, 64)), ("output.weight", "f16", (64, 100)),
+    ]  # fmt: skip
+    return metadata, tensors
+
+
+@cache
+def gguf_files() -> tuple[bytes, ...]:
+    """Headers of GGUF files."""
+    from tests.support import gguf
+
+    return gguf.header(*gguf_parts()), gguf.llama(2, 64, 4, 2, 128, 100, kind="q8_0", head_kind="q8_0")
+
+
 ALLOCATOR_OPTIONS = {
     "pytorch": (
         "max_split_size_mb:128,garbage_collection_threshold:0.8",

@@ -186,6 +186,7 @@ def _answer(
         ),
         refusal=_refusal(question, settings, layout, start, cache),
         notes=_notes(question, settings, shape),
+        basis="recordings" if settings.version == versions.NEWEST else "logs",
     )
 
 

@@ -1,0 +1,391 @@
+"""llama.cpp: a GGUF file's layers on one card, its KV cache, its compute buffer.
+
+Weights and the KV cache are exact sums, as the engine allocates them (ggml-org/llama.cpp at 0c1e57098, which comes with
+llama-cpp-python 0.3.36: ``src/llama-model.cpp``, ``src/llama-kv-cache.cpp``, ``ggml/src/ggml-cuda/ggml-cuda.cu``). The
+compute buffer is a formula over the stages of its graph (``src/llama-graph.cpp``), held by what public logs print. What
+ggml's pools take while kernels run is printed by no log and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphmem.devices import Loads
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
+from graphmem.serving.gguf import BY_NAME, GGUF, Tensor
+from graphmem.serving.options import flag, one_of, options_of, whole
+from graphmem.units import GIB
+
+#: Bytes that tensors are aligned to on a card, and elements that rows of quantised ones are rounded up to
+#: (``ggml_backend_cuda_buffer_type_get_alignment``, ``MATRIX_ROW_PADDING``).
+_ALIGNMENT, _ROW = 128, 512
+#: Cells of the cache come in such steps (``llama_context``).
+_CELLS = 256
+#: Types that ``--cache-type-k`` and ``-v`` take (common/arg.cpp).
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+#: Architectures whose graphs are like Llama's, or with the named difference: of so many layers one sees everything, the
+#: others a window (``load_swa_pattern``, src/models).
+_WINDOWS: Mapping[str, int] = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
+_FOLLOWED = frozenset(
+    (
+        "llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gptneox", "gemma", "starcoder2", "stablelm", "internlm2",
+        "command-r", "olmo", "granite", "glm4", "smollm3", "deepseek2", *_WINDOWS,
+    )
+)  # fmt: skip
+#: Hidden states that are alive while attention scores are: the layer's input and residual, queries, and what they
+#: become; two more where attention and feed-forward layer begin from one sum (observed: GPT-NeoX).
+_ALIVE, _ALIVE_PARALLEL = 4, 6
+_MOST_LAYERS = 1 << 12
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Sizes that the metadata tell."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: tuple[int, ...]
+    key: int
+    value: int
+    feed_forward: int
+    experts_used: int
+    vocabulary: int
+    trained: int
+    window: int
+    latent: bool
+
+    def sees_all(self, layer: int) -> bool:
+        """Whether a layer keeps every token (``llama_hparams::is_swa``)."""
+        pattern = _WINDOWS.get(self.architecture)
+        return not self.window or pattern is None or layer % pattern == pattern - 1
+
+
+@dataclass(frozen=True)
+class _Settings:
+    gpu_layers: int
+    context: int
+    slots: int
+    unified: bool
+    ubatch: int
+    outputs: int
+    key_type: str
+    value_type: str
+    flash: bool
+    full_windows: bool
+    on_card: bool
+
+    def shown(self, model: _Model) -> dict[str, Any]:
+        """By the engine's own names."""
+        return {
+            "n_gpu_layers": self.gpu_layers, "ctx_size": self.context, "parallel": self.slots,
+            "kv_unified": self.unified, "ubatch_size": self.ubatch, "n_outputs_max": self.outputs,
+            "cache_type_k": self.key_type, "cache_type_v": self.value_type, "flash_attn": self.flash,
+            "swa_full": self.full_windows, "kv_offload": self.on_card,
+            "max_model_len": self.context if self.unified else self.context // self.slots, "max_num_seqs": self.slots,
+            "architecture": model.architecture,
+        }  # fmt: skip
+
+
+_READERS = {
+    "n_gpu_layers": whole(0, _MOST_LAYERS), "ctx_size": whole(0), "parallel": whole(1, 256), "batch_size": whole(),
+    "ubatch_size": whole(), "cache_type_k": one_of(*_CACHE_TYPES), "cache_type_v": one_of(*_CACHE_TYPES),
+    "flash_attn": one_of("on", "off", "auto", "true", "false"), "kv_unified": flag, "no_kv_offload": flag,
+    "swa_full": flag, "n_outputs_max": whole(),
+}  # fmt: skip
+_SHORT = {
+    "ngl": "n_gpu_layers", "gpu_layers": "n_gpu_layers", "c": "ctx_size", "np": "parallel", "b": "batch_size",
+    "ub": "ubatch_size", "ctk": "cache_type_k", "ctv": "cache_type_v", "fa": "flash_attn", "kvu": "kv_unified",
+}  # fmt: skip
+
+
+class LlamaCpp:
+    """The engine."""
+
+    name = "llamacpp"
+    title = "llama.cpp"
+    newest = "0.3"
+
+    def serve(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.base.Engine`."""
+        file = question.model.checkpoint
+        if not isinstance(file, GGUF):
+            raise UsageError(f"{question.model.name}: llama.cpp reads GGUF files; give one")
+        model = _sizes(question.model, file)
+        settings = _settings(question, model)
+        return _answer(question, file, model, settings)
+
+
+def _sizes(served: ServedModel, file: GGUF) -> _Model:
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in _FOLLOWED:
+        raise UsageError(
+            f"{served.name}: architecture {shown(architecture)} is not followed; accepted: "
+            f"{', '.join(sorted(_FOLLOWED))}"
+        )
+
+    def value(name: str, otherwise: int | None = None, most: int = 1 << 24) -> int:
+        found = file.metadata.get(f"{architecture}.{name}", otherwise)
+        if type(found) is not int or not 0 <= found <= most:
+            raise UsageError(
+                f"{served.name}: {architecture}.{name} is {shown(found)}; accepted: a whole number up to {most}"
+            )
+        return found
+
+    layers = max(1, value("block_count", most=_MOST_LAYERS))
+    heads = max(1, value("attention.head_count"))
+    kv_heads = _by_layer(served, file, f"{architecture}.attention.head_count_kv", heads, layers)
+    hidden = value("embedding_length")
+    latent = bool(value("attention.key_length_mla", 0)) and bool(value("attention.value_length_mla", 0))
+    embedding = next((tensor for tensor in file.layout if tensor.name == "token_embd.weight"), None)
+    if embedding is None or len(embedding.shape) < 2:
+        raise UsageError(f"{served.name}: no tensor token_embd.weight")
+    return _Model(
+        architecture=architecture,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        key=value("attention.key_length", hidden // heads),
+        value=value("attention.value_length", hidden // heads),
+        feed_forward=value("expert_feed_forward_length", 0) or value("feed_forward_length", 0),
+        experts_used=value("expert_used_count", 0),
+        vocabulary=embedding.shape[1],
+        trained=max(1, value("context_length", 4096, most=1 << 30)),
+        window=value("attention.sliding_window", 4096 if architecture == "gemma2" else 0, most=1 << 30),
+        latent=latent,
+    )
+
+
+def _by_layer(served: ServedModel, file: GGUF, name: str, otherwise: int, layers: int) -> tuple[int, ...]:
+    found = file.metadata.get(name, otherwise)
+    values = list(found) if isinstance(found, list) else [found] * layers
+    if len(values) < layers or not all(type(one) is int and 0 <= one <= 1 << 20 for one in values):
+        raise UsageError(f"{served.name}: {name} is {shown(found)}; accepted: a whole number, or one for each layer")
+    return tuple(values[:layers])
+
+
+def _settings(question: Question, model: _Model) -> _Settings:
+    found = options_of(
+        question,
+        LlamaCpp,
+        _READERS,
+        short=_SHORT,
+        fields_as={"max_model_len": "ctx_size", "max_num_seqs": "parallel"},
+    )
+    slots = found.get("parallel", 4)
+    unified = found.get("kv_unified", "parallel" not in found)  # the server's own choice is four that share
+    context = _rounded(found.get("ctx_size", 0) or model.trained, _CELLS)
+    if not unified:
+        context = slots * _rounded(max(1, context // slots), _CELLS)
+    flash = found.get("flash_attn", "auto") in ("on", "auto", "true")
+    value_type = found.get("cache_type_v", "f16")
+    if not flash and value_type not in ("f32", "f16", "bf16"):
+        raise UsageError("quantized V cache was requested, but this requires Flash Attention: give --flash-attn on")
+    batch = min(found.get("batch_size", 2048), context)
+    ubatch = min(found.get("ubatch_size", 512), batch)
+    return _Settings(
+        gpu_layers=min(found.get("n_gpu_layers", model.layers + 1), model.layers + 1),
+        context=context,
+        slots=slots,
+        unified=unified,
+        ubatch=ubatch,
+        outputs=min(found.get("n_outputs_max", slots), ubatch),
+        key_type=found.get("cache_type_k", "f16"),
+        value_type=value_type,
+        flash=flash,
+        full_windows=found.get("swa_full", False),
+        on_card=not found.get("no_kv_offload", False),
+    )
+
+
+def _rounded(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def weights_on_card(file: GGUF, layers: int, gpu_layers: int) -> int:
+    """Bytes of the card's model buffer: the last ``gpu_layers`` of the layers and the output, which counts as one of
+    them; the input's embeddings stay on the host, and are there a second time where the output uses them."""
+    first = max(layers + 1 - gpu_layers, 0)
+    on_card = gpu_layers > 0
+    head = any(tensor.name == "output.weight" for tensor in file.layout)
+    total = 0
+    for tensor in file.layout:
+        block = _block(tensor.name)
+        if block is not None:
+            total += _allocated(tensor) if block >= first else 0
+        elif tensor.name.startswith("token_embd") and not head and on_card:
+            total += _allocated(tensor) if tensor.name == "token_embd.weight" else 0
+        elif tensor.name.startswith("output") or tensor.name.startswith("rope"):
+            total += _allocated(tensor) if on_card else 0
+    return total
+
+
+def _block(name: str) -> int | None:
+    parts = name.split(".", 2)
+    return int(parts[1]) if parts[0] == "blk" and len(parts) == 3 and parts[1].isdigit() and len(parts[1]) < 6 else None
+
+
+def _allocated(tensor: Tensor) -> int:
+    """``ggml_backend_cuda_buffer_type_get_alloc_size`` and the alignment."""
+    elements, size = BY_NAME[tensor.kind]
+    extra = (_ROW - tensor.shape[0] % _ROW) % _ROW if elements > 1 else 0
+    return _rounded(tensor.bytes + extra // elements * size, _ALIGNMENT)
+
+
+def _row(kind: str, elements: int) -> int:
+    block, size = BY_NAME[kind]
+    return -(-elements // block) * size
+
+
+def _cells(model: _Model, settings: _Settings, layer: int) -> int:
+    """Cells of a layer's cache (``llama_kv_cache_iswa``)."""
+    if model.sees_all(layer) or settings.full_windows:
+        return settings.context
+    streams = 1 if settings.unified else settings.slots
+    each = settings.context // streams
+    reach = model.window * (settings.slots if settings.unified else 1) + settings.ubatch
+    return streams * _rounded(min(each, reach), _CELLS)
+
+
+def kv_bytes(model: _Model, settings: _Settings) -> int:
+    """Bytes of the card's KV buffer: the layers that are there."""
+    first = max(model.layers + 1 - settings.gpu_layers, 0)
+    if not settings.on_card:
+        return 0
+    total = 0
+    for layer in range(first, model.layers):
+        cells = _cells(model, settings, layer)
+        total += cells * _row(settings.key_type, model.key * (1 if model.latent else model.kv_heads[layer]))
+        if not model.latent:
+            total += cells * _row(settings.value_type, model.value * model.kv_heads[layer])
+    return total
+
+
+def compute_bytes(model: _Model, settings: _Settings) -> int:
+    """The card's compute buffer: the largest stage of the graph over one micro-batch, in fp32. Without flash attention
+    the scores of all cells; the mask; the feed-forward layer; the logits of the rows that are asked for."""
+    if not settings.gpu_layers:
+        return 0
+    tokens = settings.ubatch
+    hidden = 4 * tokens * model.hidden
+    cells = settings.context if settings.unified else settings.context // settings.slots
+    mask = cells * tokens * (2 if settings.flash else 4)
+    alive = _ALIVE_PARALLEL if model.architecture == "gptneox" else _ALIVE
+    scores = 0 if settings.flash else 4 * cells * tokens * model.heads
+    rows = max(1, model.experts_used)
+    wide = 2 * 4 * tokens * model.feed_forward * rows + (hidden * model.experts_used)
+    stages = [mask + scores + alive * hidden, mask + wide + 3 * hidden]
+    if settings.gpu_layers > 0:
+        stages.append(4 * settings.outputs * model.vocabulary + hidden)
+    return max(stages)
+
+
+def _answer(question: Question, file: GGUF, model: _Model, settings: _Settings) -> Served:
+    device = question.device
+    weights = weights_on_card(file, model.layers, settings.gpu_layers)
+    compute = compute_bytes(model, settings)
+    cache = kv_bytes(model, settings)
+    outside = device.outside(Loads())
+    context = sum(figure.bytes for figure in outside)
+    parts = (
+        Part("CUDA context", context, "; ".join(figure.name for figure in outside)),
+        Part("weights", weights, f"{settings.gpu_layers} of {model.layers + 1} layers"),
+        Part("compute buffer", compute, f"a formula: {settings.ubatch} tokens, {settings.outputs} rows of logits"),
+    )
+    available = device.capacity_bytes - sum(part.bytes for part in parts)
+    blocks = settings.context // _CELLS
+    per_slot = settings.context if settings.unified else settings.context // settings.slots
+    longest = _longest(model, settings, available)
+    return Served(
+        engine=LlamaCpp.title,
+        version=LlamaCpp.newest,
+        model=question.model.name,
+        gpu=device.name,
+        cards=1,
+        settings=settings.shown(model),
+        total_bytes=device.capacity_bytes,
+        requested_bytes=device.capacity_bytes,
+        weights_bytes=weights,
+        parts=parts,
+        kv_cache=KVCache(
+            available_bytes=available, block_bytes=cache // blocks, block_size=_CELLS, blocks=blocks,
+            tokens=settings.context, concurrency=settings.context / per_slot, longest=longest,
+            groups=_groups(model),
+        ),
+        graphs_bytes=0,
+        fragmentation_bytes=0,
+        outside=outside,
+        request_blocks=lambda length: max(1, -(-length // _CELLS)),
+        refusal=_refusal(question, file, model, settings, available, cache, longest),
+        notes=_notes(model, settings, cache),
+        basis="logs",
+    )  # fmt: skip
+
+
+def _groups(model: _Model) -> tuple[tuple[str, int], ...]:
+    whole_layers = sum(model.sees_all(layer) for layer in range(model.layers))
+    words = "latent attention" if model.latent else "full attention"
+    found = [(words, whole_layers), (f"sliding window of {model.window}", model.layers - whole_layers)]
+    return tuple(one for one in found if one[1])
+
+
+def _longest(model: _Model, settings: _Settings, available: int) -> int:
+    """The largest context that fits beside everything else, in steps of 256; 0 for none."""
+    least, most, found = 1, max(model.trained, settings.context) // _CELLS, 0
+    spare = available + compute_bytes(model, settings)
+    while least <= most:
+        middle = (least + most) // 2
+        tried = _with_context(settings, middle * _CELLS)
+        if kv_bytes(model, tried) + compute_bytes(model, tried) <= spare:
+            found, least = middle * _CELLS, middle + 1
+        else:
+            most = middle - 1
+    return found
+
+
+def _with_context(settings: _Settings, context: int) -> _Settings:
+    rounded = context if settings.unified else settings.slots * _rounded(max(1, context // settings.slots), _CELLS)
+    return replace(settings, context=rounded)
+
+
+def _refusal(
+    question: Question, file: GGUF, model: _Model, settings: _Settings, available: int, cache: int, longest: int
+) -> str | None:
+    if cache <= available:
+        return None
+    needed = question.device.capacity_bytes - available + cache
+    would = f"--ctx-size {longest} would fit" if longest else _fewer_layers(question, file, model, settings)
+    return (
+        f"cudaMalloc failed: out of memory: {needed / GIB:.2f} GiB of {question.device.capacity_bytes / GIB:.2f} GiB "
+        f"on {question.device.name}; {would}"
+    )
+
+
+def _fewer_layers(question: Question, file: GGUF, model: _Model, settings: _Settings) -> str:
+    context = sum(figure.bytes for figure in question.device.outside(Loads()))
+    for layers in range(settings.gpu_layers - 1, -1, -1):
+        tried = replace(settings, gpu_layers=layers)
+        taken = weights_on_card(file, model.layers, layers) + compute_bytes(model, tried) + kv_bytes(model, tried)
+        if taken + context <= question.device.capacity_bytes:
+            return f"--n-gpu-layers {layers} would fit"
+    return "nothing of it fits"
+
+
+def _notes(model: _Model, settings: _Settings, cache: int) -> tuple[str, ...]:
+    notes = [
+        f"weights and the KV cache ({cache / GIB:.2f} GiB on the card) are sums of what the header says, equal to "
+        "public logs; the compute buffer is a formula over the stages of Llama's graph, equal to four public logs",
+        "not counted: ggml's pools of temporary buffers, which no log prints",
+    ]
+    if settings.gpu_layers <= model.layers:
+        notes.append("with layers on the host the card also takes copies of what passes between them, not counted")
+    return tuple(notes)
+
+
+ENGINE: Any = LlamaCpp()

@@ -1,0 +1,113 @@
+"""Options of engines by the engines' own names: what a question has for one, and nothing that it does not know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Protocol
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import Question
+
+_NOT_OPTIONS = frozenset(("model", "device", "version", "arguments", "entry", "alloc_conf"))
+#: How the command line spells them, where not as the field.
+_SPELLED = {"tensor_parallel_size": "tp", "non_torch_bytes": "non-torch"}
+_WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+
+
+class Named(Protocol):
+    """An engine, as messages name it."""
+
+    title: str
+    newest: str
+
+
+Reader = Callable[[str, str], Any]
+
+
+def options_of(
+    question: Question,
+    engine: Named,
+    readers: Mapping[str, Reader],
+    *,
+    fields_as: Mapping[str, str] | None = None,
+    short: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Values by the engine's names: those of ``arguments``, and those of the question's fields that ``fields_as`` gives
+    a name of the engine's. ``short``: other spellings. Raises :class:`UsageError` for what the engine does not have."""
+    title = engine.title
+    if question.version is not None and ".".join(map(str, question.version)) != engine.newest:
+        raise UsageError(f"{title} is followed as {engine.newest} only, not {'.'.join(map(str, question.version))}")
+    found: dict[str, Any] = {}
+    for name, text in question.arguments:
+        key = name.replace("-", "_")
+        key = (short or {}).get(key, key)
+        if key not in readers:
+            raise UsageError(f"{title}: --{name} is not followed; accepted: {_accepted(readers)}")
+        if key in found:
+            raise UsageError(f"{title}: --{name} is given twice")
+        found[key] = readers[key](name, text)
+    for field, value in _given(question):
+        key = (fields_as or {}).get(field, "")
+        if not key:
+            spelled = _SPELLED.get(field, field.replace("_", "-"))
+            raise UsageError(f"{title} has no --{spelled}; accepted: {_accepted(readers)}")
+        found.setdefault(key, readers[key](field, value) if isinstance(value, str) else value)
+    return found
+
+
+def _accepted(readers: Mapping[str, Reader]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in readers)
+
+
+def _given(question: Question) -> list[tuple[str, Any]]:
+    """Fields that are not as they are by default."""
+    given = []
+    for field in fields(question):
+        default = field.default if field.default is not MISSING else None
+        value = getattr(question, field.name)
+        if field.name not in _NOT_OPTIONS and value != default:
+            given.append((field.name, value))
+    return given
+
+
+def whole(least: int = 1, most: int = 1 << 31) -> Reader:
+    """A whole number."""
+
+    def read(name: str, text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,11}", text.strip()) or not least <= int(text) <= most:
+            raise UsageError(f"--{name} {shown(text)}; accepted: a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def share(name: str, text: str) -> float:
+    """A number above 0, to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise UsageError(f"--{name} {shown(text)}; accepted: a number above 0, to 1")
+    return value
+
+
+def one_of(*accepted: str) -> Reader:
+    """One of these words."""
+
+    def read(name: str, text: str) -> str:
+        if text not in accepted:
+            raise UsageError(f"--{name} {shown(text)}; accepted: {', '.join(accepted)}")
+        return text
+
+    return read
+
+
+def flag(name: str, text: str) -> bool:
+    """On or off."""
+    if text.lower() not in _WORDS:
+        raise UsageError(f"--{name} {shown(text)}; accepted: true, false")
+    return _WORDS[text.lower()]
