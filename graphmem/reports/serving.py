@@ -212,7 +212,8 @@ def html(report: ServingReport) -> str:
     )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p>from {escape(BASES[served.basis])}</p><p class={kind}>{head}</p><table>{''.join(rows)}</table>"
+        f"<h1>{title}</h1><p>from {escape(BASES[served.basis])}</p>"
+        f"<p class={kind}>{head}</p><table>{''.join(rows)}</table>"
         f"{_over_time_html(report.over_time)}"
         f"<h2>What would bring more tokens</h2><ul>{changes}</ul><h2>Assumed</h2><ul>{notes}</ul>"
         f"<script type='application/json' id=graphmem-serving>{data}</script></html>\n"

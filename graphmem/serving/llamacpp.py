@@ -92,13 +92,15 @@ class _Settings:
         }  # fmt: skip
 
 
-_READERS = {
+#: Options, and how their values are read.
+READERS = {
     "n_gpu_layers": whole(0, _MOST_LAYERS), "ctx_size": whole(0), "parallel": whole(1, 256), "batch_size": whole(),
     "ubatch_size": whole(), "cache_type_k": one_of(*_CACHE_TYPES), "cache_type_v": one_of(*_CACHE_TYPES),
     "flash_attn": one_of("on", "off", "auto", "true", "false"), "kv_unified": flag, "no_kv_offload": flag,
     "swa_full": flag, "n_outputs_max": whole(),
 }  # fmt: skip
-_SHORT = {
+#: Other spellings.
+SHORT = {
     "ngl": "n_gpu_layers", "gpu_layers": "n_gpu_layers", "c": "ctx_size", "np": "parallel", "b": "batch_size",
     "ub": "ubatch_size", "ctk": "cache_type_k", "ctv": "cache_type_v", "fa": "flash_attn", "kvu": "kv_unified",
 }  # fmt: skip
@@ -174,8 +176,8 @@ def _settings(question: Question, model: _Model) -> _Settings:
     found = options_of(
         question,
         LlamaCpp,
-        _READERS,
-        short=_SHORT,
+        READERS,
+        short=SHORT,
         fields_as={"max_model_len": "ctx_size", "max_num_seqs": "parallel"},
     )
     slots = found.get("parallel", 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 
@@ -44,6 +45,9 @@ def test_commands_and_options_are_there() -> None:
     for line in found:
         name, *words = shlex.split(line)
         known = {flag for parameter in cli.commands[name].params for flag in parameter.opts}
+        if "--engine" in words:  # that engine's own options, by its names
+            engine = importlib.import_module(f"graphmem.serving.{words[words.index('--engine') + 1]}")
+            known |= {f"--{key.replace('_', '-')}" for key in engine.READERS} | {f"-{key}" for key in engine.SHORT}
         assert {word for word in words if word.startswith("-")} <= known, line
 
 
