@@ -261,7 +261,7 @@ def _capture(
             )
 
         try:
-            captured = capture(shortens=loaded.program is not None)
+            captured = capture(shortens=loaded.program is not None or question.sizes.generate is not None)
         except CannotShortenError:  # a long generation was not what it seemed: every token is followed
             captured = capture(shortens=False)
         if captured.wants_every_iteration:

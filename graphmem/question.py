@@ -56,6 +56,8 @@ class Question:
         # Before a model is loaded in vain:
         _ = self.margin_share, self.step, self.setting, self.asked_runtime, self.cudnn_library
         self._check_batches()
+        if self.is_onnx and isinstance(self.step, Inference) and self.step.generate is not None:
+            raise UsageError("generate is a method of transformers' models (hf:...); an ONNX file has none")
 
     @cached_property
     def margin_share(self) -> float | None:
@@ -111,7 +113,8 @@ class Question:
         lengths = step.seq_lens if isinstance(step, Training) else ()
         seq_len = max(lengths) if lengths else self.seq_len
         training = isinstance(step, Training)
-        return Sizes(self.batch, seq_len, training, self.iterations, weights, step.dtype, step.attention_mask)
+        generate = None if isinstance(step, Training) else step.generate
+        return Sizes(self.batch, seq_len, training, self.iterations, weights, step.dtype, step.attention_mask, generate)
 
     @cached_property
     def asked_runtime(self) -> Runtime[Any] | None:

@@ -288,7 +288,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
 
 #: The largest storages that no formula counts, named beside it.
 _NAMED = 3
-_UNCOUNTED = ("TEMPORARY", "COMMUNICATION", "WORKSPACE", "HELD", "UNKNOWN")
+_UNCOUNTED = ("TEMPORARY", "COMMUNICATION", "WORKSPACE", "KV_CACHE", "HELD", "UNKNOWN")
 
 
 def _beside_formulas(estimate: Estimate, model: Sharded, optimizer: str) -> Estimate:

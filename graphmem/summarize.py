@@ -126,7 +126,7 @@ def _breakdown(trace: Trace, replay: Replay, position: int, context_bytes: int) 
 
 
 #: Shown only where there is something of it.
-_RARE = (Category.HELD, Category.UNKNOWN)
+_RARE = (Category.KV_CACHE, Category.HELD, Category.UNKNOWN)
 
 
 def _held(trace: Trace, position: int) -> list[HeldBytes]:

@@ -48,7 +48,8 @@ class Category(IntEnum):
     WORKSPACE = 7
     COMMUNICATION = 8
     UNKNOWN = 9  # a recorded run that does not say
-    HELD = 10  # what a whole program keeps from step to step: copies for averaging, caches, buffers of its own
+    HELD = 10  # what a whole program keeps from step to step: copies for averaging, buffers of its own
+    KV_CACHE = 11  # keys and values, or states, of tokens that have been read
 
 
 class Place(IntEnum):

@@ -180,6 +180,12 @@ class StepBook(Protocol):
 
     def begin_iteration(self) -> None: ...
 
+    def begin_generation(self) -> None:
+        """The next iteration generates: what follows is its ``prefill``."""
+
+    def enter(self, stage: str) -> None:
+        """What follows is another stage of the iteration: ``decode``."""
+
     def label_model(self, model: torch.nn.Module) -> None: ...
 
     def label_inputs(self, inputs: Any, name: str = "input") -> None: ...

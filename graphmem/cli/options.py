@@ -19,6 +19,7 @@ from graphmem.runtimes import built_in, runtime_named
 from graphmem.training import (
     AMP_DTYPES,
     ATTENTION_MASKS,
+    CACHE_IMPLEMENTATIONS,
     COMPILE_MODES,
     DTYPES,
     LOOPS,
@@ -30,6 +31,7 @@ from graphmem.training import (
     ZERO_GRAD_AT,
     DataParallel,
     FullyShard,
+    Generation,
     Inference,
     PipelineParallel,
     Training,
@@ -249,6 +251,50 @@ _STEP_OPTIONS = (
     *VALUE_OPTIONS,
 )
 
+#: Options of ``generate``, by transformers' own names: parameter name -> how it is written.
+_OF_GENERATION = {
+    "do_sample": "--do-sample",
+    "num_beams": "--num-beams",
+    "num_return_sequences": "--num-return-sequences",
+    "cache_implementation": "--cache-implementation",
+    "cache_config": "--cache-config",
+    "prefill_chunk_size": "--prefill-chunk-size",
+    "assistant_model": "--assistant-model",
+    "generation_arg": "--generation-arg",
+}
+_GENERATION_OPTIONS = (
+    click.option(
+        "--generate",
+        "--max-new-tokens",
+        "generate",
+        type=POSITIVE,
+        metavar="N",
+        help="Generate N tokens after a prompt of --seq-len (model.generate of transformers). Implies --inference.",
+    ),
+    click.option(
+        "--do-sample/--no-do-sample", default=None, help="Draw tokens. Default: the model's own, else greedy."
+    ),
+    click.option("--num-beams", type=POSITIVE, metavar="N", help="Beams of a beam search."),
+    click.option("--num-return-sequences", type=POSITIVE, metavar="N", help="Texts for each prompt."),
+    click.option(
+        "--cache-implementation", metavar="KIND", help=f"{', '.join(CACHE_IMPLEMENTATIONS[:5])}. Default: dynamic."
+    ),
+    click.option(
+        "--cache-config",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of a quantized cache, e.g. backend=quanto, nbits=4. Repeatable.",
+    ),
+    click.option("--prefill-chunk-size", type=POSITIVE, metavar="N", help="Tokens of the prompt read at once."),
+    click.option("--assistant-model", metavar="MODEL", help="hf:..., which drafts tokens (assisted decoding)."),
+    click.option(
+        "--generation-arg",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Another option of GenerationConfig, e.g. top_k=20, num_assistant_tokens=5. Repeatable.",
+    ),
+)
+
 _SIZE_OPTIONS = (
     click.option(
         "-b", "--batch", "--batch-size", "batch", type=POSITIVE, metavar="N", help="Batch size (of a micro-batch)."
@@ -331,7 +377,8 @@ _OUTPUT_OPTIONS = (
 
 def model_options(command: Command) -> Command:
     """MODEL and everything that says what its step is."""
-    decorated = grouped("Sizes and inputs", _INPUT_OPTIONS)(grouped("Step", _STEP_OPTIONS)(cudnn_options(command)))
+    decorated = grouped("Generation (transformers)", _GENERATION_OPTIONS)(cudnn_options(command))
+    decorated = grouped("Sizes and inputs", _INPUT_OPTIONS)(grouped("Step", _STEP_OPTIONS)(decorated))
     return click.argument("model")(decorated)
 
 
@@ -385,14 +432,17 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
     training = given["training"]
     mode = given["compile_mode"] or ("default" if given["compile_"] else None)
     values = values_of(given)
-    plain = not chosen and all(given[name] is None for name in ("dtype", "amp", "weights", "attention_mask"))
+    generation = _generation(given)
+    own = ("dtype", "amp", "weights", "attention_mask")
+    plain = not chosen and generation is None and all(given[name] is None for name in own)
     if model.startswith("zoo:") and plain:
         from graphmem.sources.zoo import usual_step
 
         usual = usual_step(model.removeprefix("zoo:"), training=training is not False)
         return replace(usual, data_dependent=given["data_dependent"] or usual.data_dependent, compile=mode, **values)
     if training is None:
-        training = bool(chosen) or (given["weights"] is None and Path(model).suffix.lower() != ".onnx")
+        is_inference = given["weights"] is not None or generation is not None or Path(model).suffix.lower() == ".onnx"
+        training = bool(chosen) or not is_inference
     if not training:
         if chosen:
             raise UsageError(f"{chosen[0]} is an option of training; leave it or --inference out")
@@ -405,8 +455,11 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
             attention_mask=given["attention_mask"],
             tp=given["tp"],
             ep=given["ep"],
+            generate=generation,
             **values,
         )
+    if generation is not None:
+        raise UsageError(f"--generate is inference; leave out {chosen[0] if chosen else '--training'}")
     if given["weights"] is not None:
         raise UsageError(
             f"quantised weights are not trained: give --weights {weights_named(given['weights'])} with --inference; a "
@@ -501,6 +554,25 @@ def _zero(given: Mapping[str, Any]) -> ZeRO | None:
     if given["world_size"] is None:
         raise UsageError("--zero needs --world-size, the number of processes")
     return ZeRO(given["world_size"], given["zero"], given["zero_config"] or "{}")
+
+
+def _generation(given: Mapping[str, Any]) -> Generation | None:
+    if given.get("generate") is None:
+        for name, written in _OF_GENERATION.items():
+            if _is_given(given.get(name)) or given.get(name) is False:
+                raise UsageError(f"{written} needs --generate, the number of tokens")
+        return None
+    return Generation(
+        given["generate"],
+        given["do_sample"],
+        given["num_beams"],
+        given["num_return_sequences"],
+        given["cache_implementation"],
+        tuple(parse_optimizer_arg(text) for text in given["cache_config"]),
+        given["prefill_chunk_size"],
+        given["assistant_model"],
+        tuple(parse_optimizer_arg(text) for text in given["generation_arg"]),
+    )
 
 
 def _is_given(value: object) -> bool:

@@ -42,7 +42,7 @@ _WIDTHS = {"reserved": 1.5, "allocated": 4, "requested": 1.2}
 _IN_SIGHT = 2
 
 _COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#f0e442", "#d55e00", "#7f3c8d", "#11a579",
-            "#a5aa99", "#666666", "#bbbbbb", "#999999", "#444444")  # fmt: skip
+            "#332288", "#a5aa99", "#666666", "#bbbbbb", "#999999", "#444444")  # fmt: skip
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }

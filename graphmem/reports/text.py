@@ -36,6 +36,7 @@ WORDS = {
     "TEMPORARY": "temporaries",
     "WORKSPACE": "library workspaces",
     "COMMUNICATION": "communication buffers",
+    "KV_CACHE": "KV cache",
     "HELD": "held by the program",
     "UNKNOWN": "not told by the recording",
     "ROUNDING": "rounding (allocated - requested)",

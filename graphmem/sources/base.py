@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphmem.errors import SourceError
 from graphmem.sources.losses import OfTargets
+from graphmem.training.generation import Generation
 from graphmem.training.program import Program
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asked for; None where the source's own default applies. ``weights``, ``dtype`` and
-    ``attention_mask`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is given the first,
-    only one that ``masks`` the last."""
+    """What the user asked for; None where the source's own default applies. ``weights``, ``dtype``, ``attention_mask``
+    and ``generate`` as of :class:`graphmem.training.Inference`: only a source that ``quantizes`` is given the first,
+    only one that ``masks`` a mask. Where something is to be generated, the inputs are its prompt."""
 
     batch: int | None = None
     seq_len: int | None = None
@@ -46,6 +47,7 @@ class Sizes:
     weights: str | None = None
     dtype: str = "fp32"
     attention_mask: str | None = None
+    generate: Generation | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Built:
     ``inputs`` is a tensor, a tuple (positional) or a dict (keyword arguments); ``loss`` is a callable on the model's
     output, or None for the default, and its attribute ``targets``, if it has one, moves to the device with the inputs;
     ``notes`` are assumptions to show. ``batch_of`` makes the inputs of another batch, where that needs no second model.
+    ``assistant`` is the model that drafts tokens.
     """
 
     model: Any
@@ -62,6 +65,7 @@ class Built:
     loss: Callable[[Any], Any] | None = None
     notes: tuple[str, ...] = ()
     batch_of: Callable[[Sizes], Any] | None = None
+    assistant: Any = None
 
 
 @dataclass(frozen=True)

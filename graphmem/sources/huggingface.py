@@ -17,6 +17,7 @@ from graphmem.documents import read_json, shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 from graphmem.training import DTYPES
+from graphmem.training.generation import Generation
 
 #: Auto classes in the order they are tried when a configuration names no architecture: (name, task). Encoders have a
 #: causal head too, and encoder-decoders all three, so the more particular task comes first.
@@ -284,8 +285,29 @@ def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
     with _offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
+        assistant = None if sizes.generate is None else _assistant(model, config, sizes)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, tuple(notes), lambda other: _inputs(model, task, other)[0])
+    return Built(model, inputs, None, tuple(notes), lambda other: _inputs(model, task, other)[0], assistant)
+
+
+def _assistant(model: Any, config: Any, sizes: Sizes) -> Any:
+    """The assistant, if one was asked for. Raises :class:`SourceError` for a model that does not generate, and for an
+    assistant that does not fit it."""
+    import transformers
+
+    generation = sizes.generate
+    assert generation is not None
+    if not (hasattr(model, "can_generate") and model.can_generate()):
+        raise SourceError(f"{type(model).__name__} does not generate; give the configuration of a model that does")
+    if generation.assistant_model is None:
+        return None
+    other = _configuration(transformers, generation.assistant_model.removeprefix("hf:"))
+    if other.get_text_config().vocab_size != config.get_text_config().vocab_size:
+        raise SourceError(
+            f"the assistant {generation.assistant_model} has {other.get_text_config().vocab_size} tokens and the model "
+            f"{config.get_text_config().vocab_size}; an assistant of another vocabulary needs both tokenizers"
+        )
+    return _architecture(transformers, other)(other)
 
 
 def _quantization(config: Any, sizes: Sizes) -> Any:
@@ -357,7 +379,7 @@ def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[s
         inputs["pixel_values"] = torch.empty((batch, *shape))
         notes.append("images of " + "x".join(map(str, shape)))
         if _is_two_towered(config):
-            length = _sequence_length(config.text_config, sizes.seq_len, notes)
+            length = _sequence_length(config.text_config, sizes, notes)
             inputs = {"input_ids": torch.zeros((batch, length), dtype=torch.long), **inputs}
             if sizes.training:
                 inputs["return_loss"] = True
@@ -371,24 +393,55 @@ def _inputs(model: Any, task: str, sizes: Sizes) -> tuple[dict[str, Any], list[s
         inputs[main] = torch.empty((batch, samples))
         notes.append(f"{samples} audio samples")
     else:
-        length = _sequence_length(config, sizes.seq_len, notes)
+        length = _sequence_length(config, sizes, notes)
         inputs["input_ids"] = torch.zeros((batch, length), dtype=torch.long)
-    if sizes.attention_mask is not None:
-        inputs["attention_mask"] = _attention_mask(model, inputs, sizes.attention_mask)
-    _add_targets(inputs, model, task, batch, length, sizes, notes)
+    masked = sizes.attention_mask
+    if sizes.generate is not None:
+        if "input_ids" in inputs:  # as a tokenizer returns it, and as generate warns where it is not given
+            masked = masked or "ones"
+            _check_positions(model, length, sizes.generate, notes)
+    else:
+        _add_targets(inputs, model, task, batch, length, sizes, notes)
+    if masked is not None:
+        side = "right" if sizes.generate is None else "left"
+        inputs["attention_mask"] = _attention_mask(model, inputs, masked, side)
     return inputs, notes
 
 
-def _attention_mask(model: Any, inputs: dict[str, Any], which: str) -> Any:
-    """The mask that a tokenizer returns beside ``input_ids``: ones, and zeros where a shorter text was padded, here the
-    last token of the last row. Raises :class:`SourceError` for a model that takes none."""
+#: How transformers' models name tables of positions.
+_TABLES = re.compile(r"(.*\.)?(wpe|embed_positions|positions?_embed(ding)?s?|positional_embedding)")
+
+
+def _check_positions(model: Any, prompt: int, generation: Generation, notes: list[str]) -> None:
+    """A card looks a position up in a table, where the model has one: raises :class:`SourceError` where it ends before
+    the last token that is read. Other positions are computed, and are noted beyond those of the configuration."""
+    import torch
+
+    longest = _longest(model.config.get_text_config(decoder=True))
+    read = generation.max_new_tokens if model.config.is_encoder_decoder else prompt + generation.max_new_tokens - 1
+    if longest is None or read <= longest:
+        return
+    lookups = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
+    words = f"{prompt} tokens of the prompt and {generation.max_new_tokens} generated"
+    if any(_TABLES.fullmatch(name) for name in lookups):
+        raise SourceError(
+            f"{type(model).__name__}: {words} need {read} positions, and the model's table has {longest}; give less "
+            "with --seq-len or --generate"
+        )
+    notes.append(f"{words} are more than the {longest} positions of the configuration")
+
+
+def _attention_mask(model: Any, inputs: dict[str, Any], which: str, side: str) -> Any:
+    """The mask that a tokenizer returns beside ``input_ids``: ones, and a zero where a shorter text was padded, here in
+    the last row, on the ``right`` or, as before a generation, on the ``left``. Raises :class:`SourceError` for a model
+    that takes none."""
     import torch
 
     if "input_ids" not in inputs or "attention_mask" not in inspect.signature(model.forward).parameters:
         raise SourceError(f"{type(model).__name__} takes no attention_mask beside tokens; leave it out")
     mask = torch.ones_like(inputs["input_ids"])
     if which == "padded":
-        mask[-1, -1] = 0
+        mask[-1, -1 if side == "right" else 0] = 0
     return mask
 
 
@@ -414,12 +467,14 @@ def _add_targets(
         notes.append("class labels")
 
 
-def _sequence_length(config: Any, asked: int | None, notes: list[str]) -> int:
-    longest = _longest(config)
+def _sequence_length(config: Any, sizes: Sizes, notes: list[str]) -> int:
+    longest, asked = _longest(config), sizes.seq_len
     if asked is not None:
-        if longest is not None and asked > longest:
+        if longest is not None and asked > longest and sizes.generate is None:
             notes.append(f"sequence length {asked} is longer than the {longest} positions of the configuration")
         return asked
+    if longest is not None and sizes.generate is not None and not getattr(config, "is_encoder_decoder", False):
+        longest = max(1, longest - sizes.generate.max_new_tokens)
     length = _FALLBACK_SEQ_LEN if longest is None else min(longest, DEFAULT_SEQ_LEN)
     notes.append(f"sequence length {length} (give --seq-len)")
     return length

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from graphmem.errors import UsageError
 from graphmem.training.data_parallel import DataParallel
 from graphmem.training.epochs import Epoch, parse_lengths
+from graphmem.training.generation import CACHE_IMPLEMENTATIONS, Generation
 from graphmem.training.optimizers import (
     OPTIMIZERS,
     OptionValue,
@@ -29,6 +30,7 @@ from graphmem.training.zero import ZeRO
 __all__ = [
     "AMP_DTYPES",
     "ATTENTION_MASKS",
+    "CACHE_IMPLEMENTATIONS",
     "COMPILE_MODES",
     "DTYPES",
     "LOOPS",
@@ -41,6 +43,7 @@ __all__ = [
     "DataParallel",
     "Epoch",
     "FullyShard",
+    "Generation",
     "Inference",
     "OptionValue",
     "PipelineParallel",
@@ -349,7 +352,8 @@ class Inference:
     """One forward pass without gradients. ``dtype``, ``amp``, ``data_dependent``, ``compile``, ``assume`` and
     ``host_values_mb`` and ``attention_mask`` as in :class:`Training`. ``weights``: one of :data:`WEIGHTS`, in which the
     weights of the linear layers of a transformers model (``hf:``) are kept, or None for ``dtype``. ``tp``, ``ep``:
-    as in :class:`Training`. Raises :class:`UsageError`."""
+    as in :class:`Training`. ``generate``: the inputs are a prompt for ``model.generate``, in place of the forward pass.
+    Raises :class:`UsageError`."""
 
     dtype: str = "fp32"
     amp: str | None = None
@@ -361,6 +365,7 @@ class Inference:
     attention_mask: str | None = None
     tp: int | None = None
     ep: int | None = None
+    generate: Generation | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
@@ -374,13 +379,20 @@ class Inference:
         object.__setattr__(self, "assume", _checked_assumptions(self.assume))
         _check_budget(self.host_values_mb)
         _check_compile(self.compile)
+        if self.generate is not None and self.compile:
+            raise UsageError(
+                "torch.compile(model) does not compile what generate calls; leave out compile: transformers itself "
+                "compiles the decoding of a static cache (cache_implementation static)"
+            )
 
     def describe(self, weights: str | None = None) -> str:
         """The step in words: ``inference, fp32 weights, bf16 autocast``; ``weights`` as in :class:`Training`."""
         if self.weights is not None:
             weights = f"{self.weights} and {self.dtype}"
         masked = [] if self.attention_mask is None else [_MASKED[self.attention_mask]]
-        return ", ".join(["inference", *_precision(self, weights), *masked, *describe_parts(self.tp, self.ep)])
+        generated = [] if self.generate is None else self.generate.describe()
+        parts = describe_parts(self.tp, self.ep)
+        return ", ".join(["inference", *_precision(self, weights), *masked, *parts, *generated])
 
     @property
     def processes(self) -> Processes | None:

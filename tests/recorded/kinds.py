@@ -113,6 +113,12 @@ KINDS = {
         (f"{_below((2, 13))}/libraries/*.json.gz",),
         on_stub=False,
     ),
+    "generations": Listed(
+        "transformers' generate, as graphmem analyze --generate predicts it",
+        "tests.recorded.generations:KIND",
+        (f"{_below((2, 13))}/generations/*.json.gz",),
+        on_stub=False,
+    ),
     "everyday": Listed(
         "whole programs as colleagues write them: files, from their first line to their last",
         "tests.recorded.everyday:KIND",

@@ -73,10 +73,10 @@ def run_training(
         return _run_pipeline(session, model, Batch(inputs, loss), training, iterations, own_optimizer)
     is_parted = bool(training.tp or training.ep)
     if is_parted or not training.casts_itself:  # else the wrapper moves what it shards
-        model = _model_on_device(session, model, training)
+        model = model_on_device(session, model, training)
     given = Batch(inputs, loss)
     if loader is None:
-        given = _batch_on_device(session, given, training.dtype)
+        given = batch_on_device(session, given, training.dtype)
     model.train()
     if training.checkpoint_activations:
         checkpoint_blocks(model)
@@ -246,13 +246,13 @@ class _Loop:
         """``for batch in loader: batch = batch.to("cuda")``: the loop's variable lets the batch before go first."""
         if size is not None and self._loader is not None:
             self.batch = self._loader.batch_of(size)
-            self.batch = _batch_on_device(self._session, self.batch, self.training.dtype)
+            self.batch = batch_on_device(self._session, self.batch, self.training.dtype)
 
     def _forward(self) -> None:
         """The loss of the batch; what the variables held before lives until they are assigned."""
         assert self.batch is not None
         inputs, loss = self.batch.inputs, self.batch.loss
-        with _autocast(self.training):
+        with autocast(self.training):
             if self.training.loop == "hold":
                 self.output = _call(self._called, inputs)
                 self.loss = loss(self.output) if loss is not None else default_loss(self.output)
@@ -277,7 +277,7 @@ class _Loop:
             self._next_batch(size)
             assert self.batch is not None
             inputs, loss = self.batch.inputs, self.batch.loss
-            with torch.no_grad(), _autocast(self.training):
+            with torch.no_grad(), autocast(self.training):
                 if self.training.loop == "hold":
                     self.output = _call(self._called, inputs)
                     if loss is not None:
@@ -391,13 +391,13 @@ class _PipelineLoop(_Loop):
 
 def run_inference(session: StepBook, model: nn.Module, inputs: Any, inference: Inference, iterations: int) -> None:
     """Run ``iterations`` forward passes without gradients; an output lives until the next call."""
-    model = _model_on_device(session, model, inference)
-    inputs = _batch_on_device(session, Batch(inputs), inference.dtype).inputs
+    model = model_on_device(session, model, inference)
+    inputs = batch_on_device(session, Batch(inputs), inference.dtype).inputs
     model.eval()
     called = _compiled(model, inference.compile)
     for _ in range(iterations):
         session.begin_iteration()
-        with torch.no_grad(), _autocast(inference):
+        with torch.no_grad(), autocast(inference):
             output = _call(called, inputs)
         del output
 
@@ -406,7 +406,7 @@ def _compiled(model: nn.Module, mode: str | None) -> Any:
     return model if mode is None else torch.compile(model, mode=mode)
 
 
-def _model_on_device(session: StepBook, model: nn.Module, step: Training | Inference) -> nn.Module:
+def model_on_device(session: StepBook, model: nn.Module, step: Training | Inference) -> nn.Module:
     weights = DTYPES[step.dtype]
     if not is_quantized(model):
         if weights is not torch.float32:
@@ -449,7 +449,7 @@ def _in_engine(
     return engine
 
 
-def _batch_on_device(session: StepBook, batch: Batch, dtype: str) -> Batch:
+def batch_on_device(session: StepBook, batch: Batch, dtype: str) -> Batch:
     weights, loss = DTYPES[dtype], batch.loss
     inputs = move(batch.inputs, weights if weights is not torch.float32 else None)
     session.label_inputs(inputs)
@@ -507,7 +507,7 @@ def _parts_of(value: Any) -> Iterable[Any]:
     return vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) else ()
 
 
-def _autocast(step: Training | Inference) -> Any:
+def autocast(step: Training | Inference) -> Any:
     casts = None if isinstance(step, Training) and step.casts_itself else step.amp
     return torch.autocast("cuda", DTYPES[casts]) if casts else contextlib.nullcontext()
 

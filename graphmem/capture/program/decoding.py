@@ -231,6 +231,8 @@ class Decoding:
         for low, high in pairwise(sorted(self._found)):
             if high - low > 1 and (low - self._after) % BLOCK == 0 and not self._goes_on(low, high):
                 return low + 1
+            if high - low > 1 and self._is_first_of_another_kind(low):
+                return low + 1  # perhaps the only one, and at the other end the next of them: every eighth, say
             if high - low > 1 and not self._on_one_curve(low, high):
                 # The first token of its kind gives back what the last of another kind made; the next may be alike.
                 return low + 1 if 1 <= (low - self._after) % BLOCK <= self._reach else (low + high) // 2
@@ -242,6 +244,12 @@ class Decoding:
         start = self._steady.length
         ends = {length for length in range(start + 1, self._last) if (length - self._after) % BLOCK == 0}
         return sorted(ends | {start + 1, self._last})
+
+    def _is_first_of_another_kind(self, length: int) -> bool:
+        """Whether a token is not as they were at the start, and nothing tells that the one before was of its kind."""
+        token, before, steady = self._found[length], self._found.get(length - 1), self._steady
+        assert steady is not None
+        return not token.is_like(steady.token) and not (before is not None and before.is_like(token))
 
     def _on_one_curve(self, low: int, high: int) -> bool:
         """Whether what lies between two lengths is told by the tokens that make them: sizes that go on as they began,

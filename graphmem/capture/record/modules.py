@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as torch_optimizer
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.record.key_value_caches import KeyValueCaches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values.callers import called_to_generate, named_arguments
 from graphmem.trace import Category
@@ -30,6 +31,7 @@ class ModuleWatch:
         self._adopted: list[weakref.ref[nn.Module]] = []
         self._stack: list[str] = []
         self._has_lazy = False
+        self._caches = KeyValueCaches(recorder.storages)
 
     def adopt(self, model: nn.Module) -> None:
         """Learn the names of a model's modules, parameters and buffers."""
@@ -81,6 +83,8 @@ class ModuleWatch:
         was_entered = bool(self._stack)
         if was_entered:
             self._stack.pop()
+            if not self._stack:
+                self._caches.label()
             if self._has_lazy and not self._stack:  # its first forward gave them their shapes
                 for model in filter(None, [known() for known in self._adopted]):
                     self.adopt(model)
@@ -92,6 +96,7 @@ class ModuleWatch:
         if torch._C._current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
         given = (*inputs, *named_arguments().values())
+        self._caches.note_call(given)
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in tensors)
         if recorder.names_stages and _is_evaluated(module):

@@ -35,6 +35,9 @@ from graphmem.errors import CaptureError
 from graphmem.textbook import Sharded
 from graphmem.trace import Category, EventKind, TraceBuilder
 
+#: Stages of forward passes.
+_FORWARD = ("forward", "prefill", "decode")
+
 
 class Recorder:
     """Fills a :class:`TraceBuilder` with what :class:`graphmem.capture.record.dispatch.RecordingMode` shows it.
@@ -107,15 +110,21 @@ class Recorder:
 
     # --- phases -------------------------------------------------------------------------------------------------------
 
-    def begin_iteration(self) -> None:
+    def begin_iteration(self, stage: str = "forward") -> None:
         """What follows belongs to the next iteration, starting with its forward pass."""
         self._iteration += 1
-        self.enter("forward")
+        self.enter(stage)
+
+    def begin_generation(self) -> None:
+        """Tokens will be generated, for the first time or once more."""
+        if self.on_generation is not None:
+            begun, self.on_generation = self.on_generation, None
+            begun()
 
     def enter(self, stage: str) -> None:
-        """Name the stage (``forward``, ``backward``, ``optimizer``) of what follows."""
+        """Name the stage (``forward``, ``backward``, ``optimizer``; ``prefill``, ``decode``) of what follows."""
         self._stage, self._aside = stage, ""
-        self.storages.born_as = Category.ACTIVATION if stage == "forward" else Category.TEMPORARY
+        self.storages.born_as = Category.ACTIVATION if stage in _FORWARD else Category.TEMPORARY
         self._phase = self.builder.phase(self._iteration, stage)
         self.storages.operator = self.builder.operator(f"({stage})", phase=self._phase)
         self.say(f"iteration {self._iteration} {stage}, {self.operator_count:,} operators so far")
@@ -144,9 +153,8 @@ class Recorder:
         if not self.names_stages or self._aside == name:
             return
         self._aside = name
-        if name == "generate" and self.on_generation is not None:
-            begun, self.on_generation = self.on_generation, None
-            begun()
+        if name == "generate":
+            self.begin_generation()
         self.storages.born_as = Category.ACTIVATION
         self._phase = self.builder.phase(self._iteration, name)
         self.storages.operator = self.builder.operator(f"({name})", phase=self._phase)

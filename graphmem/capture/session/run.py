@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from graphmem import versions
 from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.loop.generation import GENERATIONS, run_generation
 from graphmem.capture.loop.loading import loader_for
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
@@ -120,6 +122,9 @@ def capture_model(
             ended = run_training(session, built.model, built.inputs, built.loss, step, iterations, own, loader)
             notes.extend(ended.remarks)
             output_bytes[0] = ended.output_bytes
+        elif step.generate is not None:
+            with _shortened(session):
+                run_generation(session, built.model, built.inputs, built.assistant, step, iterations or GENERATIONS)
         else:
             run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
         ran.append(session.recorder.iteration)
@@ -176,17 +181,29 @@ def _run(program: Program, session: Session) -> Ending:
     """Run a whole program; what it raises is how it ended."""
     assert session.leaving is not None
     try:
-        ending = run_program(program, session.leaving)
+        with _shortened(session):
+            return run_program(program, session.leaving)
+    except CannotShortenError:
+        raise
     except Exception as error:
-        if session.recorder.is_probing:  # perhaps because it was put forward
-            raise CannotShortenError(f"a generation that was put forward raised {said(error)}") from error
         raised = raised_by_program(error)
         if raised is None or (speaks_of_memory(error) and session.recorder.storages.refusals):
             raise
         return Ending("raised", session.leaving.steps, 1, raised)
+
+
+@contextlib.contextmanager
+def _shortened(session: Session) -> Iterator[None]:
+    """Long generations are shortened in this context. Raises :class:`CannotShortenError` where one fails, or is left,
+    while it is put forward, perhaps because of that."""
+    try:
+        yield
+    except Exception as error:
+        if session.recorder.is_probing:
+            raise CannotShortenError(f"a generation that was put forward raised {said(error)}") from error
+        raise
     if session.recorder.is_probing:
         raise CannotShortenError("a generation was left while it was put forward")
-    return ending
 
 
 def _remarks(ending: Ending, session: Session) -> list[str]:

@@ -80,6 +80,15 @@ class Session:
         """What follows belongs to the next iteration, starting with its forward pass."""
         self.recorder.begin_iteration()
 
+    def begin_generation(self) -> None:
+        """The next iteration generates: what follows is its ``prefill``."""
+        self.recorder.begin_iteration("prefill")
+        self.recorder.begin_generation()
+
+    def enter(self, stage: str) -> None:
+        """What follows is another stage of the iteration."""
+        self.recorder.enter(stage)
+
     def label_model(self, model: torch.nn.Module) -> None:
         """Parameters and buffers of ``model`` are known by name from now on."""
         self.watch.adopt(model)

@@ -1,0 +1,70 @@
+"""The step of ``--generate``: a prompt, and transformers' own ``generate`` on the pretended card.
+
+    with torch.no_grad():
+        model.generate(**prompt, max_new_tokens=...)
+
+``prefill`` is what transformers calls so: the prompt read, in one forward pass or in chunks, and what was prepared for
+it; ``decode`` begins with the choice of the first token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphmem.capture.loop.step import Batch, autocast, batch_on_device, model_on_device
+from graphmem.capture.ports import StepBook
+from graphmem.errors import CaptureError
+from graphmem.training import Inference
+
+#: A program generates once; what it needs the next time is what it has given back.
+GENERATIONS = 1
+
+
+def run_generation(
+    session: StepBook, model: nn.Module, prompt: Any, assistant: nn.Module | None, inference: Inference, iterations: int
+) -> None:
+    """Generate ``iterations`` times from the same prompt. Raises :class:`CaptureError` for a model that cannot."""
+    generation = inference.generate
+    assert generation is not None
+    generates: Callable[..., Any] | None = getattr(model, "generate", None)
+    if generates is None or not isinstance(prompt, dict):
+        raise CaptureError(
+            f"{type(model).__name__} has no generate method for a prompt of named inputs; --generate is for "
+            "transformers' models (hf:...), another loop is analysed by graphmem run"
+        )
+    model = model_on_device(session, model, inference)
+    keywords = generation.keywords()
+    if assistant is not None:
+        keywords["assistant_model"] = model_on_device(session, assistant, inference).eval()
+    prompt = batch_on_device(session, Batch(prompt), inference.dtype).inputs
+    model.eval()
+    for _ in range(iterations):
+        session.begin_generation()
+        with _told_from_decoding(session, model), torch.no_grad(), autocast(inference):
+            output = model.generate(**prompt, **keywords)
+        del output
+
+
+@contextlib.contextmanager
+def _told_from_decoding(session: StepBook, model: nn.Module) -> Iterator[None]:
+    """Within this context the session is told when the prompt has been read. Before transformers 5 it is not told."""
+    own: Callable[..., Any] | None = getattr(type(model), "_prefill", None)
+    if own is None:
+        yield
+        return
+
+    def prefill(*args: Any, **kwargs: Any) -> Any:
+        outputs = own(model, *args, **kwargs)
+        session.enter("decode")
+        return outputs
+
+    model._prefill = prefill
+    try:
+        yield
+    finally:
+        del model._prefill

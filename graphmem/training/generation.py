@@ -1,0 +1,136 @@
+"""``--generate``: what transformers' ``generate`` is called with, by its own names. No framework is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from graphmem.errors import UsageError
+from graphmem.training.optimizers import OptionValue, freeze
+
+#: What ``cache_implementation`` may be (transformers 5.23, generation/configuration_utils.py): kinds of caches, and the
+#: names that older configurations have for the static ones.
+CACHE_IMPLEMENTATIONS = (
+    "dynamic",
+    "static",
+    "offloaded",
+    "offloaded_static",
+    "quantized",
+    "sliding_window",
+    "hybrid",
+    "hybrid_chunked",
+    "offloaded_hybrid",
+    "offloaded_hybrid_chunked",
+)
+
+#: Arguments that are fields of their own, or decided by them.
+_FIELDS = (
+    "max_new_tokens",
+    "do_sample",
+    "num_beams",
+    "num_return_sequences",
+    "cache_implementation",
+    "cache_config",
+    "prefill_chunk_size",
+    "assistant_model",
+)
+_DECIDED = ("max_length", "min_length", "min_new_tokens", "inputs", "input_ids", "attention_mask", "streamer")
+
+Options = tuple[tuple[str, OptionValue], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A call of ``model.generate`` of transformers: the batch's inputs are its prompt. None stands for what the model's
+    ``generation_config`` says, and transformers' default where that says nothing.
+
+    Args:
+        max_new_tokens: tokens that are generated; none of them ends a text before.
+        do_sample: draw tokens, in place of taking the most likely one.
+        num_beams: beams of a beam search; 1 for none.
+        num_return_sequences: texts for each prompt.
+        cache_implementation: one of :data:`CACHE_IMPLEMENTATIONS`.
+        cache_config: options of a quantised cache, as ``(("backend", "quanto"), ("nbits", 4))`` or a mapping.
+        prefill_chunk_size: tokens of the prompt that are read at once; None for all of them.
+        assistant_model: a transformers model (``hf:...``) that drafts tokens, which the model checks (assisted
+            decoding); it has the precision of the model.
+        arguments: any other option of transformers' ``GenerationConfig``, as ``(("top_k", 20),)`` or a mapping.
+
+    Raises:
+        UsageError: a field is not accepted; the message says what is.
+    """
+
+    max_new_tokens: int
+    do_sample: bool | None = None
+    num_beams: int | None = None
+    num_return_sequences: int | None = None
+    cache_implementation: str | None = None
+    cache_config: Options = ()
+    prefill_chunk_size: int | None = None
+    assistant_model: str | None = None
+    arguments: Options = ()
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "num_beams", "num_return_sequences", "prefill_chunk_size"):
+            value = getattr(self, name)
+            if not (value is None and name != "max_new_tokens") and (type(value) is not int or value < 1):
+                raise UsageError(f"{name} is a whole number of at least 1, not {value!r}")
+        if self.do_sample not in (None, True, False):
+            raise UsageError(f"do_sample is True, False or None, not {self.do_sample!r}")
+        self._check_cache()
+        model = self.assistant_model
+        if model is not None:
+            if not str(model).startswith("hf:"):
+                raise UsageError(f"assistant_model is a transformers model (hf:config.json), not {model!r}")
+            if (self.num_beams or 1) > 1 or (self.num_return_sequences or 1) > 1:
+                raise UsageError(
+                    "assisted decoding has one beam and one text for each prompt; leave out assistant_model"
+                )
+        object.__setattr__(self, "cache_config", _pairs("cache_config", self.cache_config))
+        object.__setattr__(self, "arguments", _pairs("arguments", self.arguments))
+        for name, _ in self.arguments:
+            if name in _FIELDS:
+                raise UsageError(f"{name} is an option of its own; leave it out of the generation's arguments")
+            if name in _DECIDED:
+                raise UsageError(f"{name} is not for generation's arguments: max_new_tokens says how long texts are")
+
+    def _check_cache(self) -> None:
+        kind = self.cache_implementation
+        if kind is not None and kind not in CACHE_IMPLEMENTATIONS:
+            raise UsageError(f"unknown cache_implementation {kind!r}; accepted: {', '.join(CACHE_IMPLEMENTATIONS)}")
+        if self.cache_config and kind != "quantized":
+            raise UsageError("cache_config is for a quantised cache; give cache_implementation quantized too")
+
+    def keywords(self) -> dict[str, object]:
+        """The arguments of ``generate`` beside prompt and assistant."""
+        named = {name: getattr(self, name) for name in _FIELDS if name not in ("cache_config", "assistant_model")}
+        given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+        if self.cache_config:
+            given["cache_config"] = dict(self.cache_config)
+        return given | dict(self.arguments)
+
+    def describe(self) -> list[str]:
+        """In words: ``512 tokens generated``, ``4 beams``, ``static cache``."""
+        words = [f"{self.max_new_tokens:,} tokens generated"]
+        if self.do_sample is not None:
+            words.append("sampled" if self.do_sample else "greedy")
+        if self.num_beams is not None and self.num_beams > 1:
+            words.append(f"{self.num_beams} beams")
+        if self.num_return_sequences is not None:
+            words.append(f"{self.num_return_sequences} texts a prompt")
+        if self.cache_implementation is not None:
+            options = ", ".join(f"{name}={value}" for name, value in self.cache_config)
+            words.append(f"{self.cache_implementation} cache{f' ({options})' if options else ''}")
+        if self.prefill_chunk_size is not None:
+            words.append(f"prompt read in chunks of {self.prefill_chunk_size:,}")
+        if self.assistant_model is not None:
+            words.append(f"assisted by {self.assistant_model}")
+        return [*words, *(f"{name}={value}" for name, value in self.arguments)]
+
+
+def _pairs(field: str, given: object) -> Options:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        return tuple((str(name), freeze(value)) for name, value in pairs)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise UsageError(f'{field} are pairs as ("top_k", 20) of numbers, text or booleans, not {given!r}') from None

@@ -1,0 +1,114 @@
+"""``graphmem analyze --generate N``: options, phases, the cache of keys and values, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import graphmem
+from graphmem.cli.main import cli
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.training import Generation, Inference
+
+_LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 256,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
+    "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_GPT2 = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 2,
+    "vocab_size": 1000, "n_positions": 64,
+}  # fmt: skip
+_T5 = {
+    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 64, "d_ff": 128, "num_layers": 2,
+    "num_heads": 2, "d_kv": 32, "vocab_size": 1000, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+#: Bytes of keys and values of a token in a layer of the models above, in 16 bits.
+_TOKEN = 2 * 2 * 32 * 2
+
+
+def _model(folder: Path, values: dict[str, Any]) -> str:
+    path = folder / f"{values['model_type']}.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return f"hf:{path}"
+
+
+def _generated(folder: Path, values: dict[str, Any], generation: Generation, **options: Any) -> graphmem.Estimate:
+    step = Inference("bf16", generate=generation)
+    return graphmem.analyze(_model(folder, values), training=step, device="A100-80GB", cudnn="never", **options)
+
+
+def test_the_cache_is_told_from_activations_and_prefill_from_decoding(tmp_path: Path) -> None:
+    estimate = _generated(tmp_path, _LLAMA, Generation(3), batch=2, seq_len=40)
+    assert [(phase.iteration, phase.name) for phase in estimate.phases] == [(0, "build"), (1, "prefill"), (1, "decode")]
+    assert "3 tokens generated" in estimate.step
+    # The peak is in the prefill, when every layer has the prompt's keys and values.
+    assert estimate.breakdown["KV_CACHE"] == 3 * 2 * 40 * _TOKEN
+
+
+def test_a_static_cache_has_all_its_places_from_the_beginning(tmp_path: Path) -> None:
+    generation = Generation(9, cache_implementation="static", arguments=(("disable_compile", True),))
+    estimate = _generated(tmp_path, _LLAMA, generation, batch=2, seq_len=40)
+    assert estimate.breakdown["KV_CACHE"] == 3 * (2 * (40 + 9 - 1) * _TOKEN + 8)  # and how many there are
+
+
+def test_an_encoder_decoder_keeps_the_encoders_keys_too(tmp_path: Path) -> None:
+    estimate = _generated(tmp_path, _T5, Generation(12), batch=2, seq_len=4)
+    of_encoder = 2 * 2 * 4 * _TOKEN
+    assert of_encoder < estimate.breakdown["KV_CACHE"] <= of_encoder + 2 * 2 * 2 * 12 * _TOKEN
+    without = _generated(tmp_path, _T5, Generation(4, arguments=(("use_cache", False),)), batch=2, seq_len=4)
+    assert "KV_CACHE" not in without.breakdown
+
+
+def test_chunks_of_the_prompt_take_less_than_the_whole(tmp_path: Path) -> None:
+    whole, chunked = (
+        _generated(tmp_path, _LLAMA, Generation(2, prefill_chunk_size=size), batch=8, seq_len=400)
+        for size in (None, 50)
+    )
+    assert chunked.breakdown["ACTIVATION"] < whole.breakdown["ACTIVATION"] / 3
+
+
+def test_a_table_of_positions_ends(tmp_path: Path) -> None:
+    with pytest.raises(GraphmemError, match=r"60 tokens .* 6 generated need 65 positions, .* table has 64"):
+        _generated(tmp_path, _GPT2, Generation(6), seq_len=60)
+    assert "54 tokens" not in str(_generated(tmp_path, _GPT2, Generation(6), seq_len=59).assumptions)
+    beyond = _generated(tmp_path, _LLAMA, Generation(6), seq_len=510)
+    assert any("more than the 512 positions" in note for note in beyond.assumptions)
+
+
+def test_what_does_not_generate_is_refused(tmp_path: Path) -> None:
+    classifier = _LLAMA | {"architectures": ["LlamaForSequenceClassification"]}
+    with pytest.raises(GraphmemError, match="LlamaForSequenceClassification does not generate"):
+        _generated(tmp_path, classifier, Generation(2))
+    with pytest.raises(UsageError, match="an ONNX file has none"):
+        graphmem.analyze("model.onnx", training=Inference(generate=Generation(2)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--num-beams", "4"], "--num-beams needs --generate"),
+        (["--no-do-sample"], "--do-sample needs --generate"),
+        (["--generate", "4", "--training"], "--generate is inference; leave out --training"),
+        (["--generate", "4", "--optimizer", "sgd"], "--generate is inference; leave out --optimizer"),
+        (["--generate", "4", "--compile"], "leave out compile"),
+        (["--generate", "4", "--cache-implementation", "magic"], "unknown cache_implementation 'magic'"),
+        (["--generate", "4", "--cache-config", "nbits=4"], "give cache_implementation quantized"),
+        (["--generate", "4", "--generation-arg", "max_length=4"], "max_new_tokens says how long"),
+        (["--generate", "4", "--generation-arg", "num_beams=4"], "num_beams is an option of its own"),
+        (["--generate", "4", "--assistant-model", "gpt2"], "hf:config.json"),
+        (["--generate", "4", "--assistant-model", "hf:gpt2", "--num-beams", "2"], "leave out assistant_model"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_in_one_line(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, ["analyze", "hf:gpt2", *arguments], prog_name="graphmem")
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

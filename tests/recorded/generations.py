@@ -1,0 +1,199 @@
+"""transformers' ``generate`` on configurations of the common families: recorded as a program that a user writes, under
+:mod:`tests.recorded.whole`, and predicted as ``graphmem analyze hf:config.json --generate N`` predicts it.
+
+No text ends before its last token: what a card's weights would choose is nobody's to know. Greedy decoding and
+sampling read that back truly (:mod:`tests.recorded.true_values`); a beam search decides by scores, and is answered
+here, after the question was asked of the card. Every recording prints how long its texts became.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphmem.training import Generation, Inference
+from tests import places
+from tests.recorded.whole import CARD, WholePrograms
+
+if TYPE_CHECKING:
+    from graphmem.trace import Trace
+
+Values = Mapping[str, Any]
+
+_LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1408,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 32000,
+    "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_DRAFT = _LLAMA | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN = {
+    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 2432,
+    "num_hidden_layers": 4, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+    "max_position_embeddings": 32768, "tie_word_embeddings": True, "bos_token_id": 151643, "eos_token_id": 151645,
+    "pad_token_id": 151643,
+}  # fmt: skip
+_GPT2 = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 384, "n_layer": 6, "n_head": 6,
+    "vocab_size": 50257, "n_positions": 1024, "bos_token_id": 50256, "eos_token_id": 50256,
+}  # fmt: skip
+_T5 = {
+    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 256, "d_ff": 1024, "num_layers": 4,
+    "num_heads": 8, "d_kv": 32, "vocab_size": 32128, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+_MISTRAL = {
+    "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 512, "intermediate_size": 1792,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 32000,
+    "max_position_embeddings": 32768, "sliding_window": 96, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_GEMMA = {
+    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 640, "intermediate_size": 2048,
+    "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 65536,
+    "sliding_window": 128, "max_position_embeddings": 8192, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GeneratingProgram:
+    """A configuration, a prompt of ``batch`` rows of ``length`` tokens, and what ``generate`` is called with."""
+
+    name: str
+    config: Values
+    generation: Generation
+    batch: int = 1
+    length: int = 64
+    dtype: str = "bf16"
+    is_padded: bool = False
+    iterations: int = 1
+    assistant: Values | None = None
+    more_needs: tuple[str, ...] = field(default=())
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The packages that it imports beside torch."""
+        return ("transformers", *self.more_needs)
+
+    def run(self) -> Any:
+        """As a user writes it; the options are the case's."""
+        import torch
+
+        model = _built(self.config, self.dtype)
+        keywords = self.generation.keywords()
+        if self.assistant is not None:
+            keywords["assistant_model"] = _built(self.assistant, self.dtype)
+        ids = torch.zeros(self.batch, self.length, dtype=torch.long)
+        mask = torch.ones_like(ids)
+        if self.is_padded:
+            mask[-1, 0] = 0
+        ids, mask = ids.to("cuda"), mask.to("cuda")
+        for _ in range(self.iterations):
+            with torch.no_grad(), _beams_to_the_end(self.generation.max_new_tokens):
+                output = model.generate(input_ids=ids, attention_mask=mask, **keywords)
+            print(self.name, "made", tuple(output.shape))
+            del output
+        return model
+
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+        from graphmem import captures
+        from graphmem.question import Question
+
+        with tempfile.TemporaryDirectory() as folder:
+            generation = self.generation
+            if self.assistant is not None:
+                generation = replace(generation, assistant_model=f"hf:{_file(folder, 'assistant', self.assistant)}")
+            question = Question(
+                f"hf:{_file(folder, 'config', self.config)}",
+                batch=self.batch,
+                seq_len=self.length,
+                training=Inference(
+                    self.dtype, attention_mask="padded" if self.is_padded else None, generate=generation
+                ),
+                device=CARD,
+                iterations=self.iterations,
+                torch_version=".".join(map(str, torch_version)),
+                cudnn=library or "never",
+            )
+            made: Any = captures.record(question, captures.load(question)).made
+        return made.trace, made.unknown
+
+
+def _file(folder: str, name: str, values: Values) -> Path:
+    path = Path(folder) / f"{name}.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+def _built(values: Values, dtype: str) -> Any:
+    import torch
+    import transformers
+
+    config = transformers.CONFIG_MAPPING[values["model_type"]].from_dict(dict(values))
+    model = getattr(transformers, values["architectures"][0])(config)
+    return model.to(getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[dtype])).to("cuda").eval()
+
+
+@contextlib.contextmanager
+def _beams_to_the_end(tokens: int) -> Iterator[None]:
+    """Beams go on until there are so many tokens, as on a card where none of them ends a text."""
+    from transformers.generation.utils import GenerationMixin
+
+    asked, original = itertools.count(1), GenerationMixin._beam_search_has_unfinished_sequences
+
+    def answered(*args: Any, **kwargs: Any) -> bool:
+        bool(original(*args, **kwargs))
+        return next(asked) < tokens
+
+    GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(answered)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(original)  # type: ignore[assignment]
+
+
+def _cases() -> tuple[GeneratingProgram, ...]:
+    case = GeneratingProgram
+    sampled = (("top_k", 20), ("top_p", 0.9), ("temperature", 0.7))
+    eager = (("disable_compile", True),)
+    return (
+        case("greedy_llama", _LLAMA, Generation(96), batch=2, length=128),
+        case(
+            "sampling_qwen",
+            _QWEN,
+            Generation(96, do_sample=True, arguments=sampled),
+            batch=4,
+            length=72,
+            dtype="fp16",
+            is_padded=True,
+        ),
+        case("beams_gpt2", _GPT2, Generation(40, num_beams=4), batch=2, length=50, dtype="fp32"),
+        case(
+            "static_llama",
+            _LLAMA,
+            Generation(80, cache_implementation="static", arguments=eager),
+            batch=2,
+            length=100,
+        ),
+        case("offloaded_llama", _LLAMA, Generation(32, cache_implementation="offloaded"), batch=2, length=200),
+        case("sliding_mistral", _MISTRAL, Generation(120), batch=2, length=60),
+        case("sliding_gemma", _GEMMA, Generation(100), batch=2, length=200),
+        case("chunked_llama", _LLAMA, Generation(20, prefill_chunk_size=128), batch=2, length=600),
+        case("long_llama", _LLAMA, Generation(1000), batch=1, length=16),
+        case("greedy_t5", _T5, Generation(80), batch=4, length=96, dtype="fp32"),
+        case(
+            "beams_t5",
+            _T5,
+            Generation(32, num_beams=4, num_return_sequences=2),
+            batch=2,
+            length=64,
+            dtype="fp32",
+        ),
+    )
+
+
+CASES = {program.name: program for program in _cases()}
+KIND = WholePrograms("generations", places.PYTORCH / "generations", lambda: CASES)
