@@ -182,16 +182,7 @@ def _cases() -> tuple[GeneratingProgram, ...]:
         case("sliding_mistral", _MISTRAL, Generation(120), batch=2, length=60),
         case("sliding_gemma", _GEMMA, Generation(100), batch=2, length=200),
         case("chunked_llama", _LLAMA, Generation(20, prefill_chunk_size=128), batch=2, length=600),
-        case("long_llama", _LLAMA, Generation(1000), batch=1, length=16),
         case("greedy_t5", _T5, Generation(80), batch=4, length=96, dtype="fp32"),
-        case(
-            "beams_t5",
-            _T5,
-            Generation(32, num_beams=4, num_return_sequences=2),
-            batch=2,
-            length=64,
-            dtype="fp32",
-        ),
     )
 
 
