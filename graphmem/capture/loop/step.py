@@ -112,7 +112,7 @@ def _run_pipeline(
     assert training.pp is not None
     _check_for_pipeline(model, batch, training)
     mesh = process_mesh(training)
-    batch = _batch_on_device(session, batch, training.dtype)
+    batch = batch_on_device(session, batch, training.dtype)
     model.train()
     if training.checkpoint_activations:
         checkpoint_blocks(model)
