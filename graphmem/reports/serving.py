@@ -61,13 +61,14 @@ def _lines(report: ServingReport) -> Iterator[str]:
     yield ""
     yield from _waterfall(report)
     yield ""
-    yield "Besides, on each card before the engine looks: " + "; ".join(
-        f"{figure.name} {format_bytes(figure.bytes)}" for figure in served.outside
-    )
+    if served.outside:
+        yield "Besides, on each card before the engine looks: " + "; ".join(
+            f"{figure.name} {format_bytes(figure.bytes)}" for figure in served.outside
+        )
     if served.graphs_bytes:
         yield f"CUDA graphs really take {format_bytes(served.graphs_bytes)}, and what the driver keeps of them"
     yield (
-        f"A block is {cache.block_size} tokens, {format_bytes(cache.block_bytes)}: "
+        f"A block is {_counted(cache.block_size, 'token')}, {format_bytes(cache.block_bytes)}: "
         + ", ".join(f"{layers} layers of {kind}" for kind, layers in cache.groups)
     )
     yield "Settings: " + ", ".join(
@@ -106,7 +107,7 @@ def _headline(report: ServingReport) -> Iterator[str]:
         yield f"           {report.concurrency_at_lengths:.1f} requests of {named}"
         most = settings["max_num_seqs"]
         if most is not None and report.concurrency_at_lengths > most:
-            yield f"           (the scheduler runs {most:,} of them: --max-num-seqs)"
+            yield f"           (the engine runs at most {most:,} of them)"
     yield f"longest    {cache.longest:,} tokens"
 
 

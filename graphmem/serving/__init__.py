@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Entry-point group of the engines of other packages.
 GROUP = "graphmem.serving"
 #: graphmem's own.
-BUILT_IN = ("vllm", "llamacpp")
+BUILT_IN = ("vllm", "llamacpp", "sglang", "tensorrtllm", "tgi", "onnxruntimegenai")
 
 
 def engine_names() -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def test_lengths_are_a_distribution_through_the_given_points() -> None:
         (["--block-size", "10"], "multiples of 16"),
         (["--gpu", "T4"], "at least 8.0"),
         (["--gpu", "MI300X"], "NVIDIA's cards only"),
-        (["--engine", "tgi"], "accepted: vllm"),
+        (["--engine", "nowhere"], "accepted: vllm, llamacpp"),
         (["--engine-version", "0.5"], "accepted: 0.8 to 0.32"),
         (["--engine-version", "new"], "is no version"),
         (["--lengths", "p50"], "p50=800,p99=6000"),

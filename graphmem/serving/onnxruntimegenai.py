@@ -1,0 +1,81 @@
+"""ONNX Runtime GenAI: past and present share one buffer of the longest sequence.
+
+A formula that nothing holds, from microsoft/onnxruntime-genai, ``src/models/kv_cache.cpp`` and ``src/config.h``: with
+``past_present_share_buffer`` each layer keeps [batch * beams, heads of keys, max_length, size of a head] twice; without
+it past and present are both there while a token is made. Weights are those of the configuration; activations and the
+arena's rounding are not counted (``graphmem analyze model.onnx`` follows them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.options import flag, one_of, options_of, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+from graphmem.units import GIB
+
+#: Options, and how their values are read.
+READERS = {
+    "max_length": whole(), "batch_size": whole(1, 1 << 16), "num_beams": whole(1, 1 << 10),
+    "past_present_share_buffer": flag, "quantization": one_of("awq", "gptq", "fp8"),
+    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"),
+}  # fmt: skip
+#: Other spellings.
+SHORT: dict[str, str] = {}
+_FIELDS = {
+    "max_model_len": "max_length", "max_num_seqs": "batch_size", "quantization": "quantization", "dtype": "dtype"
+}  # fmt: skip
+
+
+class OnnxRuntimeGenAI:
+    """The engine."""
+
+    name = "onnxruntimegenai"
+    title = "ONNX Runtime GenAI"
+    newest = "0.16"
+
+    def serve(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.base.Engine`."""
+        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
+        own = decoder(question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")), 1)
+        length = length_of(own, found.get("max_length"), "--max-length")
+        batch, beams = found.get("batch_size", 1), found.get("num_beams", 1)
+        shared = found.get("past_present_share_buffer", True)
+        before = outside(question.device, 1)
+        token = own.token_bytes(CACHE_BYTES["auto"]) * beams * (1 if shared else 2)
+        parts = [
+            Part("outside the engine", sum(one.bytes for one in before), "; ".join(one.name for one in before)),
+            Part("weights", own.weights_bytes, "as the configuration counts them"),
+        ]
+        answer = filled(
+            self, question, own, 1, parts=parts, page=1, length=length, requests=batch, token_bytes=token,
+            settings={
+                "max_length": length, "batch_size": batch, "num_beams": beams, "past_present_share_buffer": shared,
+            },
+            advice="give quantised weights, or a larger card",
+            basis="formula",
+            notes=("activations, the arena's rounding and cuDNN's workspaces are not counted",),
+        )  # fmt: skip
+        return _asked(answer, batch * length)
+
+
+def _asked(answer: Served, tokens: int) -> Served:
+    """The engine takes the buffer that it is asked for, not what is left."""
+    cache = answer.kv_cache
+    refusal = answer.refusal
+    if refusal is None and tokens > cache.tokens:
+        needed = tokens * cache.block_bytes
+        refusal = (
+            f"the cache of {tokens:,} tokens takes {needed / GIB:.2f} of {cache.available_bytes / GIB:.2f} GiB left on "
+            f"{answer.gpu}; --max-length {cache.tokens // int(answer.settings['batch_size'])} would fit"
+        )
+    held = replace(cache, blocks=tokens, tokens=tokens, concurrency=float(answer.settings["batch_size"]))
+    length = int(answer.settings["max_length"])
+    return replace(
+        answer, kv_cache=held if refusal is None else cache, refusal=refusal, request_blocks=lambda _: length
+    )
+
+
+ENGINE: Any = OnnxRuntimeGenAI()

@@ -1,0 +1,114 @@
+"""SGLang: a static share of the card for weights and cache.
+
+Followed from sglang 0.5.23, ``srt/arg_groups/memory_hook.py`` (defaults), ``srt/mem_cache/kv_cache_configurator.py``:
+tokens = (free after loading - free before it * (1 - mem_fraction_static)) / bytes of a token. Its arithmetic and the
+weights are held by public logs; what is loaded beside the weights is not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphmem.devices import Device
+from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.options import one_of, options_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+from graphmem.units import MIB
+
+#: Options, and how their values are read.
+READERS = {
+    "mem_fraction_static": share, "context_length": whole(), "max_running_requests": whole(),
+    "max_total_tokens": whole(), "chunked_prefill_size": whole(-1), "kv_cache_dtype": one_of(*CACHE_BYTES),
+    "tp_size": whole(1, 1024), "page_size": whole(1, 1 << 12), "quantization": one_of("awq", "gptq", "fp8"),
+    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"), "cuda_graph_max_bs": whole(),
+}  # fmt: skip
+#: Other spellings.
+SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size"}
+_FIELDS = {
+    "tensor_parallel_size": "tp_size", "max_model_len": "context_length", "max_num_seqs": "max_running_requests",
+    "kv_cache_dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype", "block_size": "page_size",
+}  # fmt: skip
+#: Cards up to so many MiB: tokens of a prefill's chunk, largest batch of CUDA graphs on fewer than four cards, on more.
+_BY_MEMORY = (
+    (20 * 1024, 2048, 8, 8), (35 * 1024, 4096, 48, 160), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512),
+)  # fmt: skip
+_LARGEST = (16384, 512, 512)
+
+
+class SGLang:
+    """The engine."""
+
+    name = "sglang"
+    title = "SGLang"
+    newest = "0.5"
+
+    def serve(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.base.Engine`."""
+        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
+        cards = found.get("tp_size", 1)
+        own = decoder(question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")), cards)
+        length = length_of(own, found.get("context_length"), "--context-length")
+        chunk, graphs = _defaults(question.device, cards)
+        chunk = found.get("chunked_prefill_size", chunk)
+        graphs = min(found.get("cuda_graph_max_bs", graphs), found.get("max_running_requests", graphs))
+        fraction = found.get("mem_fraction_static") or default_fraction(question.device, cards, chunk, graphs)
+        before = outside(question.device, cards)
+        context = sum(figure.bytes for figure in before)
+        free = question.device.capacity_bytes - context
+        page = found.get("page_size", 1)
+        token = own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")])
+        parts = [
+            Part("outside the engine", context, "; ".join(figure.name for figure in before)),
+            Part("weights", own.weights_bytes, "as the configuration counts them"),
+            Part("kept free", round(free * (1 - fraction)), f"mem_fraction_static {fraction:g}: activations, graphs"),
+        ]
+        left = free - sum(part.bytes for part in parts[1:])
+        tokens = max(0, left // token)
+        if "max_total_tokens" in found and found["max_total_tokens"] < tokens:
+            parts.append(Part("not asked for", left - found["max_total_tokens"] * token, "max_total_tokens"))
+            tokens = found["max_total_tokens"]
+        requests = found.get("max_running_requests") or max(min(int(tokens / length * 512), 4096), 2048)
+        requests = max(1, min(requests, tokens // 2))
+        table = 4 * (requests + 1) * (length + 4)
+        return filled(
+            self, question, own, cards, parts=parts, token_bytes=token, page=page, length=length, requests=requests,
+            settings={
+                "mem_fraction_static": fraction, "context_length": length, "max_running_requests": requests,
+                "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": cards, "page_size": page,
+                "kv_cache_dtype": found.get("kv_cache_dtype", "auto"),
+            },
+            advice="raise --mem-fraction-static, or give more cards (--tp)",
+            basis="logs",
+            notes=(
+                "two public logs: tokens within 0.3 %, given what was free before loading; activations and graphs "
+                "are what --mem-fraction-static keeps free, and are not predicted",
+                f"of what is kept free the table of requests' tokens takes {table / MIB:,.0f} MiB",
+                "the default fraction is that of 0.5.23 without graphs of prefills; older versions had 0.88 on an H100",
+            ),
+        )  # fmt: skip
+
+
+def _defaults(device: Device, cards: int) -> tuple[int, int]:
+    size = _board(device)
+    for most, chunk, few, many in _BY_MEMORY:
+        if size < most:
+            return chunk, few if cards < 4 else many
+    return _LARGEST[0], _LARGEST[1]
+
+
+def _board(device: Device) -> float:
+    """MiB of the card as ``nvidia-smi`` says (``get_nvgpu_memory_capacity``)."""
+    return (device.board_bytes or device.capacity_bytes) / MIB
+
+
+def default_fraction(device: Device, cards: int, chunk: int, graphs: int) -> float:
+    """``handle_gpu_memory_settings``: what is kept free is 512 MiB, 1.5 MiB a token of a chunk, 128 MiB a card, 2 MiB a
+    sequence of the largest graph, and at least 10 GiB on cards beyond 60."""
+    size = _board(device)
+    kept = 512 + 1.5 * max(chunk, 2048) + cards / 8 * 1024 + 2 * graphs
+    if size > 60 * 1024:
+        kept = max(kept, 10 * 1024)
+    return max(0.01, round((size - kept) / size, 3))
+
+
+ENGINE: Any = SGLang()

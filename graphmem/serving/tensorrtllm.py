@@ -1,0 +1,84 @@
+"""TensorRT-LLM: a share of what is free once the engine is loaded.
+
+A formula: pages of the cache are ``free_gpu_memory_fraction`` of the free memory, as the engine's logs print it
+(cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp; 1.0). That arithmetic public logs hold, given what was free; weights
+and activations, which decide what is free, nothing holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.options import one_of, options_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+
+#: Options, and how their values are read.
+READERS = {
+    "free_gpu_memory_fraction": share, "max_seq_len": whole(), "max_batch_size": whole(), "max_num_tokens": whole(),
+    "tokens_per_block": whole(1, 1 << 12), "kv_cache_dtype": one_of(*CACHE_BYTES), "tp_size": whole(1, 1024),
+    "quantization": one_of("awq", "gptq", "fp8"),
+    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"),
+}  # fmt: skip
+#: Other spellings: of Triton's backend, of trtllm-serve and of the Python API.
+SHORT = {
+    "kv_cache_free_gpu_mem_fraction": "free_gpu_memory_fraction", "tensor_parallel_size": "tp_size", "tp": "tp_size",
+    "kv_cache_free_gpu_memory_fraction": "free_gpu_memory_fraction",
+}  # fmt: skip
+_FIELDS = {
+    "tensor_parallel_size": "tp_size", "max_model_len": "max_seq_len", "max_num_seqs": "max_batch_size",
+    "max_num_batched_tokens": "max_num_tokens", "kv_cache_dtype": "kv_cache_dtype", "quantization": "quantization",
+    "dtype": "dtype", "block_size": "tokens_per_block",
+}  # fmt: skip
+#: As its logs print them where nothing is said; pages were of 64 tokens before.
+_FRACTION, _BATCH, _TOKENS, _PAGE = 0.9, 2048, 8192, 32
+
+
+class TensorRTLLM:
+    """The engine."""
+
+    name = "tensorrtllm"
+    title = "TensorRT-LLM"
+    newest = "1.0"
+
+    def serve(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.base.Engine`."""
+        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
+        cards = found.get("tp_size", 1)
+        own = decoder(question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")), cards)
+        length = length_of(own, found.get("max_seq_len"), "--max-seq-len")
+        batch, tokens = found.get("max_batch_size", _BATCH), found.get("max_num_tokens", _TOKENS)
+        fraction, page = found.get("free_gpu_memory_fraction", _FRACTION), found.get("tokens_per_block", _PAGE)
+        before = outside(question.device, cards)
+        context = sum(figure.bytes for figure in before)
+        peak = own.activations(tokens, min(batch, tokens))
+        free = question.device.capacity_bytes - context - own.weights_bytes - peak
+        parts = [
+            Part("outside the engine", context, "; ".join(figure.name for figure in before)),
+            Part("weights", own.weights_bytes, "as the configuration counts them"),
+            Part("activations", peak, f"a formula: {tokens} tokens, {min(batch, tokens)} rows of logits"),
+            Part("kept free", max(0, free - pool_bytes(free, fraction)), f"free_gpu_memory_fraction {fraction:g}"),
+        ]
+        return filled(
+            self, question, own, cards, parts=parts, page=page, length=length, requests=batch,
+            token_bytes=own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")]),
+            settings={
+                "free_gpu_memory_fraction": fraction, "max_seq_len": length, "max_batch_size": batch,
+                "max_num_tokens": tokens, "tokens_per_block": page, "tp_size": cards,
+                "kv_cache_dtype": found.get("kv_cache_dtype", "auto"),
+            },
+            advice="give more cards (--tp), or quantised weights",
+            basis="formula",
+            notes=(
+                "only the share of free memory, its pages and tokens are held by public logs; weights, activations and "
+                "workspaces, which decide what is free, are formulas",
+            ),
+        )  # fmt: skip
+
+
+def pool_bytes(free: int, fraction: float) -> int:
+    """Bytes of the cache where so many are free."""
+    return max(0, int(free * fraction))
+
+
+ENGINE: Any = TensorRTLLM()

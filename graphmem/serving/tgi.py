@@ -1,0 +1,74 @@
+"""Text Generation Inference: what is left after one batch of prefills, less a tenth.
+
+A formula that nothing holds, from text-generation-inference 3.3.6, ``server/text_generation_server/models/
+flash_causal_lm.py`` (``warmup``) and ``utils/import_utils.py``: free memory after the largest batch of prefills, less
+``1 - cuda_memory_fraction * 0.9`` of the card, in blocks of one token (flashinfer).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.options import one_of, options_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+
+#: Options, and how their values are read.
+READERS = {
+    "max_total_tokens": whole(), "max_batch_prefill_tokens": whole(), "max_concurrent_requests": whole(),
+    "cuda_memory_fraction": share, "num_shard": whole(1, 1024), "kv_cache_dtype": one_of(*CACHE_BYTES),
+    "quantize": one_of("awq", "gptq", "fp8"),
+    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"),
+}  # fmt: skip
+#: Other spellings.
+SHORT: dict[str, str] = {}
+_FIELDS = {
+    "tensor_parallel_size": "num_shard", "max_model_len": "max_total_tokens", "max_num_seqs": "max_concurrent_requests",
+    "max_num_batched_tokens": "max_batch_prefill_tokens", "kv_cache_dtype": "kv_cache_dtype",
+    "quantization": "quantize", "dtype": "dtype",
+}  # fmt: skip
+#: ``TGI_WIGGLE_ROOM``; launcher/src/main.rs: requests; tokens of a prefill where the launcher does not choose by FLOPs.
+_WIGGLE, _REQUESTS, _PREFILL = 0.9, 128, 4096
+
+
+class TGI:
+    """The engine."""
+
+    name = "tgi"
+    title = "Text Generation Inference"
+    newest = "3.3"
+
+    def serve(self, question: Question) -> Served:
+        """See :class:`graphmem.serving.base.Engine`."""
+        found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
+        cards = found.get("num_shard", 1)
+        own = decoder(question.with_(quantization=found.get("quantize"), dtype=found.get("dtype", "auto")), cards)
+        length = length_of(own, found.get("max_total_tokens"), "--max-total-tokens")
+        prefill = found.get("max_batch_prefill_tokens", _PREFILL)
+        requests, fraction = found.get("max_concurrent_requests", _REQUESTS), found.get("cuda_memory_fraction", 1.0)
+        before = outside(question.device, cards)
+        kept = round(question.device.capacity_bytes * (1 - fraction * _WIGGLE))
+        parts = [
+            Part("outside the engine", sum(one.bytes for one in before), "; ".join(one.name for one in before)),
+            Part("weights", own.weights_bytes, "as the configuration counts them"),
+            Part("activations", own.activations(prefill, 1), f"a formula: {prefill} tokens of prefills"),
+            Part("kept free", kept, f"cuda_memory_fraction {fraction:g}, and a tenth of it for graphs"),
+        ]
+        return filled(
+            self, question, own, cards, parts=parts, page=1, length=length, requests=requests,
+            token_bytes=own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")]),
+            settings={
+                "max_total_tokens": length, "max_batch_prefill_tokens": prefill, "max_concurrent_requests": requests,
+                "cuda_memory_fraction": fraction, "num_shard": cards,
+                "kv_cache_dtype": found.get("kv_cache_dtype", "auto"),
+            },
+            advice="give more cards (--num-shard), or quantised weights (--quantize)",
+            basis="formula",
+            notes=(
+                "the launcher chooses the tokens of a prefill by the card's speed, which is not followed: "
+                f"{prefill:,} are taken (--max-batch-prefill-tokens)",
+            ),
+        )  # fmt: skip
+
+
+ENGINE: Any = TGI()
