@@ -235,6 +235,16 @@ def test_a_published_script_is_predicted_to_the_byte() -> None:
     assert predict_published(case).peak_bytes == case.measured_bytes == 16908288
 
 
+def test_what_is_counted_from_a_sample_with_the_model_there_is_less_by_the_models_segments() -> None:
+    run = Script("mlp_random.py", ("1000", "1000", "3", "uniform", "2048", "relu", "0"))
+    case = replace(PUBLISHED_CASE, run=run, level="reserved")
+    whole, beyond = predict_published(case), predict_published(replace(case, beyond_model=True))
+    assert whole.peak_bytes is not None
+    assert beyond.peak_bytes is not None
+    # Four weights of 3.8 MiB share a segment of 20 MiB, and their biases one of 2.
+    assert whole.peak_bytes - beyond.peak_bytes == 22 * MIB
+
+
 def test_a_program_that_fails_has_no_prediction() -> None:
     case = replace(PUBLISHED_CASE, run=Script("pytorch_issues.py", ()), level="allocated")
     assert "IndexError" in predict_published(case).error
@@ -271,6 +281,7 @@ def test_tables_in_a_folder_are_read_and_what_they_leave_open_is_counted(tmp_pat
     assert unknown == Skipped("xMem", "no configuration of nobody/knows at hand")
     assert isinstance(case, PublishedCase)
     assert (_own_loop(case).model.classes, case.estimates, case.measured_bytes) == (10, (), 2 * MIB)
+    assert case.beyond_model
     with pytest.raises(SourceError, match="holds none of xmem"):
         published_rows(tmp_path / "nothing")
 

@@ -10,6 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from graphmem import simulate
 from graphmem.accuracy.coverage import Judged, around
 from graphmem.accuracy.published.models import factory_of, let_torchvision_load
@@ -21,6 +23,7 @@ from graphmem.figures import NO_DOUBTS, Doubts
 from graphmem.question import Question
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
+from graphmem.trace import Category, EventKind
 from graphmem.training import Inference, Training
 from graphmem.training.program import Program
 from graphmem.versions import version_named
@@ -79,7 +82,8 @@ class PublishedCase:
     """``level`` says what was measured: ``allocated``, ``reserved`` or ``device`` (all of a process, or of a card, of
     which others then hold ``others_bytes``). ``estimates`` are other estimators' bytes for this very run;
     ``context_bytes`` is the context that was published with it, and ``cuda_version`` that of the run, None where that
-    is one of today. ``why`` is what is known of the difference."""
+    is one of today. ``beyond_model``: reserved bytes were counted from an instrument's first sample, which was taken
+    when the model lay on the card. ``why`` is what is known of the difference."""
 
     source: str
     run: OwnLoop | Script
@@ -91,6 +95,7 @@ class PublishedCase:
     context_bytes: int | None = None
     others_bytes: int = 0
     cuda_version: tuple[int, int] | None = None
+    beyond_model: bool = False
     why: str = ""
 
     @property
@@ -176,7 +181,7 @@ def runs_of(cases: Sequence[PublishedCase]) -> list[list[PublishedCase]]:
 
 def _run(case: PublishedCase) -> PublishedCase:
     """What an analysis depends on."""
-    return replace(case, level="", measured_bytes=0, estimates=(), why="")
+    return replace(case, level="", measured_bytes=0, estimates=(), beyond_model=False, why="")
 
 
 def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
@@ -194,6 +199,7 @@ def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
     if case.level == "allocated":
         return replace(answer, peak_bytes=estimate.peak.allocated_bytes)
     beside = answer.context_bytes + case.others_bytes if case.level == "device" else 0
+    beside -= _reserved_by_model(estimate, case.torch_version) if case.beyond_model else 0
     if estimate.fit is None or (estimate.fit.fits and not estimate.fit.needs_cache_flush):
         return replace(answer, peak_bytes=estimate.peak.reserved_bytes + beside)
     if not estimate.fit.fits:
@@ -239,6 +245,16 @@ def _question(case: PublishedCase, model: Any, step: Training | Inference, devic
         top=0,
         cudnn=cudnn,
     )
+
+
+def _reserved_by_model(estimate: Estimate, torch_version: str) -> int:
+    """Bytes of the segments that the allocator has when the last parameter or buffer of the model lies on the card."""
+    trace = estimate.trace
+    assert trace is not None
+    of_model = [at for at, item in enumerate(trace.storages) if item.category in (Category.PARAMETER, Category.BUFFER)]
+    moved = np.flatnonzero((trace.kinds == EventKind.ALLOC) & np.isin(trace.subjects, of_model))
+    allocator = pytorch.default_allocator("", None, version_named(torch_version))
+    return int(replay(trace, allocator).reserved_bytes[moved[-1]]) if len(moved) else 0
 
 
 def _reserved_within(estimate: Estimate, limit_bytes: int, torch_version: str) -> int:
