@@ -84,11 +84,16 @@ class Comparison:
 
 
 def compare(
-    records: Sequence[Record], jobs: int = 1, progress: Callable[[int], None] | None = None
+    records: Sequence[Record],
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+    predict_one: Callable[[Record], Predicted] | None = None,
 ) -> list[Comparison]:
-    """Predict every record's case on its own card and PyTorch version. Results keep the records' order."""
+    """Predict every record's case on its own card and PyTorch version, or have ``predict_one`` do it. Results keep the
+    records' order."""
     comparisons = []
-    for record, predicted in zip(records, side_by_side(_predict_record, records, jobs, _seconds), strict=True):
+    found = side_by_side(predict_one or predict_record, records, jobs, _seconds)
+    for record, predicted in zip(records, found, strict=True):
         comparisons.append(Comparison(record, predicted))
         if progress is not None:
             progress(len(comparisons))
@@ -100,7 +105,8 @@ def _seconds(record: Record) -> float:
     return record.seconds
 
 
-def _predict_record(record: Record) -> Predicted:
+def predict_record(record: Record) -> Predicted:
+    """The prediction of a record's case on its own card and PyTorch version, and the replay of what it recorded."""
     if record.machine is None:
         return Predicted(error="the record does not say on which card")
     predicted = predict(record.case, record.machine)

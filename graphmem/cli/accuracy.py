@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -51,6 +51,13 @@ SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
     metavar="PATH",
     help="Predict published runs with convolutions once more with this cuDNN asked for their workspaces.",
 )
+@click.option(
+    "--resume",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Keep every prediction there as it is made, and take those that this graphmem has made there already: "
+    "a long run can be stopped and begun again.",
+)
 def accuracy_command(
     records: tuple[Path, ...],
     output: str,
@@ -59,12 +66,13 @@ def accuracy_command(
     published: Path | None,
     published_runs: str,
     cudnn: Path | None,
+    resume: Path | None,
 ) -> None:
     """Predict every case of RECORDS now and write accuracy.md and accuracy.html.
 
     RECORDS are files that 'graphmem measure' wrote, or folders of them, such as models_zoo/measured.
     """
-    from graphmem.accuracy.compare import compare
+    from graphmem.accuracy.compare import Predicted, compare, predict_record
     from graphmem.accuracy.report import Contents, published_figures, render_html, render_markdown
 
     wanted, share = _sections(sections), _share(published_runs)
@@ -77,8 +85,9 @@ def accuracy_command(
     found = [record for record in _read(records) if record.machine is None or record.machine.source in kinds]
     workers = jobs or os.cpu_count() or 1
     with progress_bar("predicting", len(found)) as advance:
-        comparisons = compare(found, workers, lambda done: advance(""))
-    runs = _published(published, share, workers, cudnn) if "published" in wanted else None
+        predict = _keeping(predict_record, Predicted, resume)
+        comparisons = compare(found, workers, lambda done: advance(""), predict)
+    runs = _published(published, share, workers, cudnn, resume) if "published" in wanted else None
     contents = Contents(comparisons, runs, published_figures(), _about(), kinds)
     for target, render in zip(targets, (render_markdown, render_html), strict=True):
         emit(render(contents), str(target))
@@ -119,10 +128,29 @@ def _share(text: str) -> int | None:
     return int(text)
 
 
-def _published(folder: Path | None, share: int | None, jobs: int, cudnn: Path | None) -> PublishedSection:
+def _keeping(function: Callable[[Any], Any], gives: Any, folder: Path | None, also: str = "") -> Callable[[Any], Any]:
+    """The function, or one that keeps its results, of the type ``gives``, in ``folder``; ``also``: what else they
+    depend on."""
+    if folder is None:
+        return function
+    from graphmem.accuracy.kept import Keeper, digest_of_package
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return Keeper(function, gives, folder, "\n".join((digest_of_package(), _about(), also)))
+
+
+def _published(
+    folder: Path | None, share: int | None, jobs: int, cudnn: Path | None, resume: Path | None
+) -> PublishedSection:
     from functools import partial
 
-    from graphmem.accuracy.published.case import PublishedCase, Skipped, predict_together, runs_of
+    from graphmem.accuracy.published.case import (
+        PublishedCase,
+        PublishedComparison,
+        Skipped,
+        predict_together,
+        runs_of,
+    )
     from graphmem.accuracy.published.rows import published_rows
     from graphmem.accuracy.published.section import published_section, sample
     from graphmem.accuracy.workers import side_by_side
@@ -131,7 +159,9 @@ def _published(folder: Path | None, share: int | None, jobs: int, cudnn: Path | 
     cases = [row for row in rows if isinstance(row, PublishedCase)]
     chosen = cases if share is None else sample(cases, share)
     predicted = []
-    together = partial(predict_together, cudnn=str(cudnn) if cudnn else None)
+    asked = str(cudnn.resolve()) if cudnn else ""
+    predict = partial(predict_together, cudnn=asked or None)
+    together = _keeping(predict, list[PublishedComparison], resume, asked)
     with progress_bar("predicting published runs", len(chosen)) as advance:
         for comparisons in side_by_side(together, runs_of(chosen), jobs):
             predicted += comparisons

@@ -1,0 +1,102 @@
+"""Answers kept in a folder as they are made, so that a long comparison can be stopped and taken up again.
+
+A file an answer, JSON, named by a digest of the question, of graphmem's own files and of the versions that predict:
+another graphmem finds none of them. A file that cannot be read is no answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from graphmem.documents import check_fields, fits, read_json, shown
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Keeper(Generic[Item, Result]):
+    """A function whose results, of the type ``gives``, are kept in ``folder``. ``maker``: what else they depend on."""
+
+    function: Callable[[Item], Result]
+    gives: Any
+    folder: Path
+    maker: str
+
+    def __call__(self, item: Item) -> Result:
+        """The kept result of this item, or a new one, which is kept."""
+        name = hashlib.sha256(f"{self.maker}\n{item!r}".encode()).hexdigest()
+        path = self.folder / f"{name}.json"
+        try:
+            found: Result = _read(self.gives, read_json(path))
+            return found
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass
+        made = self.function(item)
+        if _read(self.gives, _plain(made)) != made:
+            raise TypeError(f"{self.gives} does not come back as it was kept")
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(_plain(made)), encoding="utf-8")
+        unfinished.replace(path)
+        return made
+
+
+def digest_of_package() -> str:
+    """Of every file of graphmem, so that what an older one said is not taken for its own."""
+    found = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            found.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Values of JSON for dataclasses, sequences and mappings of them."""
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """The value of an annotated type. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for one of another type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _read_one_of(inner, value)
+    if is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        read = {name: _read(hints[name], one) for name, one in value.items()}
+        check_fields(typing.cast(type, hint), read)
+        return typing.cast(type, hint)(**read)
+    if origin is list:
+        return [_read(inner[0], one) for one in value]
+    if origin is tuple:
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(_read(kind, one) for kind, one in zip(kinds, value, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {key: _read(inner[1], one) for key, one in value.items()}
+    if not fits(value, hint):
+        raise ValueError(f"{shown(value)} is no {hint}")
+    return value
+
+
+def _read_one_of(kinds: tuple[Any, ...], value: Any) -> Any:
+    for kind in kinds:
+        try:
+            return _read(kind, value)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    raise ValueError(f"{shown(value)} is none of {kinds}")
