@@ -30,7 +30,9 @@ RTX 2080 Ti                1035, with 164 of a tensor  pytorch#49877, torch 1.6.
 
 Not explained: of GPUMemNet's 1427 to 1431 MiB on A100-40GB the parts here give 432 + 128 and the driver's 621: 248 MiB
 are missing; with the 884 MiB that belonged to no process of its sister with 80 GB it would be 15 too many. Nor is it
-known why cuDNN takes 300 MiB on A100 and 12 on RTX 3060; both were measured with PyTorch 2.x.
+known why cuDNN takes 300 MiB on A100 and 12 on RTX 3060; both were measured with PyTorch 2.x. Of the 12, xMem's first
+sample has since been found to hold the model's segments (``graphmem.accuracy.published.rows``): its language models
+leave 4 to 38 MiB beside what is reserved, its convolutional networks between none and 80 where plans matter little.
 """
 
 from __future__ import annotations

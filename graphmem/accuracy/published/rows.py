@@ -107,6 +107,7 @@ def _xmem(row: Row) -> Iterator[Found]:
         measured_bytes=_bytes(row["value_mib"]),
         estimates=tuple((key, _bytes(value)) for key, value in estimates.items() if value != "nan"),
         beyond_model=library == "torchvision",
+        why=row.get("why", ""),
     )
 
 

@@ -134,6 +134,8 @@ def published_reason(item: PublishedComparison) -> str:
     words = []
     if item.case.level == "device" and not item.context_is_measured:
         words.append(f"context assumed, {format_bytes(item.context_bytes)}")
+    if item.case.beyond_model:
+        words.append("counted from a sample that saw the model on the card")
     if item.estimated_buffer_bytes:
         words.append(f"cuDNN workspaces are estimates, up to {format_bytes(item.estimated_buffer_bytes)}")
     if item.unknown:
