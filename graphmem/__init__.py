@@ -7,6 +7,7 @@ from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.advise import advise
 from graphmem.planning.fit import fit
+from graphmem.planning.plan import Plan, plan
 from graphmem.planning.serving import ServingReport, serve
 from graphmem.planning.sweep import sweep
 from graphmem.training import Inference, Training
@@ -15,12 +16,14 @@ __all__ = [
     "Estimate",
     "GraphmemError",
     "Inference",
+    "Plan",
     "ServingReport",
     "Training",
     "advise",
     "analyze",
     "fit",
     "operator_graph",
+    "plan",
     "replay_trace",
     "serve",
     "sweep",

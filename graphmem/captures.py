@@ -18,6 +18,7 @@ from graphmem.question import Question, capture_key
 from graphmem.runtimes.base import Taken
 from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.sources.base import Built
+from graphmem.textbook import ModelShape
 from graphmem.trace import Place, Trace
 from graphmem.training import DTYPES, Inference, Training
 from graphmem.versions import installed_version
@@ -361,6 +362,24 @@ def _says(question: Question, fact: str) -> Any:
         "l2_cache_bytes": card.l2_cache_bytes,
     }
     return facts[fact]
+
+
+def shape_of(question: Question) -> ModelShape:
+    """What the model of a question is made of. Raises :class:`GraphmemError`."""
+    installed_version()
+    from graphmem.capture.session.shape import model_shape
+
+    with turn():
+        loaded = load(question)
+        if isinstance(loaded, OnnxModel) or loaded.program is not None:
+            raise UsageError(f"{loaded.name}: models of PyTorch are laid out over cards; give hf:... or a factory")
+        return model_shape(
+            loaded.build,
+            question.sizes,
+            name=loaded.name,
+            device=as_cuda(question.setting.device),
+            torch_version=question.setting.torch_version,
+        )
 
 
 def operator_graph(question: Question) -> Any:

@@ -95,6 +95,36 @@ class Sharded:
         return f"{terms}, P={self.parameters:,}" + (f", N={self.ranks}" if shared else "")
 
 
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a model is made of, read from it once it is built and before any step: numbers of elements, no bytes.
+
+    ``units`` are the parameters of each repeated block, which frameworks gather and recompute one at a time; ``saved``
+    the elements a token that the linear layers of each block keep for their weights' gradients at least: one input for
+    every width. The rest is known of transformers' models only: 0 elsewhere, and ``predicts``, the width of the
+    distribution that a language model's loss is of. ``plans``: kinds of parallelism that the model says how to do
+    (``tp``, ``ep``)."""
+
+    name: str
+    parameters: int
+    trainable: int
+    units: tuple[int, ...] = ()
+    unit_names: tuple[str, ...] = ()
+    saved: tuple[int, ...] = ()
+    hidden: int = 0
+    heads: int = 0
+    key_value_heads: int = 0
+    experts: int = 0
+    experts_of_token: int = 0
+    predicts: int = 0
+    plans: tuple[str, ...] = ()
+
+    @property
+    def expert_layers(self) -> int:
+        """Blocks with experts: all of them, where there are any."""
+        return len(self.units) if self.experts else 0
+
+
 #: Categories of a breakdown that the formulas count as model states.
 _STATES = ("PARAMETER", "GRADIENT", "OPTIMIZER_STATE")
 

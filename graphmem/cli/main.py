@@ -25,6 +25,7 @@ from graphmem.cli.export_trace import export_trace_command
 from graphmem.cli.fit import fit_command
 from graphmem.cli.gpus import gpus_command
 from graphmem.cli.measure import measure_command
+from graphmem.cli.plan import plan_command
 from graphmem.cli.replay import replay_command
 from graphmem.cli.run import run_command
 from graphmem.cli.serve import serve_command
@@ -104,6 +105,7 @@ cli.add_command(run_command)
 cli.add_command(fit_command)
 cli.add_command(advise_command)
 cli.add_command(sweep_command)
+cli.add_command(plan_command)
 cli.add_command(serve_command)
 cli.add_command(compare_command)
 cli.add_command(replay_command)

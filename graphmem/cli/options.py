@@ -72,6 +72,7 @@ _TRAINING_ONLY = {
     "fsdp": "--fsdp",
     "fsdp_shard": "--fsdp-shard",
     "fsdp_offload": "--fsdp-offload",
+    "fsdp_sync_each_batch": "--fsdp-sync-each-batch",
     "zero": "--zero",
     "zero_config": "--zero-config",
     "pp": "--pp",
@@ -191,6 +192,11 @@ _STEP_OPTIONS = (
     ),
     click.option("--fsdp-shard", metavar="WHAT", help=f"{', '.join(SHARDS)} (N replicas of M shards). Default full."),
     click.option("--fsdp-offload", is_flag=True, help="Keep parameters and optimizer states in pinned host memory."),
+    click.option(
+        "--fsdp-sync-each-batch",
+        is_flag=True,
+        help="Reduce gradients after every micro-batch (accelerate's sync_each_batch). Default: after the last.",
+    ),
     click.option(
         "--zero",
         type=click.IntRange(0, 3),
@@ -524,14 +530,15 @@ def _data_parallel(given: Mapping[str, Any]) -> DataParallel | None:
 
 def _fully_shard(given: Mapping[str, Any]) -> FullyShard | None:
     if given["fsdp"] is None:
-        for name in ("fsdp_shard", "fsdp_offload"):
+        for name in ("fsdp_shard", "fsdp_offload", "fsdp_sync_each_batch"):
             if given[name]:
                 raise UsageError(f"{_TRAINING_ONLY[name]} needs --fsdp")
         return None
     processes = given["fsdp"] or given["world_size"]
     if processes is None:
         raise UsageError("--fsdp needs the number of processes: --fsdp 8, or --world-size 8")
-    return FullyShard(processes, given["fsdp_shard"] or "full", given["fsdp_offload"])
+    shard = given["fsdp_shard"] or "full"
+    return FullyShard(processes, shard, given["fsdp_offload"], given["fsdp_sync_each_batch"])
 
 
 def _pipeline(given: Mapping[str, Any]) -> PipelineParallel | None:

@@ -27,6 +27,9 @@ class FullyShard:
             gathered, the rest of the model does not), ``grad-op`` (``False``: none does), or ``hybrid:NxM``: N replicas
             of M processes that share the states of one (a mesh of two dimensions).
         offload: parameters, gradients and optimizer states are kept in pinned host memory (``CPUOffloadPolicy``).
+        sync_each_batch: gradients are reduced after every micro-batch, not only after the last one of a step
+            (accelerate's ``GradientAccumulationPlugin(sync_each_batch=True)``): more is sent, and between
+            micro-batches only a shard of them is kept.
 
     Raises:
         UsageError: a field is not accepted.
@@ -35,6 +38,7 @@ class FullyShard:
     world_size: int
     shard: str = "full"
     offload: bool = False
+    sync_each_batch: bool = False
 
     def __post_init__(self) -> None:
         check_world_size(self.world_size)
@@ -65,4 +69,5 @@ class FullyShard:
     def describe(self) -> str:
         """The wrapper in words: ``FSDP over 8 processes (grad-op, offloaded)``."""
         chosen = [self.shard] * (self.shard != "full") + ["offloaded"] * self.offload
+        chosen += ["synchronized each micro-batch"] * self.sync_each_batch
         return f"FSDP over {self.world_size} processes" + (f" ({', '.join(chosen)})" if chosen else "")

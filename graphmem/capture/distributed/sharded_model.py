@@ -81,7 +81,7 @@ def _parts(parameter: Any) -> int:
 # --- the transformer in it --------------------------------------------------------------------------------------------
 
 #: Names of the same thing in configurations of transformers.
-_NAMES = {
+NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head", "num_heads"),
@@ -89,11 +89,11 @@ _NAMES = {
 
 
 def _transformer(model: torch.nn.Module, inputs: Any) -> Transformer | None:
-    config = next(_configurations(model), None)
+    config = next(configurations(model), None)
     tokens = next((tensor for tensor in tensors_in(inputs) if _is_tokens(tensor)), None)
     if config is None or tokens is None:
         return None
-    found = {name: _first(config, spellings) for name, spellings in _NAMES.items()}
+    found = {name: first(config, spellings) for name, spellings in NAMES.items()}
     if not all(type(value) is int and value > 0 for value in found.values()):
         return None
     runs_in_half = any(parameter.dtype in HALF_TYPES for parameter in model.parameters()) or torch.is_autocast_enabled()
@@ -103,14 +103,16 @@ def _transformer(model: torch.nn.Module, inputs: Any) -> Transformer | None:
     return Transformer(**found, batch=batch, seq_len=seq_len, fused_attention=is_fused, recomputes=recomputes)
 
 
-def _configurations(model: torch.nn.Module) -> Iterator[Any]:
+def configurations(model: torch.nn.Module) -> Iterator[Any]:
+    """The configurations of transformers' models in ``model``, the outermost first."""
     for module in model.modules():
         config = vars(module).get("config")
-        if config is not None and _first(config, _NAMES["hidden"]) is not None:
+        if config is not None and first(config, NAMES["hidden"]) is not None:
             yield config
 
 
-def _first(config: Any, names: Iterable[str]) -> Any:
+def first(config: Any, names: Iterable[str]) -> Any:
+    """The first of these names that the configuration has; None for none."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 

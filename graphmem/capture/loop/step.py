@@ -236,8 +236,9 @@ class _Loop:
                 (self._scaler.scale(self.loss) if self._scaler else self.loss).backward()
 
     def _reducing(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Gradients are reduced among processes in the last micro-batch."""
-        if self.training.fsdp is not None and self.training.grad_accum > 1:
+        """Gradients are reduced among processes in the last micro-batch, unless FSDP is told to do it in each."""
+        fsdp = self.training.fsdp
+        if fsdp is not None and self.training.grad_accum > 1 and not fsdp.sync_each_batch:
             self._model.set_requires_gradient_sync(is_last)
         waits = self.training.ddp is not None and not is_last
         return self._model.no_sync() if waits else contextlib.nullcontext()

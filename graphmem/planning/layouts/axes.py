@@ -1,0 +1,335 @@
+"""The space of layouts: one entry in :data:`AXES` for each thing that can be chosen.
+
+An axis gives the values that go with what the axes before it have chosen, and says a value in words and as the options
+of ``graphmem analyze``. Whoever adds one adds a field to :class:`Layout`, an entry here, its share of the bound
+(:mod:`bounds`), of the communication (:mod:`communication`) and of the step (:meth:`Layout.training`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphmem.planning.layouts.cluster import Cluster
+from graphmem.textbook import ModelShape
+from graphmem.training import DataParallel, FullyShard, Training, ZeRO
+
+#: The largest micro-batch that is considered, in sequences.
+MOST_MICRO_BATCH = 64
+#: Micro-batches that are captured of a step of several: the second finds what the first left, and so do all others.
+CAPTURED_MICRO_BATCHES = 2
+#: Elements of DeepSpeed's buckets in place of 500 million (``DeepSpeedZeroConfig``, deepspeed/runtime/zero/config.py).
+SMALL_BUCKET = 5_000_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is laid out: ``sequences`` of ``seq_len`` tokens (0 where the model has none) for each step of ``step``."""
+
+    shape: ModelShape
+    cluster: Cluster
+    sequences: int
+    seq_len: int
+    step: Training
+    frameworks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to train on ``processes`` cards.
+
+    ``wrapper``: ``none``, ``ddp``, ``fsdp`` or ``zero``; ``shard``: of FSDP, ``full``, ``grad-op`` or ``hybrid:NxM``,
+    of ZeRO the stage. ``tensor`` processes share each layer, ``expert`` the experts. ``offload``: model states live in
+    the host's memory. ``recompute``: activations are computed again in the backward pass. ``whole_gradients``: between
+    the micro-batches of a step FSDP keeps gradients that nobody has reduced yet. ``buckets``: other ones than the
+    framework's own: ``view`` (DDP: gradients are views of them) or ``small`` (DeepSpeed).
+    """
+
+    processes: int
+    on_node: int
+    wrapper: str = "ddp"
+    shard: str = ""
+    tensor: int = 1
+    expert: int = 1
+    micro_batch: int = 1
+    accumulate: int = 1
+    recompute: bool = False
+    offload: bool = False
+    whole_gradients: bool = False
+    buckets: str = ""
+
+    @property
+    def data(self) -> int:
+        """Groups of processes that see different sequences."""
+        return self.processes // self.tensor
+
+    @property
+    def shards(self) -> int:
+        """Processes among which FSDP or ZeRO shares out, tensor parallelism apart; 1 where nothing is."""
+        if self.wrapper == "fsdp":
+            within = self.shard.rpartition("x")[2] if self.shard.startswith("hybrid:") else self.data
+            return int(within)
+        return self.data if self.wrapper == "zero" and self.shard != "0" else 1
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model's states."""
+        return self.data // self.shards
+
+    def fully_shard(self) -> FullyShard:
+        """The options of ``fully_shard``."""
+        return FullyShard(self.processes, self.shard, self.offload, sync_each_batch=not self.whole_gradients)
+
+    def training(self, step: Training) -> Training:
+        """The step in this layout, as it is captured: of many micro-batches the first ones."""
+        wrapped: dict[str, Any] = {}
+        if self.wrapper == "ddp":
+            wrapped["ddp"] = DataParallel(self.processes, gradient_as_bucket_view=self.buckets == "view")
+        elif self.wrapper == "fsdp":
+            wrapped["fsdp"] = self.fully_shard()
+        elif self.wrapper == "zero":
+            wrapped["zero"] = ZeRO(self.processes, int(self.shard), self.zero_configuration())
+        if self.tensor > 1:
+            wrapped["tp"] = self.tensor
+        if self.expert > 1:
+            wrapped["ep"] = self.expert
+        return replace(
+            step,
+            checkpoint_activations=self.recompute,
+            grad_accum=min(self.accumulate, CAPTURED_MICRO_BATCHES),
+            nproc_per_node=self.on_node if self.processes > 1 else None,
+            **wrapped,
+        )
+
+    def zero_configuration(self) -> dict[str, Any]:
+        """What DeepSpeed is told beside the stage."""
+        zero: dict[str, Any] = {}
+        if self.offload:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+            if self.shard == "3":
+                zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        if self.buckets == "small":
+            other = "stage3_prefetch_bucket_size" if self.shard == "3" else "allgather_bucket_size"
+            zero |= {"reduce_bucket_size": SMALL_BUCKET, other: SMALL_BUCKET}
+        return {"zero_optimization": zero} if zero else {}
+
+    @property
+    def family(self) -> Layout:
+        """The same for any micro-batch."""
+        return replace(self, micro_batch=1, accumulate=1, whole_gradients=False)
+
+    def words(self) -> str:
+        """``FSDP full, tensor 2, micro-batch 4 x 2, recomputed``."""
+        return ", ".join(filter(None, (axis.words(self) for axis in AXES)))
+
+    def options(self) -> str:
+        """The options of ``graphmem analyze``."""
+        said = [axis.options(self) for axis in AXES]
+        nodes = f"--nproc-per-node {self.on_node}" if self.processes > self.on_node else ""
+        return " ".join(filter(None, (*said, nodes)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that can be chosen. ``values``: the layouts that follow from one that the axes before it made;
+    ``words`` and ``options`` of a layout's value, empty where there is nothing to say."""
+
+    name: str
+    values: Callable[[Job, Layout], Iterable[Layout]]
+    words: Callable[[Layout], str]
+    options: Callable[[Layout], str]
+
+
+def space(job: Job) -> list[Layout]:
+    """Every layout of the job."""
+    layouts = [Layout(job.cluster.count, job.cluster.on_node)]
+    for axis in AXES:
+        layouts = [following for layout in layouts for following in axis.values(job, layout)]
+    return layouts
+
+
+# --- tensor and expert parallelism ------------------------------------------------------------------------------------
+
+
+def _powers(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2
+
+
+def _tensor(job: Job, layout: Layout) -> Iterator[Layout]:
+    """Within a machine, as a layer waits for every one of its sums; heads are not divided."""
+    shape = job.shape
+    most = layout.on_node if "tp" in shape.plans and {"fsdp"} & set(job.frameworks) else 1
+    for size in _powers(most):
+        if layout.on_node % size == 0 and shape.heads % size == 0 and shape.key_value_heads % size == 0:
+            yield replace(layout, tensor=size)
+
+
+def _expert(job: Job, layout: Layout) -> Iterator[Layout]:
+    """A multiple of tensor's size that divides the experts, as transformers asks for."""
+    yield layout
+    if "ep" not in job.shape.plans or "fsdp" not in job.frameworks:
+        return
+    for size in _powers(min(layout.processes, job.shape.experts)):
+        if size > 1 and size % layout.tensor == 0 and job.shape.experts % size == 0 and layout.processes % size == 0:
+            yield replace(layout, expert=size)
+
+
+# --- what wraps the model ---------------------------------------------------------------------------------------------
+
+#: Wrapper and shard by framework, in words and as the option of ``analyze``.
+_SHARDS = {
+    "ddp": {("ddp", ""): ("DDP", "--ddp --world-size {0}")},
+    "fsdp": {
+        ("fsdp", "full"): ("FSDP full", "--fsdp {0}"),
+        ("fsdp", "grad-op"): ("FSDP grad-op", "--fsdp {0} --fsdp-shard grad-op"),
+        ("fsdp", "hybrid"): ("FSDP {1}", "--fsdp {0} --fsdp-shard {1}"),
+    },
+    "deepspeed": {
+        ("zero", stage): (f"ZeRO-{stage}", f"--zero {stage} --world-size {{0}}") for stage in ("1", "2", "3")
+    },
+}
+FRAMEWORKS = tuple(_SHARDS)
+
+
+def frameworks_here(asked: Iterable[str] | None) -> tuple[str, ...]:
+    """Those asked for; None: all that run here (DeepSpeed where it is installed)."""
+    if asked is not None:
+        return tuple(asked)
+    return tuple(name for name in FRAMEWORKS if name != "deepspeed" or importlib.util.find_spec("deepspeed"))
+
+
+def _wrapped(job: Job, layout: Layout) -> Iterator[Layout]:
+    if layout.processes == 1:
+        yield replace(layout, wrapper="none")
+        return
+    is_parted = layout.tensor > 1 or layout.expert > 1
+    for framework in job.frameworks:
+        for wrapper, shard in _SHARDS[framework]:
+            if is_parted and shard != "full":
+                continue  # transformers distributes models so, and in no other way
+            if shard == "hybrid":
+                if layout.processes > layout.on_node > 1:
+                    nodes = layout.processes // layout.on_node
+                    yield replace(layout, wrapper=wrapper, shard=f"hybrid:{nodes}x{layout.on_node}")
+                continue
+            yield replace(layout, wrapper=wrapper, shard=shard)
+
+
+def _wrapper_words(layout: Layout) -> str:
+    return _of_wrapper(layout, 0) or "one process"
+
+
+def _wrapper_options(layout: Layout) -> str:
+    return _of_wrapper(layout, 1)
+
+
+def _of_wrapper(layout: Layout, place: int) -> str:
+    key = (layout.wrapper, layout.shard.partition(":")[0])
+    found = next((texts[key] for texts in _SHARDS.values() if key in texts), ("", ""))
+    return found[place].format(layout.processes, layout.shard)
+
+
+def _offloaded(job: Job, layout: Layout) -> Iterator[Layout]:
+    yield layout
+    if (layout.wrapper == "fsdp" and layout.shard != "grad-op") or layout.wrapper == "zero":
+        yield replace(layout, offload=True)
+
+
+def _offload_options(layout: Layout) -> str:
+    return "--fsdp-offload" if layout.offload and layout.wrapper == "fsdp" else ""
+
+
+def _buckets(job: Job, layout: Layout) -> Iterator[Layout]:
+    """The framework's own, and such as need less."""
+    yield layout
+    smaller = {"ddp": "view", "zero": "small"}.get(layout.wrapper)
+    if smaller is not None:
+        yield replace(layout, buckets=smaller)
+
+
+_BUCKETS = {"": "", "view": "gradients in the buckets", "small": "small buckets"}
+
+
+def _bucket_options(layout: Layout) -> str:
+    if layout.buckets == "view":
+        return "--ddp-option gradient_as_bucket_view=true"
+    return "--zero-config deepspeed.json" if layout.wrapper == "zero" and layout.zero_configuration() else ""
+
+
+# --- the batch --------------------------------------------------------------------------------------------------------
+
+
+def _micro_batch(job: Job, layout: Layout) -> Iterator[Layout]:
+    """Powers of two that divide the sequences of one process."""
+    if job.sequences % layout.data:
+        return
+    own = job.sequences // layout.data
+    for size in _powers(min(own, MOST_MICRO_BATCH)):
+        if own % size == 0:
+            yield replace(layout, micro_batch=size, accumulate=own // size)
+
+
+def _batch_options(layout: Layout) -> str:
+    captured = min(layout.accumulate, CAPTURED_MICRO_BATCHES)
+    return f"-b {layout.micro_batch}" + (f" --grad-accum {captured}" if captured > 1 else "")
+
+
+def _gradients(job: Job, layout: Layout) -> Iterator[Layout]:
+    yield layout
+    if layout.wrapper == "fsdp" and layout.accumulate > 1:
+        yield replace(layout, whole_gradients=True)
+
+
+def _recomputed(job: Job, layout: Layout) -> Iterator[Layout]:
+    yield layout
+    if job.shape.units:
+        yield replace(layout, recompute=True)
+
+
+#: In this order a layout is chosen.
+AXES = (
+    Axis(
+        "tensor",
+        _tensor,
+        lambda layout: f"tensor {layout.tensor}" if layout.tensor > 1 else "",
+        lambda layout: f"--tp {layout.tensor}" if layout.tensor > 1 else "",
+    ),
+    Axis(
+        "expert",
+        _expert,
+        lambda layout: f"expert {layout.expert}" if layout.expert > 1 else "",
+        lambda layout: f"--ep {layout.expert}" if layout.expert > 1 else "",
+    ),
+    Axis("wrapper", _wrapped, _wrapper_words, _wrapper_options),
+    Axis("offload", _offloaded, lambda layout: "offloaded" if layout.offload else "", _offload_options),
+    Axis("buckets", _buckets, lambda layout: _BUCKETS[layout.buckets], _bucket_options),
+    Axis(
+        "micro_batch",
+        _micro_batch,
+        lambda layout: (
+            f"micro-batch {layout.micro_batch}" + (f" x {layout.accumulate}" if layout.accumulate > 1 else "")
+        ),
+        _batch_options,
+    ),
+    Axis(
+        "whole_gradients",
+        _gradients,
+        lambda layout: "no_sync" if layout.whole_gradients else "",
+        lambda layout: (
+            "--fsdp-sync-each-batch"
+            if layout.wrapper == "fsdp" and layout.accumulate > 1 and not layout.whole_gradients
+            else ""
+        ),
+    ),
+    Axis(
+        "recompute",
+        _recomputed,
+        lambda layout: "recomputed" if layout.recompute else "",
+        lambda layout: "--checkpoint-activations" if layout.recompute else "",
+    ),
+)

@@ -1,0 +1,136 @@
+"""What one process sends in an optimizer step, in bytes: simple, stated, and not a prediction of time.
+
+A ring over n processes sends, each, (n-1)/n of the whole for an all-gather or a reduce-scatter and twice that for an
+all-reduce (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; NCCL's own bandwidths are counted so,
+nccl-tests, doc/PERFORMANCE.md). Of a ring with k neighbours in each machine one edge in k leaves the machine.
+
+- DDP: an all-reduce of the gradients, once a step.
+- FSDP: an all-gather of the parameters in the forward and one in the backward pass of each micro-batch (one only with
+  ``reshard_after_forward=False``), a reduce-scatter of the gradients in fp32 after each, or after the last one; hybrid:
+  within the machine, then an all-reduce of the shards among the replicas (Zhao et al. 2023, arXiv:2304.11277).
+- ZeRO 1: a reduce-scatter of the gradients and an all-gather of the weights a step; 2: a reduce-scatter each
+  micro-batch; 3: as FSDP (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+- tensor parallelism: two all-reduces of a block's activations in the forward and two in the backward pass (Shoeybi et
+  al. 2019, arXiv:1909.08053, section 3), two more where the forward pass is recomputed.
+- expert parallelism: every token's row goes to its experts and comes back, forward and backward: four all-to-alls of
+  (n-1)/n of the rows, two more where recomputed.
+- offload: what moves between the host and the card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphmem.planning.layouts.axes import Job, Layout
+from graphmem.planning.layouts.bounds import compute_bytes, tokens, weight_bytes
+
+_FP32 = 4
+_GB = 10**9
+
+#: GB/s that a card sends to others of its machine, in one direction: half of what NVIDIA's data sheets give for both
+#: (V100 300, A100 600, H100, H200 and H20 900, B200 1800; A800 and others: by their own).
+_NVLINK = {
+    "V100-16GB": 150, "V100-32GB": 150, "A100-40GB": 300, "A100-80GB": 300, "H100-80GB": 450, "H200-141GB": 450,
+    "H20-96GB": 450, "GH200-96GB": 450, "B200-180GB": 900,
+}  # fmt: skip
+#: PCI Express 4.0 with 16 lanes, one direction: what other cards have, and what offloading goes over.
+_PCIE = 32
+#: A network of 400 Gb/s for each card (NVIDIA's DGX H100 has eight ConnectX-7).
+_NETWORK = 50
+
+
+@dataclass(frozen=True)
+class Links:
+    """GB/s in one direction of each card: to others of its machine, to other machines, to the host."""
+
+    near: float
+    far: float = _NETWORK
+    host: float = _PCIE
+
+    def describe(self) -> str:
+        """In words."""
+        return f"{self.near:g} GB/s in a machine, {self.far:g} between machines, {self.host:g} to the host, each card"
+
+
+def links_of(card: str) -> Links:
+    """Of a card by its name."""
+    return Links(_NVLINK.get(card, _PCIE))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that one process sends in a step."""
+
+    near: int = 0
+    far: int = 0
+    host: int = 0
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.near + other.near, self.far + other.far, self.host + other.host)
+
+    def seconds(self, links: Links) -> float:
+        """At the speed of the links, one after the other, beside no computation."""
+        return (self.near / links.near + self.far / links.far + self.host / links.host) / _GB
+
+
+def sent(job: Job, layout: Layout) -> Sent:
+    """What a process sends in a step, all micro-batches of it."""
+    return _of_states(job, layout) + _of_tensor(job, layout) + _of_experts(job, layout)
+
+
+def _of_states(job: Job, layout: Layout) -> Sent:
+    parameters, trainable = job.shape.parameters // layout.tensor, job.shape.trainable // layout.tensor
+    if layout.expert > layout.tensor:  # experts are not gathered among those that share them out
+        parameters, trainable = parameters // layout.expert, trainable // layout.expert
+    weight, times = weight_bytes(job, layout), layout.accumulate
+    if layout.wrapper == "ddp":
+        return _ring(layout, layout.data, 2 * trainable * weight, layout.tensor)
+    if layout.wrapper == "zero" and layout.shard in ("1", "2"):
+        reduced = trainable * compute_bytes(job) * (times if layout.shard == "2" else 1)
+        moved = 2 * trainable * compute_bytes(job) // layout.data if layout.offload else 0
+        return _ring(layout, layout.data, reduced + parameters * weight, 1) + Sent(host=moved)
+    if layout.wrapper not in ("fsdp", "zero"):
+        return Sent()
+    gathers = 1 if layout.shard == "grad-op" else 2
+    reduces = 1 if layout.whole_gradients else times
+    reduced = _FP32 if layout.wrapper == "fsdp" else compute_bytes(job)
+    whole = gathers * times * parameters * compute_bytes(job) + reduces * trainable * reduced
+    total = _ring(layout, layout.shards, whole, layout.tensor)
+    if layout.replicas > 1:
+        each = trainable * _FP32 // layout.shards
+        total += _ring(layout, layout.replicas, 2 * reduces * each, layout.tensor * layout.shards)
+    if layout.offload:
+        kept = weight if layout.wrapper == "fsdp" else compute_bytes(job)
+        moved = (gathers * times * parameters * kept + reduces * trainable * kept) // layout.shards
+        total += Sent(host=moved)
+    return total
+
+
+def _of_tensor(job: Job, layout: Layout) -> Sent:
+    if layout.tensor == 1:
+        return Sent()
+    rounds = 6 if layout.recompute else 4
+    each = len(job.shape.units) * tokens(job, layout) * job.shape.hidden * compute_bytes(job)
+    return _ring(layout, layout.tensor, 2 * rounds * each * layout.accumulate, 1)
+
+
+def _of_experts(job: Job, layout: Layout) -> Sent:
+    if layout.expert == 1:
+        return Sent()
+    rounds = 6 if layout.recompute else 4
+    rows = tokens(job, layout) * job.shape.experts_of_token // layout.tensor
+    each = job.shape.expert_layers * rows * job.shape.hidden * compute_bytes(job)
+    # Every process sends to every other one, so that of an all-to-all the share goes far which is far.
+    total = rounds * each * layout.accumulate * (layout.expert - 1) // layout.expert
+    near = min(layout.expert, layout.on_node) - 1
+    return Sent(total * near // (layout.expert - 1), total - total * near // (layout.expert - 1))
+
+
+def _ring(layout: Layout, ranks: int, whole: int, stride: int) -> Sent:
+    """Rings over ``ranks`` processes that are ``stride`` apart: ``whole`` bytes, of which each sends (n-1)/n."""
+    if ranks == 1:
+        return Sent()
+    total = whole * (ranks - 1) // ranks
+    together = max(1, min(ranks, layout.on_node // stride))
+    far = total // together if ranks > together else 0
+    return Sent(total - far, far)

@@ -1,0 +1,76 @@
+"""By what layouts that fit are ranked: the time of what they send and compute again, simple and stated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graphmem.planning.layouts.axes import Job, Layout
+from graphmem.planning.layouts.communication import Links, Sent, sent
+
+#: Dense TFLOP/s in 16 bits by NVIDIA's data sheets (tensor cores, fp32 accumulation, no sparsity).
+_TFLOPS = {
+    "V100-16GB": 125, "V100-32GB": 125, "T4-16GB": 65, "A10G-24GB": 70, "A10-24GB": 125, "A30-24GB": 165,
+    "A40-48GB": 150, "A100-40GB": 312, "A100-PCIE-40GB": 312, "A100-80GB": 312, "A100-PCIE-80GB": 312, "L4-24GB": 121,
+    "L40S-48GB": 362, "H100-80GB": 989, "H100-PCIE-80GB": 756, "H200-141GB": 989, "GH200-96GB": 989, "H20-96GB": 148,
+    "B200-180GB": 2250, "RTX-3090": 71, "RTX-4090": 165,
+}  # fmt: skip
+#: Cards that are not in the table.
+_TFLOPS_ELSEWHERE = 100
+#: How much of that large models reach: 38 to 43 % of the H100's in Llama 3's training (Dubey et al. 2024,
+#: arXiv:2407.21783, table 4).
+_REACHED = 0.4
+#: Costs closer than this are the same: then the room that is left decides.
+_SAME = 1.05
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a step beside its computation: what is sent, one after the other, and what is computed again."""
+
+    sent: Sent
+    sending: float
+    recomputing: float
+
+    @property
+    def seconds(self) -> float:
+        """Both."""
+        return self.sending + self.recomputing
+
+    @property
+    def step(self) -> int:
+        """Equal where costs are about the same."""
+        return round(math.log(self.seconds, _SAME)) if self.seconds > 0 else -1_000_000
+
+
+def cost_of(job: Job, layout: Layout, links: Links) -> Cost:
+    """Of a layout. A forward pass computes two operations a parameter and token (Kaplan et al. 2020,
+    arXiv:2001.08361, section 2.1); of experts those that a token goes to."""
+    moved = sent(job, layout)
+    again = 0.0
+    if layout.recompute:
+        tokens = job.sequences * max(1, job.seq_len) / layout.processes
+        again = 2 * _active(job) * tokens / (_REACHED * tflops_of(job.cluster.card.name) * 1e12)
+    return Cost(moved, moved.seconds(links), again)
+
+
+def tflops_of(card: str) -> int:
+    """Of a card by its name."""
+    return _TFLOPS.get(card, _TFLOPS_ELSEWHERE)
+
+
+def _active(job: Job) -> float:
+    """Parameters that a token meets: attention and the like are not told apart from the experts, which have nearly
+    all of a block."""
+    shape = job.shape
+    in_blocks = sum(shape.units)
+    share = shape.experts_of_token / shape.experts if shape.experts and shape.experts_of_token else 1.0
+    return shape.parameters - in_blocks + in_blocks * share
+
+
+def describe(card: str, links: Links) -> str:
+    """What is assumed, in words."""
+    return (
+        f"links: {links.describe()}; computing again at {100 * _REACHED:.0f} % of {tflops_of(card)} TFLOP/s; nothing "
+        "overlaps; an optimizer on the host is not counted, so offloading comes last"
+    )

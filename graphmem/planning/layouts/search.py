@@ -1,0 +1,224 @@
+"""Which layouts are captured, and what is known of the others.
+
+Layouts that a bound refuses are never captured. The others are tried from the cheapest on, as far as they may fit by an
+expectation that learns from every capture and is shown to nobody. What was captured settles others: what needs more
+than one that does not fit does not fit either, and a cheaper one that fits makes smaller ones of its kind needless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from graphmem.errors import GraphmemError
+from graphmem.estimate import Estimate
+from graphmem.planning.layouts import bounds
+from graphmem.planning.layouts.axes import Job, Layout
+from graphmem.planning.layouts.bounds import Bound, States, bound
+from graphmem.planning.layouts.communication import Links
+from graphmem.planning.layouts.cost import Cost, cost_of
+from graphmem.units import format_bytes
+
+#: What is known of a layout.
+FITS, TIGHT, TOO_LARGE, REFUSED, IMPLIED, OPEN, NEEDLESS, FAILED = (
+    "fits", "fits when cached segments are given back", "does not fit", "refused by its bound",
+    "refused by a capture", "not captured", "smaller than one that fits", "cannot be analysed",
+)  # fmt: skip
+#: How much more than a card is still tried.
+_NEARLY = 1.1
+#: Kinds of layouts that fit, after which the search may end.
+WANTED = 4
+
+#: Estimates a layout: a capture of its fullest process, with the allocator's options that it takes (those asked for,
+#: else the default ones, else segments that grow where only those fit). Raises :class:`GraphmemError`.
+Capture = Callable[[Layout], tuple[Estimate, str]]
+
+
+@dataclass
+class Candidate:
+    """A layout and what is known of it. ``estimate``: of its fullest process, where it was captured; ``alloc_conf``:
+    the allocator's options that it fits with, where they are not those that were asked for."""
+
+    layout: Layout
+    bound: Bound
+    cost: Cost
+    status: str = OPEN
+    reason: str = ""
+    estimate: Estimate | None = None
+    alloc_conf: str = ""
+
+    @property
+    def order(self) -> tuple[bool, float, str, int, int]:
+        """By which candidates are tried: the cheapest first, of equal ones those with the framework's own options,
+        then those with the fewest micro-batches, as larger ones compute faster."""
+        one = self.layout
+        return one.offload, self.cost.seconds, one.buckets, one.accumulate, self.bound.bytes
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, int]:
+        """By which those that fit are shown: cost, and of about equal cost the room that is left."""
+        assert self.estimate is not None
+        assert self.estimate.fit is not None
+        return self.status == TIGHT, self.layout.offload, self.cost.step, -self.estimate.fit.margin_bytes
+
+
+@dataclass
+class Search:
+    """Captures at most ``budget`` candidates of ``job`` by ``capture``."""
+
+    job: Job
+    links: Links
+    budget: int
+    capture: Capture
+    say: Callable[[str], None]
+    candidates: list[Candidate] = field(default_factory=list)
+    captured: int = 0
+
+    def run(self, layouts: Iterable[Layout]) -> list[Candidate]:
+        """All candidates, settled as far as the budget goes."""
+        self.candidates = [self._candidate(layout) for layout in layouts]
+        self._learned = _Learned(self.job)
+        while self.captured < self.budget:
+            following = self._following()
+            if following is None:
+                break
+            self._confirm(following)
+        return self.candidates
+
+    def _candidate(self, layout: Layout) -> Candidate:
+        found = Candidate(layout, bound(self.job, layout), cost_of(self.job, layout, self.links))
+        capacity = self.job.cluster.card.capacity_bytes - self.job.cluster.card.others_bytes
+        if found.bound.bytes > capacity:
+            found.status, found.reason = REFUSED, _alone(found.bound, capacity)
+        return found
+
+    def _following(self) -> Candidate | None:
+        """The cheapest that may fit; where none is expected to, and none has fit, the one that needs the least."""
+        left = sorted((one for one in self.candidates if one.status == OPEN), key=lambda one: one.order)
+        fitting = {one.layout.family for one in self.candidates if one.status == FITS}
+        if not left or len(fitting) >= WANTED:
+            return None
+        capacity = self.job.cluster.card.capacity_bytes - self.job.cluster.card.others_bytes
+        expected = {id(one): self._learned.expected(one) for one in left}
+        is_last = self.captured == self.budget - 1
+        if not (is_last and not fitting):
+            for one in left:
+                # Offloading costs so much that others are tried which an expectation just misses.
+                if expected[id(one)] <= capacity * (1.0 if one.layout.offload else _NEARLY):
+                    return one
+        return None if fitting else min(left, key=lambda one: expected[id(one)])
+
+    def _confirm(self, candidate: Candidate) -> None:
+        self.say(f"{self.captured + 1} of at most {self.budget}: {candidate.layout.words()}")
+        try:
+            candidate.estimate, candidate.alloc_conf = self.capture(candidate.layout)
+        except GraphmemError as error:
+            candidate.status, candidate.reason = FAILED, str(error)
+            for other in self._open():  # what frameworks refuse, they refuse in every size
+                if _kind(other.layout) == _kind(candidate.layout):
+                    other.status, other.reason = FAILED, str(error)
+            return
+        self.captured += 1
+        fit = candidate.estimate.fit
+        assert fit is not None
+        self._learned.note(candidate)
+        if fit.passes and fit.needs_cache_flush:
+            candidate.status = TIGHT
+            return
+        if fit.passes:
+            candidate.status = FITS
+            for other in self._open():
+                if other.layout.family == candidate.layout.family and needs_no_more(other.layout, candidate.layout):
+                    other.status = NEEDLESS
+            return
+        candidate.status = TOO_LARGE
+        candidate.reason = f"needs {format_bytes(candidate.estimate.device)} of {format_bytes(fit.capacity_bytes)}"
+        for other in self._open():
+            if needs_no_more(candidate.layout, other.layout):
+                other.status = IMPLIED
+                other.reason = f"{candidate.layout.words()} needs {format_bytes(candidate.estimate.device)} already"
+
+    def _open(self) -> list[Candidate]:
+        return [one for one in self.candidates if one.status == OPEN]
+
+
+def _kind(layout: Layout) -> tuple[object, ...]:
+    """What decides whether a framework can do it at all."""
+    return layout.wrapper, layout.tensor > 1, layout.expert > 1
+
+
+def needs_no_more(one: Layout, other: Layout) -> bool:
+    """Whether ``one`` is ``other`` with nothing changed but what saves memory: smaller micro-batches, recomputation,
+    offloading, gradients that are reduced at once, fewer of them kept."""
+    same = ("processes", "wrapper", "shard", "tensor", "expert")
+    if any(getattr(one, name) != getattr(other, name) for name in same):
+        return False
+    return (
+        one.micro_batch <= other.micro_batch
+        and one.recompute >= other.recompute
+        and one.offload >= other.offload
+        and one.whole_gradients <= other.whole_gradients
+        # A single micro-batch keeps no gradients of others.
+        and (one.accumulate == 1 or other.accumulate > 1)
+        and one.buckets >= other.buckets
+    )
+
+
+def _alone(found: Bound, capacity: int) -> str:
+    """``needs 141 GiB of 79 GiB for weights and gradients alone``: the fewest parts that do."""
+    parts = found.over(capacity)
+    *rest, last = [part.name for part in parts]
+    named = f"{', '.join(rest)} and {last}" if rest else last
+    total = format_bytes(sum(part.bytes for part in parts))
+    return f"needs {total} of {format_bytes(capacity)} for {named} alone"
+
+
+# --- what is expected -------------------------------------------------------------------------------------------------
+
+#: Elements that a block without recomputation keeps, for each that the bound counts; what is taken before the first
+#: capture tells.
+_AT_FIRST = {True: 2.5, False: 5.0}
+
+
+class _Learned:
+    """How much of what lies above the model states there is, for each byte that the bound counts: as captured."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._scales: dict[tuple[object, ...], float] = {}
+
+    def expected(self, candidate: Candidate) -> float:
+        """Bytes of the card that a layout is expected to need. They only decide what is tried next."""
+        fixed, varying = self._parts(candidate.layout)
+        own, *others = self._keys(candidate.layout)
+        scale = _AT_FIRST[candidate.layout.recompute]
+        if own in self._scales:
+            scale = self._scales[own]
+        elif found := next((self._scales[key] for key in others if key in self._scales), 0.0):
+            scale = math.sqrt(scale * found)  # of another kind: half believed
+        return fixed + varying * scale
+
+    def note(self, candidate: Candidate) -> None:
+        """Learn from a capture."""
+        assert candidate.estimate is not None
+        fixed, varying = self._parts(candidate.layout)
+        if varying:
+            for key in self._keys(candidate.layout):
+                self._scales[key] = max(0.0, (candidate.estimate.device - fixed) / varying)
+
+    def _keys(self, layout: Layout) -> list[tuple[object, ...]]:
+        kind = (layout.recompute, layout.tensor, layout.expert)
+        return [(layout.family, layout.recompute), (*kind, layout.wrapper, layout.shard), kind, (layout.recompute,)]
+
+    def _parts(self, layout: Layout) -> tuple[float, float]:
+        states = States.of(self._job, layout)
+        held = states.weights + states.gradients + states.optimizer + states.buckets + states.accumulated
+        units = 2 * bounds.largest_unit(self._job, layout) + bounds.gathered(self._job, layout)
+        fixed = held + units + self._job.cluster.card.context_bytes
+        # The bound divides all by tensor's size; of 34 bytes an element 10 are not (Korthikanti et al. 2022, eq. 2),
+        # block inputs and the loss not at all.
+        whole = layout.tensor
+        share = 1.0 if layout.recompute else (10 + 24 / whole) / 34
+        varying = bounds.saved_inputs(self._job, layout) * share + bounds.loss_bytes(self._job, layout) / 2
+        return fixed, varying * whole + 1.0

@@ -1,0 +1,257 @@
+"""Which layout of a training over several cards fits, and which of those that do sends the least."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from graphmem import simulate
+from graphmem.captures import Captures, shape_of
+from graphmem.errors import UsageError
+from graphmem.estimate import Estimate
+from graphmem.planning.layouts import search
+from graphmem.planning.layouts.advice import GROWING, Tweak, tweaks_of
+from graphmem.planning.layouts.axes import AXES, FRAMEWORKS, Job, Layout, frameworks_here, space
+from graphmem.planning.layouts.cluster import cluster_of, sequences_of
+from graphmem.planning.layouts.communication import Links, links_of
+from graphmem.planning.layouts.configuration import File, files_of
+from graphmem.planning.layouts.cost import describe
+from graphmem.planning.layouts.search import Candidate, Search
+from graphmem.question import Question
+from graphmem.training import Training
+
+#: Captures of a search, unless told otherwise.
+CONFIRM = 8
+#: Axes that are told of as the size of a kind of layout.
+_OF_SIZE = ("micro_batch", "whole_gradients", "recompute")
+_FITTING = (search.FITS, search.TIGHT)
+_WRAPPERS = ("ddp", "fsdp", "zero", "tp", "ep", "world_size")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layouts of a job: ``fitting``, each captured, the best first; ``others``, with the reason why they are not
+    among them; what would save memory in the best one (``advice``), and its configuration (``files``)."""
+
+    job: Job
+    links: Links
+    fitting: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]
+    captured: int
+    advice: tuple[Tweak, ...] = ()
+    files: tuple[File, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate | None:
+        """The first of those that fit."""
+        return self.fitting[0] if self.fitting else None
+
+    @property
+    def closest(self) -> Candidate | None:
+        """Where none fits: what was captured and needs the least."""
+        captured = [one for one in self.others if one.estimate is not None]
+        return min(captured, key=_device, default=None)
+
+    def reasons(self) -> list[tuple[str, int, str]]:
+        """Why layouts are not among those that fit: kind of layout, how many of it, the reason of the smallest."""
+        by_kind: dict[tuple[str, bool], list[Candidate]] = {}
+        for one in self.others:
+            if one.reason:
+                by_kind.setdefault((_kind(one.layout), one.status == search.FAILED), []).append(one)
+        found = []
+        for (kind, has_failed), members in by_kind.items():
+            shown = min(members, key=lambda one: (one.estimate is None, one.bound.bytes))
+            where = "" if has_failed else f"{_size(shown.layout)}: "
+            found.append((kind, len(members), f"{where}{shown.reason}"))
+        return found
+
+    def open(self) -> list[Candidate]:
+        """Layouts that may fit by their bounds and were not captured, the cheapest first."""
+        return sorted((one for one in self.others if one.status == search.OPEN), key=lambda one: one.order)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document as Python values (schema ``graphmem.plan/1``; memory in bytes)."""
+        cluster, shape = self.job.cluster, self.job.shape
+        return {
+            "schema": "graphmem.plan/1",
+            "model": shape.name,
+            "parameters": shape.parameters,
+            "cluster": {"gpu": cluster.card.name, "gpus": cluster.count, "gpus_per_node": cluster.on_node,
+                        "capacity_bytes": cluster.card.capacity_bytes},
+            "step": self.job.step.describe(),
+            "global_batch": self.job.sequences,
+            "seq_len": self.job.seq_len or None,
+            "links": asdict(self.links),
+            "captured": self.captured,
+            "fitting": [_as_dict(one) for one in self.fitting],
+            "others": [_as_dict(one) for one in self.others],
+            "advice": [one.to_dict() for one in self.advice],
+            "files": [asdict(one) for one in self.files],
+            "assumptions": list(self.assumptions),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def plan(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    gpus: str,
+    nodes: int | None = None,
+    global_batch: str | int,
+    seq_len: int | None = None,
+    training: Training | None = None,
+    confirm: int = CONFIRM,
+    frameworks: Sequence[str] | None = None,
+    links: Links | None = None,
+    advice: bool = True,
+    say: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Plan:
+    """Search the layouts of ``model``'s training over ``gpus`` (``16xH100-80GB``) in ``nodes`` machines.
+
+    ``global_batch``: of an optimizer step over all cards, in sequences or as ``1M-tokens``. ``training``: the step, by
+    default AdamW with bf16 computation, without anything that shares it out. ``confirm``: how many layouts are captured
+    at most; every figure of :attr:`Plan.fitting` is a capture. ``frameworks``: of ``ddp``, ``fsdp`` and ``deepspeed``;
+    by default those that run here. ``links``: GB/s between the cards. ``advice``: look for what saves memory in the
+    best one. ``options`` are those of :func:`graphmem.analyze`. Raises :class:`GraphmemError`.
+    """
+    report = say or (lambda _: None)
+    cluster = cluster_of(gpus, nodes, options.pop("device", None))
+    step = Training(amp="bf16") if training is None else training
+    _check(step, confirm, frameworks, options)
+    sequences = sequences_of(global_batch, seq_len)
+    asked = {"device": cluster.card, "seq_len": seq_len, **options}
+    report("reading the model")
+    shape = shape_of(Question(model, example_inputs, batch=1, training=step, **asked))
+    job = Job(shape, cluster, sequences, seq_len or 0, step, frameworks_here(frameworks))
+    layouts = space(job)
+    if not layouts:
+        raise UsageError(
+            f"a global batch of {sequences:,} sequences cannot be divided among {cluster.count} cards in any layout; "
+            "give a multiple of the number of cards"
+        )
+
+    def capture(layout: Layout, **changed: Any) -> tuple[Estimate, str]:
+        return _captured(Question(model, example_inputs, **_asked(asked, layout, step, changed)), report)
+
+    chosen = links or links_of(cluster.card.name)
+    found = Search(job, chosen, confirm, capture, report)
+    candidates = found.run(layouts)
+    fitting = sorted((one for one in candidates if one.status in _FITTING), key=lambda one: one.rank)
+    others = [one for one in candidates if one.status not in _FITTING]
+    best = fitting[0] if fitting else None
+    tried = tuple(tweaks_of(job, best, capture, report)) if best is not None and advice else ()
+    return Plan(
+        job,
+        chosen,
+        tuple(fitting),
+        tuple(others),
+        found.captured,
+        tried,
+        files_of(job, best.layout, best.alloc_conf) if best is not None else (),
+        (describe(cluster.card.name, chosen), *_assumed(best, job)),
+        tuple(_notes(job, frameworks)),
+    )
+
+
+def _asked(options: dict[str, Any], layout: Layout, step: Training, changed: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of :func:`graphmem.analyze` for a layout."""
+    training = layout.training(replace(step, **changed.pop("step", {})))
+    return {"top": 0, **options, "batch": layout.micro_batch, "training": training, **changed}
+
+
+def _captured(question: Question, say: Callable[[str], None]) -> tuple[Estimate, str]:
+    """Of the process that is captured: the first, which has the largest part wherever parts differ. Where it does not
+    fit as it is, and nobody chose the allocator's options, the same events with segments that grow."""
+    shelf = Captures()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the frameworks, again and again
+        estimate = simulate.answer(question, shelf, say)
+        fit = estimate.fit
+        if question.alloc_conf is None and fit is not None and (not fit.passes or fit.needs_cache_flush):
+            other = simulate.answer(replace(question, alloc_conf=GROWING), shelf, say)
+            if other.fit is not None and other.fit.passes and not other.fit.needs_cache_flush:
+                return replace(other, trace=None, timeline=None), GROWING
+    return replace(estimate, trace=None, timeline=None), ""
+
+
+def _check(step: Training, confirm: int, frameworks: Sequence[str] | None, options: dict[str, Any]) -> None:
+    if not isinstance(step, Training):
+        raise UsageError(f"training is a graphmem.Training, not {step!r}: a plan is of training")
+    given = [name for name in _WRAPPERS if getattr(step, name) is not None]
+    given += [name for name in ("checkpoint_activations",) if getattr(step, name)]
+    given += ["grad_accum"] if step.grad_accum > 1 else []
+    if given:
+        raise UsageError(f"{given[0]} is what a plan chooses; leave it out of the step")
+    if "batch" in options:
+        raise UsageError("the batch of a process is what a plan chooses; give global_batch")
+    if type(confirm) is not int or confirm < 1:
+        raise UsageError(f"confirm is a number of captures of at least 1, not {confirm!r}")
+    for name in frameworks or ():
+        if name not in FRAMEWORKS:
+            raise UsageError(f"unknown framework {name!r}; accepted: {', '.join(FRAMEWORKS)}")
+
+
+def _assumed(best: Candidate | None, job: Job) -> list[str]:
+    """What the figures rest on."""
+    lines = [] if best is None or best.estimate is None else list(best.estimate.assumptions)
+    return [
+        "captured is the first process, which has the largest part; of a step of more micro-batches the first two, as "
+        "the others find what the second found",
+        *lines,
+    ]
+
+
+def _notes(job: Job, frameworks: Sequence[str] | None) -> list[str]:
+    notes = []
+    if frameworks is None and "deepspeed" not in job.frameworks:
+        notes.append("DeepSpeed is not installed here, and its layouts are left out (pip install deepspeed)")
+    if not job.shape.predicts:
+        notes.append("the model is no language model of transformers: bounds are of its model states alone")
+    return notes
+
+
+def _device(candidate: Candidate) -> int:
+    assert candidate.estimate is not None
+    return candidate.estimate.device
+
+
+def _kind(layout: Layout) -> str:
+    """What layouts are told apart by where many are told of together."""
+    return ", ".join(filter(None, (axis.words(layout) for axis in AXES if axis.name not in _OF_SIZE)))
+
+
+def _size(layout: Layout) -> str:
+    return ", ".join(filter(None, (axis.words(layout) for axis in AXES if axis.name in _OF_SIZE)))
+
+
+def _as_dict(one: Candidate) -> dict[str, Any]:
+    estimate = one.estimate
+    return {
+        "layout": {**asdict(one.layout), "data": one.layout.data, "shards": one.layout.shards},
+        "words": one.layout.words(),
+        "options": one.layout.options(),
+        "status": one.status,
+        "reason": one.reason or None,
+        "alloc_conf": one.alloc_conf or None,
+        "bound_bytes": one.bound.bytes,
+        "bound": [asdict(part) for part in one.bound.parts],
+        "sent": asdict(one.cost.sent),
+        "sending_seconds": one.cost.sending,
+        "recomputing_seconds": one.cost.recomputing,
+        "captured": None if estimate is None else {
+            **{f"{level}_bytes": getattr(estimate, level) for level in ("allocated", "reserved", "device")},
+            "fit": None if estimate.fit is None else estimate.fit.to_dict(),
+        },
+    }  # fmt: skip
+
+
+def statuses(found: Plan) -> Counter[str]:
+    """How many layouts there are of each status."""
+    return Counter(one.status for one in (*found.fitting, *found.others))
