@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> str:
 
 
 def test_a_plan_is_a_text_and_files(model: str, tmp_path: Path) -> None:
-    ask = (model, "--gpus", "2xT4", "--global-batch", "4", "-s", "32", "--frameworks", "ddp", "--confirm", "1")
+    ask = (model, "--gpus", "2xT4", "--global-batch", "4", "-s", "32", "--frameworks", "ddp", "--confirm", "2")
     result = run(*ask, "--no-advice", "--write", str(tmp_path / "out"))
     assert result.exit_code == 0, result.stderr
     assert "BEST     DDP, micro-batch 2" in result.stdout

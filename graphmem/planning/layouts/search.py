@@ -56,11 +56,13 @@ class Candidate:
         return one.offload, self.cost.seconds, one.buckets, one.accumulate, self.bound.bytes
 
     @property
-    def rank(self) -> tuple[bool, bool, int, int]:
-        """By which those that fit are shown: cost, and of about equal cost the room that is left."""
+    def rank(self) -> tuple[bool, bool, int, int, int]:
+        """By which those that fit are shown: cost, of about equal cost the room that is left, then the fewest
+        micro-batches."""
         assert self.estimate is not None
         assert self.estimate.fit is not None
-        return self.status == TIGHT, self.layout.offload, self.cost.step, -self.estimate.fit.margin_bytes
+        margin, one = self.estimate.fit.margin_bytes, self.layout
+        return self.status == TIGHT, one.offload, self.cost.step, -margin, one.accumulate
 
 
 @dataclass
