@@ -235,7 +235,10 @@ def _of_wrapper(layout: Layout, place: int) -> str:
 
 
 def _offloaded(job: Job, layout: Layout) -> Iterator[Layout]:
+    """Not of models that transformers distributes: ``--tp`` with ``--fsdp-offload`` is not analysed."""
     yield layout
+    if layout.tensor > 1 or layout.expert > 1:
+        return
     if (layout.wrapper == "fsdp" and layout.shard != "grad-op") or layout.wrapper == "zero":
         yield replace(layout, offload=True)
 
