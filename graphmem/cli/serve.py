@@ -10,11 +10,11 @@ import click
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
 from graphmem.errors import UsageError
-from graphmem.serving import engine_names
+from graphmem.serving import BUILT_IN
 from graphmem.units import parse_bytes
 
 _ENGINE = (
-    click.option("--engine", default="vllm", metavar="NAME", help=f"{', '.join(engine_names())}. Default vllm."),
+    click.option("--engine", default="vllm", metavar="NAME", help=f"{', '.join(BUILT_IN)}, a plug-in's. Default vllm."),
     click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
     click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
     click.option("--tp", "--tensor-parallel-size", "tp", type=int, default=1, metavar="N", help="Cards. Default 1."),

@@ -17,8 +17,8 @@ from graphmem.serving.base import Batch, Request, Scheduler, Served
 
 #: Points of a timeline.
 _POINTS = 240
-#: Steps that a load may take, and copies that are tried.
-_MOST_STEPS, _MOST_COPIES = 5_000_000, 1 << 10
+#: Steps that a load may take, tokens of all its answers, and copies that are tried.
+_MOST_STEPS, _MOST_ANSWERED, _MOST_COPIES = 5_000_000, 300_000_000, 1 << 10
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,12 @@ def loaded(
         raise UsageError(f"{served.engine}: its scheduler is not followed; --arrivals and --trace want --engine vllm")
     if served.refusal is not None:
         raise UsageError(f"the engine does not start, so nothing arrives: {served.refusal}")
+    answered = sum(request.output for request in requests)
+    if answered > _MOST_ANSWERED:
+        raise UsageError(
+            f"the load's answers have {answered:,} tokens; at most {_MOST_ANSWERED:,} are followed: give a shorter "
+            "--duration or --trace"
+        )
     make = served.scheduler
     answers: dict[int, LoadAnswer] = {}
 

@@ -37,7 +37,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _TEXT, _ARRAY = 8, 9
 #: The most of each: entries, tensors, bytes of a name, of a text, elements of an array, of one that is kept.
 _MOST_ENTRIES, _MOST_TENSORS, _LONGEST_NAME, _LONGEST_TEXT = 1 << 16, 1 << 16, 1 << 10, 1 << 24
-_MOST_ELEMENTS, _MOST_KEPT = 1 << 24, 1 << 12
+_MOST_ELEMENTS, _MOST_KEPT = 1 << 22, 1 << 12
 #: Elements of a tensor, and parts of a split file.
 _MOST_SIZE, _MOST_PARTS = 1 << 50, 1_000
 #: Text that is kept: templates of chats are longer, and nobody asks for them.

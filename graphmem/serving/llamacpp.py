@@ -382,7 +382,8 @@ def _fewer_layers(question: Question, file: GGUF, model: _Model, settings: _Sett
 def _notes(model: _Model, settings: _Settings, cache: int) -> tuple[str, ...]:
     notes = [
         f"weights and the KV cache ({cache / GIB:.2f} GiB on the card) are sums of what the header says, equal to "
-        "public logs; the compute buffer is a formula over the stages of Llama's graph, equal to four public logs",
+        "public logs; the compute buffer is a formula over the stages of Llama's graph, equal to five public logs; "
+        "where its feed-forward layer is the largest stage nothing holds it",
         "not counted: ggml's pools of temporary buffers, which no log prints",
     ]
     if settings.gpu_layers <= model.layers:

@@ -359,6 +359,18 @@ def gguf(rng: random.Random, folder: Path) -> Case:
     return _asked(rng, folder, ["serve", str(path), "--gpu", "RTX-3090", *engine])
 
 
+def load(rng: random.Random, folder: Path) -> Case:
+    """CSV files of requests over time."""
+    rows = [
+        f"{rng.choice((index, 0.5, -3, 1e9))},{rng.choice((1, 900, 5000))},{rng.choice((1, 50))}" for index in range(6)
+    ]
+    head = rng.choice(("timestamp,prompt,output", "TIMESTAMP,ContextTokens,GeneratedTokens", "output,time,prompt"))
+    content = mutate.data(rng, "\n".join((head, *rows)).encode())
+    path = samples.write(folder / "load.csv", content)
+    model = ["opt-125m", "--gpu", "A10G", "--enforce-eager", "--no-advice"]
+    return _asked(rng, folder, ["serve", *model, "--trace", str(path)])
+
+
 KINDS: Mapping[str, tuple[Maker, float]] = {
     "onnx": (onnx, 0.07),
     "onnx-values": (onnx_values, 0.07),
@@ -374,6 +386,7 @@ KINDS: Mapping[str, tuple[Maker, float]] = {
     "allocations": (allocations, 0.05),
     "numbers": (numbers, 0.05),
     "gguf": (gguf, 0.05),
+    "load": (load, 0.01),
 }
 
 

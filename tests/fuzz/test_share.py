@@ -11,7 +11,7 @@ from tests.fuzz.kinds import KINDS, make
 
 #: Kind -> cases. Those that need PyTorch or draw figures run with ``python -m tests.fuzz`` alone.
 SHARE = {"trace": 60, "report": 60, "devices": 60, "options": 60, "snapshot": 60, "numbers": 12, "onnx": 20,
-         "onnx-values": 20, "onnx-external": 20, "gguf": 40}  # fmt: skip
+         "onnx-values": 20, "onnx-external": 20, "gguf": 40, "load": 12}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", SHARE)

@@ -23,6 +23,7 @@ MADE = {
     "llama31-8b-q4_k_m": lambda: gguf.llama(
         32, 4096, 32, 8, 14336, 128256, context=131072, kind="q4_K", mixed=True, freqs=True
     ),
+    "qwen3-14b-q8_0": lambda: gguf.qwen3(40, 5120, 40, 8, 128, 17408, 151936, context=32768),
     "pythia-2.8b-f16": lambda: gguf.pythia(32, 2560, 32, 50304),
 }
 LOGS: dict[str, Any] = json.loads((places.GOLDEN / "serving" / "llamacpp_logs.json").read_text())

@@ -351,6 +351,10 @@ def test_a_load_of_a_file(tmp_path: Path) -> None:
         (["--arrivals", "5/s"], "wants --lengths"),
         (["--arrivals", "5/s", "--duration", "soon", *OVER_TIME], "--duration 'soon' is no time"),
         (["--arrivals", "9999/s", "--duration", "9d", *OVER_TIME], "give a shorter --duration"),
+        (
+            ["--arrivals", "9/s", "--duration", "1d", "--lengths", "p50=9", "--output-lengths", "p50=9000"],
+            "300,000,000",
+        ),
         (["--output-lengths", "p50=9"], "give --arrivals"),
         (["--trace", "nowhere.csv"], "nowhere.csv: No such file"),
         (["--trace", "nowhere.csv", "--arrivals", "1/s"], "comes from one of them"),

@@ -68,6 +68,26 @@ def llama(
     return header(_metadata("llama", layers, hidden, heads, kv_heads, feed_forward, context), tensors)
 
 
+def qwen3(
+    layers: int, hidden: int, heads: int, kv_heads: int, head: int, feed_forward: int, vocabulary: int, *, context: int,
+    kind: str = "q8_0",
+) -> bytes:  # fmt: skip
+    """A Qwen 3: norms of queries and keys."""
+    tensors: list[tuple[str, str, Sequence[int]]] = [("token_embd.weight", kind, (hidden, vocabulary))]
+    for layer in range(layers):
+        for name, of, shape in (
+            ("attn_norm", "f32", (hidden,)), ("ffn_norm", "f32", (hidden,)), ("attn_q_norm", "f32", (head,)),
+            ("attn_k_norm", "f32", (head,)), ("attn_q", kind, (hidden, heads * head)),
+            ("attn_k", kind, (hidden, kv_heads * head)), ("attn_v", kind, (hidden, kv_heads * head)),
+            ("attn_output", kind, (heads * head, hidden)), ("ffn_gate", kind, (hidden, feed_forward)),
+            ("ffn_up", kind, (hidden, feed_forward)), ("ffn_down", kind, (feed_forward, hidden)),
+        ):  # fmt: skip
+            tensors.append((f"blk.{layer}.{name}.weight", of, shape))
+    tensors += [("output_norm.weight", "f32", (hidden,)), ("output.weight", kind, (hidden, vocabulary))]
+    metadata = _metadata("qwen3", layers, hidden, heads, kv_heads, feed_forward, context)
+    return header(metadata | {"qwen3.attention.key_length": head, "qwen3.attention.value_length": head}, tensors)
+
+
 def pythia(layers: int, hidden: int, heads: int, vocabulary: int, *, context: int = 2048) -> bytes:
     """A GPT-NeoX in half precision."""
     tensors: list[tuple[str, str, Sequence[int]]] = [("token_embd.weight", "f16", (hidden, vocabulary))]
