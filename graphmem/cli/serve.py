@@ -14,7 +14,9 @@ from graphmem.serving import BUILT_IN
 from graphmem.units import parse_bytes
 
 _ENGINE = (
-    click.option("--engine", default="vllm", metavar="NAME", help=f"{', '.join(BUILT_IN)}, a plug-in's. Default vllm."),
+    click.option(
+        "--engine", metavar="NAME", help=f"{', '.join(BUILT_IN)}, a plug-in's. Default vllm; llamacpp for GGUF."
+    ),
     click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
     click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
     click.option("--tp", "--tensor-parallel-size", "tp", type=int, default=1, metavar="N", help="Cards. Default 1."),
@@ -91,7 +93,7 @@ def serve_command(**options: Any) -> None:
         options["model"],
         gpu=options["gpu"],
         gpu_memory=options["gpu_memory"],
-        engine=options["engine"],
+        engine=options["engine"] or ("llamacpp" if options["model"].lower().endswith(".gguf") else "vllm"),
         engine_version=options["engine_version"],
         lengths=options["lengths"],
         load=options["load"],

@@ -34,6 +34,8 @@ _LEAST_CAPABILITY = (7, 5)
 #: Changes that bring less than this part of the tokens are not worth a line.
 _LEAST_GAIN = 0.01
 _MOST_SEQS = 1 << 16
+#: Seconds that a trace is followed beyond its last request.
+_AFTER_A_TRACE = 60.0
 
 
 @dataclass(frozen=True)
@@ -137,16 +139,17 @@ def serve(
 ) -> ServingReport:
     """What an inference engine leaves for the KV cache of ``model`` on a card, and how many requests that holds.
 
-    ``model``: a ``config.json``, a folder with one, or a known name. ``options`` are those of
-    :class:`graphmem.serving.base.Question`, by the engine's own names (``tensor_parallel_size``, ``max_model_len``, …).
+    ``model``: a ``config.json``, a folder with one, a known name, or a GGUF file. ``options`` are those of
+    :class:`graphmem.serving.base.Question`, by vLLM's names (``tensor_parallel_size``, ``max_model_len``, …); those that
+    only another ``engine`` has are pairs of text: ``arguments=(("n_gpu_layers", "20"),)``.
     ``lengths``: quantiles of requests' lengths in tokens, ``{50: 800, 99: 6000}`` or ``"p50=800,p99=6000"``. ``load``:
     so many requests at once, for which cards are looked for. ``find``: the largest ``max-model-len`` or
     ``max-num-seqs``, or the fewest cards (``tp``), and the answer there. ``advice``: whether changes are looked for.
 
     A load over time (:attr:`ServingReport.over_time`): ``arrivals`` a second, as a number or ``"300/min"``, over
     ``duration`` seconds or ``"1h"``; ``lengths`` are then those of prompts, and ``output_lengths`` of answers. Or
-    ``trace``, a CSV file with columns timestamp, prompt and output. Speed is not predicted: a
-    step takes ``step_time`` (seconds or ``"30ms"``), or its tokens at ``tokens_per_second`` where that is longer.
+    ``trace``, a CSV file with columns timestamp, prompt and output. Speed is not predicted: a step takes
+    ``step_time`` (seconds or ``"30ms"``), or its tokens at ``tokens_per_second`` where that is longer.
     ``max_wait``: what waiting the 99th percentile of requests bears, by which copies are counted.
 
     Raises :class:`graphmem.errors.GraphmemError` for what cannot be answered; an engine that would refuse to start for
@@ -206,7 +209,7 @@ def _load_asked(
         if arrivals is not None:
             raise UsageError("--arrivals and --trace: a load comes from one of them")
         requests = loads.read(Path(trace))
-        seconds = max(1.0, requests[-1].arrival)
+        seconds = requests[-1].arrival + _AFTER_A_TRACE
         return _Load(seconds, requests=requests, described=f"{len(requests):,} requests of {Path(trace).name}")
     if arrivals is None:
         if outputs:

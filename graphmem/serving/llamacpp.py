@@ -384,6 +384,7 @@ def _notes(model: _Model, settings: _Settings, cache: int) -> tuple[str, ...]:
         f"weights and the KV cache ({cache / GIB:.2f} GiB on the card) are sums of what the header says, equal to "
         "public logs; the compute buffer is a formula over the stages of Llama's graph, equal to five public logs; "
         "where its feed-forward layer is the largest stage nothing holds it",
+        "the version is that of llama-cpp-python, 0.3.36",
         "not counted: ggml's pools of temporary buffers, which no log prints",
     ]
     if settings.gpu_layers <= model.layers:

@@ -75,7 +75,7 @@ def _run(*arguments: str) -> tuple[int, str]:
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(MADE["llama3-8b-q4_0"]())
-    code, text = _run(str(path), "--engine", "llamacpp", "--gpu", "RTX-3090", "-ngl", "20", "-c", "4096", "-fa", "off")
+    code, text = _run(str(path), "--gpu", "RTX-3090", "-ngl", "20", "-c", "4096", "-fa", "off")
     assert code == 0, text
     assert "ctx_size 4096" in text
     assert "figures of public logs" in text

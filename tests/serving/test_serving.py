@@ -335,7 +335,7 @@ def test_a_load_of_a_file(tmp_path: Path) -> None:
     rows = [f"2023-11-16 18:15:{second:02}.6805900,{100 + second},30" for second in range(40)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     found = _json(LLAMA, "--gpu", "L40S", "--enforce-eager", "--trace", str(trace))["over_time"]["answer"]
-    assert (found["requests"], found["seconds"], found["refused"]) == (40, 39.0, 0)
+    assert (found["requests"], found["seconds"], found["finished"]) == (40, 99.0, 40)
     page = tmp_path / "page.html"
     code, text = _run(LLAMA, "--gpu", "L40S", "--enforce-eager", "--trace", str(trace), "--no-advice")
     assert code == 0
