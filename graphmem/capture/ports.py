@@ -133,6 +133,9 @@ class ValueBook(Protocol):
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The values as a host tensor; None where they are not known."""
 
+    def overwrite(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """From now on the tensor has these values."""
+
 
 class GroupBook(Protocol):
     """The process groups of several on cards that were made with this process in them."""

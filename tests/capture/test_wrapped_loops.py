@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from graphmem.analyze import analyze  # noqa: E402
-from tests.recorded.cases.sharded.options import ROWS, STEPS, model_and_batch  # noqa: E402
+from tests.recorded.cases.sharded.options import STEPS, given  # noqa: E402
 from tests.recorded.device import CARD  # noqa: E402
 from tests.recorded.sharded import KIND  # noqa: E402
 from tests.support import packages  # noqa: E402
@@ -23,8 +23,8 @@ def test_a_wrapped_loop_needs_what_its_program_needs(name: str) -> None:
     for package, version in KIND.versions(name).items():
         packages.need(package, version)
     recorded = KIND.load(name)
-    batch = ROWS if STEPS[name].pp is not None else None
-    estimate = analyze(model_and_batch, batch=batch, training=STEPS[name], device=CARD, iterations=3)
+    factory, batch = given(name)
+    estimate = analyze(factory, batch=batch, training=STEPS[name], device=CARD, iterations=3)
     assert (estimate.peak.allocated_bytes, estimate.peak.reserved_bytes) == (
         recorded.peak_allocated_bytes,
         recorded.peak_reserved_bytes,

@@ -40,6 +40,7 @@ class ShardedProgram:
         os.environ.update(_launched(self.case))
         without_others(self.case.backend)
         _agree_on_shapes()
+        _route_evenly()
         return self.case.program()
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
@@ -72,6 +73,32 @@ def _agree_on_shapes() -> None:
 
     if result is not None:
         PipelineStage._warmup_backward_result = passed
+
+
+def _route_evenly() -> None:
+    """A group without others tells no process how many tokens it gets, and kernels that compute nothing route none:
+    routers are made to choose evenly, as torchtitan's ``debug_force_load_balance`` makes them, everywhere."""
+    try:
+        from transformers.distributed import expert_parallel as module
+    except ImportError:
+        return
+    exchange, dispatch, rows = module.all_to_all_single, module.AllToAllEP._dispatch_tokens, []
+
+    def dispatched(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        rows.append(top_k_index.numel() // self.tp_mesh.size())
+        return dispatch(self, hidden_states, top_k_index, top_k_weights)
+
+    def exchanged(received: Any, sent: Any, group: Any) -> Any:
+        import torch
+
+        work = exchange(received, sent, group=group)
+        each, more = divmod(rows.pop(), sent.numel())
+        assert not more
+        for counts in (sent, received):
+            counts.copy_(torch.full(tuple(sent.shape), each))
+        return work
+
+    module.AllToAllEP._dispatch_tokens, module.all_to_all_single = dispatched, exchanged
 
 
 @dataclass(frozen=True)

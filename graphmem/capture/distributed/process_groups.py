@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.data_parallel import patch_data_parallel
+from graphmem.capture.distributed.experts import patch_experts
 from graphmem.capture.distributed.library_state import library_state_put_back
 from graphmem.capture.distributed.objects import patch_objects
 from graphmem.capture.distributed.sharded_model import sharded
@@ -103,6 +104,8 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
     def helper(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
         if not prepared:
             patch_sharding(patches, book)
+            if "transformers" in sys.modules:
+                patch_experts(patches, book)
             prepared.append(True)
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:

@@ -24,6 +24,7 @@ STEPS = {
     "option_zero2": Training(zero=ZeRO(8, 2), amp="bf16"),
     "option_tp": Training(tp=4, dtype="bf16", optimizer_args=(("foreach", False),)),
     "option_tp_fsdp": Training(tp=2, fsdp=FullyShard(8), amp="bf16", optimizer_args=(("foreach", False),)),
+    "option_ep": Training(ep=4, fsdp=FullyShard(4), amp="bf16", optimizer_args=(("foreach", False),)),
     "option_zero3": Training(zero=ZeRO(8, 3, {"zero_optimization": _SMALL}), amp="bf16", clip_grad_norm=1.0),
     "option_pp_gpipe": Training(pp=PipelineParallel(4, "gpipe", 4), dtype="bf16"),
     "option_pp_1f1b": Training(pp=PipelineParallel(4, "1f1b"), dtype="bf16", rank=3, clip_grad_norm=1.0),
@@ -46,6 +47,27 @@ def model_and_batch(batch: int = BATCH) -> tuple[Any, dict[str, torch.Tensor]]:
     """On the host, where both are made."""
     ids = torch.randint(0, VOCABULARY, (batch, SEQUENCE))
     return llama(device="cpu"), {"input_ids": ids, "labels": ids.clone()}
+
+
+def experts_and_batch() -> tuple[Any, dict[str, torch.Tensor]]:
+    """Eight experts a layer, two of them for each token."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    ids = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE))
+    model = MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=8,
+            num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=2048,
+            use_cache=False,
+        )
+    )  # fmt: skip
+    return model, {"input_ids": ids, "labels": ids.clone()}
+
+
+def given(name: str) -> tuple[Any, int | None]:
+    """What an option is given for: the function that makes the model and its batch, and the rows."""
+    step = STEPS[name]
+    return experts_and_batch if step.ep else model_and_batch, ROWS if step.pp is not None else None
 
 
 def _on_card(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -107,17 +129,16 @@ def engine(stage: int, clip: float = 0.0, **options: Any) -> None:
     del output
 
 
-def distributed(*, tensor: int, shards: int = 1, mixed: bool = False) -> None:
+def distributed(*, tensor: int = 1, shards: int = 1, experts: int = 1, mixed: bool = False) -> None:
     """As ``from_pretrained(distributed_config=...)``, without a checkpoint."""
-    from transformers import LlamaForCausalLM
     from transformers.distributed import DistributedConfig
 
-    model, batch = model_and_batch()
+    model, batch = experts_and_batch() if experts > 1 else model_and_batch()
     if not mixed:
         model = model.to(BF16)
-    config = DistributedConfig(tp_size=tensor, fsdp_size=shards, fsdp_mixed_precision=mixed)
-    config, _, meshes = LlamaForCausalLM.prepare_distribute_model(config)
-    model = LlamaForCausalLM.maybe_distribute_model(model.to("meta"), config, meshes).to_empty(device="cuda")
+    config = DistributedConfig(tp_size=tensor, fsdp_size=shards, ep_size=experts, fsdp_mixed_precision=mixed)
+    config, _, meshes = type(model).prepare_distribute_model(config)
+    model = type(model).maybe_distribute_model(model.to("meta"), config, meshes).to_empty(device="cuda")
     batch = _on_card(batch)
     model.train()
     stepper = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -238,6 +259,7 @@ add("option_fsdp_hybrid", sharded, "transformers", mixed=False, mesh=(2, 4), off
 add("option_zero2", engine, "transformers", "deepspeed", stage=2)
 add("option_zero3", engine, "transformers", "deepspeed", stage=3, clip=1.0, **_SMALL)
 add("option_tp", distributed, "transformers", world=4, tensor=4)
+add("option_ep", distributed, "transformers", world=4, shards=4, experts=4, mixed=True)
 add("option_tp_fsdp", distributed, "transformers", tensor=2, shards=4, mixed=True)
 
 _FOUR = {"world": 4, "ends": (1, 3, 4, 4)}

@@ -1,0 +1,70 @@
+"""Expert parallelism of transformers: how many tokens go to which process."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from graphmem.capture.patches import Patches
+from graphmem.capture.ports import RankBook
+
+_EVENLY = "tokens were taken to be routed evenly over the experts, those of the other processes too"
+
+
+def patch_experts(patches: Patches, book: RankBook) -> None:
+    """Where nothing is known of what a router chose, its choice is even: every expert gets as many tokens, and the first
+    ones what is left over (torchtitan's ``debug_force_load_balance`` makes it so).
+
+    ``AllToAllEP`` (transformers/distributed/expert_parallel.py of 5.23) counts them, exchanges the counts, and reads
+    both, as sizes of what it sends and receives.
+    """
+    try:
+        module = importlib.import_module("transformers.distributed.expert_parallel")
+    except ImportError:
+        return
+    experts = getattr(module, "AllToAllEP", None)
+    exchange: Callable[..., Any] | None = getattr(module, "all_to_all_single", None)
+    if experts is None or exchange is None:
+        return
+    rows: list[int] = []  # pairs of a token and an expert, of the layer that runs
+
+    def dispatch(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        shared = -(-top_k_index.shape[0] // self.tp_mesh.size())  # what chunks of a batch hold that is shared
+        first = min(shared * self.tp_mesh.get_local_rank(), top_k_index.shape[0])
+        rows.append(min(shared, top_k_index.shape[0] - first) * top_k_index.shape[-1])
+        try:
+            return original(self, hidden_states, top_k_index, top_k_weights)
+        finally:
+            rows.pop()
+
+    def counted(received: Any, sent: Any, group: Any = None, **others: Any) -> Any:
+        is_known = not rows or book.values.of(sent) is not None
+        result = exchange(received, sent, group=group, **others)
+        if not is_known:
+            book.note_once(_EVENLY)
+            counts = _evenly(rows[-1], tuple(sent.shape))
+            book.values.overwrite(sent, counts)
+            book.values.overwrite(received, _of_others(counts, group.rank()))
+        return result
+
+    original = experts._dispatch_tokens
+    patches.set(experts, "_dispatch_tokens", dispatch)
+    patches.set(module, "all_to_all_single", counted)
+
+
+def _evenly(rows: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """How many of ``rows`` each expert gets, by process and expert there."""
+    with unset_fake_temporarily():
+        number = shape[0] * shape[1]
+        each, more = divmod(rows, number)
+        return torch.full((number,), each).add_(torch.arange(number) < more).reshape(shape)
+
+
+def _of_others(counts: torch.Tensor, rank: int) -> torch.Tensor:
+    """What comes from each of the others, who route as many tokens in the same way."""
+    with unset_fake_temporarily():
+        return counts[rank].expand_as(counts).contiguous()
