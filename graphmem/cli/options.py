@@ -75,6 +75,7 @@ _TRAINING_ONLY = {
     "fsdp_sync_each_batch": "--fsdp-sync-each-batch",
     "zero": "--zero",
     "zero_config": "--zero-config",
+    "cp": "--cp",
     "pp": "--pp",
     "schedule": "--schedule",
     "micro_batches": "--micro-batches",
@@ -210,6 +211,7 @@ _STEP_OPTIONS = (
         help="Processes that share each layer, by the model's own plan (transformers).",
     ),
     click.option("--ep", type=POSITIVE, metavar="N", help="Processes that share the experts, likewise."),
+    click.option("--cp", type=POSITIVE, metavar="N", help="Processes that share each sequence, of those of --fsdp."),
     click.option(
         "--pp", type=POSITIVE, metavar="N", help="Processes of a pipeline of the model's layers (transformers)."
     ),
@@ -495,6 +497,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         tp=given["tp"],
         ep=given["ep"],
         pp=_pipeline(given),
+        cp=given["cp"],
         world_size=given["world_size"],
         rank=given["rank"] or 0,
         nproc_per_node=given["nproc_per_node"],

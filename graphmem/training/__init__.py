@@ -125,6 +125,7 @@ class Training:
         tp, ep: how many processes share each layer, or the experts, of a transformers model (``DistributedConfig``);
             with ``fsdp``, whose processes they divide, or alone.
         pp: a pipeline of a transformers model's layers, or None; with ``fsdp``, whose processes it divides, or alone.
+        cp: how many processes share each sequence of a transformers model, of those that ``fsdp`` shards over, or None.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         rank: which of the processes is analysed, from 0.
         nproc_per_node: processes, and cards, of a machine; None for 8 where there are more that fill machines of 8,
@@ -172,6 +173,7 @@ class Training:
     tp: int | None = None
     ep: int | None = None
     pp: PipelineParallel | None = None
+    cp: int | None = None
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -206,6 +208,8 @@ class Training:
         check_parts(self.tp, self.ep)
         if self.pp is not None:
             self._check_pipeline(self.pp)
+        if self.cp is not None:
+            self._check_context(self.cp)
         _ = self.mesh
         wrapper = self.wrapper
         if wrapper is None:
@@ -245,13 +249,29 @@ class Training:
         if self.fsdp is not None and self.fsdp.world_size % pipeline.ranks:
             raise UsageError(f"fsdp's {self.fsdp.world_size} processes cannot be divided by pp {pipeline.ranks}")
 
+    def _check_context(self, cp: int) -> None:
+        """Accelerate shares sequences among processes that FSDP2 shards parameters over, and so does torchtitan."""
+        if type(cp) is not int or cp < 2:
+            raise UsageError(f"cp is a number of processes of at least 2, not {cp!r}")
+        if self.fsdp is None:
+            raise UsageError("cp goes with fsdp, as in Accelerate and torchtitan: parameters are sharded over it too")
+        if self.tp or self.ep or self.pp is not None:
+            raise UsageError("cp is combined with fsdp alone here; write the program for tp, ep or pp (graphmem run)")
+        if self.epoch.varies:
+            raise UsageError("processes share sequences of one length; leave out seq_lens, last_batch and eval_batches")
+        shards = self.fsdp.mesh_of(self.fsdp.world_size)["shard"]
+        if shards % cp:
+            raise UsageError(f"cp {cp} does not divide the {shards} processes that fsdp shards over")
+
     @property
     def mesh(self) -> dict[str, int]:
         """The mesh of processes by the names of its dimensions, the outermost first: ``pp``, then ``replicate`` and
-        ``shard`` of FSDP2; {} for a step without any."""
+        ``shard`` of FSDP2, then ``cp``, over which FSDP2 shards too; {} for a step without any."""
         sizes = {"pp": self.pp.ranks} if self.pp is not None else {}
         if self.fsdp is not None:
             sizes |= self.fsdp.mesh_of(self.fsdp.world_size // math.prod(sizes.values()))
+        if self.cp is not None:
+            sizes |= {"shard": sizes["shard"] // self.cp, "cp": self.cp}
         return sizes
 
     def _check_parts_of(self, name: str) -> None:
@@ -331,6 +351,7 @@ class Training:
             words.append(self.wrapper.describe())
         words += describe_parts(self.tp, self.ep)
         words += [self.pp.describe()] if self.pp is not None else []
+        words += [f"context parallel over {self.cp}"] if self.cp is not None else []
         if self.zero_grad != "set_to_none":
             words.append("gradients zeroed in place")
         if self.zero_grad_at != "after_step":

@@ -160,6 +160,12 @@ def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> 
         (lambda: PipelineParallel(2, "zbv", layers=(1,) * 6), "give layers for 4"),
         (lambda: PipelineParallel(2, layers=(1, -1)), "layers of stages are whole numbers"),
         (lambda: PipelineParallel(2, layers=(1, 1)).divided(4), "have 2 layers together, and the model has 4"),
+        (lambda: Training(cp=1, fsdp=FullyShard(8)), "at least 2, not 1"),
+        (lambda: Training(cp=2), "cp goes with fsdp"),
+        (lambda: Training(cp=2, tp=2, fsdp=FullyShard(8)), "combined with fsdp alone"),
+        (lambda: Training(cp=2, fsdp=FullyShard(8), last_batch=1), "one length"),
+        (lambda: Training(cp=3, fsdp=FullyShard(8)), "does not divide the 8 processes"),
+        (lambda: Training(cp=4, fsdp=FullyShard(4, "hybrid:2x2")), "does not divide the 2 processes"),
         (lambda: Training(pp=PipelineParallel(2), amp="bf16"), "amp is FSDP's mixed precision"),
         (lambda: Training(pp=PipelineParallel(2), ddp=DataParallel(2)), "hybrid:Nx1"),
         (lambda: Training(pp=PipelineParallel(2), zero=ZeRO(2, 1)), "DeepSpeed has pipelines of its own"),
@@ -179,6 +185,12 @@ def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> 
 def test_pipelines_that_do_not_go_are_said(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_sequences_are_shared_among_processes_that_share_parameters() -> None:
+    step = Training(cp=2, fsdp=FullyShard(8, "hybrid:2x4"))
+    assert step.mesh == {"replicate": 2, "shard": 2, "cp": 2}
+    assert step.describe().endswith("FSDP over 8 processes (hybrid:2x4), context parallel over 2")
 
 
 def test_a_configuration_of_deepspeed_is_read_as_it_is(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ _EVENLY = "tokens were taken to be routed evenly over the experts, those of the 
 
 
 def patch_experts(patches: Patches, book: RankBook) -> None:
-    """Where nothing is known of what a router chose, its choice is even: every expert gets as many tokens, and the first
-    ones what is left over (torchtitan's ``debug_force_load_balance`` makes it so).
+    """Where nothing is known of what a router chose, its choice is even: every expert gets as many tokens, and the
+    first ones what is left over (torchtitan's ``debug_force_load_balance`` makes it so).
 
     ``AllToAllEP`` (transformers/distributed/expert_parallel.py of 5.23) counts them, exchanges the counts, and reads
     both, as sizes of what it sends and receives.

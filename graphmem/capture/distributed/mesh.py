@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch.distributed as dist
@@ -25,8 +26,12 @@ def process_mesh(training: Training) -> Any:
 def shards_of(mesh: Any) -> Any:
     """The part of ``mesh`` that FSDP2 shards over: one dimension, or replicas of one. Processes that share a sequence
     share the parameters too (torchtitan's ``dp_shard_cp``)."""
-    names = [name for name in ("replicate", "shard", "cp") if name in mesh.mesh_dim_names]
-    if "cp" in names:
-        mesh["shard", "cp"]._flatten("shard_cp")
-        names = [*names[: names.index("shard")], "shard_cp"]
-    return mesh if tuple(names) == tuple(mesh.mesh_dim_names) else mesh[tuple(names)]
+    names = tuple(name for name in ("replicate", "shard") if name in mesh.mesh_dim_names)
+    if "cp" in mesh.mesh_dim_names:
+        joint = mesh["shard", "cp"]._flatten("shard_cp")
+        if "replicate" not in names:
+            return joint
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that slices of what is flattened will be made in another way
+            return mesh["replicate", "shard_cp"]
+    return mesh if names == tuple(mesh.mesh_dim_names) else mesh[names]

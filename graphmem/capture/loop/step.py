@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from graphmem.capture.device.pretend_device import cards, move
+from graphmem.capture.distributed.context_parallel import cut, prepare, with_positions
 from graphmem.capture.distributed.data_parallel import data_parallel
 from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
 from graphmem.capture.distributed.fully_sharded import fully_sharded
@@ -75,6 +76,8 @@ def run_training(
     if is_parted or not training.casts_itself:  # else the wrapper moves what it shards
         model = model_on_device(session, model, training)
     given = Batch(inputs, loss)
+    if training.cp is not None:
+        given = Batch(with_positions(inputs, training.cp), loss)
     if loader is None:
         given = batch_on_device(session, given, training.dtype)
     model.train()
@@ -82,8 +85,13 @@ def run_training(
         checkpoint_blocks(model)
     if training.ddp is not None:
         model = data_parallel(model, training.ddp)
+    sequences = None
     if training.fsdp is not None and not is_parted:
-        model = _sharded(session, model, training)
+        mesh = process_mesh(training)
+        if training.cp is not None:
+            prepare(model)
+            sequences = mesh["cp"]
+        model = _sharded(session, model, training, mesh)
     optimizers, remarks = make_optimizers(model, training, own_optimizer)
     loop: _Loop
     if training.zero is not None:
@@ -91,7 +99,7 @@ def run_training(
         loop = _EngineLoop(session, engine, optimizers, training, loader)
     else:
         loop = _Loop(session, model, optimizers, training, loader)
-    loop.batch = given
+    loop.batch, loop.sequences = given, sequences
     if loader is not None:
         del given, inputs, loss
         for step in loader.iterations:
@@ -198,6 +206,7 @@ class _Loop:
     ) -> None:
         self.training, self.of_history = training, iterations_of_history(optimizers[0])
         self.batch: Batch | None = None
+        self.sequences: Any = None  # the mesh of the processes that share them
         self.output: Any = None
         self.loss: Any = None
         self.output_bytes = 0
@@ -227,7 +236,7 @@ class _Loop:
                 self._zero_grad()
             self._next_batch(size)
             is_last = number == len(micro_batches) - 1
-            with self._reducing(is_last):
+            with self._reducing(is_last), self._cut():
                 self._forward()
                 if len(micro_batches) > 1:
                     self.loss = self.loss / len(micro_batches)
@@ -242,6 +251,11 @@ class _Loop:
             self._model.set_requires_gradient_sync(is_last)
         waits = self.training.ddp is not None and not is_last
         return self._model.no_sync() if waits else contextlib.nullcontext()
+
+    def _cut(self) -> contextlib.AbstractContextManager[Any]:
+        if self.sequences is None or self.batch is None:
+            return contextlib.nullcontext()
+        return cut(self.batch.inputs, self.sequences)
 
     def _next_batch(self, size: BatchSize | None) -> None:
         """``for batch in loader: batch = batch.to("cuda")``: the loop's variable lets the batch before go first."""
@@ -417,14 +431,14 @@ def model_on_device(session: StepBook, model: nn.Module, step: Training | Infere
     return model
 
 
-def _sharded(session: StepBook, model: nn.Module, training: Training) -> nn.Module:
+def _sharded(session: StepBook, model: nn.Module, training: Training, mesh: Any) -> nn.Module:
     """The model, which stays on the host until its shards are moved."""
     assert training.fsdp is not None
     if is_quantized(model):
         raise CaptureError("quantised weights are not sharded by --fsdp; leave it out, or write the program")
     if training.dtype != "fp32":
         model = model.to(DTYPES[training.dtype])
-    model = _shard(model, training, process_mesh(training))
+    model = _shard(model, training, mesh)
     session.label_model(model)
     return model
 

@@ -426,6 +426,7 @@ LAYERS: tuple[Layer, ...] = (
         (
             "torch.distributed.*",
             "torch.nn.parallel.distributed.*",
+            "transformers.distributed.expert_parallel.*",
             "torch._C._distributed_c10d.*",
             "torch._C._get_accelerator",
             "torch.cuda.nccl.version",

@@ -24,6 +24,7 @@ STEPS = {
     "option_zero2": Training(zero=ZeRO(8, 2), amp="bf16"),
     "option_tp": Training(tp=4, dtype="bf16", optimizer_args=(("foreach", False),)),
     "option_tp_fsdp": Training(tp=2, fsdp=FullyShard(8), amp="bf16", optimizer_args=(("foreach", False),)),
+    "option_cp": Training(cp=4, fsdp=FullyShard(8), amp="bf16", rank=5),
     "option_ep": Training(ep=4, fsdp=FullyShard(4), amp="bf16", optimizer_args=(("foreach", False),)),
     "option_zero3": Training(zero=ZeRO(8, 3, {"zero_optimization": _SMALL}), amp="bf16", clip_grad_norm=1.0),
     "option_pp_gpipe": Training(pp=PipelineParallel(4, "gpipe", 4), dtype="bf16"),
@@ -151,6 +152,35 @@ def distributed(*, tensor: int = 1, shards: int = 1, experts: int = 1, mixed: bo
     del output
 
 
+def shared_sequences(*, processes: int, shards: int) -> None:
+    """As Accelerate prepares a model (``ParallelismConfig(cp_size=..., dp_shard_size=...)``), ``Trainer`` a batch."""
+    from accelerate.big_modeling import _attach_context_parallel_hooks
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.tensor.experimental import context_parallel
+
+    model, batch = model_and_batch()
+    batch["shift_labels"] = nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+    batch["position_ids"] = torch.arange(SEQUENCE).expand(BATCH, -1).contiguous()
+    batch = _on_card(batch)
+    model.train()
+    start()
+    mesh = init_device_mesh("cuda", (shards, processes), mesh_dim_names=("dp_shard", "cp"))
+    _attach_context_parallel_hooks(model)
+    joint = mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+    fully_sharded(model, mesh=joint, mp_policy=MixedPrecisionPolicy(BF16, torch.float32))
+    stepper = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(ITERATIONS):
+        buffers = [batch[name] for name in ("input_ids", "labels", "shift_labels", "position_ids")]
+        with context_parallel(mesh["cp"], buffers=buffers, buffer_seq_dims=[1, 1, 1, 1]):
+            output = model(**batch)
+            loss = output.loss
+            loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+    del output
+
+
 class _Part(nn.Module):
     """Some layers of a llama: on tokens with the first stage, up to logits with the last."""
 
@@ -259,6 +289,7 @@ add("option_fsdp_hybrid", sharded, "transformers", mixed=False, mesh=(2, 4), off
 add("option_zero2", engine, "transformers", "deepspeed", stage=2)
 add("option_zero3", engine, "transformers", "deepspeed", stage=3, clip=1.0, **_SMALL)
 add("option_tp", distributed, "transformers", world=4, tensor=4)
+add("option_cp", shared_sequences, "transformers", "accelerate", rank=5, processes=4, shards=2)
 add("option_ep", distributed, "transformers", world=4, shards=4, experts=4, mixed=True)
 add("option_tp_fsdp", distributed, "transformers", tensor=2, shards=4, mixed=True)
 
