@@ -140,8 +140,8 @@ def serve(
     """What an inference engine leaves for the KV cache of ``model`` on a card, and how many requests that holds.
 
     ``model``: a ``config.json``, a folder with one, a known name, or a GGUF file. ``options`` are those of
-    :class:`graphmem.serving.base.Question`, by vLLM's names (``tensor_parallel_size``, ``max_model_len``, …); those that
-    only another ``engine`` has are pairs of text: ``arguments=(("n_gpu_layers", "20"),)``.
+    :class:`graphmem.serving.base.Question`, by vLLM's names (``tensor_parallel_size``, ``max_model_len``, …); those
+    that only another ``engine`` has are pairs of text: ``arguments=(("n_gpu_layers", "20"),)``.
     ``lengths``: quantiles of requests' lengths in tokens, ``{50: 800, 99: 6000}`` or ``"p50=800,p99=6000"``. ``load``:
     so many requests at once, for which cards are looked for. ``find``: the largest ``max-model-len`` or
     ``max-num-seqs``, or the fewest cards (``tp``), and the answer there. ``advice``: whether changes are looked for.

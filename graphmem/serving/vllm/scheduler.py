@@ -119,6 +119,8 @@ class Scheduler:
         self._running: list[_State] = []
         self._waiting: deque[_State] = deque()
         self.lost_tokens = 0
+        if self._windows != (None,):
+            self.rules += "; with several groups of layers not even those, which the engine would help"
 
     @property
     def used_blocks(self) -> int:
