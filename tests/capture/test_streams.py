@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -38,6 +41,34 @@ def test_a_matrix_product_on_a_side_stream_takes_a_workspace_there() -> None:
     workspaces = [trace.storages[born.index] for born in of(trace, Category.WORKSPACE)]
     assert [(storage.bytes, storage.stream) for storage in workspaces] == [(LARGE_WORKSPACE, 0), (LARGE_WORKSPACE, 1)]
     assert workspaces[1].label == "cuBLAS workspace (main thread, stream 1)"
+
+
+def test_every_thread_has_a_current_stream_of_its_own() -> None:
+    """A thread that moves batches begins on the default stream, and its side stream is not the step's."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def move(side: Any) -> None:
+        torch.empty(1000, device="cuda")
+        with torch.cuda.stream(side):
+            torch.empty(2000, device="cuda")
+            began.set()
+            assert go_on.wait(60)
+            torch.empty(3000, device="cuda")
+
+    def step() -> None:
+        side, other = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            thread = threading.Thread(target=move, args=(side,))
+            thread.start()
+            assert began.wait(60)
+            torch.empty(4000, device="cuda")
+            go_on.set()
+            thread.join()
+            torch.empty(5000, device="cuda")
+
+    trace = record(step)
+    streams = {trace.storages[born.index].bytes // 4: trace.storages[born.index].stream for born in births(trace)}
+    assert {size: streams[size] for size in range(1000, 6000, 1000)} == {1000: 0, 2000: 1, 3000: 1, 4000: 2, 5000: 2}
 
 
 def test_record_stream_names_the_storage_and_the_other_stream() -> None:

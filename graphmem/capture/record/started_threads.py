@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import (
 )
 
 from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.capture.record.streams import Streams
 from graphmem.capture.threads import Threads
 
 
@@ -60,15 +61,16 @@ def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContex
     if recording is None:
         return contextlib.nullcontext
     _OneAtATime.of(recording)
-    return lambda: _under([*modes, _WhileItLasts(threads)])
+    return lambda: _under([*modes, _WhileItLasts(threads)], recording.recorder.streams)
 
 
 @contextlib.contextmanager
-def _under(modes: list[Any]) -> Iterator[None]:
+def _under(modes: list[Any], streams: Streams) -> Iterator[None]:
     for mode in modes:
         _push_mode(mode)
     try:
-        yield
+        with streams.in_thread():
+            yield
     finally:
         for mode in reversed(modes):
             _pop_mode(getattr(mode, "_mode_key", None))

@@ -10,8 +10,10 @@ In the backward pass the autograd engine makes the stream of a node's forward op
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from _thread import get_ident
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,7 +48,8 @@ class Streams:
 
     def __init__(self) -> None:
         self.used = False  # whether the step has made a stream of its own; until then nothing needs to be followed
-        self.of_step = 0
+        self._of_step = 0
+        self._of_thread: dict[int, int] = {}  # identity of a thread that the step started -> its current stream
         self.on_change: Callable[[], None] | None = None  # hears that another stream is current
         self.of_sequence: dict[int, int] = {}  # sequence number of a node -> stream of its forward operator
         self._node: tuple[int, int] = (-1, 0)  # the node that runs, the stream that is current in it
@@ -58,6 +61,21 @@ class Streams:
         self._index: dict[tuple[int, int], int] = {}  # (priority, place in its pool) -> index
 
     @property
+    def of_step(self) -> int:
+        """Index of the stream that is current outside nodes of the backward pass. Every thread has its own
+        (``thread_local`` in c10/cuda/CUDAStream.cpp): a loader's leaves the training loop's alone."""
+        return self._of_thread.get(get_ident(), self._of_step) if self._of_thread else self._of_step
+
+    @contextlib.contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Around what a thread does that the step has started: it begins on the default stream."""
+        self._of_thread[get_ident()] = 0
+        try:
+            yield
+        finally:
+            del self._of_thread[get_ident()]
+
+    @property
     def current(self) -> int:
         """Index of the current stream."""
         return self.of_step if not self.used or not self._in_node() else self._node[1]
@@ -66,8 +84,10 @@ class Streams:
         """Everything from now on runs on stream ``index``; inside a node of the backward pass, until it ends."""
         if self._in_node():
             self._node = (self._node[0], index)
+        elif get_ident() in self._of_thread:
+            self._of_thread[get_ident()] = index
         else:
-            self.of_step = index
+            self._of_step = index
         if self.on_change is not None:
             self.on_change()
 
