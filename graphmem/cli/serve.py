@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import Any
 
@@ -142,6 +143,7 @@ def _others(model: str) -> list[tuple[str, str]]:
     for word in words:
         name, equals, value = word.partition("=")
         if _is_option(word):
+            _not_misspelled(name)
             found.append((name.lstrip("-"), value if equals else "true"))
             expected = not equals
         elif expected:
@@ -150,6 +152,14 @@ def _others(model: str) -> list[tuple[str, str]]:
         else:
             raise UsageError(f"{word!r} is neither an option nor the value of one")
     return found
+
+
+def _not_misspelled(name: str) -> None:
+    """An option of an engine is not one of ours with a slip. Raises :class:`UsageError`."""
+    ours = [flag for parameter in click.get_current_context().command.params for flag in parameter.opts]
+    close = difflib.get_close_matches(name, ours, n=1, cutoff=0.85) if name.startswith("--") else []
+    if close:
+        raise UsageError(f"no option {name}; did you mean {close[0]}?")
 
 
 def _is_option(word: str) -> bool:

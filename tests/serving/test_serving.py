@@ -356,6 +356,7 @@ def test_a_load_of_a_file(tmp_path: Path) -> None:
             "300,000,000",
         ),
         (["--output-lengths", "p50=9"], "give --arrivals"),
+        (["--arivals", "5/s"], "did you mean --arrivals?"),
         (["--trace", "nowhere.csv"], "nowhere.csv: No such file"),
         (["--trace", "nowhere.csv", "--arrivals", "1/s"], "comes from one of them"),
         (["--tokens-per-second", "-1"], "accepted: a number above 0"),
