@@ -149,7 +149,7 @@ def _over_time(load: LoadReport) -> Iterator[str]:
         )
     for one in load.tried:
         yield (
-            f"             with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, waiting "
+            f"             with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
             f"{_time(one.wait_p99)}"
         )
     given = "by default" if speed.assumed else "as given"
