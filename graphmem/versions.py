@@ -167,9 +167,14 @@ NAME_OF_OPTIONS = Since(
     "allocator: `PYTORCH_ALLOC_CONF`", (2, 9), "not read", "read where `PYTORCH_CUDA_ALLOC_CONF` is not set",
     "names in libc10 of the wheels", ("2.6.0", "2.9.1"), "2.7 and 2.8 are taken to do as 2.6",
 )  # fmt: skip
+OLDEST_BLOCK_FIRST = Since(
+    "allocator: equal free blocks", (2, 12), "the lowest address first",
+    "the one first that was made first: the front of a split is new, a merged block is the one that was freed",
+    "pull request 178362", ("2.11.0", "2.12.1"),
+)  # fmt: skip
 OLDEST_SEGMENT_FIRST = Since(
-    "allocator: equal free blocks", (2, 13), "the lowest address first", "the oldest segment first",
-    "pull request 183591", ("2.11.0", "2.13.0"), "2.12 was not looked at and is taken to do as 2.11",
+    "allocator: equal free blocks", (2, 13), "the oldest first", "of the oldest segment first, there by address",
+    "pull request 183591", ("2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 ROUNDED_FRACTION = Since(
     "allocator: the cap of a memory fraction", (2, 13), "cut to whole bytes", "rounded to the nearest byte",
@@ -235,7 +240,7 @@ LARGE_WORKSPACE_ON_BLACKWELL = Since(
 #: 2.6.0, 2.8.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0; those of 2.5, 2.7, 2.10, 2.12 and 2.14 are assumed.
 WHEEL_CUDNN: dict[Version, int] = {
     (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
-    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92000, (2, 15): 92600,
+    (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600,
 }  # fmt: skip
 
 
@@ -266,13 +271,18 @@ CUDNN_ATTENTION_LIMITS_BATCH = Since(
 )  # fmt: skip
 
 EFFICIENT_ATTENTION_GROUPED = Since(
-    "memory-efficient attention of fewer key than query heads", (2, 15), "refused, so the math kernel in fp32",
+    "memory-efficient attention of fewer key than query heads", (2, 14), "refused, so the math kernel in fp32",
     "taken; gradients of every head are summed into those of the groups. One key head needs no `enable_gqa` in any "
-    "fused kernel", "pull request 191085", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+    "fused kernel", "pull request 191085", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 EFFICIENT_SEEDS_ON_DEVICE = Since(
-    "seed and offset of memory-efficient attention without dropout", (2, 15), "on the host", "on the device",
-    "ATen/native/transformers/cuda/attention.cu", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+    "seed and offset of memory-efficient attention without dropout", (2, 14), "on the host", "on the device",
+    "ATen/native/transformers/cuda/attention.cu", ("2.13.0", "2.14.1", "2.15.0"),
+)  # fmt: skip
+ATTENTION_UNSQUEEZES = Since(
+    "attention of three dimensions each", (2, 14), "the math kernel", "a batch of one, so the fused kernels take it",
+    "seen of ATen/native/transformers/attention.cpp on the stub driver: heads are the first dimension, as "
+    "`enable_gqa` shows", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -292,9 +302,9 @@ WHOLE_SLICES_SKIPPED = Since(
     "`applySlice`, ATen/TensorIndexing.h of the wheels", ("2.4.1", "2.6.0", "2.8.0", "2.9.1"),
 )  # fmt: skip
 INDEX_BITS_COUNT_ROWS = Since(
-    "sort of indices in the gradient of an embedding", (2, 12), "of every bit, 12 KiB more",
+    "sort of indices in the gradient of an embedding", (2, 13), "of every bit, 12 KiB more",
     "of the bits that count rows",
-    "ATen/native/cuda/Embedding.cu", ("2.6.0", "2.9.1", "2.11.0", "2.13.0"), "that 2.12 has it",
+    "ATen/native/cuda/Embedding.cu", ("2.6.0", "2.9.1", "2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 EMBEDDING_ADDS_ATOMICALLY = Since(
     "gradient of an embedding with few rows of many indices", (2, 12), "partial sums are kept", "added atomically",
@@ -303,6 +313,16 @@ EMBEDDING_ADDS_ATOMICALLY = Since(
 GROUP_NORM_IN_FP32 = Since(
     "half group norm", (2, 13), "statistics in half", "statistics in fp32 for the time of the call",
     "ATen/native/cuda/group_norm_kernel.cu", ("2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
+)  # fmt: skip
+GROUP_NORM_COPIES_INSIDE = Since(
+    "contiguous copy of what group norm reads", (2, 14), "made before and kept for the backward pass",
+    "made by the kernel, and again backward: the input is kept as it lies", "seen of group_norm.cpp on the stub driver",
+    ("2.13.0", "2.14.1", "2.15.0"),
+)  # fmt: skip
+GROUP_NORM_KEEPS_CHANNELS_LAST = Since(
+    "group norm of channels_last", (2, 15), "a contiguous copy",
+    "computed as it lies; always a scale and a shift per channel, and no scale backward",
+    "seen of ATen/native/cuda/group_norm_kernel.cu on the stub driver", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 CUB_COUNTS_UNIQUE_IN_64_BITS = Since(
     "storage of CUB's unique by key", (2, 7), "states of 8 bytes", "of 16", "cub/device/dispatch/"

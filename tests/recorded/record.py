@@ -115,10 +115,12 @@ def _refuse_another_version() -> None:
 
 def launch_no_triton() -> None:
     """Outer products run on a Triton kernel, which takes no memory, and which a pretended driver could not compile."""
-    name = "torch._native.ops.bmm_outer_product.triton_kernels"
+    package = "torch._native.ops.bmm_outer_product"
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("torch._native") is None:
         return
-    kernels: Any = importlib.import_module(name)
+    if importlib.util.find_spec(package) is None:  # 2.12
+        return
+    kernels: Any = importlib.import_module(f"{package}.triton_kernels")
     kernels._bmm_outer_product_kernel = collections.defaultdict(lambda: lambda *_, **__: None)
 
 

@@ -99,7 +99,10 @@ class PyTorchCachingAllocator(PoolInterface):
         self._large = Pool(is_small=False)
         self._expandable = conf.expandable_segments
         self._follow(conf)
+        self.counts_blocks = versions.OLDEST_BLOCK_FIRST.holds(torch_version)
         self._keeps_segment_order = versions.OLDEST_SEGMENT_FIRST.holds(torch_version)
+        if self._keeps_segment_order:
+            self.counts_blocks = False
         self._next_serial = 0
         self._heads: dict[int, Block] = {}  # first block of every cudaMalloc'ed segment
         self._expandable_segments: list[ExpandableSegment] = []
@@ -349,6 +352,8 @@ class PyTorchCachingAllocator(PoolInterface):
             position = bisect_left(keys, key)
             keys.insert(position, key)
             free_set.blocks.insert(position, rest)
+            if self.counts_blocks:
+                block.order = self.order_of_new_segment(block.address)
         block.state = ALLOCATED
         block.requested_size = size
         allocated = self.allocated_bytes + block.size
@@ -360,8 +365,8 @@ class PyTorchCachingAllocator(PoolInterface):
         return block
 
     def order_of_new_segment(self, address: int) -> int:
-        """The ``order`` of the first block of a segment that is created now."""
-        if not self._keeps_segment_order:
+        """The ``order`` of the first block of a segment that is created now; in 2.12 of every new block."""
+        if not (self._keeps_segment_order or self.counts_blocks):
             return address
         self._next_serial += 1
         return (self._next_serial << ADDRESS_BITS) | address
@@ -399,7 +404,7 @@ class PyTorchCachingAllocator(PoolInterface):
             self.stats.count_free_completed(block)
         free_set = block.free_set
         keys, blocks = free_set.keys, free_set.blocks
-        size = block.size
+        size, freed_order = block.size, block.order
         prev = block.prev
         if prev is not None and prev.state == FREE:
             position = bisect_left(keys, (prev.size << ORDER_BITS) + prev.order)
@@ -422,6 +427,8 @@ class PyTorchCachingAllocator(PoolInterface):
             if after is not None:
                 after.prev = block
         block.size = size
+        if self.counts_blocks:
+            block.take_serial(freed_order)
         block.state = FREE
         block.gc_count_base = free_set.pool.get_free_blocks_call_count
         key = (size << ORDER_BITS) + block.order

@@ -14,7 +14,8 @@ GONE = 4  # merged into a neighbour; only a stale handle can still point here
 #: Bits of a block's ``order`` that hold its address.
 ADDRESS_BITS = 56
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
-#: Bits of ``order``: the address, and above it the serial number of the segment (torch 2.13 on; else 0).
+#: Bits of ``order``: the address, and above it the serial number of the segment (torch 2.13 on), or of the block
+#: (2.12, where upstream's front part of a split is the new one, and a merged block is the one that was freed); else 0.
 ORDER_BITS = ADDRESS_BITS + 32
 
 
@@ -43,6 +44,10 @@ class Block:
     def address(self) -> int:
         """Device address of the first byte."""
         return self.order & ADDRESS_MASK
+
+    def take_serial(self, order: int) -> None:
+        """Go on under the serial number in the ``order`` of another block: of one that is merged with this one."""
+        self.order = (order & ~ADDRESS_MASK) | (self.order & ADDRESS_MASK)
 
     @property
     def is_split(self) -> bool:

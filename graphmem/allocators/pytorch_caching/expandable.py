@@ -98,8 +98,10 @@ def map_block(allocator: PyTorchCachingAllocator, block: Block, size: int) -> Bl
     free_set.remove_unmapped(block)
     mapped_bytes = pages * page
     if mapped_bytes < block.size:
-        free_set.insert_unmapped(block.split_off(mapped_bytes, UNMAPPED))
-    block.state = FREE
+        rest = block.split_off(mapped_bytes, UNMAPPED)
+        _count(allocator, rest)
+        free_set.insert_unmapped(rest)
+    block.state, order = FREE, block.order
     before, after = block.prev, block.next
     if after is not None and after.state == FREE:
         free_set.remove(after)
@@ -108,6 +110,8 @@ def map_block(allocator: PyTorchCachingAllocator, block: Block, size: int) -> Bl
         free_set.remove(before)
         before.absorb_next()
         block = before
+    if allocator.counts_blocks:
+        block.take_serial(order)
     free_set.insert(block)
     allocator.count_reserved(free_set, mapped_bytes)
     return block
@@ -126,27 +130,40 @@ def unmap_block(allocator: PyTorchCachingAllocator, block: Block) -> None:
     before_size = begin - block.address
     after_size = block.address + block.size - end
     if after_size > 0:
-        free_set.insert(block.split_off(block.size - after_size, FREE))
+        rest = block.split_off(block.size - after_size, FREE)
+        _count(allocator, rest)
+        free_set.insert(rest)
     if before_size > 0:
         unmapped = block.split_off(before_size, UNMAPPED)
+        _count(allocator, block)
         free_set.insert(block)
     else:
         unmapped = block
         unmapped.state = UNMAPPED
     allocator.driver.release(end - begin)
     allocator.count_released(free_set, end - begin)
-    _join_unmapped(free_set, unmapped)
+    order = unmapped.order
+    joined = _join_unmapped(free_set, unmapped)
+    if allocator.counts_blocks:
+        joined.take_serial(order)
     if segment.head.next is None:
         free_set.remove_unmapped(segment.head)
         allocator.drop_expandable_segment(segment)
 
 
-def _join_unmapped(free_set: FreeSet, block: Block) -> None:
+def _count(allocator: PyTorchCachingAllocator, block: Block) -> None:
+    """Give a block that is new the next serial number, where blocks have one (2.12)."""
+    if allocator.counts_blocks:
+        block.order = allocator.order_of_new_segment(block.address)
+
+
+def _join_unmapped(free_set: FreeSet, block: Block) -> Block:
     after, before = block.next, block.prev
     if after is not None and after.state == UNMAPPED:
         free_set.remove_unmapped(after)
         block.absorb_next()
     if before is not None and before.state == UNMAPPED:
         before.absorb_next()  # its address stays, and so does its place among the unmapped
-    else:
-        free_set.insert_unmapped(block)
+        return before
+    free_set.insert_unmapped(block)
+    return block

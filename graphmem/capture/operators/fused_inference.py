@@ -58,6 +58,7 @@ def fused_inference(
             scores = torch.empty_like(scores)
             del mask
         context = split[0]  # the attended values overwrite the query
+        torch.bmm(scores.view(-1, tokens, tokens), split[2].view(-1, tokens, head), out=context.view(-1, tokens, head))
         if not need_weights:
             del scores
         flat = context.permute(0, 2, 1, 3).contiguous().view(batch * tokens, embed_dim)

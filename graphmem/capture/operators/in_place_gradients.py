@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
+from graphmem import versions
 from graphmem.capture.values.selection import Selection
+from graphmem.versions import Since
 
 _aten = torch.ops.aten
 
@@ -48,11 +51,13 @@ OTHER_WAYS = {
 @dataclass(frozen=True)
 class OnCard:
     """What a card runs in place of an operator that an autograd ``node`` calls. ``body`` answers NotImplemented where
-    it is the same; a ``remark`` then says what is assumed."""
+    it is the same; a ``remark`` then says what is assumed. ``since``: versions before that change run what is written.
+    """
 
     node: str
     body: Callable[..., Any]
     remark: str | None = None
+    since: Since | None = None
 
 
 def _selected_of_mask(selection: Selection, mask: Tensor, grad: Tensor, zero: Tensor) -> Any:
@@ -63,6 +68,14 @@ def _selected_of_mask(selection: Selection, mask: Tensor, grad: Tensor, zero: Te
 def _host_zero(selection: Selection, value: Any, **_: Any) -> Any:
     """The other argument of ``where``, which a card does not call."""
     return NotImplemented if selection.share is None else torch.zeros((), device="cpu")
+
+
+def _in_its_format(_: Selection, tensor: Tensor, *, memory_format: torch.memory_format | None = None) -> Any:
+    """``tensor.contiguous()`` of what the kernel reads in channels_last; the rule copies what is in another format."""
+    kept = suggest_memory_format(tensor)
+    if memory_format is not torch.contiguous_format or kept is torch.contiguous_format:
+        return NotImplemented
+    return tensor if tensor.is_contiguous(memory_format=kept) else tensor.clone(memory_format=kept)
 
 
 def _in_single(func: Any) -> Callable[..., Any]:
@@ -80,6 +93,9 @@ def _in_single(func: Any) -> Callable[..., Any]:
 ON_CARD: dict[Any, OnCard] = {
     _aten.where.self: OnCard("MaskedFillBackward1", _selected_of_mask, _FILLED),
     _aten.scalar_tensor.default: OnCard("MaskedFillBackward1", _host_zero),
+    _aten.clone.default: OnCard(
+        "NativeGroupNormBackward0", _in_its_format, since=versions.GROUP_NORM_KEEPS_CHANNELS_LAST
+    ),
     _aten.linalg_vector_norm.default: OnCard("RenormBackward0", _in_single(_aten.linalg_vector_norm.default)),
     _aten.sum.dim_IntList: OnCard("RenormBackward0", _in_single(_aten.sum.dim_IntList)),
 }

@@ -1,4 +1,4 @@
-"""Normalizations that are composites, as a CUDA build resolves them: rms_norm and batch_norm."""
+"""Normalizations that are composites, as a CUDA build resolves them: rms_norm, batch_norm, group_norm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
@@ -17,7 +18,10 @@ _aten = torch.ops.aten
 
 def normalization_composites(card: Card) -> dict[Any, Callable[..., Any]]:
     """By operator: what CUDA's version of it calls."""
-    return {_aten.rms_norm.default: _rms_norm_of(card), _aten.batch_norm.default: _batch_norm}
+    table = {_aten.rms_norm.default: _rms_norm_of(card), _aten.batch_norm.default: _batch_norm}
+    if versions.GROUP_NORM_COPIES_INSIDE.holds(card.torch_version):
+        table[_aten.group_norm.default] = _group_norm
+    return table
 
 
 def _rms_norm_of(card: Card) -> Callable[..., Tensor]:
@@ -29,6 +33,22 @@ def _rms_norm_of(card: Card) -> Callable[..., Tensor]:
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """``at::rms_norm`` is one fused kernel on CUDA (ATen/native/layer_norm.cpp, 2.9 and later)."""
     return _aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
+
+
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """``at::group_norm`` since 2.14 on CUDA: the kernel is given the input as it lies (ATen/native/group_norm.cpp)."""
+    if input.is_contiguous() and suggest_memory_format(input) is torch.contiguous_format:
+        return _aten.group_norm.default.decompose(input, num_groups, weight, bias, eps, cudnn_enabled)
+    batch, channels = input.shape[:2]
+    spatial = input.shape[2:].numel()
+    return _aten.native_group_norm.default(input, weight, bias, batch, channels, spatial, num_groups, eps)[0]
 
 
 #: ``CUDNN_BN_MIN_EPSILON``, and the largest batches cuDNN takes (ATen/native/Normalization.cpp).

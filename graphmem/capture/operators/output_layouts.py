@@ -16,14 +16,16 @@ from torch._prims_common import (
     compute_elementwise_output_strides,
     make_channels_last_strides_for,
     make_contiguous_strides_for,
+    suggest_memory_format,
 )
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.layout import is_dense
 
 _aten = torch.ops.aten
 
-#: Of an operator's positional arguments, named arguments and outputs: the outputs, laid out anew.
-Relaid = Callable[[Sequence[Any], Mapping[str, Any], Any], Any]
+#: Of an operator's positional arguments, named arguments, outputs and the version: the outputs, laid out anew.
+Relaid = Callable[[Sequence[Any], Mapping[str, Any], Any, versions.Version], Any]
 
 #: Contiguous, whatever the inputs are: ``dX = empty_like(X, contiguous)`` in layer_norm_kernel.cu, for both norms;
 #: outputs without strides (``set_output_raw_strided``) in SoftMax.cpp and of a number's power in Pow.cpp;
@@ -65,6 +67,9 @@ _LIKE = {
     getattr(_aten, name).default
     for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "native_dropout")
 }
+#: Position of the input in the arguments. What is normalized has the format in which the kernel computes
+#: (group_norm_kernel.cu, 2.14 and 2.15).
+_GROUP_NORMS = {_aten.native_group_norm.default: 0, _aten.native_group_norm_backward.default: 1}
 #: Tagged as elementwise, but no iterator lays them out: copies, and one that works in place on a copy.
 _NOT_ITERATED = {_aten.clone.default, _aten._to_copy.default, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor}
 #: Whose numbers are operands, of no dimension (``wrapped_scalar_tensor`` in BinaryOps.cpp and TensorCompare.cpp).
@@ -82,13 +87,15 @@ _NUMBERS_ARE_OPERANDS = {
 def relaid(func: Any) -> Relaid | None:
     """What gives the outputs of ``func`` the strides that they have in a CUDA build; None where they have them."""
     if func in _CONTIGUOUS:
-        return lambda args, kwargs, outputs: _made_contiguous(outputs)
+        return lambda args, kwargs, outputs, _: _made_contiguous(outputs)
     if func in _LIKE:
-        return lambda args, kwargs, outputs: _made_like(args[0], kwargs.get("memory_format"), outputs)
+        return lambda args, kwargs, outputs, _: _made_like(args[0], kwargs.get("memory_format"), outputs)
     if func is _RRELU:
-        return lambda args, kwargs, outputs: _as_operands(func, args, (2, 0) if args[5] else (1, 0), outputs)
+        return lambda args, kwargs, outputs, _: _as_operands(func, args, (2, 0) if args[5] else (1, 0), outputs)
     if func in _ITERATED:
-        return lambda args, kwargs, outputs: _as_operands(func, args, _ITERATED[func], outputs)
+        return lambda args, kwargs, outputs, _: _as_operands(func, args, _ITERATED[func], outputs)
+    if func in _GROUP_NORMS:
+        return lambda args, kwargs, outputs, version: _group_normed(args[_GROUP_NORMS[func]], outputs, version)
     return partial(_elementwise, func) if _is_elementwise(func) else None
 
 
@@ -100,7 +107,7 @@ def _is_elementwise(func: Any) -> bool:
     return is_tagged and not schema.is_mutable and [str(value.type) for value in schema.returns] == ["Tensor"]
 
 
-def _elementwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Any:
+def _elementwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, _: versions.Version) -> Any:
     if 1 not in output.shape or output.layout != torch.strided or output.device.type != "cuda":
         return output
     return _iterated(func, args, args, output)
@@ -199,6 +206,15 @@ def _dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...
         strides[dimension] = step
         step *= shape[dimension]
     return tuple(strides)
+
+
+def _group_normed(tensor: torch.Tensor, outputs: Any, version: versions.Version) -> Any:
+    keeps = versions.GROUP_NORM_KEEPS_CHANNELS_LAST.holds(version)
+    kept = suggest_memory_format(tensor) if keeps else torch.contiguous_format
+    normed, *others = outputs
+    if normed is None or normed.is_contiguous(memory_format=kept):
+        return outputs
+    return type(outputs)((torch.empty_like(normed, memory_format=kept), *others))
 
 
 def _made_contiguous(outputs: Any) -> Any:

@@ -87,7 +87,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 return result
         out = call.run()
         if call.facts.relaid is not None:
-            out = call.facts.relaid(call.args, call.kwargs, out)
+            out = call.facts.relaid(call.args, call.kwargs, out, self.recorder.card.torch_version)
         return self.finish(call, out)
 
     def go_on_as(self, func: Any, call: OperatorCall) -> Any:
@@ -302,6 +302,8 @@ def _formula_on_card(mode: RecordingMode, call: OperatorCall) -> Any:
     assert formula is not None
     if not call.in_backward or node_name() != formula.node or torch.is_grad_enabled():
         return NOT_HANDLED
+    if formula.since is not None and not formula.since.holds(mode.recorder.card.torch_version):
+        return NOT_HANDLED
     with mode:
         out = formula.body(mode.recorder.selection, *call.args, **call.kwargs)
     if out is not NotImplemented:
@@ -475,6 +477,12 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         _fan_in,
     ),
     Interceptor(
+        "formulas on a card",
+        "formulas avoid to read data of what is like a subclass, and ask the device",
+        lambda facts: facts.on_card is not None,
+        _formula_on_card,
+    ),
+    Interceptor(
         "accumulated gradients",
         "what AccumulateGrad makes is a parameter's gradient",
         lambda facts: facts.func in _ACCUMULATING,
@@ -485,12 +493,6 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "formulas write in place, but not on what is like a subclass",
         lambda facts: facts.in_place is not None,
         _in_place_gradients,
-    ),
-    Interceptor(
-        "formulas on a card",
-        "formulas avoid to read data of what is like a subclass, and ask the device for a precision",
-        lambda facts: facts.on_card is not None,
-        _formula_on_card,
     ),
     Interceptor(
         "decisions",

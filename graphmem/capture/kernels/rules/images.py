@@ -250,5 +250,6 @@ def affine_grid_rule(call: Call) -> Script | None:
         ranges = [script.take(n * element, "range of coordinates") for _ in range(1 if aligned else 3)]
         script.give(*reversed(ranges))
     script.output(0)
+    script.product()  # by theta (ATen/native/AffineGridGenerator.cpp)
     script.give(grid)
     return script

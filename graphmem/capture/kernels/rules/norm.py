@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.layout import HALF_TYPES, Layout, Strided, bytes_of
@@ -105,13 +106,17 @@ def group_norm_rule(call: Call) -> Script | None:
     script = Script()
     stats = batch * groups * tensor.element_size()
     script.output(0).output(1, stats).output(2, stats)
+    copies = []
+    if not tensor.is_contiguous(memory_format=_format_of_group_norm(call)):
+        copies = [script.take(bytes_of(tensor), "contiguous input")]
     taken = []
     if _is_half(tensor) and versions.GROUP_NORM_IN_FP32.holds(call.card.torch_version):
         taken += [script.take(batch * groups * 4, f"fp32 {name}") for name in ("mean", "rstd")]
-    if call.HxW > 1 and not (call.weight is None and call.bias is None):
+    in_order = _format_of_group_norm(call) is torch.contiguous_format
+    if not in_order or (call.HxW > 1 and not (call.weight is None and call.bias is None)):
         size = batch * channels * _accumulate_bytes(tensor)
         taken += [script.take(size, name) for name in ("scale per channel", "shift per channel")]
-    script.give(*reversed(taken))
+    script.give(*reversed(taken), *copies)
     return script
 
 
@@ -120,16 +125,28 @@ def group_norm_backward_rule(call: Call) -> Script | None:
     batch, channels, groups = call.N, call.C, call.group
     size = _accumulate_bytes(call.input)
     gradients = _Gradients(call.output_mask)
-    script = Script()
+    script, kept = Script(), _format_of_group_norm(call)
+    copies = []
+    if not call.grad_out.is_contiguous(memory_format=kept):
+        copies = [script.take(bytes_of(call.input), "gradient in the input's memory format")]
     gradients.emit(script, 0, 1, 2)
-    sums = [script.take(batch * channels * size, "sums per channel") for _ in range(2)]
+    sums = []
+    if call.HxW > 1 or kept is not torch.contiguous_format:  # else GroupNorm1dBackward
+        sums = [script.take(batch * channels * size, "sums per channel") for _ in range(2)]
     if 0 in gradients:
         factors = [script.take(batch * groups * size, "factors per group") for _ in range(2)]
-        scaled = call.weight is not None and call.HxW > 1
+        scaled = call.weight is not None and call.HxW > 1 and kept is torch.contiguous_format
         scale = [script.take(batch * channels * size, "scale per channel")] if scaled else []
         script.give(*reversed(factors), *scale)
-    script.give(*reversed(sums))
+    script.give(*reversed(sums), *copies)
     return script
+
+
+def _format_of_group_norm(call: Call) -> torch.memory_format:
+    """In which the kernel reads and writes."""
+    if versions.GROUP_NORM_KEEPS_CHANNELS_LAST.holds(call.card.torch_version):
+        return suggest_memory_format(call.input)
+    return torch.contiguous_format
 
 
 # --- native batch norm (ATen/native/cuda/Normalization.cu, .cuh) ------------------------------------------------------
