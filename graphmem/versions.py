@@ -22,7 +22,9 @@ Version = tuple[int, int]
 OLDEST: Version = (2, 4)
 NEWEST: Version = (2, 15)
 #: Those of which recordings of whole steps hold the predictions (tests/golden/pytorch).
-RECORDED: tuple[Version, ...] = ((2, 4), (2, 6), (2, 8), (2, 9), (2, 11), (2, 13), (2, 15))
+RECORDED: tuple[Version, ...] = (
+    (2, 4), (2, 6), (2, 8), (2, 9), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
+)  # fmt: skip
 #: The one whose wheel's cuDNN was asked for the plans of convolutions that are predicted without one.
 COUNTED_CUDNN: Version = (2, 13)
 
@@ -218,8 +220,8 @@ CUBLASLT_BUFFER_KEPT = Since(
     "kept per thread, beside cuBLAS's workspace", "pull request 156495", ("2.4.1", "2.6.0", "2.8.0", "2.9.1", "2.11.0"),
 )  # fmt: skip
 CUBLASLT_SHARES_WORKSPACE = Since(
-    "cublasLt's buffer", (2, 12), "its own", "cuBLAS's workspace", "pull requests 173002, 175879", ("2.11.0", "2.13.0"),
-    "that 2.12 has it is read from the pull requests",
+    "cublasLt's buffer", (2, 12), "its own", "cuBLAS's workspace", "pull requests 173002, 175879",
+    ("2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 CUBLASLT_UNIFIED_OPTION = Since(
     "`TORCH_CUBLASLT_UNIFIED_WORKSPACE`", (2, 7), "not read",
@@ -229,7 +231,7 @@ CUBLASLT_UNIFIED_OPTION = Since(
 CUBLAS_WORKSPACES_GIVEN_BACK = Since(
     "workspaces of cuBLAS and cublasLt", (2, 15), "kept per thread and stream",
     "taken and given back by every product, 1 MiB by those of cublasLt; `TORCH_CUBLAS_WORKSPACE_CACHE=1` keeps them",
-    "pull request 194311, ATen/cuda/CublasHandlePool.cpp", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+    "pull request 194311, ATen/cuda/CublasHandlePool.cpp", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 LARGE_WORKSPACE_ON_BLACKWELL = Since(
     "cuBLAS's workspace on Blackwell", (2, 12), "8.1 MiB", "32 MiB", "pull request 175344", ("2.13.0",),
@@ -237,7 +239,7 @@ LARGE_WORKSPACE_ON_BLACKWELL = Since(
 )  # fmt: skip
 
 #: cuDNN of the default CUDA wheel on PyPI as an integer (9.20.0 is 92000): the requirements of the wheels of 2.4.1,
-#: 2.6.0, 2.8.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0; those of 2.5, 2.7, 2.10, 2.12 and 2.14 are assumed.
+#: 2.6.0, 2.8.0, 2.9.1, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; those of 2.5, 2.7 and 2.10 are assumed.
 WHEEL_CUDNN: dict[Version, int] = {
     (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
     (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600,
@@ -262,12 +264,12 @@ FLASH_SEEDS_ON_DEVICE = Since(
     ("2.6.0", "2.9.1"), "that 2.7 and 2.8 have it",
 )  # fmt: skip
 CUDNN_DROPOUT_IN_SIXTEENTHS = Since(
-    "dropout in cuDNN attention", (2, 13), "of any probability", "of multiples of 1/16, other calls are refused",
-    "sdp_utils.cpp", ("2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
+    "dropout in cuDNN attention", (2, 12), "of any probability", "of multiples of 1/16, other calls are refused",
+    "sdp_utils.cpp", ("2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 CUDNN_ATTENTION_LIMITS_BATCH = Since(
     "batch and heads in cuDNN attention", (2, 13), "of any size", "up to 65,535", "`check_cudnn_tensor_shapes`, "
-    "sdp_utils.cpp", ("2.13.0",), "2.12 is taken to do as 2.11",
+    "sdp_utils.cpp", ("2.12.1", "2.15.0"),
 )  # fmt: skip
 
 EFFICIENT_ATTENTION_GROUPED = Since(
@@ -307,12 +309,13 @@ INDEX_BITS_COUNT_ROWS = Since(
     "ATen/native/cuda/Embedding.cu", ("2.6.0", "2.9.1", "2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 EMBEDDING_ADDS_ATOMICALLY = Since(
-    "gradient of an embedding with few rows of many indices", (2, 12), "partial sums are kept", "added atomically",
-    "ATen/native/cuda/EmbeddingBackwardKernel.cu", ("2.13.0",), "that 2.12 has it",
+    "gradient of an embedding with few rows of many indices", (2, 11), "partial sums are kept", "added atomically",
+    "ATen/native/cuda/EmbeddingBackwardKernel.cu", ("2.9.1", "2.11.0", "2.12.1", "2.13.0"),
+    "2.10 is taken to do as 2.9",
 )  # fmt: skip
 GROUP_NORM_IN_FP32 = Since(
     "half group norm", (2, 13), "statistics in half", "statistics in fp32 for the time of the call",
-    "ATen/native/cuda/group_norm_kernel.cu", ("2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
+    "ATen/native/cuda/group_norm_kernel.cu", ("2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 GROUP_NORM_COPIES_INSIDE = Since(
     "contiguous copy of what group norm reads", (2, 14), "made before and kept for the backward pass",
@@ -343,16 +346,16 @@ AUTOCAST_CACHE_SERVES_TRAINING = Since(
 PARTIAL_NORMS_COMPACT = Since(
     "partial results of `_foreach_norm` and `_foreach_max`", (2, 15), "as many of every tensor as of the largest",
     "as many as there are chunks, and a table of where each tensor's begin", "pull request 190549, "
-    "ATen/native/cuda/ForeachReduceOp.cu", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+    "ATen/native/cuda/ForeachReduceOp.cu", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 BOUNDS_IN_ONE_PASS = Since(
     "smallest and largest of what `bincount`, `histc`, `multinomial` and `index_put` check", (2, 13),
     "one after the other", "by `aminmax`", "SummaryOps.cu and Indexing.cu of ATen/native/cuda, Distributions.cpp",
-    ("2.6.0", "2.9.1", "2.11.0", "2.13.0"), "2.12 is taken to do as 2.11",
+    ("2.6.0", "2.9.1", "2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 MULTINOMIAL_COPIES_NO_WEIGHTS = Since(
     "`multinomial` with replacement", (2, 15), "the weights are copied", "not copied", "ATen/native/cuda/"
-    "MultinomialKernel.cu", ("2.13.0", "2.15.0"), "2.14 is taken to do as 2.13",
+    "MultinomialKernel.cu", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 SELECTION_IN_64_BITS = Since(
     "`topk` of many blocks: what each slice looks for", (2, 8), "32 bits", "64 bits", "ATen/native/cuda/TensorTopK.cu",
@@ -371,8 +374,8 @@ OUTER_PRODUCTS_BY_TRITON = Since(
 # --- Python -----------------------------------------------------------------------------------------------------------
 
 TRUNCATED_NORMAL_BY_REJECTION = Since(
-    "`trunc_normal_`", (2, 13), "by the inverse, in place", "by drawing again", "torch/nn/init.py", ("2.13.0",),
-    "2.12 is taken to do as 2.11",
+    "`trunc_normal_`", (2, 12), "by the inverse, in place", "by drawing again", "torch/nn/init.py",
+    ("2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 
 #: Every change above, in the order it is told.

