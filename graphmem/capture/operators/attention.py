@@ -68,10 +68,10 @@ def attention_on(card: Card) -> Callable[..., Tensor]:
     ) -> Tensor:
         """``at::scaled_dot_product_attention`` (ATen/native/transformers/attention.cpp)."""
         if versions.ATTENTION_UNSQUEEZES.holds(card.torch_version) and all(t.dim() == 3 for t in (query, key, value)):
-            batches = [tensor.unsqueeze(0) for tensor in (query, key, value)]
+            batch = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
             mask = attn_mask.unsqueeze(0) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-            options = {"scale": scale, "enable_gqa": enable_gqa}
-            return attention(*batches, mask, dropout_p, is_causal, **options).squeeze(0)
+            options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+            return attention(*batch, mask, dropout_p, is_causal, **options).squeeze(0)
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         backend = choose_sdp_backend(
             tuple(query.shape),

@@ -18,7 +18,10 @@ _aten = torch.ops.aten
 
 def normalization_composites(card: Card) -> dict[Any, Callable[..., Any]]:
     """By operator: what CUDA's version of it calls."""
-    table = {_aten.rms_norm.default: _rms_norm_of(card), _aten.batch_norm.default: _batch_norm}
+    table: dict[Any, Callable[..., Any]] = {
+        _aten.rms_norm.default: _rms_norm_of(card),
+        _aten.batch_norm.default: _batch_norm,
+    }
     if versions.GROUP_NORM_COPIES_INSIDE.holds(card.torch_version):
         table[_aten.group_norm.default] = _group_norm
     return table
