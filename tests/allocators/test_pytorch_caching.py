@@ -70,7 +70,7 @@ def test_a_large_block_keeps_a_remainder_of_up_to_1_mib() -> None:
     assert allocator.reserved_bytes == 12 * MIB + 20 * MIB
 
 
-@pytest.mark.parametrize(("version", "lower_first"), [((2, 11), True), ((2, 12), True), ((2, 13), False)])
+@pytest.mark.parametrize(("version", "lower_first"), [((2, 11), True), ((2, 12), False), ((2, 13), False)])
 def test_equal_blocks_go_by_address_or_by_age(version: tuple[int, int], lower_first: bool) -> None:
     allocator = PyTorchCachingAllocator(torch_version=version, driver=CudaDriver(addresses=HighestHole()))
     older, newer = allocator.malloc(10 * MIB), allocator.malloc(10 * MIB)
@@ -81,6 +81,22 @@ def test_equal_blocks_go_by_address_or_by_age(version: tuple[int, int], lower_fi
     allocator.free(newer)
     again = allocator.malloc(10 * MIB)
     assert again is (newer if lower_first else older)
+
+
+@pytest.mark.parametrize(("version", "lower_first"), [((2, 11), True), ((2, 12), False), ((2, 13), True)])
+def test_a_split_and_merged_block_is_a_new_one_in_2_12(version: tuple[int, int], lower_first: bool) -> None:
+    """Pull request 178362: of one segment too, the block that was made first is taken first."""
+    allocator = PyTorchCachingAllocator(torch_version=version)
+    low, _, high, _ = (allocator.malloc(size) for size in (1024, 512, 1024, 512))
+    assert low is not None
+    assert high is not None
+    addresses = low.address, high.address
+    allocator.free(low)
+    allocator.free(allocator.malloc(512))  # split off the lower one, and merged with the rest of it
+    allocator.free(high)
+    again = allocator.malloc(1024)
+    assert again is not None
+    assert again.address == addresses[0 if lower_first else 1]
 
 
 def test_zero_bytes_are_nothing() -> None:
