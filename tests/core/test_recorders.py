@@ -14,6 +14,7 @@ FILES = sorted(str(path.relative_to(places.GOLDEN)) for path in places.GOLDEN.rg
 PATTERNS = {
     **{pattern: f"recorded by {name}" for name, kind in kinds.KINDS.items() for pattern in kind.goldens},
     **dict.fromkeys(kinds.WRITTEN_BY_TESTS, "written by tests"),
+    **dict.fromkeys(kinds.PUBLISHED, "published"),
 }
 
 

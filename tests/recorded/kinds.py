@@ -223,6 +223,8 @@ WRITTEN_BY_TESTS = (
     "reports/*.txt",
     "public_api.txt",
 )
+#: Figures that others published: each names its source.
+PUBLISHED = ("serving/*_logs.json",)
 
 
 def load(name: str) -> Kind:
