@@ -267,7 +267,6 @@ _OF_GENERATION = {
     "cache_implementation": "--cache-implementation",
     "cache_config": "--cache-config",
     "prefill_chunk_size": "--prefill-chunk-size",
-    "assistant_model": "--assistant-model",
     "generation_arg": "--generation-arg",
 }
 _GENERATION_OPTIONS = (
@@ -294,12 +293,11 @@ _GENERATION_OPTIONS = (
         help="An option of a quantized cache, e.g. backend=quanto, nbits=4. Repeatable.",
     ),
     click.option("--prefill-chunk-size", type=POSITIVE, metavar="N", help="Tokens of the prompt read at once."),
-    click.option("--assistant-model", metavar="MODEL", help="hf:..., which drafts tokens (assisted decoding)."),
     click.option(
         "--generation-arg",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Another option of GenerationConfig, e.g. top_k=20, num_assistant_tokens=5. Repeatable.",
+        help="Another option of GenerationConfig, e.g. top_k=20, repetition_penalty=1.2. Repeatable.",
     ),
 )
 
@@ -580,7 +578,6 @@ def _generation(given: Mapping[str, Any]) -> Generation | None:
         given["cache_implementation"],
         tuple(parse_optimizer_arg(text) for text in given["cache_config"]),
         given["prefill_chunk_size"],
-        given["assistant_model"],
         tuple(parse_optimizer_arg(text) for text in given["generation_arg"]),
     )
 

@@ -285,29 +285,16 @@ def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
     with _offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
-        assistant = None if sizes.generate is None else _assistant(model, config, sizes)
+    if sizes.generate is not None:
+        _check_generates(model)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, tuple(notes), lambda other: _inputs(model, task, other)[0], assistant)
+    return Built(model, inputs, None, tuple(notes), lambda other: _inputs(model, task, other)[0])
 
 
-def _assistant(model: Any, config: Any, sizes: Sizes) -> Any:
-    """The assistant, if one was asked for. Raises :class:`SourceError` for a model that does not generate, and for an
-    assistant that does not fit it."""
-    import transformers
-
-    generation = sizes.generate
-    assert generation is not None
+def _check_generates(model: Any) -> None:
+    """Raises :class:`SourceError` for a model that does not generate."""
     if not (hasattr(model, "can_generate") and model.can_generate()):
         raise SourceError(f"{type(model).__name__} does not generate; give the configuration of a model that does")
-    if generation.assistant_model is None:
-        return None
-    other = _configuration(transformers, generation.assistant_model.removeprefix("hf:"))
-    if other.get_text_config().vocab_size != config.get_text_config().vocab_size:
-        raise SourceError(
-            f"the assistant {generation.assistant_model} has {other.get_text_config().vocab_size} tokens and the model "
-            f"{config.get_text_config().vocab_size}; an assistant of another vocabulary needs both tokenizers"
-        )
-    return _architecture(transformers, other)(other)
 
 
 def _quantization(config: Any, sizes: Sizes) -> Any:

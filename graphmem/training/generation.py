@@ -32,8 +32,8 @@ _FIELDS = (
     "cache_implementation",
     "cache_config",
     "prefill_chunk_size",
-    "assistant_model",
 )
+_ASSISTED = ("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens", "assistant_early_exit")
 _DECIDED = ("max_length", "min_length", "min_new_tokens", "inputs", "input_ids", "attention_mask", "streamer")
 
 Options = tuple[tuple[str, OptionValue], ...]
@@ -52,8 +52,6 @@ class Generation:
         cache_implementation: one of :data:`CACHE_IMPLEMENTATIONS`.
         cache_config: options of a quantised cache, as ``(("backend", "quanto"), ("nbits", 4))`` or a mapping.
         prefill_chunk_size: tokens of the prompt that are read at once; None for all of them.
-        assistant_model: a transformers model (``hf:...``) that drafts tokens, which the model checks (assisted
-            decoding); it has the precision of the model.
         arguments: any other option of transformers' ``GenerationConfig``, as ``(("top_k", 20),)`` or a mapping.
 
     Raises:
@@ -67,7 +65,6 @@ class Generation:
     cache_implementation: str | None = None
     cache_config: Options = ()
     prefill_chunk_size: int | None = None
-    assistant_model: str | None = None
     arguments: Options = ()
 
     def __post_init__(self) -> None:
@@ -78,19 +75,13 @@ class Generation:
         if self.do_sample not in (None, True, False):
             raise UsageError(f"do_sample is True, False or None, not {self.do_sample!r}")
         self._check_cache()
-        model = self.assistant_model
-        if model is not None:
-            if not str(model).startswith("hf:"):
-                raise UsageError(f"assistant_model is a transformers model (hf:config.json), not {model!r}")
-            if (self.num_beams or 1) > 1 or (self.num_return_sequences or 1) > 1:
-                raise UsageError(
-                    "assisted decoding has one beam and one text for each prompt; leave out assistant_model"
-                )
         object.__setattr__(self, "cache_config", _pairs("cache_config", self.cache_config))
         object.__setattr__(self, "arguments", _pairs("arguments", self.arguments))
         for name, _ in self.arguments:
             if name in _FIELDS:
                 raise UsageError(f"{name} is an option of its own; leave it out of the generation's arguments")
+            if name in _ASSISTED:
+                raise UsageError(f"{name}: how many drafted tokens are right is data; assisted decoding has no analysis")
             if name in _DECIDED:
                 raise UsageError(f"{name} is not for generation's arguments: max_new_tokens says how long texts are")
 
@@ -102,8 +93,8 @@ class Generation:
             raise UsageError("cache_config is for a quantised cache; give cache_implementation quantized too")
 
     def keywords(self) -> dict[str, object]:
-        """The arguments of ``generate`` beside prompt and assistant."""
-        named = {name: getattr(self, name) for name in _FIELDS if name not in ("cache_config", "assistant_model")}
+        """The arguments of ``generate`` beside the prompt."""
+        named = {name: getattr(self, name) for name in _FIELDS if name != "cache_config"}
         given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
         if self.cache_config:
             given["cache_config"] = dict(self.cache_config)
@@ -123,8 +114,6 @@ class Generation:
             words.append(f"{self.cache_implementation} cache{f' ({options})' if options else ''}")
         if self.prefill_chunk_size is not None:
             words.append(f"prompt read in chunks of {self.prefill_chunk_size:,}")
-        if self.assistant_model is not None:
-            words.append(f"assisted by {self.assistant_model}")
         return [*words, *(f"{name}={value}" for name, value in self.arguments)]
 
 

@@ -102,9 +102,8 @@ def test_what_does_not_generate_is_refused(tmp_path: Path) -> None:
         (["--generate", "4", "--cache-implementation", "magic"], "unknown cache_implementation 'magic'"),
         (["--generate", "4", "--cache-config", "nbits=4"], "give cache_implementation quantized"),
         (["--generate", "4", "--generation-arg", "max_length=4"], "max_new_tokens says how long"),
+        (["--generate", "4", "--generation-arg", "prompt_lookup_num_tokens=4"], "assisted decoding has no analysis"),
         (["--generate", "4", "--generation-arg", "num_beams=4"], "num_beams is an option of its own"),
-        (["--generate", "4", "--assistant-model", "gpt2"], "hf:config.json"),
-        (["--generate", "4", "--assistant-model", "hf:gpt2", "--num-beams", "2"], "leave out assistant_model"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_in_one_line(arguments: list[str], said: str) -> None:

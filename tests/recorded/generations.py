@@ -13,7 +13,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ _LLAMA = {
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 32000,
     "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_DRAFT = _LLAMA | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
 _QWEN = {
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 2432,
     "num_hidden_layers": 4, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
@@ -70,7 +69,6 @@ class GeneratingProgram:
     dtype: str = "bf16"
     is_padded: bool = False
     iterations: int = 1
-    assistant: Values | None = None
     more_needs: tuple[str, ...] = field(default=())
 
     @property
@@ -84,8 +82,6 @@ class GeneratingProgram:
 
         model = _built(self.config, self.dtype)
         keywords = self.generation.keywords()
-        if self.assistant is not None:
-            keywords["assistant_model"] = _built(self.assistant, self.dtype)
         ids = torch.zeros(self.batch, self.length, dtype=torch.long)
         mask = torch.ones_like(ids)
         if self.is_padded:
@@ -103,15 +99,12 @@ class GeneratingProgram:
         from graphmem.question import Question
 
         with tempfile.TemporaryDirectory() as folder:
-            generation = self.generation
-            if self.assistant is not None:
-                generation = replace(generation, assistant_model=f"hf:{_file(folder, 'assistant', self.assistant)}")
             question = Question(
                 f"hf:{_file(folder, 'config', self.config)}",
                 batch=self.batch,
                 seq_len=self.length,
                 training=Inference(
-                    self.dtype, attention_mask="padded" if self.is_padded else None, generate=generation
+                    self.dtype, attention_mask="padded" if self.is_padded else None, generate=self.generation
                 ),
                 device=CARD,
                 iterations=self.iterations,

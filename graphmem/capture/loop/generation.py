@@ -25,9 +25,7 @@ from graphmem.training import Inference
 GENERATIONS = 1
 
 
-def run_generation(
-    session: StepBook, model: nn.Module, prompt: Any, assistant: nn.Module | None, inference: Inference, iterations: int
-) -> None:
+def run_generation(session: StepBook, model: nn.Module, prompt: Any, inference: Inference, iterations: int) -> None:
     """Generate ``iterations`` times from the same prompt. Raises :class:`CaptureError` for a model that cannot."""
     generation = inference.generate
     assert generation is not None
@@ -39,8 +37,6 @@ def run_generation(
         )
     model = model_on_device(session, model, inference)
     keywords = generation.keywords()
-    if assistant is not None:
-        keywords["assistant_model"] = model_on_device(session, assistant, inference).eval()
     prompt = batch_on_device(session, Batch(prompt), inference.dtype).inputs
     model.eval()
     for _ in range(iterations):
