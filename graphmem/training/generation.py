@@ -81,7 +81,9 @@ class Generation:
             if name in _FIELDS:
                 raise UsageError(f"{name} is an option of its own; leave it out of the generation's arguments")
             if name in _ASSISTED:
-                raise UsageError(f"{name}: how many drafted tokens are right is data; assisted decoding has no analysis")
+                raise UsageError(
+                    f"{name}: how many drafted tokens are right is data; assisted decoding has no analysis"
+                )
             if name in _DECIDED:
                 raise UsageError(f"{name} is not for generation's arguments: max_new_tokens says how long texts are")
 
