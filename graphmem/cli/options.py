@@ -13,6 +13,7 @@ import click
 from graphmem.cli.groups import grouped
 from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
+from graphmem.documents import read_json
 from graphmem.errors import UsageError
 from graphmem.figures import parse_margin
 from graphmem.runtimes import built_in, runtime_named
@@ -41,6 +42,7 @@ from graphmem.training import (
     parse_optimizer_arg,
     weights_named,
 )
+from graphmem.training.parts import checked_plan
 from graphmem.training.pipelines import SCHEDULES as SCHEDULES_OF_PIPELINES
 from graphmem.units import MIB, format_bytes, parse_bytes
 
@@ -75,6 +77,8 @@ _TRAINING_ONLY = {
     "fsdp_sync_each_batch": "--fsdp-sync-each-batch",
     "zero": "--zero",
     "zero_config": "--zero-config",
+    "sp": "--sp",
+    "tp_plan": "--tp-plan",
     "cp": "--cp",
     "pp": "--pp",
     "schedule": "--schedule",
@@ -211,6 +215,14 @@ _STEP_OPTIONS = (
         help="Processes that share each layer, by the model's own plan (transformers).",
     ),
     click.option("--ep", type=POSITIVE, metavar="N", help="Processes that share the experts, likewise."),
+    click.option(
+        "--sp", is_flag=True, help="Share activations between layers too (PyTorch's SequenceParallel), with --tp."
+    ),
+    click.option(
+        "--tp-plan",
+        metavar="FILE",
+        help="Rules for --tp beside the model's own: JSON, modules' names to styles' names.",
+    ),
     click.option("--cp", type=POSITIVE, metavar="N", help="Processes that share each sequence, of those of --fsdp."),
     click.option(
         "--pp", type=POSITIVE, metavar="N", help="Processes of a pipeline of the model's layers (transformers)."
@@ -496,6 +508,8 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         ep=given["ep"],
         pp=_pipeline(given),
         cp=given["cp"],
+        sp=given["sp"],
+        tp_plan=_tp_plan(given["tp_plan"]),
         world_size=given["world_size"],
         rank=given["rank"] or 0,
         nproc_per_node=given["nproc_per_node"],
@@ -540,6 +554,21 @@ def _fully_shard(given: Mapping[str, Any]) -> FullyShard | None:
         raise UsageError("--fsdp needs the number of processes: --fsdp 8, or --world-size 8")
     shard = given["fsdp_shard"] or "full"
     return FullyShard(processes, shard, given["fsdp_offload"], given["fsdp_sync_each_batch"])
+
+
+def _tp_plan(path: str | None) -> tuple[tuple[str, str], ...]:
+    if path is None:
+        return ()
+    try:
+        plan = read_json(Path(path))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    try:
+        return checked_plan(plan)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _pipeline(given: Mapping[str, Any]) -> PipelineParallel | None:

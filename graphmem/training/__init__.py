@@ -20,7 +20,7 @@ from graphmem.training.optimizers import (
     parse_optimizer_arg,
     parse_value,
 )
-from graphmem.training.parts import check_parts, describe_parts, processes_of_parts
+from graphmem.training.parts import check_parts, checked_plan, describe_parts, processes_of_parts
 from graphmem.training.pipelines import PipelineParallel
 from graphmem.training.processes import Processes
 from graphmem.training.schedulers import SCHEDULERS, scheduler_named
@@ -125,6 +125,9 @@ class Training:
         tp, ep: how many processes share each layer, or the experts, of a transformers model (``DistributedConfig``);
             with ``fsdp``, whose processes they divide, or alone.
         pp: a pipeline of a transformers model's layers, or None; with ``fsdp``, whose processes it divides, or alone.
+        sp: between layers of ``tp`` activations are shared out too, by PyTorch's styles (``SequenceParallel``).
+        tp_plan: rules that ``tp`` applies beside the model's own, or in their place, as ``(module, style)`` pairs or a
+            mapping with transformers' names of styles: ``{"lm_head": "colwise_rep"}``.
         cp: how many processes share each sequence of a transformers model, of those that ``fsdp`` shards over, or None.
         world_size: number of processes that a step of your own finds when it calls ``init_process_group``.
         rank: which of the processes is analysed, from 0.
@@ -174,6 +177,8 @@ class Training:
     ep: int | None = None
     pp: PipelineParallel | None = None
     cp: int | None = None
+    sp: bool = False
+    tp_plan: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -210,6 +215,11 @@ class Training:
             self._check_pipeline(self.pp)
         if self.cp is not None:
             self._check_context(self.cp)
+        object.__setattr__(self, "tp_plan", checked_plan(self.tp_plan))
+        if (self.sp or self.tp_plan) and self.tp is None:
+            raise UsageError(f"{'sp' if self.sp else 'tp_plan'} is of tensor parallelism: give tp too")
+        if self.sp and (self.ep or self.tp_plan or self.wrapper is not None):
+            raise UsageError("sp is combined with tp alone here; write the program for others (graphmem run)")
         _ = self.mesh
         wrapper = self.wrapper
         if wrapper is None:
@@ -270,6 +280,8 @@ class Training:
         sizes = {"pp": self.pp.ranks} if self.pp is not None else {}
         if self.fsdp is not None:
             sizes |= self.fsdp.mesh_of(self.fsdp.world_size // math.prod(sizes.values()))
+        if self.sp:
+            sizes["tp"] = self.tp or 1
         if self.cp is not None:
             sizes |= {"shard": sizes["shard"] // self.cp, "cp": self.cp}
         return sizes
@@ -350,6 +362,7 @@ class Training:
         if self.wrapper is not None:
             words.append(self.wrapper.describe())
         words += describe_parts(self.tp, self.ep)
+        words += ["sequence parallel"] * self.sp + ["by a plan of its own"] * bool(self.tp_plan)
         words += [self.pp.describe()] if self.pp is not None else []
         words += [f"context parallel over {self.cp}"] if self.cp is not None else []
         if self.zero_grad != "set_to_none":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from graphmem.errors import UsageError
 from graphmem.training.processes import check_world_size
 
@@ -32,3 +34,19 @@ def processes_of_parts(tp: int | None, ep: int | None, world_size: int | None) -
 def describe_parts(tp: int | None, ep: int | None) -> list[str]:
     """``["tensor parallel over 4"]``."""
     return [f"{name} parallel over {size}" for name, size in (("tensor", tp), ("expert", ep)) if size]
+
+
+def checked_plan(given: object) -> tuple[tuple[str, str], ...]:
+    """The rules of a plan as pairs of a module's name, numbers written ``*``, and a style. Raises
+    :class:`UsageError`."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        checked = tuple((name, style) for name, style in pairs)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        checked = ((None, None),)
+    if not all(isinstance(name, str) and isinstance(style, str) for name, style in checked):
+        raise UsageError(
+            'a plan is names of modules with names of styles, as {"model.layers.*.mlp.up_proj": "colwise"}, not '
+            f"{str(given)[:200]}"
+        )
+    return checked

@@ -160,6 +160,11 @@ def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> 
         (lambda: PipelineParallel(2, "zbv", layers=(1,) * 6), "give layers for 4"),
         (lambda: PipelineParallel(2, layers=(1, -1)), "layers of stages are whole numbers"),
         (lambda: PipelineParallel(2, layers=(1, 1)).divided(4), "have 2 layers together, and the model has 4"),
+        (lambda: Training(sp=True), "sp is of tensor parallelism: give tp too"),
+        (lambda: Training(tp_plan={"lm_head": "replicate"}), "tp_plan is of tensor parallelism"),  # type: ignore[arg-type]
+        (lambda: Training(tp=2, tp_plan={"lm_head": 3}), "a plan is names of modules"),  # type: ignore[dict-item,arg-type]
+        (lambda: Training(tp=2, tp_plan=7), "a plan is names of modules"),  # type: ignore[arg-type]
+        (lambda: Training(tp=2, sp=True, fsdp=FullyShard(8)), "combined with tp alone"),
         (lambda: Training(cp=1, fsdp=FullyShard(8)), "at least 2, not 1"),
         (lambda: Training(cp=2), "cp goes with fsdp"),
         (lambda: Training(cp=2, tp=2, fsdp=FullyShard(8)), "combined with fsdp alone"),

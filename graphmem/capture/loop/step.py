@@ -21,13 +21,14 @@ import torch
 from torch import nn
 
 from graphmem.capture.device.pretend_device import cards, move
-from graphmem.capture.distributed.context_parallel import cut, prepare, with_positions
+from graphmem.capture.distributed import context_parallel
+from graphmem.capture.distributed.context_parallel import cut, prepare
 from graphmem.capture.distributed.data_parallel import data_parallel
 from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
 from graphmem.capture.distributed.fully_sharded import fully_sharded
 from graphmem.capture.distributed.mesh import process_mesh, shards_of
 from graphmem.capture.distributed.pipelining import Stages, schedule, split
-from graphmem.capture.distributed.tensor_parallel import tensor_parallel
+from graphmem.capture.distributed.tensor_parallel import tensor_parallel, with_positions
 from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
@@ -77,7 +78,9 @@ def run_training(
         model = model_on_device(session, model, training)
     given = Batch(inputs, loss)
     if training.cp is not None:
-        given = Batch(with_positions(inputs, training.cp), loss)
+        given = Batch(context_parallel.with_positions(inputs, training.cp), loss)
+    if training.sp and training.tp:
+        given = Batch(with_positions(inputs, training.tp), loss)
     if loader is None:
         given = batch_on_device(session, given, training.dtype)
     model.train()

@@ -23,6 +23,10 @@ STEPS = {
     "option_fsdp_hybrid": Training(fsdp=FullyShard(8, "hybrid:2x4", offload=True), optimizer="sgd"),
     "option_zero2": Training(zero=ZeRO(8, 2), amp="bf16"),
     "option_tp": Training(tp=4, dtype="bf16", optimizer_args=(("foreach", False),)),
+    "option_tp_sp": Training(tp=4, sp=True, dtype="bf16"),
+    "option_tp_plan": Training(
+        tp=4, dtype="bf16", tp_plan=(("lm_head", "replicate"),), optimizer_args=(("foreach", False),)
+    ),
     "option_tp_fsdp": Training(tp=2, fsdp=FullyShard(8), amp="bf16", optimizer_args=(("foreach", False),)),
     "option_cp": Training(cp=4, fsdp=FullyShard(8), amp="bf16", rank=5),
     "option_ep": Training(ep=4, fsdp=FullyShard(4), amp="bf16", optimizer_args=(("foreach", False),)),
@@ -130,14 +134,61 @@ def engine(stage: int, clip: float = 0.0, **options: Any) -> None:
     del output
 
 
-def distributed(*, tensor: int = 1, shards: int = 1, experts: int = 1, mixed: bool = False) -> None:
+def sequence_parallel() -> None:
+    """As torchtitan parallelizes a llama of transformers."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as styles
+
+    model, batch = model_and_batch()
+    batch["position_ids"] = torch.arange(SEQUENCE).unsqueeze(0)
+    start()
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    model = model.to(BF16).to("meta")
+    top = {
+        "model.embed_tokens": styles.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "model.norm": styles.SequenceParallel(),
+        "lm_head": styles.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    styles.parallelize_module(model, mesh, top)
+    for layer in model.model.layers:
+        plan = {f"self_attn.{name}_proj": styles.ColwiseParallel() for name in "qkv"}
+        plan |= {f"mlp.{name}_proj": styles.ColwiseParallel() for name in ("gate", "up")}
+        plan |= {
+            name: styles.RowwiseParallel(output_layouts=Shard(1)) for name in ("self_attn.o_proj", "mlp.down_proj")
+        }
+        plan |= {name: styles.SequenceParallel() for name in ("input_layernorm", "post_attention_layernorm")}
+        plan["mlp"] = styles.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+        plan["self_attn"] = styles.PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+        )
+        styles.parallelize_module(layer, mesh, plan)
+    model = model.to_empty(device="cuda")
+    batch = _on_card(batch)
+    model.train()
+    stepper = torch.optim.AdamW(model.parameters())
+    for _ in range(ITERATIONS):
+        output = model(**batch)
+        loss = output.loss
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+    del output
+
+
+def distributed(
+    *, tensor: int = 1, shards: int = 1, experts: int = 1, mixed: bool = False, plan: dict[str, str] | None = None
+) -> None:
     """As ``from_pretrained(distributed_config=...)``, without a checkpoint."""
     from transformers.distributed import DistributedConfig
 
     model, batch = experts_and_batch() if experts > 1 else model_and_batch()
     if not mixed:
         model = model.to(BF16)
-    config = DistributedConfig(tp_size=tensor, fsdp_size=shards, ep_size=experts, fsdp_mixed_precision=mixed)
+    config = DistributedConfig(
+        tp_size=tensor, fsdp_size=shards, ep_size=experts, fsdp_mixed_precision=mixed, tp_plan=plan
+    )
     config, _, meshes = type(model).prepare_distribute_model(config)
     model = type(model).maybe_distribute_model(model.to("meta"), config, meshes).to_empty(device="cuda")
     batch = _on_card(batch)
@@ -289,6 +340,8 @@ add("option_fsdp_hybrid", sharded, "transformers", mixed=False, mesh=(2, 4), off
 add("option_zero2", engine, "transformers", "deepspeed", stage=2)
 add("option_zero3", engine, "transformers", "deepspeed", stage=3, clip=1.0, **_SMALL)
 add("option_tp", distributed, "transformers", world=4, tensor=4)
+add("option_tp_sp", sequence_parallel, "transformers", world=4)
+add("option_tp_plan", distributed, "transformers", world=4, tensor=4, plan={"lm_head": "replicate"})
 add("option_cp", shared_sequences, "transformers", "accelerate", rank=5, processes=4, shards=2)
 add("option_ep", distributed, "transformers", world=4, shards=4, experts=4, mixed=True)
 add("option_tp_fsdp", distributed, "transformers", tensor=2, shards=4, mixed=True)
