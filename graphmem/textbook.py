@@ -103,7 +103,7 @@ class ModelShape:
     the elements a token that the linear layers of each block keep for their weights' gradients at least: one input for
     every width. The rest is known of transformers' models only: 0 elsewhere, and ``predicts``, the width of the
     distribution that a language model's loss is of. ``plans``: kinds of parallelism that the model says how to do
-    (``tp``, ``ep``)."""
+    (``tp``, ``ep``, ``pp``)."""
 
     name: str
     parameters: int

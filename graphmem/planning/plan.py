@@ -28,7 +28,7 @@ CONFIRM = 8
 #: Axes that are told of as the size of a kind of layout.
 _OF_SIZE = ("micro_batch", "whole_gradients", "recompute")
 _FITTING = (search.FITS, search.TIGHT)
-_WRAPPERS = ("ddp", "fsdp", "zero", "tp", "ep", "world_size")
+_WRAPPERS = ("ddp", "fsdp", "zero", "tp", "ep", "pp", "world_size")
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,17 @@ class Plan:
 
     def reasons(self) -> list[tuple[str, int, str]]:
         """Why layouts are not among those that fit: kind of layout, how many of it, the reason of the smallest."""
-        by_kind: dict[tuple[str, bool], list[Candidate]] = {}
+        by_kind: dict[str, list[Candidate]] = {}
         for one in self.others:
             if one.reason:
-                by_kind.setdefault((_kind(one.layout), one.status == search.FAILED), []).append(one)
+                by_kind.setdefault(one.reason if one.status == search.FAILED else _kind(one.layout), []).append(one)
         found = []
-        for (kind, has_failed), members in by_kind.items():
+        for members in by_kind.values():
             shown = min(members, key=lambda one: (one.estimate is None, one.bound.bytes))
-            where = "" if has_failed else f"{_size(shown.layout)}: "
-            found.append((kind, len(members), f"{where}{shown.reason}"))
+            if shown.status == search.FAILED:
+                found.append((_failed(members), len(members), f"cannot be analysed: {shown.reason}"))
+            else:
+                found.append((_kind(shown.layout), len(members), f"{_size(shown.layout)}: {shown.reason}"))
         return found
 
     def open(self) -> list[Candidate]:
@@ -138,7 +140,10 @@ def plan(
         )
 
     def capture(layout: Layout, **changed: Any) -> tuple[Estimate, str]:
-        return _captured(Question(model, example_inputs, **_asked(asked, layout, step, changed)), report)
+        arguments = _asked(asked, layout, step, changed)
+        each = [replace(arguments["training"], rank=rank) for rank in layout.ranks]
+        found = [_captured(Question(model, example_inputs, **{**arguments, "training": one}), report) for one in each]
+        return max(found, key=lambda one: (one[0].fit is not None and not one[0].fit.fits, one[0].device))
 
     chosen = links or links_of(cluster.card.name)
     found = Search(job, chosen, confirm, capture, report)
@@ -163,12 +168,12 @@ def plan(
 def _asked(options: dict[str, Any], layout: Layout, step: Training, changed: dict[str, Any]) -> dict[str, Any]:
     """The arguments of :func:`graphmem.analyze` for a layout."""
     training = layout.training(replace(step, **changed.pop("step", {})))
-    return {"top": 0, **options, "batch": layout.micro_batch, "training": training, **changed}
+    return {"top": 0, **options, "batch": layout.rows, "training": training, **changed}
 
 
 def _captured(question: Question, say: Callable[[str], None]) -> tuple[Estimate, str]:
-    """Of the process that is captured: the first, which has the largest part wherever parts differ. Where it does not
-    fit as it is, and nobody chose the allocator's options, the same events with segments that grow."""
+    """Of one process. Where it does not fit as it is, and nobody chose the allocator's options, the same events with
+    segments that grow."""
     shelf = Captures()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the frameworks, again and again
@@ -202,8 +207,8 @@ def _assumed(best: Candidate | None, job: Job) -> list[str]:
     """What the figures rest on."""
     lines = [] if best is None or best.estimate is None else list(best.estimate.assumptions)
     return [
-        "captured is the first process, which has the largest part; of a step of more micro-batches the first two, as "
-        "the others find what the second found",
+        "captured is the first process, which has the largest part, and of pipelines the first of the last stage too; "
+        "of a step of more micro-batches the first two, as the others find what the second found",
         *lines,
     ]
 
@@ -220,6 +225,12 @@ def _notes(job: Job, frameworks: Sequence[str] | None) -> list[str]:
 def _device(candidate: Candidate) -> int:
     assert candidate.estimate is not None
     return candidate.estimate.device
+
+
+def _failed(members: Sequence[Candidate]) -> str:
+    """What layouts have in common that fail for the same reason."""
+    kinds = list(dict.fromkeys(_kind(one.layout) for one in members))
+    return kinds[0] if len(kinds) == 1 else f"{kinds[0]} and {len(kinds) - 1} more kinds"
 
 
 def _kind(layout: Layout) -> str:
@@ -245,6 +256,7 @@ def _as_dict(one: Candidate) -> dict[str, Any]:
         "sent": asdict(one.cost.sent),
         "sending_seconds": one.cost.sending,
         "recomputing_seconds": one.cost.recomputing,
+        "waiting_seconds": one.cost.waiting,
         "captured": None if estimate is None else {
             **{f"{level}_bytes": getattr(estimate, level) for level in ("allocated", "reserved", "device")},
             "fit": None if estimate.fit is None else estimate.fit.to_dict(),

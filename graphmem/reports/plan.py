@@ -54,7 +54,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield from _verdict(plan)
     if plan.fitting:
         yield ""
-        yield "Layouts that fit, each captured; the cheapest first (seconds of a step: sent + computed again)"
+        yield "Layouts that fit, each captured; the cheapest first (s: seconds of a step)"
         yield from _table(_rows(plan))
     yield ""
     yield from _why_not(plan)
@@ -132,7 +132,7 @@ def _without_recomputing(plan: Plan) -> Iterator[str]:
             return
 
 
-_TITLES = ("", "layout", "a card", "spare", "sent near", "far", "host", "s sent", "s again", "")
+_TITLES = ("", "layout", "a card", "spare", "sent near", "far", "host", "s sent", "s again", "s waits", "")
 
 
 def _rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -148,7 +148,7 @@ def _rows(plan: Plan) -> list[tuple[str, ...]]:
             (
                 str(number), one.layout.words(), format_bytes(fit.device_bytes), format_bytes(fit.margin_bytes),
                 *(_decimal(size) for size in (cost.sent.near, cost.sent.far, cost.sent.host)),
-                f"{cost.sending:.2f}", f"{cost.recomputing:.2f}", remark,
+                f"{cost.sending:.2f}", f"{cost.recomputing:.2f}", f"{cost.waiting:.2f}", remark,
             )
         )  # fmt: skip
     return rows

@@ -34,7 +34,7 @@ from graphmem.units import GIB, MIB
 #: Llama 3's 8B.
 LARGE = ModelShape(
     "8B", 8_030_261_248, 8_030_261_248, (218_112_000,) * 32, ("LlamaDecoderLayer",), (18_432,) * 32, 4096, 32, 8,
-    predicts=128_256, plans=("tp",),
+    predicts=128_256, plans=("tp", "pp"),
 )  # fmt: skip
 #: A mixture of eight experts.
 EXPERTS = replace(LARGE, name="8x7B", parameters=46_702_792_704, trainable=46_702_792_704, units=(1_451_270_144,) * 32,
@@ -85,7 +85,7 @@ def test_every_layout_is_one_that_can_be_asked_for(asked: Job) -> None:
     assert layouts
     assert len(set(layouts)) == len(layouts)
     for layout in layouts:
-        assert layout.data * layout.micro_batch * layout.accumulate == asked.sequences
+        assert layout.data * layout.rows * layout.accumulate == asked.sequences
         assert layout.replicas * layout.shards == layout.data
         step = layout.training(asked.step)  # refuses what does not go together
         assert step.processes is None or step.processes.world_size == layout.processes
@@ -130,7 +130,7 @@ def test_a_refusal_names_the_fewest_parts() -> None:
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 320,
-    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1009,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1009,
     "max_position_embeddings": 512, "tie_word_embeddings": False,
 }  # fmt: skip
 
@@ -158,15 +158,15 @@ def card(capacity: int) -> Device:
 def test_the_shape_of_a_model(tiny: str) -> None:
     shape = tiny_job(tiny, Training()).shape
     block = 128 * 128 * 2 + 2 * 128 * 64 + 3 * 128 * 320 + 2 * 128
-    assert shape.units == (block,) * 3
-    assert shape.parameters == 3 * block + 2 * 1009 * 128 + 128
-    assert (shape.saved, shape.predicts, shape.plans) == ((128 + 320,) * 3, 1009, ("tp",))
+    assert shape.units == (block,) * 4
+    assert shape.parameters == 4 * block + 2 * 1009 * 128 + 128
+    assert (shape.saved, shape.predicts, shape.plans) == ((128 + 320,) * 4, 1009, ("tp", "pp"))
     assert shape.unit_names == ("LlamaDecoderLayer",)
 
 
 def captured(tiny: str, asked: Job, layout: Layout, **changed: Any) -> graphmem.Estimate:
     step = replace(layout.training(asked.step), **changed)
-    question = Question(tiny, batch=layout.micro_batch, seq_len=64, training=step, device=asked.cluster.card, top=0)
+    question = Question(tiny, batch=layout.rows, seq_len=64, training=step, device=asked.cluster.card, top=0)
     return simulate.answer(question, figures_only=True)
 
 
@@ -184,8 +184,8 @@ def test_a_bound_is_never_above_a_capture(tiny: str, data: st.DataObject) -> Non
     step = data.draw(st.sampled_from(STEPS))
     asked = tiny_job(tiny, step, *data.draw(st.sampled_from([(4, 16), (3, 12), (1, 2)])))
     layout = data.draw(st.sampled_from(space(asked)))
-    estimate = captured(tiny, asked, layout)
-    assert bound(asked, layout).bytes <= estimate.requested, layout.words()
+    most = max(captured(tiny, asked, layout, rank=rank).requested for rank in layout.ranks)
+    assert bound(asked, layout).bytes <= most, layout.words()
 
 
 @pytest.mark.slow
@@ -193,7 +193,17 @@ def test_a_bound_is_never_above_a_capture(tiny: str, data: st.DataObject) -> Non
 def test_no_bound_of_the_space_is_above_its_capture(tiny: str, step: Training) -> None:
     asked = tiny_job(tiny, step)
     for layout in space(asked):
-        assert bound(asked, layout).bytes <= captured(tiny, asked, layout).requested, layout.words()
+        most = max(captured(tiny, asked, layout, rank=rank).requested for rank in layout.ranks)
+        assert bound(asked, layout).bytes <= most, layout.words()
+
+
+def test_a_pipeline_is_captured_at_both_ends(tiny: str) -> None:
+    asked = tiny_job(tiny, Training(amp="bf16"))
+    (layout, *_) = [one for one in space(asked) if one.pipeline == 2]
+    assert (layout.ranks, layout.in_flight, layout.stages().micro_batches) == ((0, 2), 8, 8)
+    first, last = (captured(tiny, asked, layout, rank=rank).requested for rank in layout.ranks)
+    assert first != last
+    assert bound(asked, layout).bytes <= max(first, last)
 
 
 @pytest.mark.parametrize("shard", ["full", pytest.param("grad-op", marks=pytest.mark.slow)])
@@ -248,6 +258,16 @@ def test_tensor_parallelism_sends_activations_more_often_where_they_are_recomput
     block = 8192 * 4096 * 2
     assert sent(job(gpus="8xH100"), plain).near == 2 * 4 * 32 * block * 128 * 7 // 8
     assert sent(job(gpus="8xH100"), replace(plain, recompute=True)).near == 2 * 6 * 32 * block * 128 * 7 // 8
+
+
+def test_a_pipeline_sends_to_its_neighbours_and_waits() -> None:
+    layout = Layout(16, 8, "fsdp", "full", micro_batch=1, accumulate=2, pipeline=2, in_flight=8)
+    full = replace(layout, pipeline=1, in_flight=1, accumulate=8)
+    assert sent(job(), layout).far == 2 * 8192 * 4096 * 2 * 16
+    found = cost_of(job(), layout, Links(450))
+    compute = 6 * LARGE.parameters * 128 * 8192 / 16 / (0.4 * 989e12)
+    assert found.waiting == pytest.approx(compute / 8)
+    assert cost_of(job(), full, Links(450)).waiting == 0
 
 
 def test_offloading_goes_over_the_host_s_link_and_costs_time() -> None:
@@ -318,6 +338,10 @@ def test_files_are_read_by_those_they_are_for(layout: Layout, tmp_path: Path) ->
     files = {one.name: one.text for one in files_of(asked, layout, "expandable_segments:True")}
     assert "export PYTORCH_ALLOC_CONF=expandable_segments:True" in files["launch.sh"]
     assert "--nproc-per-node 8" in files["launch.sh"]
+    if "torchtitan.toml" in files:
+        read = pytest.importorskip("tomllib").loads(files["torchtitan.toml"])
+        assert read["parallelism"]["pipeline_parallel_degree"] == layout.pipeline
+        assert read["training"]["local_batch_size"] == layout.rows
     if "wrap.py" in files:
         compile(files["wrap.py"], "wrap.py", "exec")
     if "deepspeed.json" in files:

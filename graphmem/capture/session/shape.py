@@ -45,7 +45,7 @@ def _shape(model: nn.Module, name: str) -> ModelShape:
     config = next(configurations(model), None)
     names = {**NAMES, **_MORE_NAMES}
     said = {key: _whole(config, spellings) for key, spellings in names.items()}
-    plans = [kind for kind in ("tp", "ep") if getattr(model, f"{kind}_plan", None)]
+    plans = [kind for kind in ("tp", "ep", "pp") if getattr(model, f"{kind}_plan", None)]
     return ModelShape(
         name=name,
         parameters=_elements(model.parameters()),

@@ -14,14 +14,19 @@ from typing import Any
 
 from graphmem.planning.layouts.cluster import Cluster
 from graphmem.textbook import ModelShape
-from graphmem.training import DataParallel, FullyShard, Training, ZeRO
+from graphmem.training import DataParallel, FullyShard, PipelineParallel, Training, ZeRO
 
 #: The largest micro-batch that is considered, in sequences.
 MOST_MICRO_BATCH = 64
 #: Micro-batches that are captured of a step of several: the second finds what the first left, and so do all others.
 CAPTURED_MICRO_BATCHES = 2
+#: Micro-batches of a pipeline for each of its processes: then it waits for (p - 1)/4p of its time (Huang et al. 2019,
+#: arXiv:1811.06965, section 3: at four a process it hardly matters).
+BATCHES_OF_A_STAGE = 4
 #: Elements of DeepSpeed's buckets in place of 500 million (``DeepSpeedZeroConfig``, deepspeed/runtime/zero/config.py).
 SMALL_BUCKET = 5_000_000
+#: The schedule of pipelines.
+SCHEDULE = "1f1b"
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Layout:
     of ZeRO the stage. ``tensor`` processes share each layer, ``expert`` the experts. ``offload``: model states live in
     the host's memory. ``recompute``: activations are computed again in the backward pass. ``whole_gradients``: between
     the micro-batches of a step FSDP keeps gradients that nobody has reduced yet. ``buckets``: other ones than the
-    framework's own: ``view`` (DDP: gradients are views of them) or ``small`` (DeepSpeed).
+    framework's own: ``view`` (DDP: gradients are views of them) or ``small`` (DeepSpeed). ``pipeline`` processes have a
+    stage each, and a schedule runs ``in_flight`` micro-batches.
     """
 
     processes: int
@@ -59,11 +65,29 @@ class Layout:
     offload: bool = False
     whole_gradients: bool = False
     buckets: str = ""
+    pipeline: int = 1
+    in_flight: int = 1
 
     @property
     def data(self) -> int:
         """Groups of processes that see different sequences."""
-        return self.processes // self.tensor
+        return self.processes // self.tensor // self.pipeline
+
+    @property
+    def rows(self) -> int:
+        """Sequences that a process is given at once: a micro-batch, or all those of a pipeline's schedule."""
+        return self.micro_batch * self.in_flight
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The processes of which one holds the most: the first, which has the largest part wherever parts differ; of
+        a pipeline also the first one of its last stage. Those between have neither embedding nor head, and fewer
+        micro-batches in flight than the first."""
+        return (0,) if self.pipeline == 1 else (0, self.processes - self.processes // self.pipeline)
+
+    def stages(self) -> PipelineParallel:
+        """The options of the pipeline."""
+        return PipelineParallel(self.pipeline, SCHEDULE, self.in_flight)
 
     @property
     def shards(self) -> int:
@@ -80,7 +104,9 @@ class Layout:
 
     def fully_shard(self) -> FullyShard:
         """The options of ``fully_shard``."""
-        return FullyShard(self.processes, self.shard, self.offload, sync_each_batch=not self.whole_gradients)
+        return FullyShard(
+            self.processes, self.shard, self.offload, sync_each_batch=not self.whole_gradients and self.pipeline == 1
+        )
 
     def training(self, step: Training) -> Training:
         """The step in this layout, as it is captured: of many micro-batches the first ones."""
@@ -95,6 +121,8 @@ class Layout:
             wrapped["tp"] = self.tensor
         if self.expert > 1:
             wrapped["ep"] = self.expert
+        if self.pipeline > 1:
+            wrapped["pp"] = self.stages()
         return replace(
             step,
             checkpoint_activations=self.recompute,
@@ -118,7 +146,7 @@ class Layout:
     @property
     def family(self) -> Layout:
         """The same for any micro-batch."""
-        return replace(self, micro_batch=1, accumulate=1, whole_gradients=False)
+        return replace(self, micro_batch=1, accumulate=1, whole_gradients=False, in_flight=1)
 
     def words(self) -> str:
         """``FSDP full, tensor 2, micro-batch 4 x 2, recomputed``."""
@@ -179,6 +207,18 @@ def _expert(job: Job, layout: Layout) -> Iterator[Layout]:
             yield replace(layout, expert=size)
 
 
+def _pipeline(job: Job, layout: Layout) -> Iterator[Layout]:
+    """Stages of a model that says how it is split, with FSDP within each, as torchtitan has it; the embedding and the
+    head count as a layer each."""
+    yield layout
+    splits = "pp" in job.shape.plans and job.shape.predicts and "fsdp" in job.frameworks and job.step.amp != "fp16"
+    if not splits or layout.tensor > 1 or layout.expert > 1:
+        return
+    for size in _powers(min(layout.processes // 2, len(job.shape.units) // 2)):
+        if size > 1 and layout.processes % size == 0:
+            yield replace(layout, pipeline=size, in_flight=BATCHES_OF_A_STAGE * size)
+
+
 # --- what wraps the model ---------------------------------------------------------------------------------------------
 
 #: Wrapper and shard by framework, in words and as the option of ``analyze``.
@@ -207,7 +247,7 @@ def _wrapped(job: Job, layout: Layout) -> Iterator[Layout]:
     if layout.processes == 1:
         yield replace(layout, wrapper="none")
         return
-    is_parted = layout.tensor > 1 or layout.expert > 1
+    is_parted = layout.tensor > 1 or layout.expert > 1 or layout.pipeline > 1
     for framework in job.frameworks:
         for wrapper, shard in _SHARDS[framework]:
             if is_parted and shard != "full":
@@ -237,7 +277,7 @@ def _of_wrapper(layout: Layout, place: int) -> str:
 def _offloaded(job: Job, layout: Layout) -> Iterator[Layout]:
     """Not of models that transformers distributes: ``--tp`` with ``--fsdp-offload`` is not analysed."""
     yield layout
-    if layout.tensor > 1 or layout.expert > 1:
+    if layout.tensor > 1 or layout.expert > 1 or layout.pipeline > 1:
         return
     if (layout.wrapper == "fsdp" and layout.shard != "grad-op") or layout.wrapper == "zero":
         yield replace(layout, offload=True)
@@ -271,7 +311,9 @@ def _micro_batch(job: Job, layout: Layout) -> Iterator[Layout]:
     """Powers of two that divide the sequences of one process."""
     if job.sequences % layout.data:
         return
-    own = job.sequences // layout.data
+    own, rest = divmod(job.sequences // layout.data, layout.in_flight)
+    if rest:
+        return
     for size in _powers(min(own, MOST_MICRO_BATCH)):
         if own % size == 0:
             yield replace(layout, micro_batch=size, accumulate=own // size)
@@ -279,12 +321,12 @@ def _micro_batch(job: Job, layout: Layout) -> Iterator[Layout]:
 
 def _batch_options(layout: Layout) -> str:
     captured = min(layout.accumulate, CAPTURED_MICRO_BATCHES)
-    return f"-b {layout.micro_batch}" + (f" --grad-accum {captured}" if captured > 1 else "")
+    return f"-b {layout.rows}" + (f" --grad-accum {captured}" if captured > 1 else "")
 
 
 def _gradients(job: Job, layout: Layout) -> Iterator[Layout]:
     yield layout
-    if layout.wrapper == "fsdp" and layout.accumulate > 1:
+    if layout.wrapper == "fsdp" and layout.accumulate > 1 and layout.pipeline == 1:
         yield replace(layout, whole_gradients=True)
 
 
@@ -308,6 +350,16 @@ AXES = (
         lambda layout: f"expert {layout.expert}" if layout.expert > 1 else "",
         lambda layout: f"--ep {layout.expert}" if layout.expert > 1 else "",
     ),
+    Axis(
+        "pipeline",
+        _pipeline,
+        lambda layout: f"pipeline {layout.pipeline} ({SCHEDULE})" if layout.pipeline > 1 else "",
+        lambda layout: (
+            f"--pp {layout.pipeline} --schedule {SCHEDULE} --micro-batches {layout.in_flight}"
+            if layout.pipeline > 1
+            else ""
+        ),
+    ),
     Axis("wrapper", _wrapped, _wrapper_words, _wrapper_options),
     Axis("offload", _offloaded, lambda layout: "offloaded" if layout.offload else "", _offload_options),
     Axis("buckets", _buckets, lambda layout: _BUCKETS[layout.buckets], _bucket_options),
@@ -325,7 +377,10 @@ AXES = (
         lambda layout: "no_sync" if layout.whole_gradients else "",
         lambda layout: (
             "--fsdp-sync-each-batch"
-            if layout.wrapper == "fsdp" and layout.accumulate > 1 and not layout.whole_gradients
+            if layout.wrapper == "fsdp"
+            and layout.accumulate > 1
+            and layout.pipeline == 1
+            and not layout.whole_gradients
             else ""
         ),
     ),

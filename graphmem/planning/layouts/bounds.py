@@ -79,6 +79,11 @@ def _moments(job: Job, layout: Layout) -> Iterator[tuple[Part, ...]]:
         Part("inputs of the blocks", saved_inputs(job, layout)),
         Part("the loss over the vocabulary", loss_bytes(job, layout)),
     )
+    if layout.pipeline > 1:  # the first stage, once as many micro-batches as there are stages are on their way
+        on_way = min(layout.pipeline, layout.in_flight) * tokens(job, layout) * compute_bytes(job)
+        inputs = len(_ends(job, layout)[0]) * job.shape.hidden * on_way
+        first = sum(job.shape.units[number] for number in _ends(job, layout)[0]) * weight_bytes(job, layout)
+        yield Part("weights", first // layout.shards), Part("inputs of the blocks in flight", inputs)
     yield Part("weights", states.weights), Part("gathered parameters", largest_unit(job, layout))
 
 
@@ -97,7 +102,7 @@ class States:
     def of(job: Job, layout: Layout) -> States:
         """Of a layout."""
         weight = weight_bytes(job, layout)
-        parameters, trainable = job.shape.parameters, job.shape.trainable
+        parameters, trainable = parameters_of(job, layout)
         kept = STATES.get(job.step.optimizer_class, 0) * trainable
         if layout.wrapper == "fsdp":
             return _of_fsdp(job, layout, parameters, trainable, kept, weight)
@@ -115,9 +120,11 @@ def _of_fsdp(job: Job, layout: Layout, parameters: int, trainable: int, kept: in
     """FSDP2's: shards among the processes of a replica, in the precision that the model has. Gradients that wait are
     whole, in the precision that they are reduced in (``FSDPParam.to_accumulated_grad_if_needed``,
     torch/distributed/fsdp/_fully_shard/_fsdp_param.py), or shards."""
-    parts = layout.processes // layout.replicas
+    parts = layout.processes // layout.replicas // layout.pipeline
     waits = 0
-    if layout.accumulate > 1 and layout.whole_gradients:
+    if layout.pipeline > 1:
+        waits = 0  # the schedule decides when it reduces
+    elif layout.accumulate > 1 and layout.whole_gradients:
         each = _FP32 if job.step.amp and layout.expert == 1 else _least(job)
         waits = trainable * each * layout.shards // parts // max(1, layout.expert // layout.tensor)
     elif layout.accumulate > 1 and not layout.offload:
@@ -139,6 +146,21 @@ def _of_zero(layout: Layout, parameters: int, trainable: int, kept: int, weight:
     return States(weights, 0 if layout.offload else trainable * weight // ranks, states)
 
 
+def parameters_of(job: Job, layout: Layout) -> tuple[int, int]:
+    """Parameters, and those that are trained, of the model, or of the blocks of a pipeline's last stage."""
+    shape = job.shape
+    if layout.pipeline == 1:
+        return shape.parameters, shape.trainable
+    count = sum(shape.units[number] for number in _ends(job, layout)[1])
+    return count, count if shape.trainable == shape.parameters else 0
+
+
+def _ends(job: Job, layout: Layout) -> tuple[range, range]:
+    """The blocks of the first and of the last stage."""
+    divided = layout.stages().divided(len(job.shape.units))
+    return divided[0], divided[-1]
+
+
 def weight_bytes(job: Job, layout: Layout) -> int:
     """Of one weight as it is kept: DeepSpeed casts the model, the others cast when they compute."""
     if layout.wrapper == "zero" and job.step.amp:
@@ -157,6 +179,8 @@ def _least(job: Job) -> int:
 
 def largest_unit(job: Job, layout: Layout) -> int:
     """The largest block that is gathered for its computation."""
+    if layout.pipeline > 1:
+        return 0
     gathers = (layout.wrapper == "fsdp" or layout.shard == "3") and layout.shards > 1
     if not gathers or not job.shape.units or layout.expert > 1:
         return 0
@@ -171,10 +195,13 @@ def gathered(job: Job, layout: Layout) -> int:
 
 
 def saved_inputs(job: Job, layout: Layout) -> int:
-    """Inputs of blocks and of their linear layers, alive where the loss is."""
+    """Inputs of blocks and of their linear layers, alive where the loss is; of a pipeline those of the blocks of its
+    last stage."""
     shape = job.shape
     if not shape.predicts:
         return 0
+    if layout.pipeline > 1:
+        return len(_ends(job, layout)[1]) * shape.hidden * tokens(job, layout) * compute_bytes(job)
     inputs = shape.hidden * len(shape.units)
     if not layout.recompute and not shape.experts:
         inputs = sum(max(shape.hidden, widths) for widths in shape.saved)

@@ -14,6 +14,7 @@ nccl-tests, doc/PERFORMANCE.md). Of a ring with k neighbours in each machine one
   al. 2019, arXiv:1909.08053, section 3), two more where the forward pass is recomputed.
 - expert parallelism: every token's row goes to its experts and comes back, forward and backward: four all-to-alls of
   (n-1)/n of the rows, two more where recomputed.
+- pipelines: each micro-batch's activations to the next stage, their gradients back.
 - offload: what moves between the host and the card.
 """
 
@@ -75,14 +76,16 @@ class Sent:
 
 def sent(job: Job, layout: Layout) -> Sent:
     """What a process sends in a step, all micro-batches of it."""
-    return _of_states(job, layout) + _of_tensor(job, layout) + _of_experts(job, layout)
+    parts = (_of_states, _of_tensor, _of_experts, _of_pipeline)
+    return sum((part(job, layout) for part in parts), Sent())
 
 
 def _of_states(job: Job, layout: Layout) -> Sent:
-    parameters, trainable = job.shape.parameters // layout.tensor, job.shape.trainable // layout.tensor
+    parameters, trainable = (count // layout.tensor // layout.pipeline
+                             for count in (job.shape.parameters, job.shape.trainable))  # fmt: skip
     if layout.expert > layout.tensor:  # experts are not gathered among those that share them out
         parameters, trainable = parameters // layout.expert, trainable // layout.expert
-    weight, times = weight_bytes(job, layout), layout.accumulate
+    weight, times = weight_bytes(job, layout), layout.accumulate * layout.in_flight
     if layout.wrapper == "ddp":
         return _ring(layout, layout.data, 2 * trainable * weight, layout.tensor)
     if layout.wrapper == "zero" and layout.shard in ("1", "2"):
@@ -124,6 +127,16 @@ def _of_experts(job: Job, layout: Layout) -> Sent:
     total = rounds * each * layout.accumulate * (layout.expert - 1) // layout.expert
     near = min(layout.expert, layout.on_node) - 1
     return Sent(total * near // (layout.expert - 1), total - total * near // (layout.expert - 1))
+
+
+def _of_pipeline(job: Job, layout: Layout) -> Sent:
+    """Of a stage in the middle. Stages are as far apart as the processes of one are many."""
+    if layout.pipeline == 1:
+        return Sent()
+    each = tokens(job, layout) * job.shape.hidden * compute_bytes(job)
+    total = 2 * each * layout.in_flight * layout.accumulate
+    is_far = layout.processes // layout.pipeline >= layout.on_node and layout.processes > layout.on_node
+    return Sent(far=total) if is_far else Sent(near=total)
 
 
 def _ring(layout: Layout, ranks: int, whole: int, stride: int) -> Sent:

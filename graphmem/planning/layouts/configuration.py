@@ -32,7 +32,11 @@ def files_of(job: Job, layout: Layout, alloc_conf: str = "") -> tuple[File, ...]
 def _files(job: Job, layout: Layout, alloc_conf: str) -> Iterator[File]:
     if layout.wrapper == "zero":
         yield File("deepspeed.json", json.dumps(deepspeed(job, layout), indent=2) + "\n")
-    if layout.tensor == 1 and layout.expert == 1 and layout.processes > 1:
+    if layout.pipeline > 1:
+        yield File("torchtitan.toml", torchtitan(job, layout))
+        yield File("launch.sh", _launch(layout, alloc_conf))
+        return
+    if not _is_parted(layout) and layout.processes > 1:
         yield File("accelerate.yaml", _yaml(accelerate(job, layout)))
     if layout.wrapper == "fsdp":
         yield File("wrap.py", _distributed(job, layout) if _is_parted(layout) else _fully_shard(job, layout))
@@ -51,6 +55,11 @@ def _launch(layout: Layout, alloc_conf: str) -> str:
     if nodes > 1:
         lines.append("# on every machine: NODE_RANK is its number, MASTER_ADDR the first one's address")
     where = f" --nnodes {nodes} --node-rank $NODE_RANK --master-addr {_ADDRESS}" if nodes > 1 else ""
+    if layout.pipeline > 1:
+        lines.append(
+            f"torchrun --nproc-per-node {layout.on_node}{where} -m torchtitan.train --job.config_file torchtitan.toml"
+        )
+        return "\n".join(lines) + "\n"
     lines.append(f"torchrun --nproc-per-node {layout.on_node}{where} train.py  # micro-batch {layout.micro_batch}, "
                  f"{layout.accumulate} micro-batches a step")  # fmt: skip
     if not _is_parted(layout) and layout.processes > 1:
@@ -196,6 +205,36 @@ def _distributed(job: Job, layout: Layout) -> str:
         f"{recompute}"
         "    return model\n"
     )
+
+
+# --- torchtitan -------------------------------------------------------------------------------------------------------
+
+
+def torchtitan(job: Job, layout: Layout) -> str:
+    """What torchtitan reads of a layout (torchtitan/config/job_config.py); the model's name and flavour are the
+    user's."""
+    lines = [
+        "[training]",
+        f"local_batch_size = {layout.rows}",
+        f"global_batch_size = {job.sequences}",
+        f"seq_len = {job.seq_len}",
+        *([f'mixed_precision_param = "{_TITAN[job.step.amp]}"'] if job.step.amp in _TITAN else []),
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {layout.replicas}",
+        f"data_parallel_shard_degree = {layout.shards}",
+        f"tensor_parallel_degree = {layout.tensor}",
+        f"pipeline_parallel_degree = {layout.pipeline}",
+        'pipeline_parallel_schedule = "1F1B"',
+        f"pipeline_parallel_microbatch_size = {layout.micro_batch}",
+        "",
+        "[activation_checkpoint]",
+        f'mode = "{"full" if layout.recompute else "none"}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_TITAN = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 # --- DeepSpeed --------------------------------------------------------------------------------------------------------

@@ -26,16 +26,18 @@ _SAME = 1.05
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step beside its computation: what is sent, one after the other, and what is computed again."""
+    """Seconds of a step beside its computation: what is sent, one after the other, what is computed again, and how
+    long a pipeline waits to be full and to be empty."""
 
     sent: Sent
     sending: float
     recomputing: float
+    waiting: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Both."""
-        return self.sending + self.recomputing
+        """All of them."""
+        return self.sending + self.recomputing + self.waiting
 
     @property
     def step(self) -> int:
@@ -47,11 +49,13 @@ def cost_of(job: Job, layout: Layout, links: Links) -> Cost:
     """Of a layout. A forward pass computes two operations a parameter and token (Kaplan et al. 2020,
     arXiv:2001.08361, section 2.1); of experts those that a token goes to."""
     moved = sent(job, layout)
-    again = 0.0
-    if layout.recompute:
-        tokens = job.sequences * max(1, job.seq_len) / layout.processes
-        again = 2 * _active(job) * tokens / (_REACHED * tflops_of(job.cluster.card.name) * 1e12)
-    return Cost(moved, moved.seconds(links), again)
+    tokens = job.sequences * max(1, job.seq_len) / layout.processes
+    forward = 2 * _active(job) * tokens / (_REACHED * tflops_of(job.cluster.card.name) * 1e12)
+    again = forward if layout.recompute else 0.0
+    # (p - 1)/m of the computation, of which the backward pass is twice the forward one (Narayanan et al. 2021,
+    # arXiv:2104.04473, section 2.2).
+    waits = (3 * forward + again) * (layout.pipeline - 1) / layout.in_flight
+    return Cost(moved, moved.seconds(links), again, waits)
 
 
 def tflops_of(card: str) -> int:

@@ -147,13 +147,13 @@ class Search:
 
 def _kind(layout: Layout) -> tuple[object, ...]:
     """What decides whether a framework can do it at all."""
-    return layout.wrapper, layout.tensor > 1, layout.expert > 1
+    return layout.wrapper, layout.tensor > 1, layout.expert > 1, layout.pipeline > 1
 
 
 def needs_no_more(one: Layout, other: Layout) -> bool:
     """Whether ``one`` is ``other`` with nothing changed but what saves memory: smaller micro-batches, recomputation,
     offloading, gradients that are reduced at once, fewer of them kept."""
-    same = ("processes", "wrapper", "shard", "tensor", "expert")
+    same = ("processes", "wrapper", "shard", "tensor", "expert", "pipeline", "in_flight")
     if any(getattr(one, name) != getattr(other, name) for name in same):
         return False
     return (
@@ -210,7 +210,7 @@ class _Learned:
                 self._scales[key] = max(0.0, (candidate.estimate.device - fixed) / varying)
 
     def _keys(self, layout: Layout) -> list[tuple[object, ...]]:
-        kind = (layout.recompute, layout.tensor, layout.expert)
+        kind = (layout.recompute, layout.tensor, layout.expert, layout.pipeline)
         return [(layout.family, layout.recompute), (*kind, layout.wrapper, layout.shard), kind, (layout.recompute,)]
 
     def _parts(self, layout: Layout) -> tuple[float, float]:
@@ -223,4 +223,6 @@ class _Learned:
         whole = layout.tensor
         share = 1.0 if layout.recompute else (10 + 24 / whole) / 34
         varying = bounds.saved_inputs(self._job, layout) * share + bounds.loss_bytes(self._job, layout) / 2
+        if layout.pipeline > 1:  # of the bound's one micro-batch in the last stage the first one has several
+            varying *= layout.pipeline
         return fixed, varying * whole + 1.0
