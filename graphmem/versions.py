@@ -21,6 +21,8 @@ Version = tuple[int, int]
 #: The versions of PyTorch that can be predicted: the rules were checked against recordings of the newest.
 OLDEST: Version = (2, 4)
 NEWEST: Version = (2, 15)
+#: The oldest that may be installed: what is replaced in PyTorch's Python code is named otherwise before.
+OLDEST_INSTALLED: Version = (2, 6)
 #: Those of which recordings of whole steps hold the predictions (tests/golden/pytorch).
 RECORDED: tuple[Version, ...] = (
     (2, 4), (2, 6), (2, 8), (2, 9), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
@@ -75,8 +77,11 @@ def installed_version() -> tuple[int, int] | None:
         return None
     match = re.match(r"(\d+)\.(\d+)", text)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
-    if version < OLDEST:
-        raise UsageError(f"torch {text} is installed, and graphmem needs {words(OLDEST)} or later; upgrade torch")
+    if version < OLDEST_INSTALLED:
+        raise UsageError(
+            f"torch {text} is installed, and graphmem runs with {words(OLDEST_INSTALLED)} to {words(NEWEST)}; upgrade "
+            f"torch, and write --torch-version {words(max(version, OLDEST))} to predict the older one"
+        )
     return version
 
 
@@ -382,7 +387,7 @@ TRUNCATED_NORMAL_BY_REJECTION = Since(
 CHANGES: tuple[Since, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Since))
 
 #: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.
-COMPILER_FOLLOWED_SINCE: Version = (2, 11)
+COMPILER_FOLLOWED_SINCE: Version = (2, 9)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

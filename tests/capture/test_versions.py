@@ -66,6 +66,14 @@ def test_a_step_of_another_pytorch_is_predicted_to_the_byte(path: Path) -> None:
     assert compared.match.share == 1 or (compared.match.share > 0.99 and str(path).startswith(LINED_UP_OTHERWISE))
 
 
+def test_an_installed_pytorch_that_is_too_old_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And may be predicted with a newer one."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.5.1+cu124")
+    with pytest.raises(UsageError, match=r"^torch 2.5.1\+cu124 is installed, and graphmem runs with 2.6 to 2.15; "):
+        versions.version_named(None)
+    assert versions.version_named("2.5") == (2, 5)
+
+
 def test_the_recordings_span_the_versions() -> None:
     assert {path.parts[0] for path in RECORDINGS} == {"2.4", "2.6", "2.8", "2.9", "2.11", "2.12", "2.14", "2.15"}
 

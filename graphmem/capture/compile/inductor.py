@@ -16,15 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from graphmem import versions
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.devices import Device
 
+#: Before, the compiler refuses inputs that are fake tensors of another mode than its own.
+_CLONES_INPUTS_SINCE = (2, 11)
 _MODULES = (
     "torch._dynamo",
     "torch._inductor.compile_fx",
@@ -48,6 +51,7 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) 
         forget()
         with torch._inductor.config.patch(settings):
             _patch_device(patches, device)
+            _patch_mode(patches)
             patch_functional_tensors(patches)
             _allow_factories()
             _patch_triton(patches)
@@ -120,6 +124,38 @@ def _patch_device(patches: Patches, device: Device) -> None:
     patches.set(torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext())
 
 
+def _patch_mode(patches: Patches) -> None:
+    """The fake mode of the graph that is compiled is that of its context, whatever its inputs are: they are fake
+    tensors of the capture. Since 2.11 ``detect_fake_mode`` (``torch/_guards.py``) says so itself."""
+    detect = torch._guards.detect_fake_mode
+
+    def of_context(inputs: Any = None) -> Any:
+        context = torch._guards.TracingContext.try_get()
+        mode = None if context is None else context.fake_mode
+        return detect(inputs) if mode is None else mode
+
+    _patch_wherever(patches, "detect_fake_mode", detect, of_context)
+    from torch._functorch import aot_autograd
+
+    process = aot_autograd.process_inputs
+
+    def in_mode(inputs: list[Any], settings: Any, mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+        """The same of inputs, which 2.11 clones into the graph's mode (``frontend_utils.py``)."""
+        others = (isinstance(one, FakeTensor) and one.fake_mode is not mode for one in inputs)
+        inputs = [mode.from_tensor(one) if other else one for one, other in zip(inputs, others, strict=True)]
+        return process(inputs, settings, mode, *args, **kwargs)
+
+    if versions.version_of(torch.__version__) < _CLONES_INPUTS_SINCE:
+        _patch_wherever(patches, "process_inputs", process, in_mode)
+
+
+def _patch_wherever(patches: Patches, name: str, found: Any, value: Any) -> None:
+    """In every module of torch that has it by this name."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch.") and vars(module).get(name) is found:
+            patches.set(module, name, value)
+
+
 def _allow_factories() -> None:
     """Dynamo takes the capture's factories into its graph, as it does PyTorch's."""
     for name in ("tensor", "as_tensor", "asarray"):
@@ -173,8 +209,9 @@ def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
         return _Kernel("compiled kernel", recorder)
 
     patches.set(AsyncCompile, "triton", named)
-    for name in ("multi_kernel", "size_hint_multi_kernel"):
-        patches.set(AsyncCompile, name, named)
+    for name in ("multi_kernel", "size_hint_multi_kernel"):  # the second one since 2.11
+        if hasattr(AsyncCompile, name):
+            patches.set(AsyncCompile, name, named)
     for name in ("cpp", "cpp_pybinding"):
         patches.set(AsyncCompile, name, unnamed)
 
@@ -189,9 +226,14 @@ def _patch_buffers(patches: Patches) -> None:
     patches.set(guards, "_empty_strided_cuda", _empty_on("cuda"))
     patches.set(guards, "_empty_strided_cpu", _empty_on("cpu"))
     patches.set(guards, "_reinterpret_tensor", _reinterpret)
-    for name in ("assert_size_stride", "assert_alignment"):
-        patches.set(guards, name, lambda *_: None)
-    patches.set(guards, "copy_if_misaligned", _aligned)
+    answers: dict[str, Callable[..., Any]] = {
+        "assert_size_stride": lambda *_: None,
+        "assert_alignment": lambda *_: None,
+        "copy_if_misaligned": _aligned,
+    }
+    for name, answer in answers.items():
+        if hasattr(guards, name):  # the younger ones are not there before 2.11
+            patches.set(guards, name, answer)
     patches.set(utils, "copy_misaligned_inputs", _align_inputs)
 
 

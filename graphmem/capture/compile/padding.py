@@ -47,7 +47,12 @@ def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed
     from torch._inductor.fx_passes import pad_mm
 
     results = _Results()
-    faster = pad_mm.is_padded_faster
+    # Names before 2.11 are the second ones.
+    judge, tried = (
+        next(name for name in names if hasattr(pad_mm, name))
+        for names in (("is_padded_faster", "should_pad"), ("_should_pad", "_should_pad_bench"))
+    )
+    faster = getattr(pad_mm, judge)
 
     @contextlib.contextmanager
     def recorded() -> Iterator[None]:
@@ -58,10 +63,10 @@ def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed
         assumed[_ASSUMED] += 1
         return faster(*args)
 
-    patches.set(pad_mm, "_should_pad", inspect.unwrap(pad_mm._should_pad))  # the wrapper remembers for good
+    patches.set(pad_mm, tried, inspect.unwrap(getattr(pad_mm, tried)))  # the wrapper remembers for good
     patches.set(pad_mm, "get_pad_cache", lambda: results)
     patches.set(pad_mm, "no_dispatch", recorded)
-    patches.set(pad_mm, "is_padded_faster", outcome)
+    patches.set(pad_mm, judge, outcome)
     patches.set(pad_mm, "get_do_bench", lambda: _trial(device.limits.l2_bytes))
 
 

@@ -35,6 +35,14 @@ _HOOK_TABLES = (
 )
 
 
+#: By which Dynamo asks whether there is a dispatch mode: of 2.6, and since 2.9.
+_ASKING_FOR_MODES = (
+    "is_in_torch_dispatch_mode",
+    "is_in_any_mode_without_ignore_compile_internals",
+    "any_torch_dispatch_mode_on_stack",
+)
+
+
 class CompiledCode:
     """What a capture learns of the code that was compiled in it.
 
@@ -142,15 +150,9 @@ class CompiledCode:
 
     def convert(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Dynamo's callback for a new frame, kept away from the capture's own frames."""
-        from torch._dynamo import convert_frame
-        from torch._dynamo.types import FrameAction, FrameExecStrategy
-
-        skip_with_callees = convert_frame.ConvertFrameReturn(
-            frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-        )
-        code, evaluation = self, self._evaluation
         # Dynamo listens again after a frame that is skipped with its callees; this module's frames tell it when to.
-        skip = convert_frame.ConvertFrameReturn()
+        code, evaluation = self, self._evaluation
+        skip, skip_with_callees = _skipping()
 
         def call(self: Any, frame: Any, *args: Any) -> Any:
             name = frame.f_globals.get("__name__", "")
@@ -231,13 +233,25 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
             patches.share(eval_frame, name, watched)
 
 
+def _skipping() -> tuple[Any, Any]:
+    """What Dynamo's callback returns for a frame that is to run as it is, and for one whose callees are, too."""
+    from torch._dynamo import convert_frame, types
+
+    if hasattr(types, "FrameAction"):
+        action, strategy = types.FrameAction, types.FrameExecStrategy
+        with_callees = convert_frame.ConvertFrameReturn(frame_exec_strategy=strategy(action.SKIP, action.SKIP))
+        return convert_frame.ConvertFrameReturn(), with_callees
+    return None, torch._C._dynamo.eval_frame.skip_code_recursive_flag  # 2.6
+
+
 def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
     from torch._dynamo import convert_frame
 
     patches.set(convert_frame.CatchErrorsWrapper, "__call__", code.convert(convert_frame.CatchErrorsWrapper.__call__))
     # Dynamo refuses to work below a dispatch mode; the recorder's own calls of it happen outside compiled graphs.
-    patches.set(convert_frame, "is_in_any_mode_without_ignore_compile_internals", lambda: False)
-    patches.set(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False)
+    for name in _ASKING_FOR_MODES:
+        if hasattr(convert_frame, name):
+            patches.set(convert_frame, name, lambda **_: False)
     patches.share(torch.compiler, "is_compiling", _compiling_here(torch.compiler.is_compiling, patches.threads))
 
 
