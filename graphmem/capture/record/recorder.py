@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.kernels.parts.known import is_exact
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.collectives import ProcessGroups
 from graphmem.capture.ports import DeviceMemory
@@ -246,7 +247,9 @@ class Recorder:
     def count_unmodelled(self, call: OperatorCall) -> None:
         """Count an operator on the device that holds more than is modelled, or of which nobody knows."""
         remark = call.facts.remark
-        if remark is not None and (on_device((call.args, *call.kwargs.values())) or _names_device(call.kwargs)):
+        if remark is None or is_exact(call.facts.name, call.args):
+            return
+        if on_device((call.args, *call.kwargs.values())) or _names_device(call.kwargs):
             self.unmodelled[remark] += 1
 
     def enter_module(self, path: str) -> None:
