@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ CONFIRM = 8
 #: Axes that are told of as the size of a kind of layout.
 _OF_SIZE = ("micro_batch", "whole_gradients", "recompute")
 _FITTING = (search.FITS, search.TIGHT)
-_WRAPPERS = ("ddp", "fsdp", "zero", "tp", "ep", "pp", "world_size")
+_WRAPPERS = ("ddp", "fsdp", "zero", "tp", "ep", "pp", "cp", "world_size")
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,8 @@ def _notes(job: Job, frameworks: Sequence[str] | None) -> list[str]:
     notes = []
     if frameworks is None and "deepspeed" not in job.frameworks:
         notes.append("DeepSpeed is not installed here, and its layouts are left out (pip install deepspeed)")
+    if importlib.util.find_spec("accelerate") is None:
+        notes.append("accelerate is not installed here, and context parallelism is left out (pip install accelerate)")
     if not job.shape.predicts:
         notes.append("the model is no language model of transformers: bounds are of its model states alone")
     return notes

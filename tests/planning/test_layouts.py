@@ -86,7 +86,7 @@ def test_every_layout_is_one_that_can_be_asked_for(asked: Job) -> None:
     assert len(set(layouts)) == len(layouts)
     for layout in layouts:
         assert layout.data * layout.rows * layout.accumulate == asked.sequences
-        assert layout.replicas * layout.shards == layout.data
+        assert layout.replicas * layout.shards == layout.data * layout.context
         step = layout.training(asked.step)  # refuses what does not go together
         assert step.processes is None or step.processes.world_size == layout.processes
         assert layout.words()
@@ -260,6 +260,22 @@ def test_tensor_parallelism_sends_activations_more_often_where_they_are_recomput
     assert sent(job(gpus="8xH100"), replace(plain, recompute=True)).near == 2 * 6 * 32 * block * 128 * 7 // 8
 
 
+def test_context_parallelism_sends_keys_and_values_round() -> None:
+    layout = Layout(8, 8, "fsdp", "full", micro_batch=1, accumulate=32, context=2)
+    without = sent(job(gpus="8xH100"), replace(layout, context=1))
+    found = sent(job(gpus="8xH100"), layout)
+    # 8 of 32 heads are of keys and values
+    assert found.near - without.near == 3 * 2 * 4096 * 1024 * 2 * 32 * 32
+
+
+def test_context_parallelism_is_captured(tiny: str) -> None:
+    pytest.importorskip("accelerate")
+    asked = tiny_job(tiny, Training(amp="bf16"))
+    layout = Layout(4, 4, "fsdp", "full", micro_batch=4, accumulate=2, context=2)
+    assert layout in space(asked)
+    assert bound(asked, layout).bytes <= captured(tiny, asked, layout).requested
+
+
 def test_a_pipeline_sends_to_its_neighbours_and_waits() -> None:
     layout = Layout(16, 8, "fsdp", "full", micro_batch=1, accumulate=2, pipeline=2, in_flight=8)
     full = replace(layout, pipeline=1, in_flight=1, accumulate=8)
@@ -350,7 +366,9 @@ def test_files_are_read_by_those_they_are_for(layout: Layout, tmp_path: Path) ->
     if "accelerate.yaml" in files:
         yaml = pytest.importorskip("yaml")
         assert yaml.safe_load(files["accelerate.yaml"]) == accelerate(asked, layout)
-        if layout.replicas == 1 or layout.wrapper != "fsdp":  # accelerate's own meshes are not read here
+        if (
+            layout.replicas * layout.context == 1 or layout.wrapper != "fsdp"
+        ):  # accelerate's own meshes are not read here
             path = tmp_path / "accelerate.yaml"
             path.write_text(files["accelerate.yaml"])
             processes = accelerate_launch(path).processes

@@ -50,7 +50,7 @@ class Layout:
     the host's memory. ``recompute``: activations are computed again in the backward pass. ``whole_gradients``: between
     the micro-batches of a step FSDP keeps gradients that nobody has reduced yet. ``buckets``: other ones than the
     framework's own: ``view`` (DDP: gradients are views of them) or ``small`` (DeepSpeed). ``pipeline`` processes have a
-    stage each, and a schedule runs ``in_flight`` micro-batches.
+    stage each, and a schedule runs ``in_flight`` micro-batches; ``context`` processes share each sequence.
     """
 
     processes: int
@@ -67,11 +67,12 @@ class Layout:
     buckets: str = ""
     pipeline: int = 1
     in_flight: int = 1
+    context: int = 1
 
     @property
     def data(self) -> int:
         """Groups of processes that see different sequences."""
-        return self.processes // self.tensor // self.pipeline
+        return self.processes // self.tensor // self.pipeline // self.context
 
     @property
     def rows(self) -> int:
@@ -93,14 +94,14 @@ class Layout:
     def shards(self) -> int:
         """Processes among which FSDP or ZeRO shares out, tensor parallelism apart; 1 where nothing is."""
         if self.wrapper == "fsdp":
-            within = self.shard.rpartition("x")[2] if self.shard.startswith("hybrid:") else self.data
+            within = self.shard.rpartition("x")[2] if self.shard.startswith("hybrid:") else self.data * self.context
             return int(within)
         return self.data if self.wrapper == "zero" and self.shard != "0" else 1
 
     @property
     def replicas(self) -> int:
         """Copies of the model's states."""
-        return self.data // self.shards
+        return self.data * self.context // self.shards
 
     def fully_shard(self) -> FullyShard:
         """The options of ``fully_shard``."""
@@ -123,6 +124,8 @@ class Layout:
             wrapped["ep"] = self.expert
         if self.pipeline > 1:
             wrapped["pp"] = self.stages()
+        if self.context > 1:
+            wrapped["cp"] = self.context
         return replace(
             step,
             checkpoint_activations=self.recompute,
@@ -219,6 +222,20 @@ def _pipeline(job: Job, layout: Layout) -> Iterator[Layout]:
             yield replace(layout, pipeline=size, in_flight=BATCHES_OF_A_STAGE * size)
 
 
+def _context(job: Job, layout: Layout) -> Iterator[Layout]:
+    """Processes of a machine that share each sequence, with FSDP alone; each has an early and a late part of it
+    (torch.distributed.tensor.experimental, ``_RoundRobinLoadBalancer``). ``--cp`` runs accelerate's."""
+    yield layout
+    if importlib.util.find_spec("accelerate") is None:
+        return
+    is_parted = layout.tensor > 1 or layout.expert > 1 or layout.pipeline > 1
+    if is_parted or not job.shape.predicts or "fsdp" not in job.frameworks:
+        return
+    for size in _powers(layout.on_node):
+        if size > 1 and layout.on_node % size == 0 and job.seq_len and job.seq_len % (2 * size) == 0:
+            yield replace(layout, context=size)
+
+
 # --- what wraps the model ---------------------------------------------------------------------------------------------
 
 #: Wrapper and shard by framework, in words and as the option of ``analyze``.
@@ -250,7 +267,7 @@ def _wrapped(job: Job, layout: Layout) -> Iterator[Layout]:
     is_parted = layout.tensor > 1 or layout.expert > 1 or layout.pipeline > 1
     for framework in job.frameworks:
         for wrapper, shard in _SHARDS[framework]:
-            if is_parted and shard != "full":
+            if (is_parted and shard != "full") or (layout.context > 1 and wrapper != "fsdp"):
                 continue  # transformers distributes models so, and in no other way
             if shard == "hybrid":
                 if layout.processes > layout.on_node > 1:
@@ -359,6 +376,12 @@ AXES = (
             if layout.pipeline > 1
             else ""
         ),
+    ),
+    Axis(
+        "context",
+        _context,
+        lambda layout: f"context {layout.context}" if layout.context > 1 else "",
+        lambda layout: f"--cp {layout.context}" if layout.context > 1 else "",
     ),
     Axis("wrapper", _wrapped, _wrapper_words, _wrapper_options),
     Axis("offload", _offloaded, lambda layout: "offloaded" if layout.offload else "", _offload_options),

@@ -214,5 +214,5 @@ def loss_bytes(job: Job, layout: Layout) -> int:
 
 
 def tokens(job: Job, layout: Layout) -> int:
-    """Tokens of a micro-batch."""
-    return layout.micro_batch * job.seq_len
+    """Tokens of a micro-batch that a process has."""
+    return layout.micro_batch * job.seq_len // layout.context

@@ -15,6 +15,8 @@ nccl-tests, doc/PERFORMANCE.md). Of a ring with k neighbours in each machine one
 - expert parallelism: every token's row goes to its experts and comes back, forward and backward: four all-to-alls of
   (n-1)/n of the rows, two more where recomputed.
 - pipelines: each micro-batch's activations to the next stage, their gradients back.
+- context parallelism: keys and values go round the others in the forward pass, and again with their gradients in the
+  backward pass (Liu et al. 2023, arXiv:2310.01889).
 - offload: what moves between the host and the card.
 """
 
@@ -76,7 +78,7 @@ class Sent:
 
 def sent(job: Job, layout: Layout) -> Sent:
     """What a process sends in a step, all micro-batches of it."""
-    parts = (_of_states, _of_tensor, _of_experts, _of_pipeline)
+    parts = (_of_states, _of_tensor, _of_experts, _of_pipeline, _of_context)
     return sum((part(job, layout) for part in parts), Sent())
 
 
@@ -137,6 +139,16 @@ def _of_pipeline(job: Job, layout: Layout) -> Sent:
     total = 2 * each * layout.in_flight * layout.accumulate
     is_far = layout.processes // layout.pipeline >= layout.on_node and layout.processes > layout.on_node
     return Sent(far=total) if is_far else Sent(near=total)
+
+
+def _of_context(job: Job, layout: Layout) -> Sent:
+    if layout.context == 1:
+        return Sent()
+    shape = job.shape
+    width = shape.hidden * shape.key_value_heads // max(1, shape.heads)
+    each = 2 * tokens(job, layout) * width * compute_bytes(job) * len(shape.units)
+    rounds = 4 if layout.recompute else 3
+    return Sent(near=rounds * each * (layout.context - 1) * layout.accumulate)
 
 
 def _ring(layout: Layout, ranks: int, whole: int, stride: int) -> Sent:

@@ -38,7 +38,7 @@ def _files(job: Job, layout: Layout, alloc_conf: str) -> Iterator[File]:
         return
     if not _is_parted(layout) and layout.processes > 1:
         yield File("accelerate.yaml", _yaml(accelerate(job, layout)))
-    if layout.wrapper == "fsdp":
+    if layout.wrapper == "fsdp" and layout.context == 1:  # else accelerate shares out sequences, too
         yield File("wrap.py", _distributed(job, layout) if _is_parted(layout) else _fully_shard(job, layout))
     yield File("launch.sh", _launch(layout, alloc_conf))
 
@@ -87,13 +87,13 @@ def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
     }
     if layout.wrapper == "fsdp":
         config["fsdp_config"] = _accelerate_fsdp(job, layout)
-        if layout.replicas > 1:
+        if layout.replicas > 1 or layout.context > 1:
             config["use_parallelism_config"] = True
             config["parallelism_config"] = {
                 "parallelism_config_dp_replicate_size": layout.replicas,
-                "parallelism_config_dp_shard_size": layout.shards,
+                "parallelism_config_dp_shard_size": layout.shards // layout.context,
                 "parallelism_config_tp_size": 1,
-                "parallelism_config_cp_size": 1,
+                "parallelism_config_cp_size": layout.context,
             }
     if layout.wrapper == "zero":
         del config["mixed_precision"]  # the file of DeepSpeed says it

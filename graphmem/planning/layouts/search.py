@@ -147,13 +147,13 @@ class Search:
 
 def _kind(layout: Layout) -> tuple[object, ...]:
     """What decides whether a framework can do it at all."""
-    return layout.wrapper, layout.tensor > 1, layout.expert > 1, layout.pipeline > 1
+    return layout.wrapper, layout.tensor > 1, layout.expert > 1, layout.pipeline > 1, layout.context > 1
 
 
 def needs_no_more(one: Layout, other: Layout) -> bool:
     """Whether ``one`` is ``other`` with nothing changed but what saves memory: smaller micro-batches, recomputation,
     offloading, gradients that are reduced at once, fewer of them kept."""
-    same = ("processes", "wrapper", "shard", "tensor", "expert", "pipeline", "in_flight")
+    same = ("processes", "wrapper", "shard", "tensor", "expert", "pipeline", "in_flight", "context")
     if any(getattr(one, name) != getattr(other, name) for name in same):
         return False
     return (
@@ -210,7 +210,7 @@ class _Learned:
                 self._scales[key] = max(0.0, (candidate.estimate.device - fixed) / varying)
 
     def _keys(self, layout: Layout) -> list[tuple[object, ...]]:
-        kind = (layout.recompute, layout.tensor, layout.expert, layout.pipeline)
+        kind = (layout.recompute, layout.tensor, layout.expert, layout.pipeline, layout.context)
         return [(layout.family, layout.recompute), (*kind, layout.wrapper, layout.shard), kind, (layout.recompute,)]
 
     def _parts(self, layout: Layout) -> tuple[float, float]:
