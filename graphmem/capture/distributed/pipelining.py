@@ -153,7 +153,8 @@ def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch
     count = options.micro_batches or rows
     if rows % count:
         raise CaptureError(
-            f"the batch has {rows} rows, which are not {count} equal micro-batches; give another --batch"
+            f"the batch has {rows} rows, which are not {count} equal micro-batches; give a multiple of {count} for "
+            f"--batch (graphmem fit: --multiple-of {count})"
         )
     name, takes_several = SCHEDULES[options.schedule]
     shape = (rows // count, length)
