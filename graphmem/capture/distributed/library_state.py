@@ -15,6 +15,8 @@ _KEPT = {
         "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP", "_EXPERT_PARALLEL_GROUP_RANKS",
         "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS", "mesh_device", "mpu",
     ),
+    "deepspeed.runtime.zero.partition_parameters.CUDAQuantizer": ("quantizer_cuda_module",),
+    "deepspeed.runtime.comm.coalesced_collectives": ("quantizer_module",),
     "torch.nn.functional": ("linear",),  # DeepSpeed's ZeRO-3 puts its own there
     "transformers.integrations.deepspeed": ("_hf_deepspeed_config_weak_ref",),
     "accelerate.state.PartialState": ("_shared_state",),

@@ -24,11 +24,12 @@ import torch.distributed as dist
 
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.data_parallel import patch_data_parallel
+from graphmem.capture.distributed.deepspeed_kernels import deepspeed_kernels
 from graphmem.capture.distributed.experts import patch_experts
 from graphmem.capture.distributed.library_state import library_state_put_back
 from graphmem.capture.distributed.objects import patch_objects
 from graphmem.capture.distributed.sharded_model import sharded
-from graphmem.capture.distributed.sharding import patch_resize, patch_sharding
+from graphmem.capture.distributed.sharding import forget_meshes, patch_resize, patch_sharding
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
@@ -50,7 +51,7 @@ def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
     patches = Patches()
     had_group, hook = dist.is_initialized(), sys.excepthook
     try:
-        with _launched(processes), library_state_put_back():
+        with _launched(processes), library_state_put_back(), deepspeed_kernels():
             _patch_process_groups(patches, book)
             patch_data_parallel(patches, book)
             patch_objects(patches, book)
@@ -59,6 +60,7 @@ def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
     finally:
         if dist.is_initialized() and not had_group:
             dist.destroy_process_group()
+            forget_meshes()
         sys.excepthook = hook
         patches.undo()
 
@@ -106,6 +108,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
             patch_sharding(patches, book)
             if "transformers" in sys.modules:
                 patch_experts(patches, book)
+            forget_meshes()
             prepared.append(True)
         for name in ("backend_options", "pg_options", "device_id"):
             if name in kwargs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,21 @@ def patch_sharding(patches: Patches, book: RankBook) -> None:
     dispatch = importlib.import_module("torch.distributed.tensor._dispatch")
     if hasattr(dispatch, "run_dtensor_rng_op"):  # since 2.12: it moves the generator's offset around the operator
         patches.set(dispatch, "run_dtensor_rng_op", lambda start, end, op, *args, **kwargs: op(*args, **kwargs))
+
+
+def forget_meshes() -> None:
+    """What DTensor remembers of operators it remembers with their meshes, which another one of the same shape is equal
+    to: the groups of a former capture would be looked for (``ShardingPropagator``, and its cache in C++ since 2.10)."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None:
+        return
+    clear_native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    clear = getattr(tensors.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding, "cache_clear", None)
+    redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
+    clear_plans = getattr(getattr(redistribute, "_gen_transform_infos", None), "cache_clear", None)
+    for forget in (clear_native, clear, clear_plans):
+        if forget is not None:
+            forget()
 
 
 def _device_of_part(tensor: Any) -> torch.device:

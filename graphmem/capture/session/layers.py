@@ -39,6 +39,7 @@ from graphmem.capture.device.torch_versions import patch_module_conversion
 from graphmem.capture.device.training_tools import patch_training_tools
 from graphmem.capture.device.triton_kernels import triton_kernels
 from graphmem.capture.device.unnoticed import unnoticed
+from graphmem.capture.device.wrapper_tensors import patch_wrapper_tensors
 from graphmem.capture.distributed.process_groups import one_rank
 from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
 from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
@@ -232,6 +233,13 @@ LAYERS: tuple[Layer, ...] = (
             "torch.utils.swap_tensors",
         ),
         _patching(lambda patches, context: patch_fake_tensors(patches, context.recorder.values)),
+    ),
+    Layer(
+        "wrapper tensors",
+        "device/wrapper_tensors",
+        "a build without CUDA ends the process over a tensor around others that is made on a card",
+        ("torch.Tensor._make_wrapper_subclass", "*.device", "*.is_cuda", "*.is_meta"),
+        _patching(lambda patches, context: patch_wrapper_tensors(patches, context.recorder.wrappers)),
     ),
     Layer(
         "factories",

@@ -10,6 +10,8 @@ import torch
 
 from graphmem.capture.values.generators import Mark
 
+#: Bound before a library puts its own there (``deepspeed.zero.Init``).
+_empty = torch.empty
 #: Larger results wait until they are read, in elements.
 LEAST = 1 << 14
 #: The longest chain of operators that waits; what follows is computed.
@@ -30,7 +32,7 @@ class Geometry(NamedTuple):
 
     def on(self, data: torch.UntypedStorage) -> torch.Tensor:
         """A host tensor that lies so in ``data``. No mode may be on."""
-        return torch.empty(0, dtype=self.dtype).set_(data, self.offset, self.size, self.stride)
+        return _empty(0, dtype=self.dtype).set_(data, self.offset, self.size, self.stride)
 
 
 class _Part(NamedTuple):

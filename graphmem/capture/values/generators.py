@@ -27,6 +27,8 @@ DEFAULT_SEED = 67280421310721
 #: Draws in place of PyTorch's default generator, which belongs to the process.
 _generator: Any = torch._C.Generator("cpu")
 
+#: Bound before a library puts its own there (``deepspeed.zero.Init``).
+_empty = torch.empty
 _WORDS, _MIDDLE, _LOW_BITS = 624, 397, 31
 _TWIST = 0x9908B0DF
 _DEGREE = _WORDS * 32 - _LOW_BITS
@@ -184,7 +186,7 @@ def advance(generator: Any, words: int) -> None:
             _to_end_of_block(state, blocks)
             generator.set_state(torch.from_numpy(state))
             words -= in_block + blocks * _WORDS
-        scratch = torch.empty(min(words, _CHUNK))
+        scratch = _empty(min(words, _CHUNK))
         while words > 0:
             count = min(words, _CHUNK)
             scratch[:count].uniform_(generator=generator)

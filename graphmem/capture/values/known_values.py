@@ -41,6 +41,8 @@ from graphmem.capture.values.tensors import NOWHERE, tensors_in
 from graphmem.units import MIB
 
 _aten = torch.ops.aten
+#: Bound before a library puts its own there (``deepspeed.zero.Init``).
+_full, _ones = torch.full, torch.ones
 
 #: Largest tensors on the device whose values are followed, in elements. Integers and booleans decide what a program
 #: does (masks of a batch of 128 sequences of 8,192 tokens fit); floats seldom do, and cost time.
@@ -264,7 +266,7 @@ class KnownValues:
     def fill(self, tensor: FakeTensor, number: Any) -> None:
         """From now on every element of the tensor is this number."""
         with unset_fake_temporarily():
-            value = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+            value = _full(tuple(tensor.shape), number, dtype=tensor.dtype)
         self.learn(tensor, value)
 
     def overwrite(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -501,7 +503,7 @@ class KnownValues:
             with unset_fake_temporarily(), torch.no_grad():
                 # Unknown tensors are ones: the draws are as many.
                 filled = {
-                    id(tensor): torch.ones(tensor.shape, dtype=tensor.dtype) if (v := known[id(tensor)]) is None else v
+                    id(tensor): _ones(tensor.shape, dtype=tensor.dtype) if (v := known[id(tensor)]) is None else v
                     for tensor in tensors
                 }
                 host_kwargs = {name: on_host(value, filled) for name, value in kwargs.items() if name != "pin_memory"}

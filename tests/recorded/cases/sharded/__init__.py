@@ -1,17 +1,34 @@
 """One rank of many, by the frameworks' own sharding: a file a framework. None of them is imported by this."""
 
-from tests.recorded.cases.sharded import adapters, fsdp, launchers, options, pipelines, single, tensor_parallel, zero
+from tests.recorded.cases.sharded import (
+    adapters,
+    ddp,
+    experts,
+    fsdp,
+    launchers,
+    options,
+    pipelines,
+    saving,
+    single,
+    tensor_parallel,
+    titan,
+    zero,
+)
 from tests.recorded.cases.sharded.registry import CASES, Case
 
 __all__ = [
     "CASES",
     "Case",
     "adapters",
+    "ddp",
+    "experts",
     "fsdp",
     "launchers",
     "options",
     "pipelines",
+    "saving",
     "single",
     "tensor_parallel",
+    "titan",
     "zero",
 ]

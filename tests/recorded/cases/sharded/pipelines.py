@@ -13,8 +13,8 @@ from tests.recorded.cases.sharded.registry import add
 _WIDTH, _VOCABULARY, _LAYERS, _MICRO_BATCHES = 1024, 32000, 8, 8
 
 
-def pipeline(schedule: str, virtual: int = 1) -> None:
-    """``virtual``: stages of a rank."""
+def pipeline(schedule: str, virtual: int = 1, in_v: bool = False) -> None:
+    """``virtual``: stages of a rank; ``in_v``: the second ones are counted backwards."""
     from torch.distributed import pipelining
 
     start()
@@ -22,7 +22,8 @@ def pipeline(schedule: str, virtual: int = 1) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     stages, optimizers = [], []
     for turn in range(virtual):
-        stage, optimizer = _stage(turn * world + rank, world * virtual, device)
+        index = turn * world + (world - 1 - rank if in_v and turn else rank)
+        stage, optimizer = _stage(index, world * virtual, device)
         stages.append(stage)
         optimizers.append(optimizer)
     made = getattr(pipelining, schedule)(
@@ -32,7 +33,7 @@ def pipeline(schedule: str, virtual: int = 1) -> None:
         ids = tokens(_MICRO_BATCHES)
         if rank == 0:
             made.step(ids)
-        elif rank == world - 1:
+        elif rank == world - 1 and not in_v:
             made.step(target=ids, losses=[])
         else:
             made.step()
@@ -65,3 +66,5 @@ add("pp_1f1b_r1", pipeline, world=4, rank=1, schedule="Schedule1F1B")
 add("pp_1f1b_r3", pipeline, world=4, rank=3, schedule="Schedule1F1B")
 add("pp_inter_r0", pipeline, world=4, rank=0, schedule="ScheduleInterleaved1F1B", virtual=2)
 add("pp_inter_r3", pipeline, world=4, rank=3, schedule="ScheduleInterleaved1F1B", virtual=2)
+add("pp_zero_bubble_r0", pipeline, world=4, rank=0, schedule="ScheduleInterleavedZeroBubble", virtual=2)
+add("pp_zbv_r1", pipeline, world=4, rank=1, schedule="ScheduleZBVZeroBubble", virtual=2, in_v=True)
