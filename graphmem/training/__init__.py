@@ -221,6 +221,11 @@ class Training:
         if self.sp and (self.ep or self.tp_plan or self.wrapper is not None):
             raise UsageError("sp is combined with tp alone here; write the program for others (graphmem run)")
         _ = self.mesh
+        if self.zero is not None and self.zero.own_optimizer is not None and self.lr_scheduler is not None:
+            raise UsageError(
+                "DeepSpeed builds the optimizer that its configuration names; name the scheduler there too, and leave "
+                "out lr_scheduler"
+            )
         wrapper = self.wrapper
         if wrapper is None:
             return
@@ -352,7 +357,9 @@ class Training:
         ``weights`` is the precision that the model's weights really have, where it is known.
         """
         options = ", ".join(f"{name}={value!r}" for name, value in self.optimizer_args)
-        words = ["training", f"{self.optimizer}({options})" if options else self.optimizer, *_precision(self, weights)]
+        named = f"{self.optimizer}({options})" if options else self.optimizer
+        own = self.zero.own_optimizer if self.zero is not None else None
+        words = ["training", named if own is None else f"DeepSpeed's {own}", *_precision(self, weights)]
         if self.checkpoint_activations:
             words.append("activation checkpointing")
         if self.grad_accum > 1:

@@ -42,9 +42,20 @@ class ZeRO:
         stage = self.stage if self.stage is not None else own.get("stage", 0)
         if type(stage) is not int or not 0 <= stage <= 3:
             raise UsageError(f"the stage of ZeRO is 0, 1, 2 or 3, not {stage!r}")
+        for section in ("optimizer", "scheduler"):
+            if section in config and not (
+                isinstance(config[section], dict) and isinstance(config[section].get("type"), str)
+            ):
+                raise UsageError(f"{section} in DeepSpeed's configuration is an object with a type")
         own["stage"] = stage
         object.__setattr__(self, "stage", stage)
         object.__setattr__(self, "config", json.dumps(config, sort_keys=True))
+
+    @property
+    def own_optimizer(self) -> str | None:
+        """The optimizer that DeepSpeed builds itself, as its configuration names it; None where it takes the loop's."""
+        optimizer = json.loads(self.config).get("optimizer")
+        return None if optimizer is None else str(optimizer["type"])
 
     def describe(self) -> str:
         """The engine in words: ``DeepSpeed ZeRO-3 over 8 processes (optimizer on cpu)``."""

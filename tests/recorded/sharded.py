@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests import places
@@ -34,6 +35,10 @@ class ShardedProgram:
     def needs(self) -> tuple[str, ...]:
         return self.case.needs
 
+    @property
+    def compiles(self) -> bool:
+        return self.case.compiles
+
     def run(self) -> Any:
         from tests.recorded.scripts import without_others
 
@@ -41,6 +46,8 @@ class ShardedProgram:
         without_others(self.case.backend)
         _agree_on_shapes()
         _route_evenly()
+        if "deepspeed" in self.needs:
+            _find_kernels()
         return self.case.program()
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
@@ -54,8 +61,8 @@ def _launched(case: Case) -> dict[str, str]:
     return {
         "RANK": str(case.rank), "LOCAL_RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-        # DeepSpeed: no operators of its own are compiled, as without a CUDA toolkit.
-        "DS_BUILD_OPS": "0", "CUDA_HOME": "/nonexistent",
+        # DeepSpeed: its own kernels are compiled for those that ask for them, where a CUDA toolkit is named.
+        "DS_BUILD_OPS": "0", "CUDA_HOME": os.environ.get("CUDA_HOME", "/nonexistent"),
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
 
@@ -99,6 +106,24 @@ def _route_evenly() -> None:
         return work
 
     module.AllToAllEP._dispatch_tokens, module.all_to_all_single = dispatched, exchanged
+
+
+def _find_kernels() -> None:
+    """DeepSpeed's Adam of the host need not be compiled: it updates in place, and nothing of it is on the card. The one
+    of the card is DeepSpeed's own, built before (its ``FusedAdamBuilder().load()``) where ``TORCH_EXTENSIONS_DIR``
+    says."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder
+    from torch.utils.cpp_extension import _import_module_from_library
+
+    def done(*_: Any) -> None:
+        pass
+
+    on_host = SimpleNamespace(**dict.fromkeys(("create_adam", "destroy_adam", "adam_update"), done))
+    CPUAdamBuilder.load = lambda self, verbose=False: on_host
+    folder = os.path.join(os.environ.get("TORCH_EXTENSIONS_DIR", ""), "fused_adam")
+    if os.path.exists(os.path.join(folder, "fused_adam.so")):
+        built = _import_module_from_library("fused_adam", folder, True)
+        FusedAdamBuilder.load = lambda self, verbose=False: built
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,14 @@ _OF_WIDTH: dict[str, Callable[[int], int]] = {
     "stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
     "stage3_param_persistence_threshold": lambda width: 10 * width,
 }
+#: In optimizers and schedulers: its defaults, which no memory depends on.
+_OF_TRAINER = {"lr": 5e-5, "betas": (0.9, 0.999), "eps": 1e-8, "warmup_max_lr": 5e-5,
+               "warmup_num_steps": 1, "total_num_steps": 1000}  # fmt: skip
 
 
-def deepspeed_engine(model: nn.Module, optimizer: torch.optim.Optimizer, training: Training, batch: int) -> Any:
-    """The engine around ``model``, which is on the host; ``batch``: rows of a micro-batch. Raises
-    :class:`CaptureError`."""
+def deepspeed_engine(model: nn.Module, optimizer: torch.optim.Optimizer | None, training: Training, batch: int) -> Any:
+    """The engine around ``model``, which is on the host; ``batch``: rows of a micro-batch. Without ``optimizer`` it is
+    the one that the configuration names. Raises :class:`CaptureError`."""
     try:
         import deepspeed
     except ImportError:
@@ -44,11 +47,6 @@ def configuration(model: nn.Module, training: Training, batch: int) -> dict[str,
     """DeepSpeed's configuration with what was left open. Raises :class:`CaptureError` for what cannot be followed."""
     assert training.zero is not None
     config: dict[str, Any] = json.loads(training.zero.config)
-    if "optimizer" in config or "scheduler" in config:
-        raise CaptureError(
-            "leave optimizer and scheduler out of DeepSpeed's configuration and give --optimizer and --lr-scheduler: "
-            "DeepSpeed would build CUDA kernels for its own"
-        )
     of_step: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_accumulation_steps": training.grad_accum,
@@ -64,6 +62,9 @@ def configuration(model: nn.Module, training: Training, batch: int) -> dict[str,
             f"gradient_accumulation_steps is {config['gradient_accumulation_steps']} in DeepSpeed's configuration and "
             f"{training.grad_accum} here; give --grad-accum {config['gradient_accumulation_steps']}"
         )
+    for section in ("optimizer", "scheduler"):
+        own = config.get(section, {}).get("params", {})
+        own.update({name: _OF_TRAINER.get(name, 0) for name, value in own.items() if value == "auto"})
     _fill_precision(config, training)
     _fill_widths(config["zero_optimization"], model)
     config.setdefault("zero_allow_untested_optimizer", True)

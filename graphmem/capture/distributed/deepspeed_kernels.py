@@ -1,7 +1,8 @@
 """DeepSpeed's own kernels, which it compiles when they are first used: by what they take from the allocator.
 
 A capture compiles nothing. Each function here stands for the one of its name in ``deepspeed/ops/csrc`` (0.19) and makes
-what that makes: updates of optimizers on the card or the host take nothing, quantised copies and scales are tensors.
+what that makes: updates of optimizers on the card or the host take nothing, quantised copies and scales are tensors,
+buffers for NVMe are host memory, and what is written there is counted.
 """
 
 from __future__ import annotations
@@ -16,20 +17,34 @@ import torch
 
 from graphmem.capture.device.watched_imports import watched_imports
 from graphmem.capture.patches import Patches
+from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
+from graphmem.units import format_bytes
 
 _BUILDERS = "deepspeed.ops.op_builder.builder"
 
 
 @contextlib.contextmanager
-def deepspeed_kernels() -> Iterator[None]:
-    """DeepSpeed finds its kernels compiled, for the duration."""
+def deepspeed_kernels(book: RankBook) -> Iterator[None]:
+    """DeepSpeed finds its kernels compiled, for the duration. ``book`` is told what is kept on NVMe."""
     patches = Patches()
+    files: dict[str, int] = {}  # by path, in bytes
+    kernels = {**_KERNELS, "async_io": lambda: SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))}
+
+    def load(self: Any, verbose: bool = False) -> Any:
+        del verbose
+        if self.name not in kernels:
+            known = ", ".join(sorted(kernels))
+            raise CaptureError(
+                f"DeepSpeed's kernels {self.name!r} are not modelled; those that are: {known}. Choose an option that "
+                "does without them"
+            )
+        return kernels[self.name]()
 
     def follow() -> None:
         module = sys.modules.get(_BUILDERS)
         if module is not None:
-            patches.set(module.OpBuilder, "load", _load)
+            patches.set(module.OpBuilder, "load", load)
 
     def execute(run: Callable[[], None]) -> None:
         run()
@@ -39,19 +54,10 @@ def deepspeed_kernels() -> Iterator[None]:
         follow()
         with watched_imports(patches.threads, {_BUILDERS: execute}):
             yield
+        if files:
+            book.note_once(f"{format_bytes(sum(files.values()))} of this process are on NVMe (DeepSpeed's offload)")
     finally:
         patches.undo()
-
-
-def _load(self: Any, verbose: bool = False) -> Any:
-    del verbose
-    made = _KERNELS.get(self.name)
-    if made is None:
-        raise CaptureError(
-            f"DeepSpeed's kernels {self.name!r} are not modelled; those that are: {', '.join(sorted(_KERNELS))}. Choose "
-            "an option that does without them"
-        )
-    return made()
 
 
 def _nothing(*_: Any) -> None:
@@ -124,6 +130,60 @@ def _quantizer() -> Any:
     )
 
 
+# --- NVMe (aio/py_lib, pin_memory) ---
+
+
+class _Locked:
+    """Host memory that is locked page by page, without CUDA (``pin_memory/ds_pin_memory.cpp``)."""
+
+    def __init__(self) -> None:
+        self._storages: set[int] = set()
+
+    def new_cpu_locked_tensor(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(count, dtype=like.dtype, device="cpu")
+        self._storages.add(made.untyped_storage().data_ptr())
+        return made
+
+    def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
+        self._storages.discard(tensor.untyped_storage().data_ptr())
+        return True
+
+    def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
+        self._storages.discard(address)
+        return True
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._storages or tensor.is_pinned()
+
+
+class _Disk(_Locked):
+    """Reads and writes are done when they are waited for; ``files`` takes what is written."""
+
+    def __init__(self, files: dict[str, int]) -> None:
+        super().__init__()
+        self._files, self._waiting = files, 0
+
+    def async_pwrite(self, buffer: torch.Tensor, path: str, *_: int) -> int:
+        self._files[str(path)] = buffer.numel() * buffer.element_size()
+        self._waiting += 1
+        return 0
+
+    def async_pread(self, buffer: torch.Tensor, path: str, *_: int) -> int:
+        self._waiting += 1
+        return 0
+
+    def sync_pwrite(self, buffer: torch.Tensor, path: str, *_: int) -> int:
+        self._files[str(path)] = buffer.numel() * buffer.element_size()
+        return 1
+
+    def sync_pread(self, buffer: torch.Tensor, path: str, *_: int) -> int:
+        return 1
+
+    def wait(self) -> int:
+        done, self._waiting = self._waiting, 0
+        return done
+
+
 def _functions(*names: str) -> Callable[[], Any]:
     return lambda: SimpleNamespace(**dict.fromkeys(names, _nothing))
 
@@ -137,4 +197,5 @@ _KERNELS: dict[str, Callable[[], Any]] = {
     "cpu_adagrad": _functions("create_adagrad", "destroy_adagrad", "adagrad_update"),
     "cpu_lion": _functions("create_lion", "destroy_lion", "lion_update"),
     "quantizer": _quantizer,
+    "pin_memory": lambda: SimpleNamespace(pin_handle=_Locked),
 }

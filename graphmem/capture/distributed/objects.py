@@ -2,12 +2,14 @@
 
 PyTorch's own code runs: it pickles an object into a tensor of bytes, which goes through the same collectives as any
 tensor. Two of its helpers are replaced: the legacy constructor by which it wraps the pickle would ask for the storage's
-C++ device, and a pickle that is too large for its values to be followed must be found again.
+C++ device, and a pickle that is too large for its values to be followed must be found again. Tensors in an object have
+no data to be pickled and go beside it: the tensor of bytes is smaller by theirs.
 """
 
 from __future__ import annotations
 
 import io
+import pickle
 from typing import Any
 
 import torch
@@ -20,15 +22,37 @@ from graphmem.capture.ports import RankBook
 _UNHEARD = "an object that another process sends is None: what it sends is not known"
 
 
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        self._tensors.append(obj)
+        return len(self._tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> torch.Tensor:
+        return self._tensors[number].detach().clone()
+
+
 def patch_objects(patches: Patches, book: RankBook) -> None:
     """Objects become tensors of bytes on the pretended device, and objects again where the bytes are known."""
     module = dist.distributed_c10d
-    pickler, unpickler, values = module._pickler, module._unpickler, book.values
+    values = book.values
+    tensors: list[torch.Tensor] = []
     large: dict[int, bytes] = {}  # the last pickle of that many bytes, where it is too large to be followed
 
     def object_to_tensor(obj: Any, device: Any, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
         buffer = io.BytesIO()
-        pickler(buffer).dump(obj)
+        _Pickler(buffer, tensors).dump(obj)
         data = bytearray(buffer.getvalue())
         with unset_fake_temporarily():
             on_host = torch.frombuffer(data, dtype=torch.uint8).clone()  # a buffer could not be resized
@@ -48,7 +72,7 @@ def patch_objects(patches: Patches, book: RankBook) -> None:
         if data is None:
             book.note_once(_UNHEARD)
             return None
-        return unpickler(io.BytesIO(data)).load()
+        return _Unpickler(io.BytesIO(data), tensors).load()
 
     patches.set(module, "_object_to_tensor", object_to_tensor)
     patches.set(module, "_tensor_to_object", tensor_to_object)

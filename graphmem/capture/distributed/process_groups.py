@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from graphmem.capture.device.pretend_device import DEVICE
+from graphmem.capture.distributed.checkpoints import checkpoints_of_one
 from graphmem.capture.distributed.data_parallel import patch_data_parallel
 from graphmem.capture.distributed.deepspeed_kernels import deepspeed_kernels
 from graphmem.capture.distributed.experts import patch_experts
@@ -51,7 +52,7 @@ def one_rank(book: RankBook, processes: Processes | None) -> Iterator[None]:
     patches = Patches()
     had_group, hook = dist.is_initialized(), sys.excepthook
     try:
-        with _launched(processes), library_state_put_back(), deepspeed_kernels():
+        with _launched(processes), library_state_put_back(), deepspeed_kernels(book), checkpoints_of_one():
             _patch_process_groups(patches, book)
             patch_data_parallel(patches, book)
             patch_objects(patches, book)

@@ -95,7 +95,10 @@ def run_training(
             prepare(model)
             sequences = mesh["cp"]
         model = _sharded(session, model, training, mesh)
-    optimizers, remarks = make_optimizers(model, training, own_optimizer)
+    optimizers: list[torch.optim.Optimizer] = []
+    remarks: list[str] = []
+    if training.zero is None or training.zero.own_optimizer is None:
+        optimizers, remarks = make_optimizers(model, training, own_optimizer)
     loop: _Loop
     if training.zero is not None:
         engine = _in_engine(session, model, optimizers, training, given)
@@ -207,7 +210,8 @@ class _Loop:
         training: Training,
         loader: Loader | None,
     ) -> None:
-        self.training, self.of_history = training, iterations_of_history(optimizers[0])
+        self.training = training
+        self.of_history = iterations_of_history(optimizers[0]) if optimizers else 0
         self.batch: Batch | None = None
         self.sequences: Any = None  # the mesh of the processes that share them
         self.output: Any = None
@@ -462,7 +466,7 @@ def _in_engine(
     if len(optimizers) > 1:
         raise CaptureError(f"DeepSpeed takes one optimizer, and {training.optimizer} needs two; choose another")
     rows = next((tensor.shape[0] for tensor in tensors_in(batch.inputs) if tensor.dim()), 1)
-    engine = deepspeed_engine(model, optimizers[0], training, rows)
+    engine = deepspeed_engine(model, optimizers[0] if optimizers else None, training, rows)
     session.label_model(model)
     return engine
 

@@ -12,6 +12,7 @@ from tests.recorded.cases.sharded import (
     single,
     tensor_parallel,
     titan,
+    trainers,
     zero,
 )
 from tests.recorded.cases.sharded.registry import CASES, Case
@@ -30,5 +31,6 @@ __all__ = [
     "single",
     "tensor_parallel",
     "titan",
+    "trainers",
     "zero",
 ]

@@ -50,7 +50,9 @@ def _compressed(model: Any) -> None:
 def _power(model: Any) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8
+    )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """One program as rank ``rank`` of ``world_size``. ``needs``: the packages that it imports beside torch."""
+    """One program as rank ``rank`` of ``world_size``. ``needs``: the packages that it imports beside torch;
+    ``compiles``: it calls ``torch.compile``."""
 
     name: str
     group: str
@@ -24,6 +25,7 @@ class Case:
     world_size: int = 8
     rank: int = 0
     backend: str = "fake"
+    compiles: bool = False
 
 
 CASES: dict[str, Case] = {}
@@ -34,4 +36,5 @@ def add(name: str, function: Callable[..., Any], *needs: str, world: int = 8, ra
     """Register ``function(**options)`` under a name, in the group of the function's file."""
     assert name not in CASES, name
     group = function.__module__.rpartition(".")[2]
-    CASES[name] = Case(name, group, partial(function, **options), needs, world, rank, backend)
+    compiles = bool(options.get("compiles"))
+    CASES[name] = Case(name, group, partial(function, **options), needs, world, rank, backend, compiles)

@@ -54,7 +54,9 @@ def fsdp1_saved(kind: str) -> None:
     model = llama()
     model = fsdp.FullyShardedDataParallel(
         model,
-        auto_wrap_policy=functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={type(blocks(model)[0])}),
+        auto_wrap_policy=functools.partial(
+            transformer_auto_wrap_policy, transformer_layer_cls={type(blocks(model)[0])}
+        ),
         device_id=torch.cuda.current_device(),
         mixed_precision=fsdp.MixedPrecision(param_dtype=BF16, reduce_dtype=BF16, buffer_dtype=BF16),
         use_orig_params=True,
