@@ -29,7 +29,8 @@ def deepspeed_kernels(book: RankBook) -> Iterator[None]:
     """DeepSpeed finds its kernels compiled, for the duration. ``book`` is told what is kept on NVMe."""
     patches = Patches()
     files: dict[str, int] = {}  # by path, in bytes
-    kernels = {**_KERNELS, "async_io": lambda: SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))}
+    disk = SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))
+    kernels: dict[str, Callable[[], Any]] = {**_KERNELS, "async_io": lambda: disk}
 
     def load(self: Any, verbose: bool = False) -> Any:
         del verbose

@@ -120,6 +120,11 @@ def _composites(context: Context) -> Iterator[None]:
         yield
 
 
+def _patch_tensors(patches: Patches, context: Context) -> None:
+    patch_fake_tensors(patches, context.recorder.values)
+    patch_wrapper_tensors(patches, context.recorder.wrappers)
+
+
 def _patch_threads(patches: Patches) -> None:
     patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads, modes_of_starter))
 
@@ -232,14 +237,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._subclasses.fake_tensor.*",
             "torch.utils.swap_tensors",
         ),
-        _patching(lambda patches, context: patch_fake_tensors(patches, context.recorder.values)),
-    ),
-    Layer(
-        "wrapper tensors",
-        "device/wrapper_tensors",
-        "a build without CUDA ends the process over a tensor around others that is made on a card",
-        ("torch.Tensor._make_wrapper_subclass", "*.device", "*.is_cuda", "*.is_meta"),
-        _patching(lambda patches, context: patch_wrapper_tensors(patches, context.recorder.wrappers)),
+        _patching(_patch_tensors),
     ),
     Layer(
         "factories",

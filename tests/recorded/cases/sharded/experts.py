@@ -136,7 +136,7 @@ class Balanced(nn.Module):
         work = _Dispatched.apply(flat[order], received, sent)
         sizes = per_expert.reshape(-1).tolist()
         parts = work.split(sizes)
-        done: list[torch.Tensor] = [part for part in parts]
+        done: list[torch.Tensor] = list(parts)
         for expert in range(self.here):
             mine = torch.cat(parts[expert :: self.here])
             out = self.down[expert](functional.gelu(self.up[expert](mine)))

@@ -75,11 +75,11 @@ def _options(**options: Any) -> dict[str, Any]:
     return settings | options
 
 
-def trainer(zero: dict[str, Any] | None = None, launched: dict[str, str] = {}, **options: Any) -> None:
+def trainer(zero: dict[str, Any] | None = None, launched: dict[str, str] | None = None, **options: Any) -> None:
     """``zero``: of DeepSpeed's file; the model is made after the arguments, as the documentation asks for."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    os.environ.update(launched)
+    os.environ.update(launched or {})
     if zero is not None:
         options["deepspeed"] = {**_DEEPSPEED, "zero_optimization": zero}
     arguments = TrainingArguments(**_options(**options))
@@ -89,13 +89,13 @@ def trainer(zero: dict[str, Any] | None = None, launched: dict[str, str] = {}, *
     ).train()
 
 
-def sft(lora: bool, zero: dict[str, Any] | None = None, launched: dict[str, str] = {}, **options: Any) -> None:
+def sft(lora: bool, zero: dict[str, Any] | None = None, launched: dict[str, str] | None = None, **options: Any) -> None:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import set_seed
     from trl import SFTConfig, SFTTrainer
 
-    os.environ.update(launched)
+    os.environ.update(launched or {})
     set_seed(42)
     if zero is not None:
         options["deepspeed"] = {**_DEEPSPEED, "zero_optimization": zero}
@@ -189,13 +189,7 @@ def _deepspeed_strategy() -> Any:
     return DeepSpeedStrategy(stage=2, allgather_bucket_size=5e7, reduce_bucket_size=5e7)
 
 
-def _ddp_strategy() -> Any:
-    from lightning.pytorch.strategies import DDPStrategy
-
-    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=True)
-
-
-_STRATEGIES = {"fsdp": _fsdp_strategy, "deepspeed": _deepspeed_strategy, "ddp": _ddp_strategy}
+_STRATEGIES = {"fsdp": _fsdp_strategy, "deepspeed": _deepspeed_strategy}
 _HF = ("transformers", "accelerate")
 _TRL = (*_HF, "datasets", "trl", "peft")
 add("tr_fsdp1", trainer, *_HF, launched={**_FSDP, "FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -10,8 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.recorded.cases.sharded.adapters import with_adapters
-from tests.recorded.cases.sharded.models import BATCH, ITERATIONS, LLAMA, llama, tokens
+from tests.recorded.cases.sharded.models import BATCH, ITERATIONS, llama, tokens
 from tests.recorded.cases.sharded.registry import add
 
 _PINNED = {"device": "cpu", "pin_memory": True}
@@ -60,19 +58,17 @@ def configured(
     precision: str = "bf16",
     accumulate: int = 1,
     prepare: Callable[[Any], Any] = lambda model: model,
-    in_init: bool = False,
     saves: bool = False,
     **zero: Any,
 ) -> None:
-    """Everything in the configuration, the optimizer and its scheduler too (``own``). ``in_init``: the model is made in
-    ``deepspeed.zero.Init``, already shared out; ``saves``: evaluated and saved in between."""
+    """Everything in the configuration, the optimizer and its scheduler too (``own``). ``saves``: evaluated and saved in
+    between."""
     os.environ.setdefault("DS_ACCELERATOR", "cuda")
     import deepspeed
 
     deepspeed.init_distributed()
     chosen = {**config(precision=precision, clip=1.0, **zero), "gradient_accumulation_steps": accumulate, **own}
-    with deepspeed.zero.Init(config_dict_or_path=chosen) if in_init else contextlib.nullcontext():
-        model = prepare(llama(device="cpu") if not in_init else _plain_llama())
+    model = prepare(llama(device="cpu"))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, _, _, scheduler = deepspeed.initialize(model=model, model_parameters=trained, config=chosen)
     assert "scheduler" not in own or scheduler is not None
@@ -88,12 +84,6 @@ def configured(
             with torch.no_grad():
                 engine(input_ids=ids, labels=ids)
             engine.save_checkpoint(tempfile.mkdtemp())
-
-
-def _plain_llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**LLAMA))
 
 
 def _checkpointed(model: Any) -> Any:
@@ -134,8 +124,4 @@ add("ds_z3", zero, *_NEEDS, stage=3)
 add("ds_z3_noover", zero, *_NEEDS, stage=3, overlap_comm=False)
 add("ds_z3_off", zero, *_NEEDS, stage=3, offload_optimizer=_PINNED, offload_param=_PINNED)
 add("ds_z1_own", configured, *_NEEDS, own=_OWN, stage=1, accumulate=2, saves=True)
-add("ds_z2_own_fp16", configured, *_NEEDS, own=_OWN, stage=2, precision="fp16")
-add("ds_z2_own_off", configured, *_NEEDS, own=_OWN, stage=2, offload_optimizer=_PINNED)
-add("ds_z3_own_init", configured, *_NEEDS, own=_OWN, stage=3, in_init=True, reduce_bucket_size=5_000_000)
-add("ds_z3_lora", configured, *_NEEDS, "peft", own=_OWN, stage=3, prepare=with_adapters, overlap_comm=True)
 add("ds_z2_checkpointing", configured, *_NEEDS, own=_OWN, stage=2, prepare=_checkpointed, **_SMALL)
