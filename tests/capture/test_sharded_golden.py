@@ -17,7 +17,7 @@ from tests.support import packages, ratchet  # noqa: E402
 
 RATCHET = KIND.folder.parent / "sharded_ratchet.json"
 #: Some of those that need nothing but PyTorch and transformers.
-QUICK = {"tp_loss", "f2_offload"}
+QUICK = {"tp_loss", "f2_offload", "ep_capacity"}
 
 
 @pytest.mark.parametrize(

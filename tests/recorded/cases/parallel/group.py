@@ -75,14 +75,6 @@ class _Alone(dist.ProcessGroup):
 
     _allgather_base = all_gather_single  # before 2.13
 
-    def all_to_all_single(self, output: Any, given: Any, received: Any, sent: Any, opts: Any = None) -> dist.Work:
-        """Of equal parts each of the others sends what this one sends itself."""
-        if not received and not sent:
-            output.copy_(given.chunk(self._size)[self.rank()].repeat(self._size, *[1] * (given.dim() - 1)))
-        return _done([output])
-
-    alltoall_base = all_to_all_single  # before 2.13
-
     def barrier(self, opts: Any = None) -> dist.Work:
         return _done([])
 
