@@ -244,7 +244,7 @@ LARGE_WORKSPACE_ON_BLACKWELL = Since(
 )  # fmt: skip
 
 #: cuDNN of the default CUDA wheel on PyPI as an integer (9.20.0 is 92000): the requirements of the wheels of 2.4.1,
-#: 2.6.0, 2.8.0, 2.9.1, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; those of 2.5, 2.7 and 2.10 are assumed.
+#: 2.6.0, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; those of 2.5 and 2.7 are assumed.
 WHEEL_CUDNN: dict[Version, int] = {
     (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
     (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600,
@@ -315,8 +315,12 @@ INDEX_BITS_COUNT_ROWS = Since(
 )  # fmt: skip
 EMBEDDING_ADDS_ATOMICALLY = Since(
     "gradient of an embedding with few rows of many indices", (2, 11), "partial sums are kept", "added atomically",
-    "ATen/native/cuda/EmbeddingBackwardKernel.cu", ("2.9.1", "2.11.0", "2.12.1", "2.13.0"),
-    "2.10 is taken to do as 2.9",
+    "ATen/native/cuda/EmbeddingBackwardKernel.cu", ("2.9.1", "2.10.0", "2.11.0", "2.12.1"),
+)  # fmt: skip
+TAKE_ALONG_DIM_COPIES = Since(
+    "`take_along_dim`: indices that are broadcast", (2, 10), "read as they are",
+    "copied, and kept for the backward pass", "ATen/native/TensorAdvancedIndexing.cpp, seen on the stub driver",
+    ("2.6.0", "2.9.1", "2.10.0", "2.11.0"),
 )  # fmt: skip
 GROUP_NORM_IN_FP32 = Since(
     "half group norm", (2, 13), "statistics in half", "statistics in fp32 for the time of the call",
@@ -340,13 +344,13 @@ CUB_ALIGNS_TILE_STATES = Since(
     "storage of CUB's scans, selections and runs", (2, 11), "the bytes of a state for each tile (CUDA 12)",
     "aligned once more, 256 to 512 bytes larger (CUDA 13)",
     "`AllocationSize`, cub/agent/single_pass_scan_operators.cuh of CUDA 12 and 13",
-    ("2.6.0", "2.9.1", "2.11.0", "2.13.0"), "wheels of 2.10 are taken to be of CUDA 12; other wheels of a release, of "
-    "CUDA 12.6 or 13.2, are not told apart",
+    ("2.6.0", "2.9.1", "2.10.0", "2.11.0", "2.13.0"), "other wheels of a release, of CUDA 12.6 or 13.2, are not told "
+    "apart",
 )  # fmt: skip
 AUTOCAST_CACHE_SERVES_TRAINING = Since(
     "autocast's cache of casts", (2, 11), "casts as they were made: in inference mode, or without a gradient function",
     "none in inference mode, and all with a gradient function", "`cached_cast`, ATen/autocast_mode.cpp; pull request "
-    "165068", ("2.13.0",), "that 2.11 has it and 2.10 does not is read from the pull request's date, December 2025",
+    "165068", ("2.10.0", "2.11.0", "2.13.0"),
 )  # fmt: skip
 PARTIAL_NORMS_COMPACT = Since(
     "partial results of `_foreach_norm` and `_foreach_max`", (2, 15), "as many of every tensor as of the largest",
@@ -367,8 +371,8 @@ SELECTION_IN_64_BITS = Since(
     ("2.6.0", "2.8.0", "2.9.1"), "2.7 is taken to do as 2.6",
 )  # fmt: skip
 SELECTION_SUMS_DIGITS = Since(
-    "`topk` of many blocks: sums of the digits' counts", (2, 11), "none", "1 KiB a slice",
-    "ATen/native/cuda/TensorTopK.cu", ("2.9.1", "2.11.0"), "2.10 is taken to do as 2.9",
+    "`topk` of many blocks: sums of the digits' counts", (2, 10), "none", "1 KiB a slice",
+    "ATen/native/cuda/TensorTopK.cu", ("2.9.1", "2.10.0", "2.11.0"),
 )  # fmt: skip
 OUTER_PRODUCTS_BY_TRITON = Since(
     "`bmm` of columns by rows, where Triton is installed as it is beside the CUDA wheels", (2, 13), "cuBLAS",

@@ -25,7 +25,7 @@ from graphmem.capture.operators.fused_inference import fused_inference
 from graphmem.capture.operators.gradients import gradient_composites
 from graphmem.capture.operators.missing_shapes import missing_shapes
 from graphmem.capture.operators.normalization import normalization_composites
-from graphmem.capture.operators.older_versions import patch_indexing
+from graphmem.capture.operators.older_versions import older_composites, patch_indexing
 from graphmem.capture.operators.recurrent.operators import recurrent_composites, recurrent_fakes
 from graphmem.capture.operators.views import patch_views
 from graphmem.capture.patches import Kernels, Patches
@@ -89,4 +89,5 @@ def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
         **ctc_composites(),
         **normalization_composites(card),
         **attention_composites(card),
+        **older_composites(card.torch_version),
     }

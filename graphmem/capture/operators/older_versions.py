@@ -45,6 +45,23 @@ def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
     return rms_norm
 
 
+def older_composites(torch_version: tuple[int, int]) -> dict[Any, Callable[..., Any]]:
+    """By operator: what it was made of before the installed version."""
+    copies = versions.TAKE_ALONG_DIM_COPIES.holds(torch_version)
+    return {} if copies else {_aten.take_along_dim.default: _take_along_dim}
+
+
+def _take_along_dim(self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """``_take_along_dim_helper`` up to 2.9: both are expanded against each other, but for ``dim``."""
+    if dim is None or self.dim() != indices.dim():
+        return _aten.take_along_dim.default.decompose(self, indices, dim)
+    axis = dim % self.dim()
+    of_indices = (*self.shape[:axis], indices.shape[axis], *self.shape[axis + 1 :])
+    of_self = (*indices.shape[:axis], self.shape[axis], *indices.shape[axis + 1 :])
+    expanded = indices.expand(torch.broadcast_shapes(of_indices, indices.shape))
+    return self.expand(torch.broadcast_shapes(of_self, self.shape)).gather(axis, expanded)
+
+
 def mask_by_filling(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as 0 and -inf, as up to 2.4 (``convert_boolean_attn_mask``)."""
     zeros = torch.zeros_like(mask, dtype=dtype)
