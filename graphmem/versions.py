@@ -25,7 +25,7 @@ NEWEST: Version = (2, 15)
 OLDEST_INSTALLED: Version = (2, 6)
 #: Those of which recordings of whole steps hold the predictions (tests/golden/pytorch).
 RECORDED: tuple[Version, ...] = (
-    (2, 4), (2, 6), (2, 8), (2, 9), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
+    (2, 4), (2, 6), (2, 8), (2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
 )  # fmt: skip
 #: The one whose wheel's cuDNN was asked for the plans of convolutions that are predicted without one.
 COUNTED_CUDNN: Version = (2, 13)
@@ -223,6 +223,14 @@ ALLOCATOR_OPTIONS: dict[str, Version] = {
 CUBLASLT_BUFFER_KEPT = Since(
     "cublasLt's buffer of 1 MiB (`addmm` with a bias, also of one row)", (2, 9), "around every call",
     "kept per thread, beside cuBLAS's workspace", "pull request 156495", ("2.4.1", "2.6.0", "2.8.0", "2.9.1", "2.11.0"),
+)  # fmt: skip
+CUBLASLT_LEAVES_ROWS = Since(
+    "cublasLt for `addmm` of one row with a bias", (2, 10), "called", "not called",
+    "seen of ATen/native/cuda/Blas.cpp on the stub driver", ("2.9.1", "2.10.0"),
+)  # fmt: skip
+CUBLASLT_TAKES_ROWS = Since(
+    "cublasLt for `addmm` of one row with a bias", (2, 11), "not called", "called again", "the same",
+    ("2.10.0", "2.11.0"),
 )  # fmt: skip
 CUBLASLT_SHARES_WORKSPACE = Since(
     "cublasLt's buffer", (2, 12), "its own", "cuBLAS's workspace", "pull requests 173002, 175879",

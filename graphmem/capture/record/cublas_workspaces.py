@@ -140,7 +140,7 @@ class Workspaces:
             return self._temporary("cuBLAS", self.size, len(args[1]) if func is _aten.addbmm.default else 1)
         kept = list(self.use_cublas(in_backward, stream).kept)
         kept_lt = versions.CUBLASLT_BUFFER_KEPT.holds(self._version)
-        separate_lt = not self.settings.shared and self._lt_size > 0 and _uses_cublaslt(func, args)
+        separate_lt = not self.settings.shared and self._lt_size > 0 and _uses_cublaslt(func, args, self._version)
         if separate_lt and kept_lt and self._is_first("cublasLt", in_backward, stream):
             kept.append((_label("cublasLt", in_backward, stream), self._lt_size))
         around = self._temporary("cublasLt", self._lt_size) if separate_lt and not kept_lt else NOTHING
@@ -186,10 +186,13 @@ def _where(in_backward: bool, stream: int) -> str:
 _ADDMM = (_aten.addmm.default, _aten.addmm.out)
 
 
-def _uses_cublaslt(func: Any, args: Sequence[Any]) -> bool:
+def _uses_cublaslt(func: Any, args: Sequence[Any], torch_version: tuple[int, int]) -> bool:
     """The bias epilogue of ``addmm`` (ATen/native/cuda/Blas.cpp, ``addmm_out_cuda_impl``): a 1-D bias, and no side of 1
-    in the second matrix. Recorded with 2.4.1, 2.6.0, 2.8.0, 2.9.1 and 2.11.0."""
+    in the second matrix; nor a first of one row in 2.10. Recorded with 2.4.1, 2.6.0, 2.8.0, 2.9.1, 2.10.0, 2.11.0."""
     if func not in _ADDMM or args[0].dim() != 1:
+        return False
+    takes_rows = versions.CUBLASLT_TAKES_ROWS.holds(torch_version)
+    if args[1].shape[0] == 1 and versions.CUBLASLT_LEAVES_ROWS.holds(torch_version) and not takes_rows:
         return False
     return bool(min(args[2].shape) > 1)
 
