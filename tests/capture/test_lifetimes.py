@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import numpy  # noqa: E402
+
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -138,6 +140,48 @@ def test_gradients_that_meet_are_added_in_place() -> None:
     """The engine owns the first one and adds the others to it (torch/csrc/autograd/input_buffer.cpp)."""
     trace = record(fan_in(hold=False))
     assert [b for b in births(trace) if b.operator == "aten.add.Tensor" and not _is_forward_add(b)] == []
+
+
+def test_gradients_of_which_others_are_made_are_added_anew() -> None:
+    """With ``create_graph`` gradients are recorded themselves, and nothing is written into them (input_buffer.cpp)."""
+
+    def adds(create_graph: bool) -> int:
+        def step() -> None:
+            hidden = device_tensor(64, requires_grad=True) * 2
+            total = (hidden.sin() + hidden.cos() + hidden.exp()).sum()
+            torch.autograd.grad(total, hidden, create_graph=create_graph)
+
+        return len(made_by("add.Tensor", step))
+
+    assert (adds(False), adds(True)) == (2, 4)
+
+
+def test_a_backward_pass_counts_its_nodes_from_where_the_program_began() -> None:
+    """Nodes are numbered by thread, and higher ones run first. On a card both threads begin with the program: neither
+    what the caller made before, nor what a host tensor becomes fake with, may be ahead of the other thread."""
+
+    def numbers() -> tuple[int, int]:
+        found: list[int] = []
+
+        def step() -> None:
+            begin = torch.autograd._get_sequence_nr()
+            on_host = torch.tensor(numpy.ones((4, 1)), requires_grad=True).float()
+            x = on_host.to("cuda")
+            gradient = torch.autograd.grad(torch.tanh(x).sum(), x, create_graph=True)[0]
+            made = torch.autograd._get_sequence_nr() - begin
+            found.extend((made, gradient.grad_fn._sequence_nr() - begin))
+
+        record(step)
+        return found[0], found[1]
+
+    made, of_gradient = numbers()
+    assert (
+        made - 4 == of_gradient == 1
+    )  # float, to, tanh, sum; tanh_backward is the other's first; one for the fake tensor
+    leaf = torch.zeros((), requires_grad=True)
+    for _ in range(1000):
+        leaf.neg()
+    assert numbers() == (made, of_gradient)
 
 
 def _is_forward_add(born: Born) -> bool:

@@ -127,6 +127,8 @@ def _patch_device(patches: Patches, device: Device) -> None:
 def _patch_mode(patches: Patches) -> None:
     """The fake mode of the graph that is compiled is that of its context, whatever its inputs are: they are fake
     tensors of the capture. Since 2.11 ``detect_fake_mode`` (``torch/_guards.py``) says so itself."""
+    if versions.version_of(torch.__version__) >= _CLONES_INPUTS_SINCE:
+        return
     detect = torch._guards.detect_fake_mode
 
     def of_context(inputs: Any = None) -> Any:
@@ -145,8 +147,7 @@ def _patch_mode(patches: Patches) -> None:
         inputs = [mode.from_tensor(one) if other else one for one, other in zip(inputs, others, strict=True)]
         return process(inputs, settings, mode, *args, **kwargs)
 
-    if versions.version_of(torch.__version__) < _CLONES_INPUTS_SINCE:
-        _patch_wherever(patches, "process_inputs", process, in_mode)
+    _patch_wherever(patches, "process_inputs", process, in_mode)
 
 
 def _patch_wherever(patches: Patches, name: str, found: Any, value: Any) -> None:

@@ -3,8 +3,10 @@
 The engine runs the ready node with the highest sequence number first, and every thread counts for itself
 (``at::sequence_number``, a thread-local; torch/csrc/autograd/engine.cpp). On a card the nodes of a backward pass run,
 and make new nodes, on the device's thread: those have low numbers, whatever the forward pass has counted. Here all runs
-on the caller's thread, so such a pass is given to a thread of its own, which lives as long as the capture. Passes
-inside ``torch.func`` transforms stay: the stack of transforms is the thread's, and Python cannot give it to another.
+on the caller's thread, so such a pass is given to a thread of its own, which lives as long as the capture. A program
+begins to count at nothing in both; the caller's thread may have counted before, and the other one is made to catch up.
+Passes inside ``torch.func`` transforms stay: the stack of transforms is the thread's, and Python cannot give it to
+another.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.meta_utils import MetaConverter
 from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
@@ -26,17 +29,44 @@ from graphmem.capture.values.callers import is_transformed
 
 _KINDS = ("cuda", "cpu")
 
+#: So many nodes are made at once, at most, for nothing but to count them (a second's work). After a process that has
+#: made more before the capture, backward passes are numbered too low.
+_COUNTED_AT_MOST = 500_000
 
-class _DeviceThread:
-    """Runs functions one after another, each under the modes and settings of its caller."""
+
+class Numbers:
+    """How far the caller's thread has counted for nodes that the program would not have made on a card."""
 
     def __init__(self) -> None:
+        self.ahead = 0
+
+    def begin(self) -> None:
+        """The program's next node is its first."""
+        self.ahead = torch.autograd._get_sequence_nr()
+
+    def counting(self, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``MetaConverter._backward_error``, a node around a host tensor of the program that becomes fake."""
+
+        def counted(_: Any, tensor: Any) -> Any:
+            self.ahead += 1
+            return convert(tensor)
+
+        return counted
+
+
+class _DeviceThread:
+    """Runs functions one after another, each under the modes and settings of its caller. Its nodes are numbered from as
+    far ahead as those of the caller."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers, self._ahead = numbers, 0
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = OwnThread(target=self._serve, name="backward", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
+            self._ahead += _count(self._numbers.ahead - self._ahead)
             work()
             del work
 
@@ -69,6 +99,14 @@ class _DeviceThread:
         self._thread.join()
 
 
+def _count(missing: int) -> int:
+    """Make ``missing`` nodes, or as many as a second's work gives. How far that is to be taken for: all of them."""
+    leaf = torch.zeros((), requires_grad=True)
+    for _ in range(min(missing, _COUNTED_AT_MOST)):
+        leaf.neg()
+    return missing
+
+
 def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]:
     """What PyTorch keeps for each thread, of the parts that a backward pass sees."""
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
@@ -98,23 +136,25 @@ def _under(state: tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]
 
 
 @contextlib.contextmanager
-def numbered_as_on_a_card() -> Iterator[None]:
+def numbered_as_on_a_card() -> Iterator[Numbers]:
     """Give backward passes that make a graph to a thread of their own, for the duration."""
     original = torch.autograd.graph._engine_run_backward
     threads: list[_DeviceThread] = []
+    numbers = Numbers()
 
     def run_backward(tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: Any, **kwargs: Any) -> Any:
         if not create_graph or (threads and threads[0].is_current()) or is_transformed():
             return original(tensors, gradients, retain, create_graph, *args, **kwargs)
         if not threads:
-            threads.append(_DeviceThread())
+            threads.append(_DeviceThread(numbers))
         return threads[0].run(lambda: original(tensors, gradients, retain, create_graph, *args, **kwargs))
 
     patches = Patches()
     patches.set(torch.autograd.graph, "_engine_run_backward", run_backward)
     patches.set(torch.autograd, "_engine_run_backward", run_backward)
+    patches.set(MetaConverter, "_backward_error", numbers.counting(MetaConverter._backward_error))
     try:
-        yield
+        yield numbers
     finally:
         patches.undo()
         for thread in threads:

@@ -1,8 +1,9 @@
 """Which additions of gradients the autograd engine makes in place.
 
 A tensor used several times gets several gradients, and the engine adds them up. It writes into the first one when it
-holds the last reference to it and its storage, except under a dispatch mode, which every capture is
-(``torch/csrc/autograd/input_buffer.cpp``, ``can_accumulate_inplace``).
+holds the last reference to it and its storage and the pass is not recorded for another one (``create_graph``), except
+under a dispatch mode, which every capture is (``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and
+``can_accumulate_inplace``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class FanIn:
 
         References are counted: whoever calls this must hold as many as when the counts were learnt.
         """
-        if kwargs or len(args) != 2 or not called_by_engine():
+        if kwargs or len(args) != 2 or torch.is_grad_enabled() or not called_by_engine():
             return False
         old, new = args
         if type(old) is not FakeTensor or not isinstance(new, FakeTensor) or old.shape != new.shape:

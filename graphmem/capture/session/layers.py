@@ -23,7 +23,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphmem.capture.compile import CompiledCode, follow_compiled_code
-from graphmem.capture.device.backward_thread import numbered_as_on_a_card
+from graphmem.capture.device.backward_thread import Numbers, numbered_as_on_a_card
 from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
 from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
 from graphmem.capture.device.data_loaders import patch_data_loaders
@@ -70,6 +70,7 @@ class Context:
     leave_after: int | None = None
     shortens: bool = False
     leaves_alike: bool = True
+    numbers: Numbers = field(init=False)
     watch: ModuleWatch = field(init=False)
     leaving: Leaving | None = field(init=False, default=None)
     compiled: CompiledCode = field(init=False)
@@ -130,6 +131,12 @@ def _patch_threads(patches: Patches) -> None:
 
 
 @contextlib.contextmanager
+def _backward_thread(context: Context) -> Iterator[None]:
+    with numbered_as_on_a_card() as context.numbers:
+        yield
+
+
+@contextlib.contextmanager
 def _fake_mode(_: Context) -> Iterator[None]:
     threads = Patches().threads
 
@@ -149,6 +156,7 @@ def _recorder(context: Context) -> Iterator[None]:
     with RecordingMode(context.recorder) as mode:
         Patches().threads.mode = mode
         context.recorder.calibrate()
+        context.numbers.begin()
         yield
 
 
@@ -346,8 +354,8 @@ LAYERS: tuple[Layer, ...] = (
         "backward thread",
         "device/backward_thread",
         "nodes made in a backward pass are numbered as on the engine's device thread, which decides their order",
-        ("torch.autograd.*_engine_run_backward",),
-        lambda _: numbered_as_on_a_card(),
+        ("torch.autograd.*_engine_run_backward", "torch._subclasses.meta_utils.MetaConverter._backward_error"),
+        _backward_thread,
     ),
     Layer(
         "bitsandbytes",
