@@ -305,10 +305,10 @@ class Estimate:
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        """The report of ``graphmem analyze``, one screen of text."""
-        from graphmem.reports.text import render
+        """One screen of the report of ``graphmem analyze``."""
+        from graphmem.reports.text import screen
 
-        return render(self)
+        return screen(self)
 
     def __repr__(self) -> str:
         return f"<Estimate of {self.model}: {self.device:,} bytes of {self.gpu}>"

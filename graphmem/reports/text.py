@@ -66,6 +66,31 @@ def render(
     ``details`` adds every phase, every storage the estimate kept and its further details; otherwise ``top`` storages
     are shown. An estimate above ``budget_bytes`` of device memory says so first.
     """
+    over = over_budget(estimate, budget_bytes)
+    return _printed([*([Text(over)] if over else []), *_blocks(estimate, details, top)], width)
+
+
+#: What :func:`screen` says of the rest.
+_MORE = "The whole report: graphmem.reports.text.render(estimate)"
+
+
+def screen(estimate: Estimate, width: int = DEFAULT_WIDTH) -> str:
+    """The part of the report that fits a screen, as text ending in a newline: verdict, levels, what they are made of,
+    when the peak happens, and how many remarks the whole report has."""
+    blocks = [_title(estimate), _verdict(estimate), *_decided(estimate), _levels(estimate), _breakdown(estimate)]
+    blocks.append(_section("When the peak happens", Text(_where(estimate.moment))))
+    told = [(title.split(":")[0].lower(), _kinds(estimate, kind)) for kind, title in _DIAGNOSTIC_TITLES]
+    counts = [f"{len(estimate.assumptions)} assumed", *(f"{count} {title}" for title, count in told if count)]
+    blocks.append(Text(f"Remarks: {', '.join(counts)}. {_MORE}"))
+    return _printed(blocks, width)
+
+
+def _kinds(estimate: Estimate, kind: str) -> int:
+    return sum(found.kind == kind for found in estimate.diagnostics)
+
+
+def _printed(blocks: Sequence[RenderableType], width: int) -> str:
+    """The blocks with an empty line between them, no trailing blanks."""
     buffer = StringIO()
     console = Console(
         file=buffer,
@@ -77,11 +102,8 @@ def render(
         highlight=False,
         emoji=False,
     )
-    blocks: list[RenderableType] = []
-    over = over_budget(estimate, budget_bytes)
-    for block in (*([Text(over)] if over else []), *_blocks(estimate, details, top)):
-        blocks += [block, Text("")]
-    console.print(Group(*blocks[:-1]))
+    spaced = [part for block in blocks for part in (block, Text(""))]
+    console.print(Group(*spaced[:-1]))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 

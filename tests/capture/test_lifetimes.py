@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import numpy  # noqa: E402
-
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402

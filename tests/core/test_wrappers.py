@@ -153,7 +153,7 @@ def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> 
     ("make", "message"),
     [
         (lambda: PipelineParallel(1), "at least 2, not 1"),
-        (lambda: PipelineParallel("2"), "a number of processes"),
+        (lambda: PipelineParallel("2"), "a number of processes"),  # type: ignore[arg-type]
         (lambda: PipelineParallel(2, "fifo"), "accepted: gpipe, 1f1b"),
         (lambda: PipelineParallel(2, "1f1b", 0), "micro_batches is a whole number"),
         (lambda: PipelineParallel(2, "1f1b", layers=(1, 1, 1, 1)), "1f1b of 2 processes has 2"),
@@ -162,7 +162,7 @@ def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> 
         (lambda: PipelineParallel(2, layers=(1, 1)).divided(4), "have 2 layers together, and the model has 4"),
         (lambda: Training(sp=True), "sp is of tensor parallelism: give tp too"),
         (lambda: Training(tp_plan={"lm_head": "replicate"}), "tp_plan is of tensor parallelism"),  # type: ignore[arg-type]
-        (lambda: Training(tp=2, tp_plan={"lm_head": 3}), "a plan is names of modules"),  # type: ignore[dict-item,arg-type]
+        (lambda: Training(tp=2, tp_plan={"lm_head": 3}), "a plan is names of modules"),  # type: ignore[arg-type]
         (lambda: Training(tp=2, tp_plan=7), "a plan is names of modules"),  # type: ignore[arg-type]
         (lambda: Training(tp=2, sp=True, fsdp=FullyShard(8)), "combined with tp alone"),
         (lambda: Training(cp=1, fsdp=FullyShard(8)), "at least 2, not 1"),

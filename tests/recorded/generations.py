@@ -141,11 +141,11 @@ def _beams_to_the_end(tokens: int) -> Iterator[None]:
         bool(original(*args, **kwargs))
         return next(asked) < tokens
 
-    GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(answered)  # type: ignore[assignment]
+    GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(answered)
     try:
         yield
     finally:
-        GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(original)  # type: ignore[assignment]
+        GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(original)
 
 
 def _cases() -> tuple[GeneratingProgram, ...]:

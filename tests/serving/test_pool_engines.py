@@ -72,6 +72,7 @@ def test_sglangs_own_defaults() -> None:
     served = _served("sglang", "RTX-4090")
     assert (served.settings["chunked_prefill_size"], served.settings["cuda_graph_max_bs"]) == (4096, 48)
     h100 = device_named("H100")
+    assert h100.board_bytes is not None
     assert default_fraction(h100, 1, 2048, 8) == round(1 - 10 * GIB / h100.board_bytes, 3)  # at least 10 GiB
     assert default_fraction(h100, 1, 8192, 256) == round(1 - (512 + 12288 + 128 + 512) / 81559, 3)
     assert _served("sglang", context_length=4096).settings["max_running_requests"] == 4096

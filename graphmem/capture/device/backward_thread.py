@@ -44,7 +44,7 @@ class Numbers:
         """The program's next node is its first."""
         self.ahead = torch.autograd._get_sequence_nr()
 
-    def counting(self, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def counting(self, convert: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         """``MetaConverter._backward_error``, a node around a host tensor of the program that becomes fake."""
 
         def counted(_: Any, tensor: Any) -> Any:

@@ -322,7 +322,7 @@ def pipelined(
     for _ in range(ITERATIONS):
         for _ in range(accumulate):
             tokens = [batch["input_ids"]] if 0 in numbers else []
-            losses = [] if last in numbers else None
+            losses: list[Any] | None = [] if last in numbers else None
             target = batch["labels"] if last in numbers else None
             output = made.step(*tokens, target=target, losses=losses, **keywords)
         if clip:
