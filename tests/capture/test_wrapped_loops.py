@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
-from graphmem.training import PipelineParallel, Training  # noqa: E402
+from graphmem.training import FullyShard, Inference, PipelineParallel, Training  # noqa: E402
 from tests.recorded.cases.sharded.options import STEPS, given  # noqa: E402
 from tests.recorded.device import CARD  # noqa: E402
 from tests.recorded.sharded import KIND  # noqa: E402
@@ -77,6 +77,16 @@ def gpt2() -> Any:
 def test_what_cannot_be_shared_so_is_said(factory: Any, step: Training, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         analyze(factory, training=step, device=CARD)
+
+
+def test_a_tied_head_is_the_part_of_the_embedding_that_the_process_holds() -> None:
+    def allocated(tied: bool, step: Inference | Training) -> int:
+        return analyze(lambda: small(tied=tied), training=step, device=CARD, iterations=1).peak.allocated_bytes
+
+    part = 128 // 2 * 32 * 4  # rows of the vocabulary, hidden size, bytes of an element
+    assert allocated(False, Inference(tp=2)) - allocated(True, Inference(tp=2)) == part
+    step = Training(tp=2, fsdp=FullyShard(4), optimizer_args=(("foreach", False),))
+    assert allocated(True, step) > 0
 
 
 def test_the_processes_of_a_pipeline_differ_and_the_fullest_is_told() -> None:

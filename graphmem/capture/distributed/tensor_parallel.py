@@ -27,10 +27,38 @@ def tensor_parallel(model: nn.Module, step: Training | Inference) -> nn.Module:
         )
     try:
         config, _, meshes = prepare(_configuration(step))
-        model = type(model).maybe_distribute_model(model.to("meta"), config, meshes)
+        model = type(model).maybe_distribute_model(_untied(model.to("meta")), config, meshes)
     except (ValueError, NotImplementedError) as error:
         raise CaptureError(f"{type(model).__name__} cannot be distributed so: {error}") from None
-    return model.to_empty(device=cards().own)
+    return _on_card_and_tied(model)
+
+
+def _untied(model: Any) -> Any:
+    """The model with a weight of its own for each that is tied to another: ``from_pretrained`` builds it so
+    (``no_tie_weights``, transformers/initialization.py of 5.23), and the rules of both modules are applied."""
+    for name in model.all_tied_weights_keys:
+        module, _, weight = name.rpartition(".")
+        tied = model.get_parameter(name)
+        setattr(
+            model.get_submodule(module), weight, nn.Parameter(torch.empty_like(tied), requires_grad=tied.requires_grad)
+        )
+    return model
+
+
+def _on_card_and_tied(model: Any) -> Any:
+    """The part of the model with memory, tied as it is when its weights are loaded (``_finalize_model_loading``,
+    transformers/modeling_utils.py of 5.23): a tied weight is the other's part, and none of its own is ever made."""
+    model.tie_weights(recompute_mapping=False)
+    made: dict[int, torch.Tensor] = {}
+
+    def on_card(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.empty_like(tensor, device=cards().own)
+        return made[id(tensor)]
+
+    model._apply(on_card)
+    model.tie_weights(recompute_mapping=False)  # parameters that are not shared out were replaced one by one
+    return model
 
 
 def _configuration(step: Training | Inference) -> Any:
