@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphmem.cli.options import measured_step_options, step_of
+from graphmem.cli.options import measured_step_options
 from graphmem.cli.progress import progress_bar
+from graphmem.cli.step_options import step_of
 from graphmem.cli.tables import plain_table
 from graphmem.errors import UsageError
 from graphmem.training import Inference

@@ -13,19 +13,16 @@ import click
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.launch import Launch, launch_of
 from graphmem.cli.options import (
-    POSITIVE,
-    RANK_OPTION,
     RANKS_OPTION,
-    VALUE_OPTIONS,
     cudnn_options,
     output_of,
     output_options,
     ranks_of,
     target_of,
     target_options,
-    values_of,
 )
 from graphmem.cli.output import check_output, show, working
+from graphmem.cli.step_options import POSITIVE, RANK_OPTION, VALUE_OPTIONS, values_of
 from graphmem.errors import UsageError
 from graphmem.training import Training
 from graphmem.training.program import OPTIMIZER_STEPS, Program
