@@ -112,7 +112,10 @@ def _cases() -> Iterator[tuple[str, str, Callable[[], None]]]:
 
 
 #: Programs of :mod:`tests.recorded.sharded` that together call every operator of several processes.
-_SHARDED = ("f2_base", "f2_clip", "f2_hsdp", "f1_full", "tp_plain", "tp_sp", "tp_loss", "tp_2d", "cp_allgather")
+_SHARDED = (
+    "f2_base", "f2_clip", "f2_hsdp", "f1_full", "tp_plain", "tp_sp", "tp_loss", "tp_2d", "cp_allgather",
+    "option_ep", "option_pp_1f1b",
+)  # fmt: skip
 
 
 def _as_one_of_several(program: ShardedProgram) -> None:
@@ -132,8 +135,8 @@ def _nothing() -> None:
 
 
 def _document(watch: Watch, before: dict[str, Any]) -> dict[str, Any]:
-    """What was seen, added to what was known ``before``: the larger count of a kind holds."""
-    taking = before.get("taking", {}) | watch.taking
+    """What was seen, added to what was known ``before``: the larger count of a kind, and the older case."""
+    taking = watch.taking | before.get("taking", {})
     proven: dict[str, dict[str, int]] = {}
     seen = {name: {**proofs, "bytes": watch.largest[name]} for name, proofs in watch.proofs.items()}
     for proofs_by_name in (before.get("proven", {}), seen):
