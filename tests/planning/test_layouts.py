@@ -175,10 +175,12 @@ def test_the_shape_of_a_model(tiny: str) -> None:
 
 def captured(tiny: str, asked: Job, layout: Layout, iterations: int = 2, **changed: Any) -> graphmem.Estimate:
     step = replace(layout.training(asked.step), **changed)
-    card_of = asked.cluster.card
-    question = Question(
-        tiny, batch=layout.rows, seq_len=64, training=step, device=card_of, top=0, iterations=iterations
-    )
+    return estimated(tiny, layout.rows, step, asked.cluster.card, iterations)
+
+
+@functools.cache
+def estimated(tiny: str, rows: int, step: Training, device: Device, iterations: int) -> graphmem.Estimate:
+    question = Question(tiny, batch=rows, seq_len=64, training=step, device=device, top=0, iterations=iterations)
     return simulate.answer(question, figures_only=True)
 
 
@@ -190,7 +192,7 @@ STEPS = (
 )
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_bound_is_never_above_a_capture(tiny: str, data: st.DataObject) -> None:
     step = data.draw(st.sampled_from(STEPS))
@@ -236,6 +238,7 @@ def test_gradients_that_are_reduced_at_once_are_not_kept_whole(tiny: str) -> Non
     assert whole - reduced >= asked.shape.trainable * 4 // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(3, 3, "fsdp", "full")])
 def test_the_first_process_holds_the_most(tiny: str, layout: Layout) -> None:
     asked = tiny_job(tiny, Training(amp="bf16"), 3, 3)
