@@ -45,8 +45,9 @@ class Attribution:
             if node is not None:
                 sequence = node._sequence_nr()
                 module, source = self._by_sequence.get(sequence, (module, ""))
-                if sequence != self._node_start[0]:
-                    self._node_start = (sequence, len(builder.storage_bytes))
+                named = (sequence, type(node).__name__)  # nodes of two threads may have the same number
+                if named != self._node_start[0]:
+                    self._node_start = (named, len(builder.storage_bytes))
                     if type(node).__name__ in OTHER_WAYS:
                         self.assumed[OTHER_WAYS[type(node).__name__]] += 1
         if not in_backward or self.module_depth:  # a module that runs in the backward pass is being recomputed

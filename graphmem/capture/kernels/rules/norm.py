@@ -131,7 +131,9 @@ def group_norm_backward_rule(call: Call) -> Script | None:
         copies = [script.take(bytes_of(call.input), "gradient in the input's memory format")]
     gradients.emit(script, 0, 1, 2)
     sums = []
-    if call.HxW > 1 or kept is not torch.contiguous_format:  # else GroupNorm1dBackward
+    # 2.11, 2.13 and 2.15 were recorded with one row; 2.14 is taken to do as 2.13.
+    is_one_row = versions.GROUP_NORM_KEEPS_CHANNELS_LAST.holds(call.card.torch_version) and call.HxW == 1
+    if not is_one_row or kept is not torch.contiguous_format:  # else GroupNorm1dBackward; 2.13 has them then, too
         sums = [script.take(batch * channels * size, "sums per channel") for _ in range(2)]
     if 0 in gradients:
         factors = [script.take(batch * groups * size, "factors per group") for _ in range(2)]
