@@ -32,7 +32,7 @@ class Attribution:
         self._streams = storages.streams
         self._by_sequence: dict[int, tuple[str, str]] = {}
         self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
-        self._node_start = (-1, 0)  # sequence number of the backward node, storages before it
+        self._node_start = ((-1, ""), 0)  # number and name of the backward node, storages before it
         #: What is assumed of nodes whose formulas go another way than on a card, and how often.
         self.assumed: Counter[str] = Counter()
 
