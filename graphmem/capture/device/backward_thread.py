@@ -29,9 +29,9 @@ from graphmem.capture.values.callers import is_transformed
 
 _KINDS = ("cuda", "cpu")
 
-#: So many nodes are made at once, at most, for nothing but to count them (a second's work). After a process that has
-#: made more before the capture, backward passes are numbered too low.
-_COUNTED_AT_MOST = 500_000
+#: So many nodes are made at once, at most, for nothing but to count them (1.5 microseconds each). In a process that has
+#: made more before the capture, the nodes of backward passes have lower numbers than on a card.
+_COUNTED_AT_MOST = 3_000_000
 
 
 class Numbers:
@@ -100,9 +100,9 @@ class _DeviceThread:
 
 
 def _count(missing: int) -> int:
-    """Make ``missing`` nodes, or as many as a second's work gives. How far that is to be taken for: all of them."""
+    """Make ``missing`` nodes, or none if they are too many. How far that is to be taken for: all of them."""
     leaf = torch.zeros((), requires_grad=True)
-    for _ in range(min(missing, _COUNTED_AT_MOST)):
+    for _ in range(missing if missing <= _COUNTED_AT_MOST else 0):
         leaf.neg()
     return missing
 
