@@ -367,12 +367,12 @@ def _says(question: Question, fact: str) -> Any:
 def shape_of(question: Question) -> ModelShape:
     """What the model of a question is made of. Raises :class:`GraphmemError`."""
     installed_version()
-    from graphmem.capture.session.shape import model_shape
-
     with turn():
         loaded = load(question)
         if isinstance(loaded, OnnxModel) or loaded.program is not None:
             raise UsageError(f"{loaded.name}: models of PyTorch are laid out over cards; give hf:... or a factory")
+        from graphmem.capture.session.shape import model_shape  # where torch is missing, loading says so
+
         return model_shape(
             loaded.build,
             question.sizes,

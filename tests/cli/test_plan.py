@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from graphmem.cli.main import cli
 
+pytest.importorskip("transformers")
+
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 500,
