@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
+from graphmem.capture.session.error_messages import explained  # noqa: E402
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError  # noqa: E402
 
 USER_CODE = """\
@@ -222,6 +223,13 @@ def test_an_option_that_the_optimizer_refuses(user_file: Path) -> None:
     text = failure(user_file, "takes_no_batch", training=step)
     assert "torch.optim.Adam refused its arguments" in text
     assert "-1.0" in text
+
+
+def test_a_list_of_sharded_and_whole_parameters_names_the_way_out() -> None:
+    """What DTensor says of ``--tp`` with an optimizer that works on lists (torch/distributed/tensor/_dispatch.py)."""
+    said = explained(RuntimeError("aten._foreach_mul_.Scalar got mixed torch.Tensor and DTensor, need to convert all"))
+    assert said is not None
+    assert "--optimizer-arg foreach=False" in said
 
 
 def test_nothing_to_checkpoint(user_file: Path) -> None:

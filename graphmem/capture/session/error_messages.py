@@ -57,6 +57,11 @@ _EXPLAINED = (
         "an operator gets tensors of the device and of the host, which would fail on a card too; move them with .to(), "
         "or give them as example inputs or targets, which are moved: return (model, inputs, targets, loss)",
     ),
+    (
+        r"_foreach_\w+\.\w+ got mixed torch\.Tensor and DTensor",
+        "the optimizer puts sharded and whole parameters in one list, which PyTorch refuses on a card too; "
+        "have it take them one by one: foreach=False (--optimizer-arg foreach=False)",
+    ),
     (r"Legacy CUDA profiling", "torch.profiler finds no device; leave it out of the analysed step"),
     (
         r"not compiled with CUDA|without ATen_cuda|not linked with support for cuda|no NVIDIA driver",
