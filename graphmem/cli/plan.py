@@ -91,7 +91,7 @@ def plan_command(**options: Any) -> None:
             options["model"],
             gpus=options["gpus"],
             nodes=options["nodes"],
-            global_batch=_batch(options["global_batch"]),
+            global_batch=options["global_batch"],
             seq_len=options["seq_len"],
             training=step,
             confirm=options["confirm"],
@@ -118,21 +118,17 @@ def plan_command(**options: Any) -> None:
         click.get_current_context().exit(DOES_NOT_FIT)
 
 
-def _batch(text: str) -> str | int:
-    return int(text) if re.fullmatch(r"[1-9][0-9]{0,12}", text) else text
-
-
 def _links(text: str | None) -> Links | None:
     if text is None:
         return None
     from graphmem.planning.layouts.communication import Links
 
-    if not re.fullmatch(r"[0-9.]{1,8}(,[0-9.]{1,8}){1,2}", text):
-        raise UsageError(f"cannot read --links {text!r}; write GB/s in a machine and between them: 450,50")
     try:
-        return Links(*(float(one) for one in text.split(",")))
+        if re.fullmatch(r"[0-9.]{1,8}(,[0-9.]{1,8}){1,2}", text):
+            return Links(*(float(one) for one in text.split(",")))
     except ValueError:
-        raise UsageError(f"cannot read --links {text!r}; write GB/s in a machine and between them: 450,50") from None
+        pass  # two points in a number
+    raise UsageError(f"cannot read --links {text!r}; write GB/s in a machine and between them: 450,50")
 
 
 def _folder(text: str | None) -> Path | None:

@@ -191,7 +191,7 @@ def _check(step: Training, confirm: int, frameworks: Sequence[str] | None, optio
     if not isinstance(step, Training):
         raise UsageError(f"training is a graphmem.Training, not {step!r}: a plan is of training")
     given = [name for name in _WRAPPERS if getattr(step, name) is not None]
-    given += [name for name in ("checkpoint_activations",) if getattr(step, name)]
+    given += ["checkpoint_activations"] if step.checkpoint_activations else []
     given += ["grad_accum"] if step.grad_accum > 1 else []
     if given:
         raise UsageError(f"{given[0]} is what a plan chooses; leave it out of the step")

@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from graphmem.serving.base import Part, Question, Served
-from graphmem.serving.options import flag, one_of, options_of, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+from graphmem.serving.base import Question, Served
+from graphmem.serving.options import DTYPE, QUANTIZATION, flag, options_of, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
 from graphmem.units import GIB
 
 #: Options, and how their values are read.
 READERS = {
     "max_length": whole(), "batch_size": whole(1, 1 << 16), "num_beams": whole(1, 1 << 10),
-    "past_present_share_buffer": flag, "quantization": one_of("awq", "gptq", "fp8"),
-    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"),
+    "past_present_share_buffer": flag, "quantization": QUANTIZATION,
+    "dtype": DTYPE,
 }  # fmt: skip
 #: Other spellings.
 SHORT: dict[str, str] = {}
@@ -46,8 +46,7 @@ class OnnxRuntimeGenAI:
         before = outside(question.device, 1)
         token = own.token_bytes(CACHE_BYTES["auto"]) * beams * (1 if shared else 2)
         parts = [
-            Part("outside the engine", sum(one.bytes for one in before), "; ".join(one.name for one in before)),
-            Part("weights", own.weights_bytes, "as the configuration counts them"),
+            *first_parts(before, own),
         ]
         answer = filled(
             self, question, own, 1, parts=parts, page=1, length=length, requests=batch, token_bytes=token,

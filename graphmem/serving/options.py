@@ -106,6 +106,11 @@ def one_of(*accepted: str) -> Reader:
     return read
 
 
+#: How several engines spell the type of weights, and those of quantised files.
+DTYPE = one_of("auto", "half", "float16", "bfloat16", "float", "float32")
+QUANTIZATION = one_of("awq", "gptq", "fp8")
+
+
 def flag(name: str, text: str) -> bool:
     """On or off."""
     if text.lower() not in _WORDS:

@@ -11,16 +11,16 @@ from typing import Any
 
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served
-from graphmem.serving.options import one_of, options_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
 from graphmem.units import MIB
 
 #: Options, and how their values are read.
 READERS = {
     "mem_fraction_static": share, "context_length": whole(), "max_running_requests": whole(),
     "max_total_tokens": whole(), "chunked_prefill_size": whole(-1), "kv_cache_dtype": one_of(*CACHE_BYTES),
-    "tp_size": whole(1, 1024), "page_size": whole(1, 1 << 12), "quantization": one_of("awq", "gptq", "fp8"),
-    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"), "cuda_graph_max_bs": whole(),
+    "tp_size": whole(1, 1024), "page_size": whole(1, 1 << 12), "quantization": QUANTIZATION,
+    "dtype": DTYPE, "cuda_graph_max_bs": whole(),
 }  # fmt: skip
 #: Other spellings.
 SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size"}
@@ -58,8 +58,7 @@ class SGLang:
         page = found.get("page_size", 1)
         token = own.token_bytes(CACHE_BYTES[found.get("kv_cache_dtype", "auto")])
         parts = [
-            Part("outside the engine", context, "; ".join(figure.name for figure in before)),
-            Part("weights", own.weights_bytes, "as the configuration counts them"),
+            *first_parts(before, own),
             Part("kept free", round(free * (1 - fraction)), f"mem_fraction_static {fraction:g}: activations, graphs"),
         ]
         left = free - sum(part.bytes for part in parts[1:])

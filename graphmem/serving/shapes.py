@@ -22,8 +22,8 @@ from graphmem.units import GIB
 
 #: Decoders whose layers are attention, a gated feed-forward layer and two norms, with what differs: biases of queries,
 #: keys and values; norms of queries and keys.
-_BIASED, _NORMED = frozenset(("qwen2", "qwen2_moe")), frozenset(("qwen3", "qwen3_moe"))
-FOLLOWED = frozenset(("llama", "mistral", "mixtral", *_BIASED, *_NORMED)) - {"qwen2_moe"}
+_BIASED, _NORMED = frozenset(("qwen2",)), frozenset(("qwen3", "qwen3_moe"))
+FOLLOWED = frozenset(("llama", "mistral", "mixtral", *_BIASED, *_NORMED))
 #: Bits of a weight of the layers' products by ``quant_method``: 4-bit ones with a scale and a zero of 16 bits for each
 #: group of 128 (AWQ's and GPTQ's files), 8-bit ones with hardly any.
 _BITS = {"awq": 4 + 32 / 128, "gptq": 4 + 32 / 128, "fp8": 8.0}
@@ -122,6 +122,14 @@ CACHE_BYTES = {
 def outside(device: Device, cards: int) -> tuple[Figure, ...]:
     """What a process holds before it loads a model."""
     return device.outside(Loads(communicators=(Communicator(cards),) if cards > 1 else ()))
+
+
+def first_parts(before: Sequence[Figure], own: Decoder) -> list[Part]:
+    """What the engine finds on the card, and what it loads first."""
+    return [
+        Part("outside the engine", sum(figure.bytes for figure in before), "; ".join(figure.name for figure in before)),
+        Part("weights", own.weights_bytes, "as the configuration counts them"),
+    ]
 
 
 def filled(

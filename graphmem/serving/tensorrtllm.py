@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from graphmem.serving.base import Part, Question, Served
-from graphmem.serving.options import one_of, options_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
 
 #: Options, and how their values are read.
 READERS = {
     "free_gpu_memory_fraction": share, "max_seq_len": whole(), "max_batch_size": whole(), "max_num_tokens": whole(),
     "tokens_per_block": whole(1, 1 << 12), "kv_cache_dtype": one_of(*CACHE_BYTES), "tp_size": whole(1, 1024),
-    "quantization": one_of("awq", "gptq", "fp8"),
-    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"),
+    "quantization": QUANTIZATION,
+    "dtype": DTYPE,
 }  # fmt: skip
 #: Other spellings: of Triton's backend, of trtllm-serve and of the Python API.
 SHORT = {
@@ -54,8 +54,7 @@ class TensorRTLLM:
         peak = own.activations(tokens, min(batch, tokens))
         free = question.device.capacity_bytes - context - own.weights_bytes - peak
         parts = [
-            Part("outside the engine", context, "; ".join(figure.name for figure in before)),
-            Part("weights", own.weights_bytes, "as the configuration counts them"),
+            *first_parts(before, own),
             Part("activations", peak, f"a formula: {tokens} tokens, {min(batch, tokens)} rows of logits"),
             Part("kept free", max(0, free - pool_bytes(free, fraction)), f"free_gpu_memory_fraction {fraction:g}"),
         ]

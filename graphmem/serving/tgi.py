@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from graphmem.serving.base import Part, Question, Served
-from graphmem.serving.options import one_of, options_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, length_of, outside
+from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
+from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
 
 #: Options, and how their values are read.
 READERS = {
     "max_total_tokens": whole(), "max_batch_prefill_tokens": whole(), "max_concurrent_requests": whole(),
     "cuda_memory_fraction": share, "num_shard": whole(1, 1024), "kv_cache_dtype": one_of(*CACHE_BYTES),
-    "quantize": one_of("awq", "gptq", "fp8"),
-    "dtype": one_of("auto", "half", "float16", "bfloat16", "float", "float32"),
+    "quantize": QUANTIZATION,
+    "dtype": DTYPE,
 }  # fmt: skip
 #: Other spellings.
 SHORT: dict[str, str] = {}
@@ -49,8 +49,7 @@ class TGI:
         before = outside(question.device, cards)
         kept = round(question.device.capacity_bytes * (1 - fraction * _WIGGLE))
         parts = [
-            Part("outside the engine", sum(one.bytes for one in before), "; ".join(one.name for one in before)),
-            Part("weights", own.weights_bytes, "as the configuration counts them"),
+            *first_parts(before, own),
             Part("activations", own.activations(prefill, 1), f"a formula: {prefill} tokens of prefills"),
             Part("kept free", kept, f"cuda_memory_fraction {fraction:g}, and a tenth of it for graphs"),
         ]

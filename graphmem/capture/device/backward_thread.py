@@ -66,7 +66,8 @@ class _DeviceThread:
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
-            self._ahead += _count(self._numbers.ahead - self._ahead)
+            _count(self._numbers.ahead - self._ahead)
+            self._ahead = self._numbers.ahead
             work()
             del work
 
@@ -99,12 +100,11 @@ class _DeviceThread:
         self._thread.join()
 
 
-def _count(missing: int) -> int:
-    """Make ``missing`` nodes, or none if they are too many. How far that is to be taken for: all of them."""
+def _count(missing: int) -> None:
+    """Make ``missing`` nodes, or none if they are too many."""
     leaf = torch.zeros((), requires_grad=True)
     for _ in range(missing if missing <= _COUNTED_AT_MOST else 0):
         leaf.neg()
-    return missing
 
 
 def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]:

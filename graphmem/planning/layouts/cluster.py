@@ -52,7 +52,7 @@ def sequences_of(global_batch: str | int, seq_len: int | None) -> int:
     Raises :class:`UsageError`."""
     if type(global_batch) is int and global_batch >= 1:
         return global_batch
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kmg]?)(?:[- ]?(tokens?|sequences?|seqs?))?",
+    match = re.fullmatch(r"([0-9]{1,13}(?:\.[0-9]{1,6})?)\s*([kmg]?)(?:[- ]?(tokens?|sequences?|seqs?))?",
                          str(global_batch).strip().lower())  # fmt: skip
     if match is None or (match[2] and match[3] is None):
         raise UsageError(f"cannot read the global batch {global_batch!r}; write 1M-tokens, or 128 (sequences)")
