@@ -6,10 +6,12 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+from graphmem.capture.patches import Patches
 from graphmem.capture.threads import Threads
 
 #: Executes a module's code, around which something else may be done.
@@ -25,6 +27,26 @@ def watched_imports(threads: Threads, executed: dict[str, Execute]) -> Iterator[
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+@contextlib.contextmanager
+def patched_imports(followed: Mapping[str, Callable[[Patches, Any], None]]) -> Iterator[None]:
+    """Until the end, modules of these full names are patched by their functions: those that are there now, others once
+    this capture imports them."""
+    patches = Patches()
+
+    def execute(name: str, run: Callable[[], None]) -> None:
+        run()
+        followed[name](patches, sys.modules[name])
+
+    try:
+        for name, follow in followed.items():
+            if name in sys.modules:
+                follow(patches, sys.modules[name])
+        with watched_imports(patches.threads, {name: partial(execute, name) for name in followed}):
+            yield
+    finally:
+        patches.undo()
 
 
 class _Finder(importlib.abc.MetaPathFinder):

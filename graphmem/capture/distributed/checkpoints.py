@@ -9,36 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from graphmem.capture.device.watched_imports import watched_imports
+from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 
 _PLANNER, _OPTIMIZERS = "torch.distributed.checkpoint.default_planner", "torch.distributed.fsdp._optim_utils"
 
 
-@contextlib.contextmanager
-def checkpoints_of_one() -> Iterator[None]:
+def checkpoints_of_one() -> contextlib.AbstractContextManager[None]:
     """Sharded checkpoints find the other processes' parts, for the duration."""
-    patches = Patches()
-
-    def execute(name: str, run: Callable[[], None]) -> None:
-        run()
-        _FOLLOWED[name](patches, sys.modules[name])
-
-    try:
-        for name, follow in _FOLLOWED.items():
-            if name in sys.modules:
-                follow(patches, sys.modules[name])
-        with watched_imports(patches.threads, {name: partial(execute, name) for name in _FOLLOWED}):
-            yield
-    finally:
-        patches.undo()
+    return patched_imports(_FOLLOWED)
 
 
 def _follow_planner(patches: Patches, module: Any) -> None:

@@ -8,14 +8,13 @@ buffers for NVMe are host memory, and what is written there is counted.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from graphmem.capture.device.watched_imports import watched_imports
+from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
@@ -27,7 +26,6 @@ _BUILDERS = "deepspeed.ops.op_builder.builder"
 @contextlib.contextmanager
 def deepspeed_kernels(book: RankBook) -> Iterator[None]:
     """DeepSpeed finds its kernels compiled, for the duration. ``book`` is told what is kept on NVMe."""
-    patches = Patches()
     files: dict[str, int] = {}  # by path, in bytes
     disk = SimpleNamespace(aio_handle=lambda *_, **__: _Disk(files))
     kernels: dict[str, Callable[[], Any]] = {**_KERNELS, "async_io": lambda: disk}
@@ -42,23 +40,13 @@ def deepspeed_kernels(book: RankBook) -> Iterator[None]:
             )
         return kernels[self.name]()
 
-    def follow() -> None:
-        module = sys.modules.get(_BUILDERS)
-        if module is not None:
-            patches.set(module.OpBuilder, "load", load)
+    def follow(patches: Patches, module: Any) -> None:
+        patches.set(module.OpBuilder, "load", load)
 
-    def execute(run: Callable[[], None]) -> None:
-        run()
-        follow()
-
-    try:
-        follow()
-        with watched_imports(patches.threads, {_BUILDERS: execute}):
-            yield
-        if files:
-            book.note_once(f"{format_bytes(sum(files.values()))} of this process are on NVMe (DeepSpeed's offload)")
-    finally:
-        patches.undo()
+    with patched_imports({_BUILDERS: follow}):
+        yield
+    if files:
+        book.note_once(f"{format_bytes(sum(files.values()))} of this process are on NVMe (DeepSpeed's offload)")
 
 
 def _nothing(*_: Any) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from graphmem.capture.device.watched_imports import watched_imports
+from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.safetensors_files import SafeFile
 from graphmem.capture.program.saved_tensors import Saved, SavedTensor
@@ -32,23 +31,13 @@ _CONFIGURATION, _WEIGHTS = "config.json", "model.safetensors"
 def absent_weights(add_file: Callable[[str, Saved], None], remark: Callable[[str], None]) -> Iterator[None]:
     """Until the end transformers finds weights where only a configuration is. ``add_file`` is told of the file that
     stands for them, ``remark`` what the report says."""
-    patches = Patches()
 
-    def follow() -> None:
-        module = sys.modules.get(_MODULE)
-        if module is not None and hasattr(module, "_get_resolved_checkpoint_files"):
+    def follow(patches: Patches, module: Any) -> None:
+        if hasattr(module, "_get_resolved_checkpoint_files"):
             _patch(patches, module, add_file, remark)
 
-    def execute(import_it: Callable[[], None]) -> None:
-        import_it()
-        follow()
-
-    try:
-        follow()
-        with watched_imports(patches.threads, {_MODULE: execute}):
-            yield
-    finally:
-        patches.undo()
+    with patched_imports({_MODULE: follow}):
+        yield
 
 
 def _patch(
