@@ -41,21 +41,33 @@ class Figure:
 @dataclass(frozen=True, slots=True)
 class Communicator:
     """One of NCCL's communicators, of ``ranks`` processes; with ``peers`` of them this one exchanges messages (sends,
-    receives, all-to-all), beside collectives."""
+    receives, all-to-all), with ``far_peers`` of those across machines, None where nobody told.
+
+    ``on_node``: its ranks on this process's machine, of which this is number ``place``; None: nobody told. ``gathers``:
+    whether collectives went through it that are no all-reduces; ``reduced_bytes``: the largest all-reduce, 0 for none,
+    None where nobody told.
+    """
 
     ranks: int
     peers: int = 0
+    far_peers: int | None = None
+    on_node: int | None = None
+    place: int = 0
+    gathers: bool = True
+    reduced_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What a run makes a process load. ``communicators``: NCCL's; ``cuda``: the version of CUDA, None for one of
-    today."""
+    """What a run makes a process load. ``communicators``: NCCL's; ``cuda``, ``nccl_version``: the versions of CUDA and
+    of NCCL, None for those of today; ``nccl_variables``: names and texts of NCCL's environment."""
 
     cudnn: bool = False
     communicators: tuple[Communicator, ...] = ()
     eager: bool = False
     cuda: tuple[int, int] | None = None
+    nccl_version: tuple[int, int] | None = None
+    nccl_variables: tuple[tuple[str, str], ...] = ()
 
 
 # --- how far one figure may be off ------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     """What was recorded, as the runtime takes it on the card of the question."""
     made = recorded.made
     if isinstance(made, Taken):
-        loads = loads_of(made.trace, (), question.setting.device, loads_eagerly())
+        loads = loads_of(made.trace, question.setting.device, eager=loads_eagerly())
         return Traced(made, loaded.name, recorded.words, loads=loads)
     setting, taken = question.setting, runtime.take(made.trace)
     assumptions = [*recorded.notes, *made.notes]
@@ -218,7 +218,13 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         details["cudnn"] = made.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
-    loads = loads_of(made.trace, made.communicators, setting.device, loads_eagerly())
+    loads = loads_of(
+        made.trace,
+        setting.device,
+        eager=loads_eagerly(),
+        communicators=made.communicators,
+        torch_version=setting.torch_version,
+    )
     return Traced(whole, loaded.name, recorded.words, details, loads, made.sharded, made.optimizer)
 
 
@@ -230,7 +236,7 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
     if "recorded peak reserved" in notes:
         details["recorded"] = {"reserved_bytes": _recorded_bytes(notes["recorded peak reserved"])}
     remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
-    loads = loads_of(trace, (), question.setting.device, eager=False)  # the environment was another machine's
+    loads = loads_of(trace, question.setting.device, eager=False)  # the environment was another machine's
     traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details, loads)
     return replay_on(traced, runtime, runtime.parse(settings, question.setting), question)
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from graphmem.devices import Device
+from graphmem.devices import Device, nccl
 from graphmem.figures import Communicator, Doubts, Loads
 from graphmem.runtimes.base import Runs, Setting
 from graphmem.summarize import fits_card
 from graphmem.trace import Trace
+from graphmem.versions import Version
 
 #: Operators of PyTorch, of ONNX and of Keras for which cuDNN loads its engines. Attention loads none of those that
 #: were measured.
@@ -22,10 +23,22 @@ _ASKS_CUDNN = re.compile(
 _HALVINGS = 8
 
 
-def loads_of(trace: Trace, communicators: tuple[Communicator, ...], card: Device, eager: bool) -> Loads:
-    """What a run of this trace makes a process load."""
+def loads_of(
+    trace: Trace,
+    card: Device,
+    *,
+    eager: bool,
+    communicators: tuple[Communicator, ...] = (),
+    torch_version: Version | None = None,
+) -> Loads:
+    """What a run of this trace makes a process load; for ``communicators`` the NCCL of a PyTorch of this version under
+    this environment."""
     uses_cudnn = any(_ASKS_CUDNN.search(operator.name) for operator in trace.operators)
-    return Loads(uses_cudnn, communicators, eager, card.cuda_version)
+    if not communicators:
+        return Loads(uses_cudnn, eager=eager, cuda=card.cuda_version)
+    return Loads(
+        uses_cudnn, communicators, eager, card.cuda_version, nccl.nccl_of(torch_version), nccl.variables(os.environ)
+    )
 
 
 def loads_eagerly() -> bool:

@@ -144,6 +144,9 @@ class GroupBook(Protocol):
     def ranks(self) -> dict[str, tuple[int, ...]]:
         """Their ranks, by PyTorch's name of the group."""
 
+    #: This process's rank.
+    rank: int
+
 
 class RankBook(Protocol):
     """What is noted of one process of several."""

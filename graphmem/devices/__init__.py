@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from graphmem.devices import context
+from graphmem.devices import context, nccl
 from graphmem.devices.capabilities import Capability, is_capability, limits_of
 from graphmem.devices.parts import part_named
 from graphmem.devices.user_table import read_user_table
@@ -41,6 +41,8 @@ DEFAULT_DEVICE = "H100-80GB"
 _PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct)+")
 #: Keys of Apple's cards.
 _APPLE = re.compile(r"^(apple)?m[1-9](pro|max|ultra|$|\d+gb|\d+core)|^apple|^mps$")
+#: Cards of a linked architecture that have PCIe, or a bridge to one other card.
+_BRIDGED = re.compile(r"PCIE|-NVL|A30|TITAN")
 #: Longer text is no name.
 _LONGEST_NAME = 100
 
@@ -118,9 +120,7 @@ class Device:
         elif loads.cudnn and not self.context_measured:
             figures.append(context.cudnn_engines(self.limits))
         if loads.communicators:
-            figures.append(context.nccl(loads.communicators))
-            if any(one.peers for one in loads.communicators):
-                figures.append(context.nccl_messages(loads.communicators))
+            figures.extend(nccl.figures(loads, self.limits.links, bridged=_BRIDGED.search(self.name) is not None))
         return tuple(figures)
 
     def empty_context(self) -> Figure:

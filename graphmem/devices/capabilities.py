@@ -15,6 +15,23 @@ from graphmem.versions import Version
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """What joins the cards of a machine, as NCCL finds it (graph/search.cc, graph/paths.cc, transport/nvls.cc).
+
+    ``channels`` of rings over NVLink, 0 without it; ``reads``: buffers lie at the sender; ``far_channels`` a card
+    across machines, ``most_far_channels`` in all; ``message_channels`` with one peer; ``nvls_channels`` in one machine
+    and across several, 0 without NVLS; ``bridged_channels`` without NVLink."""
+
+    channels: int = 0
+    reads: bool = False
+    far_channels: int = 2
+    most_far_channels: int = 16
+    message_channels: int = 2
+    nvls_channels: tuple[int, int] = (0, 0)
+    bridged_channels: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Capability:
     """Limits of the cards of one compute capability, and which kernels the libraries choose for it. Sizes are bytes."""
 
@@ -95,6 +112,9 @@ class Capability:
     vllm_attention: str = "other"
     vllm_largest_graph: int = 512
 
+    #: NVLink of the data centre's cards; ``devices/nccl`` has the sources.
+    links: Links = Links()
+
     @property
     def small_shared_memory(self) -> bool:
         """Whether a block has at most 99 KiB."""
@@ -142,6 +162,7 @@ _VOLTA = replace(
     triton=True,
     efficient_attention=70,
     tensorflow_system_bytes=1050 * MIB,
+    links=Links(channels=12),
 )
 _TURING = replace(
     _VOLTA,
@@ -152,6 +173,7 @@ _TURING = replace(
     cuda_13=True,
     rnn_long_pipelines=False,
     efficient_attention=75,
+    links=Links(),
 )
 _AMPERE = replace(
     _TURING,
@@ -174,6 +196,7 @@ _AMPERE = replace(
     efficient_attention=80,
     tensorflow_system_bytes=1536 * MIB,
     vllm_attention="FlashAttention 2",
+    links=Links(channels=24, reads=True, message_channels=32),
 )
 _AMPERE_SMALL = replace(
     _AMPERE,
@@ -188,6 +211,7 @@ _AMPERE_SMALL = replace(
     rnn_persists=False,
     flash_trains_wide_heads=False,
     efficient_86_89=True,
+    links=Links(),
 )
 _HOPPER = replace(
     _AMPERE,
@@ -210,6 +234,7 @@ _HOPPER = replace(
     grouped_product_bytes=(512, 512),
     tensorflow_system_bytes=1800 * MIB,
     vllm_attention="FlashAttention 3",
+    links=Links(channels=24, far_channels=4, message_channels=32, nvls_channels=(16, 16)),
 )
 _BLACKWELL = replace(
     _HOPPER,
@@ -225,6 +250,7 @@ _BLACKWELL = replace(
     grouped_product_bytes=(5376, 5888),
     vllm_attention="other",
     vllm_largest_graph=1024,
+    links=Links(channels=32, far_channels=4, message_channels=32, nvls_channels=(24, 32)),
 )
 _THOR = replace(
     _BLACKWELL,
@@ -235,6 +261,7 @@ _THOR = replace(
     cudnn_attention_first=False,
     grouped_product_bytes=None,
     vllm_largest_graph=512,
+    links=Links(),
 )
 _BLACKWELL_SMALL = replace(
     _THOR,

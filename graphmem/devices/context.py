@@ -21,11 +21,6 @@ T4, V100                   1210, 1232 process          SchedTune, PyTorch of 202
 V100                       1343 process                Hugging Face's guide to training on one GPU, CUDA 11.2
 RTX 3090                   1687, with 2 of a tensor    pytorch#55277, torch 1.8.2+cu111
 RTX 2080 Ti                1035, with 164 of a tensor  pytorch#49877, torch 1.6.0+cu101
-4 x A100, NVLink           544 of 2 ranks, 688 of      NCCL#964, for each communicator after one all-reduce
-                           more
-(not told)                 1.6 GiB a communicator      NCCL#864
-4 x M40                    110 a communicator          NCCL#34 (2016)
-8 x H100                   3128 for an all-to-all      NCCL#1685: 1.06 GB before, 4.34 GB after the first
 =========================  ==========================  ==============================================================
 
 Not explained: of GPUMemNet's 1427 to 1431 MiB on A100-40GB the parts here give 432 + 128 and the driver's 621: 248 MiB
@@ -38,8 +33,8 @@ leave 4 to 38 MiB beside what is reserved, its convolutional networks between no
 from __future__ import annotations
 
 from graphmem.devices.capabilities import Capability
-from graphmem.figures import Communicator, Figure, Loads
-from graphmem.units import KIB, MIB
+from graphmem.figures import Figure, Loads
+from graphmem.units import MIB
 
 #: Bytes of a CUDA context per thread that can be resident on the card (local memory for the default 1 KiB stack and
 #: the driver's own). Inferred: 2 KiB meets five measured empty contexts within 5 %: RTX 6000 Ada 142 SMs x 1536 = 426
@@ -68,24 +63,6 @@ _EAGER_MEASURED = {
 _EAGER_ELSEWHERE = (1024, 362, 1439)
 #: The first CUDA that loads kernels when they are first used; PyTorch asks for it since 1.13 (pytorch#86509).
 LAZY_SINCE = (11, 7)
-
-#: One NCCL communicator of two ranks, and of more (NCCL#964); least and most: NCCL#34 and NCCL#864.
-_COMMUNICATOR_OF_TWO = 544 * MIB
-_COMMUNICATOR = 688 * MIB
-_COMMUNICATOR_LEAST = 110 * MIB
-_COMMUNICATOR_MOST = 1638 * MIB
-
-#: One channel to and from a peer. A receiver's buffers are 512 KiB (LL), 4800 KiB (LL128) and 4 MiB (Simple):
-#: ``DEFAULT_LL_BUFFSIZE`` and those beside it in NCCL's src/init.cc; in pages of 2 MiB these are 10 MiB. NCCL#1685 saw
-#: allocations of 10 and of 2 MiB, and 3.28 GB more after the first all-to-all of eight H100 with 32 channels a pair.
-#: 7 x 32 x 14 MiB are 3.288 GB: inferred, that a channel has two of the latter. Without pages it is its buffers.
-_CHANNEL = 14 * MIB
-_CHANNEL_LEAST = (512 + 4800 + 4096) * KIB
-#: Channels for each peer: in a machine with NVLink (NCCL#1685), and across machines or without it (NCCL#1453: "2 p2p
-#: channels per peer", 24 H100; NCCL#1189: 4 H20).
-_CHANNELS_NEAR, _CHANNELS_FAR = 32, 2
-#: Ranks of the largest group that is taken to be in one machine.
-_NEAR = 8
 
 
 def loads_at_once(loads: Loads) -> bool:
@@ -125,27 +102,3 @@ def cudnn_engines(limits: Capability) -> Figure:
     """What cuDNN loads on a card of this capability once something convolves or recurs."""
     size, least, most = (mib * MIB for mib in limits.cudnn_engine_mib)
     return Figure("cuDNN's engines", size, least, most, limits.cudnn_engine_source)
-
-
-def nccl(communicators: tuple[Communicator, ...]) -> Figure:
-    """What NCCL holds for these communicators; at least one of them is really made."""
-    size = sum(_COMMUNICATOR_OF_TWO if one.ranks == 2 else _COMMUNICATOR for one in communicators)
-    words = (
-        f"assumed: 544 MiB for 2 ranks, 688 for more, for each of {len(communicators)} process groups that were used "
-        "(4 x A100 with NVLink, NCCL#964; reports go from 110 MiB to 1.6 GiB)"
-    )
-    most = len(communicators) * _COMMUNICATOR_MOST
-    return Figure("NCCL's buffers", size, _COMMUNICATOR_LEAST, most, words)
-
-
-def nccl_messages(communicators: tuple[Communicator, ...]) -> Figure:
-    """What NCCL holds for the messages of these communicators: buffers for every peer and channel, made when the two
-    first exchange one, and kept."""
-    peers = sum(one.peers for one in communicators)
-    channels = sum(one.peers * (_CHANNELS_NEAR if one.ranks <= _NEAR else _CHANNELS_FAR) for one in communicators)
-    words = (
-        f"assumed for {peers} peers: {_CHANNELS_NEAR} channels each of 14 MiB in groups of up to {_NEAR} ranks "
-        f"(NVLink; 8 x H100, NCCL#1685), {_CHANNELS_FAR} in larger ones (NCCL#1453)"
-    )
-    least, most = peers * _CHANNELS_FAR * _CHANNEL_LEAST, peers * _CHANNELS_NEAR * _CHANNEL
-    return Figure("NCCL's buffers for messages", channels * _CHANNEL, least, most, words)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
-from graphmem.figures import Communicator  # noqa: E402
+from graphmem.reports import text  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402
 from graphmem.training.processes import Processes  # noqa: E402
@@ -235,14 +235,18 @@ def test_compiling_a_model_in_ddp_is_refused() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_communicator_is_counted_outside_the_allocator(ranks: int) -> None:
+def test_a_communicator_is_counted_outside_the_allocator(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_MAX_NCHANNELS", "4")
     model, inputs = nn.Linear(8, 8), torch.zeros(4, 8)
     step = Training(ddp=DataParallel(ranks), world_size=ranks)
     alone = analyze(model, inputs, training=Training(), device="A100")
     together = analyze(model, inputs, training=step, device="A100")
     assert together.card is not None
-    assert together.card.loads.communicators == (Communicator(ranks),)
-    assert (together.device - together.reserved) - (alone.device - alone.reserved) == (544 if ranks == 2 else 688) * MIB
+    (one,) = together.card.loads.communicators
+    assert (one.ranks, one.on_node, one.gathers, one.reduced_bytes) == (ranks, ranks, True, 4 * 72)
+    rings, kernels = 4 * 12 * MIB, 228 * MIB
+    assert (together.device - together.reserved) - (alone.device - alone.reserved) == rings + kernels
+    assert "NCCL_MAX_NCHANNELS" in text.render(together)
 
 
 def test_kernels_loaded_eagerly_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

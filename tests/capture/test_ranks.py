@@ -151,8 +151,30 @@ def test_communicators_are_those_of_groups_that_are_used_and_messages_have_peers
         dist.barrier(dist.new_group(backend="gloo"))
 
     captured = capture(step, source="", device=H100, torch_version=TORCH_VERSION, processes=Processes(8))
-    assert set(captured.communicators) == {Communicator(2), Communicator(4, 2), Communicator(8, 7)}
+    assert set(captured.communicators) == {
+        Communicator(2, 0, 0, 2, 0, gathers=False, reduced_bytes=64),
+        Communicator(4, 2, 0, 4, 0, gathers=False, reduced_bytes=0),
+        Communicator(8, 7, 0, 8, 0, gathers=False, reduced_bytes=0),
+    }
     assert sorted(map(len, captured.groups)) == [2, 2, 4, 8]
+
+
+def test_a_communicator_knows_its_machine_and_what_went_through_it() -> None:
+    def step(_: Any) -> None:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        across, idle = dist.new_group([1, 5, 9, 13]), dist.new_group([0, 5])
+        x = torch.ones(16, device="cuda")
+        dist.all_gather_into_tensor(torch.empty(256, device="cuda"), x)
+        dist.all_to_all_single(torch.empty_like(x), x, group=across)
+        dist.all_reduce(torch.ones(1 << 20, device="cuda"), group=across)
+        dist.all_reduce(torch.ones(4), group=idle)  # of the host: gloo's
+
+    processes = Processes(16, rank=5, per_node=8)
+    captured = capture(step, source="", device=H100, torch_version=TORCH_VERSION, processes=processes)
+    assert set(captured.communicators) == {
+        Communicator(16, 0, 0, 8, 5, gathers=True, reduced_bytes=0),
+        Communicator(4, 3, 2, 2, 1, gathers=False, reduced_bytes=4 << 20),
+    }
 
 
 def chained() -> None:

@@ -5,7 +5,8 @@ own ``fake`` ones, and the operators of ``c10d`` are answered (``capture.operato
 tensors that exist, and are done at once. PyTorch's own reducer (``torch/csrc/distributed/c10d/reducer.cpp``) runs, so
 its buckets, their rebuilding after the first iteration, and their views are what they are on a card.
 
-What NCCL takes itself lies outside PyTorch's allocator and is no part of a trace; its communicators are counted. What
+What NCCL takes itself lies outside PyTorch's allocator and is no part of a trace; its communicators are noted
+(``devices.nccl``). What
 ``ProcessGroupNCCL`` takes from the allocator is: a flat copy for collectives on lists (``newLikeFlat``).
 """
 
@@ -119,7 +120,9 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
             asked_for.note(group, str(backend), store)
             if size > 1 and str(backend) != "gloo":
                 book.on_forward = look
-                book.groups.ranks[str(group.group_name)] = tuple(ranks) or tuple(range(size))
+                members = tuple(ranks) or tuple(range(size))
+                book.groups.ranks[str(group.group_name)] = members
+                book.groups.rank = members[rank]
         return group, store
 
     def device_of_objects(group: Any = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from graphmem.capture.values.callers import called_for_reducer
 from graphmem.capture.values.exchanged import Group
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.figures import Communicator
+from graphmem.training.processes import Processes
 
 _aten = torch.ops.aten
 _INTEGERS = (torch.int32, torch.int64)
@@ -74,40 +76,87 @@ def group_of(args: Sequence[Any], known: dict[str, tuple[int, ...]]) -> Group:
     return Group(rank, ranks, reduction, name, known.get(name, ()))
 
 
+@dataclass
+class _Used:
+    """What went through a process group: peers of messages by their place in it, and collectives."""
+
+    peers: set[int] = field(default_factory=set)
+    gathers: bool = False
+    reduced_bytes: int = 0
+
+
 class ProcessGroups:
     """The process groups of several on cards that this process is in, and what went through them: NCCL makes a
-    communicator when a group is first used, and connects two processes when they first exchange messages."""
+    communicator when a group is first used, connects it as its collectives ask, and two processes when they first
+    exchange messages."""
 
     def __init__(self) -> None:
         self.ranks: dict[str, tuple[int, ...]] = {}  # of all processes, by the group's name
-        self._peers: dict[str, set[int]] = {}  # of groups that were used, counted within the group
+        self.rank = 0  # of this process
+        self._used: dict[str, _Used] = {}
 
     def note(self, func: Any, args: Sequence[Any], group: Group) -> None:
         """An operator of ``c10d`` goes through the group."""
-        if group.name not in self.ranks:
+        if group.name not in self.ranks or _is_of_host(args):
             return
-        peers = self._peers.setdefault(group.name, set())
+        used = self._used.setdefault(group.name, _Used())
         name = func.__name__.partition(".")[0].strip("_")
         others = set(range(group.ranks)) - {group.rank}
         if name.startswith("alltoall"):
-            peers |= others
+            used.peers |= others
         elif name in ("gather", "scatter"):  # NCCL has neither: they are messages (torch/csrc/cuda/nccl.cpp)
             root = next(value for value in args if type(value) is int)
-            peers |= others if root == group.rank else {root}
+            used.peers |= others if root == group.rank else {root}
         elif name in ("send", "recv"):
-            peers.add(next(value for value in args if type(value) is int))
+            used.peers.add(next(value for value in args if type(value) is int))
+        elif name == "recv_any_source":
+            used.peers |= others
+        elif name.startswith("allreduce") or name.endswith("barrier"):  # a barrier reduces one element
+            used.reduced_bytes = max(used.reduced_bytes, 1, _bytes_in(args[:1]))
+        else:
+            used.gathers = True
 
     def note_functional(self, func: Any, args: Sequence[Any]) -> None:
         """An operator of ``_c10d_functional`` goes through the group that it names."""
         for name in args:
             if isinstance(name, str) and name in self.ranks:
-                peers = self._peers.setdefault(name, set())
+                used = self._used.setdefault(name, _Used())
                 if "all_to_all" in func.__name__:
-                    peers.update(range(1, len(self.ranks[name])))
+                    used.peers.update(set(range(len(self.ranks[name]))) - {self._place(name)})
+                elif "all_reduce" in func.__name__:
+                    used.reduced_bytes = max(used.reduced_bytes, 1, _bytes_in(args[:1]))
+                else:
+                    used.gathers = True
 
-    def communicators(self) -> tuple[Communicator, ...]:
-        """Those of the groups that were used."""
-        return tuple(Communicator(len(self.ranks[name]), len(peers)) for name, peers in self._peers.items())
+    def communicators(self, on_node: int | None) -> tuple[Communicator, ...]:
+        """Those of the groups that were used; ``on_node`` processes are in a machine, None for what
+        :class:`~graphmem.training.processes.Processes` takes."""
+        if not self._used:
+            return ()
+        if on_node is None:
+            on_node = Processes(max(map(len, self.ranks.values()))).on_node
+        return tuple(self._communicator(name, used, on_node) for name, used in self._used.items())
+
+    def _communicator(self, name: str, used: _Used, on_node: int) -> Communicator:
+        members = self.ranks[name]
+        near = [rank for rank in members if rank // on_node == self.rank // on_node]
+        far = sum(members[peer] not in near for peer in used.peers)
+        place = near.index(self.rank)
+        return Communicator(len(members), len(used.peers), far, len(near), place, used.gathers, used.reduced_bytes)
+
+    def _place(self, name: str) -> int:
+        return self.ranks[name].index(self.rank)
+
+
+def _is_of_host(args: Sequence[Any]) -> bool:
+    """Whether a collective's tensors are all on the host, where another backend than NCCL takes them. A barrier has
+    none, or an empty one."""
+    tensors = [tensor for tensor in tensors_in(args) if tensor.numel()]
+    return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _bytes_in(args: Sequence[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(args))
 
 
 def _name_of_reduction(op: torch.ScriptObject) -> str:

@@ -180,10 +180,16 @@ def capture(
         refusals,
         dict(assumed_values.named),
         tuple(recorder.groups.ranks.values()),
-        recorder.groups.communicators(),
+        recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
         recorder.sharded,
         recorder.optimizers[0] if recorder.optimizers else "",
     )
+
+
+def _on_node() -> int | None:
+    """Processes of a machine as the environment of a launcher tells; None where there is none."""
+    cards, _ = cards_of(None, os.environ)
+    return cards if cards > 1 else None
 
 
 def _assumptions(recorder: Recorder) -> dict[str, int]:
