@@ -55,8 +55,9 @@ class Births:
                 call.func, call.args, call.kwargs, call.in_backward, storages.streams.current
             )
         if script is None:
+            reserve = self._copied_reserve(call)
             for tensor in outputs:
-                storages.see(tensor)
+                storages.see(tensor, reserve)
         else:
             self._follow(script, outputs, workspaces, call.in_backward)
             workspaces = NOTHING
@@ -64,6 +65,15 @@ class Births:
             storages.resized(call.args[0].untyped_storage())
         if workspaces is not NOTHING:
             self._take(workspaces)
+
+    def _copied_reserve(self, call: OperatorCall) -> int | None:
+        """Bytes of a copy of a buffer that shows no values: a backward pass that keeps its graph (``retain_graph``)
+        gives cuDNN a copy of the reserve (``retain_variables``, tools/autograd/derivatives.yaml), whose size a rule
+        knows and no fake tensor."""
+        if call.func is not torch.ops.aten.clone.default or call.args[0].numel():
+            return None
+        source = self._storages.of(call.args[0])
+        return None if source is None else self._storages.builder.storage_bytes[source.index]
 
     def clear_workspaces(self, stream: int | None = None) -> None:
         """The cuBLAS workspaces of a stream, or all, are given back."""
