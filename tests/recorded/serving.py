@@ -32,7 +32,9 @@ _OPTIONS = (
     "kv_cache_dtype", "enforce_eager", "quantization",
 )  # fmt: skip
 #: Runs whose machine had not compiled their model before, as their logs say.
-COLD = ("llama3-8b-graphs-srv", "pub-qwen3-32b-awq-4090-3584-cold")
+COLD = ("llama3-8b-graphs-srv", "pub-qwen3-32b-awq-4090-3584-cold", "pub-qwen3-32b-awq-4090-v1runner")
+#: The second-level cache of the stub, whatever card it stands for.
+_L2_BYTES = 52_428_800
 
 Run = dict[str, Any]
 
@@ -49,7 +51,10 @@ def card(run: Run) -> Device:
     stub = run["environment"]
     known = device_named(_CARDS[stub.get("FAKE_CUDA_CC", "90")])
     sms = int(stub.get("FAKE_CUDA_SMS", known.sm_count))
-    return replace(known, capacity_bytes=run["total_memory"], sm_count=sms)
+    return replace(
+        known, capacity_bytes=run["total_memory"], sm_count=sms, l2_cache_bytes=_L2_BYTES, context_bytes=0,
+        context_measured=True,
+    )  # fmt: skip
 
 
 def question(name: str, run: Run) -> Question:
@@ -61,7 +66,7 @@ def question(name: str, run: Run) -> Question:
         entry="llm",
         cold=name in COLD,
         alloc_conf=run["environment"].get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        arguments=(("model_runner", run["resolved"]["model_runner"]),),
+        arguments=(("model_runner", run["resolved"]["model_runner"]), ("outside", "0")),
         **options,
     )
 

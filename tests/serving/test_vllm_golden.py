@@ -7,28 +7,21 @@ import pytest
 from graphmem.serving.vllm.engine import VLLM
 from tests.recorded.serving import predicted, question, runs
 
-#: Not equal, with the reason: bytes predicted less bytes recorded. Both are with expandable segments and two ranks.
-KNOWN = {
-    "pub-qwen3-32b-awq-4090-3584-cold": (44_038_144, "what compiling leaves in an expandable segment: 42 MiB"),
-    "pub-qwen3-32b-awq-4090-v1runner": (-10_487_808, "20 MiB of segments that the first runner does not keep"),
-}
 FOLLOWED = list(runs())
 
 
-def test_most_runs_are_equal() -> None:
+def test_all_runs_are_followed() -> None:
     assert len(FOLLOWED) == 24
-    assert len(KNOWN) == 2
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_the_kv_cache_is_the_engines(name: str) -> None:
     run, answer = runs()[name], predicted(name)
     cache = answer.kv_cache
-    assert cache.available_bytes - run["available"] == KNOWN.get(name, (0, ""))[0]
+    assert cache.available_bytes == run["available"]
     assert cache.block_bytes == max(group["layers"] * group["page_bytes"] for group in run["groups"])
-    if name not in KNOWN:
-        assert cache.blocks == run["blocks"]
-        assert cache.tokens == run.get("tokens", cache.tokens)
+    assert cache.blocks == run["blocks"]
+    assert cache.tokens == run.get("tokens", cache.tokens)
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -38,11 +31,10 @@ def test_defaults_are_the_engines(name: str) -> None:
     assert {key: settings[key] for key in wanted} == wanted
 
 
-@pytest.mark.parametrize("name", [name for name in FOLLOWED if name not in KNOWN])
+@pytest.mark.parametrize("name", FOLLOWED)
 def test_the_parts_are_the_engines(name: str) -> None:
-    """Weights to 1 KiB: one or two tensors of 96 bytes together that the engine has, whose origin is not known."""
     run, parts = runs()[name], {part.name: part.bytes for part in predicted(name).parts}
-    assert parts["weights"] - run["weights"] in (-1024, -512)
+    assert parts["weights"] == run["weights"]
     assert parts["activation peak"] == run["headroom"]
     assert parts.get("CUDA graphs, estimated", 0) == run["graphs_estimate"]
     held = ("weights", "buffers for batches", "buffers per sequence", "workspaces", "segment slack")

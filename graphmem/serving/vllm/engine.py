@@ -103,10 +103,18 @@ def _cublas_bytes(device: Device, settings: Settings) -> int:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str) -> Start:
-    """The start on the allocator, without the card's limit: what does not fit is the arithmetic's to say."""
+    """The start on the allocator of a card with so much free: blocks that are not split make it run into the limit and
+    give its cache back. What does not fit then is played without a limit, and is the arithmetic's to say."""
     torch = versions.torch_of(settings.version)
+    conf = parse_alloc_conf(alloc_conf, torch)
     builder, marks = order.start(settings, shape, layout, device, alloc_conf, _cublas_bytes(device, settings))
-    allocated, reserved = _played(builder, PyTorchCachingAllocator(None, parse_alloc_conf(alloc_conf, torch), torch))
+    free = _free_bytes(device, settings)
+    played = _played(builder, PyTorchCachingAllocator(free, conf, torch))
+    if played is None:
+        played = _played(builder, PyTorchCachingAllocator(None, conf, torch))
+    if played is None:
+        raise UsageError("the model is too large for any card")
+    allocated, reserved = played
     stays, peak = allocated[marks.after], max(allocated[marks.before : marks.after + 1])
     consumed = reserved[marks.after]
     weights = allocated[marks.weights] - allocated[marks.buffers]
@@ -127,8 +135,8 @@ def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, all
     )
 
 
-def _played(builder: TraceBuilder, allocator: PyTorchCachingAllocator) -> tuple[list[int], list[int]]:
-    """Bytes (allocated, reserved) after every event."""
+def _played(builder: TraceBuilder, allocator: PyTorchCachingAllocator) -> tuple[list[int], list[int]] | None:
+    """Bytes (allocated, reserved) after every event; None where they do not fit."""
     allocated: list[int] = []
     reserved: list[int] = []
     for number in range(1, len(builder.pools) + 1):
@@ -136,7 +144,7 @@ def _played(builder: TraceBuilder, allocator: PyTorchCachingAllocator) -> tuple[
     player = Player(allocator, builder.storage_bytes, builder.streams, builder.storage_pools, {})
     events = events_on_device(builder.rows, builder.places, builder.storage_pools)
     if player.play(events, allocated.append, reserved.append, settings=builder.settings) >= 0:
-        raise UsageError(f"the model is too large for any card: {player.error}")
+        return None
     return allocated, reserved
 
 
@@ -148,7 +156,7 @@ def _answer(
     parts = _parts(question, settings, start, total - requested)
     available = total - sum(part.bytes for part in parts)
     length = settings.batch.length
-    blocks = layout.blocks(available)
+    blocks = settings.more.blocks or layout.blocks(available)
     concurrency = layout.concurrency(blocks, length)
     cache = KVCache(
         available_bytes=available,
@@ -220,6 +228,9 @@ def _parts(question: Question, settings: Settings, start: Start, unrequested: in
         parts.append(Part("outside torch", question.non_torch_bytes, "loaded while the engine profiles, as given"))
     if start.graphs_estimate:
         parts.append(Part("CUDA graphs, estimated", start.graphs_estimate, "the engine's own estimate"))
+    if settings.more.cache_bytes is not None:
+        left = question.device.capacity_bytes - sum(part.bytes for part in parts) - settings.more.cache_bytes
+        parts.append(Part("not given to the cache", left, "kv_cache_memory_bytes decides, whatever is left"))
     return tuple(parts)
 
 
@@ -230,16 +241,30 @@ def _outside(device: Device, settings: Settings) -> tuple[Figure, ...]:
     return device.outside(loads)
 
 
+def _free_bytes(device: Device, settings: Settings) -> int:
+    """What the card has free before the engine starts."""
+    if settings.more.outside is not None:
+        return max(0, device.capacity_bytes - settings.more.outside)
+    return max(0, device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings)))
+
+
 def _refusal(question: Question, settings: Settings, layout: Layout, start: Start, cache: KVCache) -> str | None:
     """What the engine says where it does not start, and what would do."""
     device = question.device
-    free = device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings))
+    free = _free_bytes(device, settings)
     requested = ceil(device.capacity_bytes * settings.utilization)
     if max(start.consumed, start.loading) > free:
         loading = _gib(max(start.consumed, start.loading))
         return (
             f"CUDA out of memory while loading: weights and buffers take {loading} of {_gib(free)} GiB free on "
             f"{device.name}{_would_fit(start, free, settings.tensor_parallel)}"
+        )
+    given = settings.more.cache_bytes
+    if given is not None and given + start.consumed > free:
+        return (
+            f"CUDA out of memory: a KV cache of {_gib(given)} GiB beside {_gib(start.consumed)} GiB of weights and "
+            f"buffers is more than the {_gib(free)} GiB free on {device.name}; give --kv-cache-memory-bytes "
+            f"{max(0, free - start.consumed - start.headroom)} or less"
         )
     if start.consumed + start.headroom > free:
         return (
@@ -279,6 +304,11 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append("a warm start; the first one on a machine compiles, and charges that as activations: see --cold")
         if question.device.limits.vllm_attention != FlashAttention3.name:
             notes.append("CUDA graphs with kernels other than FlashAttention 3 are followed by their source only")
+    if settings.more.host_cache_bytes:
+        host = format_bytes(settings.more.host_cache_bytes)
+        notes.append(
+            f"KV offloading: {host} of pinned memory on the host of all cards together; the cards hold the same"
+        )
     if settings.version != versions.NEWEST:
         notes.append(
             f"version {'.'.join(map(str, settings.version))} is followed by its source; 0.32 by recordings too"

@@ -16,6 +16,9 @@ VOCAB_PADDING = 64
 #: ``set_default_quant_scales`` (layers/attention/attention.py): of queries, keys, values and probabilities, a float
 #: each, and two copies for the host, which are made on the device and again on the host when loading is done.
 ATTENTION_SCALES, HOST_SCALES = 4, 2
+#: Modules that are imported while the default device is the card leave a table there: FlashInfer with the first layer
+#: of attention, compressed-tensors (compressors/nvfp4/helpers.py) once weights are loaded, if nothing quantised had it.
+_FLASHINFER_TABLE, COMPRESSED_TENSORS_TABLE = 64, 32
 
 
 def cdiv(number: int, divisor: int) -> int:
@@ -168,6 +171,7 @@ class AttentionScales:
 
     def __init__(self, run: Run, name: str) -> None:
         self.run = run
+        run.once("table of flashinfer/quantization/fp4_quantization.py", _FLASHINFER_TABLE)
         for _ in range(ATTENTION_SCALES):
             run.new(4, f"{name}.scale", Category.BUFFER)
         self._host = [run.new(4, f"{name}.host scale", Category.BUFFER) for _ in range(HOST_SCALES)]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from graphmem.devices import Device
 from graphmem.serving.vllm import families, graphs, versions
 from graphmem.serving.vllm.attention import backend_for
+from graphmem.serving.vllm.compiling import compile_cold
 from graphmem.serving.vllm.kv_cache import Layout
-from graphmem.serving.vllm.layers import VOCAB_PADDING, cdiv
+from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
@@ -51,6 +52,8 @@ def start(
     ):
         model = families.family(run, shape)
         run.empty_cache()
+        if isinstance(shape.linear, Unquantized):
+            run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)
         model.finish()
         run.empty_cache()
         weights = run.mark() - 1
@@ -87,21 +90,6 @@ def _limited(run: Run, applies: bool) -> Iterator[None]:
         yield
 
 
-def _compile(run: Run, shape: Shape) -> None:
-    """What torch.compile does when it has not met the model before: it makes example arguments for its kernels and
-    runs them on them (torch/_inductor, ``autotune_at_compile_time``). The first looks ids up and norms what it finds,
-    so it has a second table of embeddings; with several ranks that is an operator of the engine's own. Before every
-    run a buffer of the size of the second-level cache is written (``InductorBenchmarker``)."""
-    run.enter("torch.compile")
-    tokens, size = run.batch_limits.tokens, shape.itemsize
-    if run.device.l2_cache_bytes:
-        run.temporary(run.device.l2_cache_bytes)
-    if run.tp == 1:
-        hidden = tokens * shape.hidden * size
-        table = cdiv(shape.vocab, VOCAB_PADDING) * VOCAB_PADDING * shape.hidden * size
-        run.temporary(tokens * 4, table, shape.hidden * size, hidden, hidden)
-
-
 class _Compiled(Family):
     """A model whose forward is what torch.compile makes of it."""
 
@@ -113,7 +101,7 @@ class _Compiled(Family):
 
     def forward(self, tokens: int) -> Tensor:
         if self._cold:
-            _compile(self._run, self._shape)
+            compile_cold(self._run, self._model, self._shape)
         return self._model.compiled(tokens, lambda tokens: None, graphs.plainly)
 
     def compiled(self, tokens, attend, piece, layers=None):  # type: ignore[no-untyped-def]

@@ -6,13 +6,14 @@ Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config/{model,vllm,cach
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graphmem.errors import UsageError
 from graphmem.serving.base import ENTRIES, Question, ServedModel
 from graphmem.serving.values import count, counted, number, rope_of
-from graphmem.serving.vllm import versions
+from graphmem.serving.vllm import arguments, versions
+from graphmem.serving.vllm.arguments import Arguments
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES
 from graphmem.serving.vllm.run import Batch
 from graphmem.units import GIB
@@ -45,6 +46,12 @@ class Settings:
     capture_sizes: tuple[int, ...]
     batches_in_flight: int
     longest: int
+    more: Arguments = field(default_factory=Arguments)
+
+    @property
+    def cards(self) -> int:
+        """Cards of the whole group: tensor, pipeline and data parallel ranks."""
+        return self.tensor_parallel * self.more.pipeline * self.more.data
 
     def shown(self, quantization: str | None) -> dict[str, Any]:
         """By the engine's own names."""
@@ -62,14 +69,33 @@ class Settings:
             "cold": self.cold,
             "cudagraph_capture_sizes": list(self.capture_sizes),
             "model_runner": self.runner,
+            **self._shown_further(),
         }
+
+    def _shown_further(self) -> dict[str, Any]:
+        """Options that are not as usual."""
+        more, usual = self.more, Arguments()
+        found: dict[str, Any] = {
+            "pipeline_parallel_size": more.pipeline, "data_parallel_size": more.data,
+            "enable_expert_parallel": more.expert_parallel, "num_redundant_experts": more.redundant_experts,
+            "cudagraph_mode": more.graph_mode, "kv_cache_memory_bytes": more.cache_bytes,
+            "num_gpu_blocks_override": more.blocks, "enable_prefix_caching": more.prefix_caching,
+        }  # fmt: skip
+        plain = (1, 1, False, 0, usual.graph_mode, None, None, True)
+        shown = {name: value for (name, value), one in zip(found.items(), plain, strict=True) if value != one}
+        if more.adapters:
+            shown |= {"max_loras": more.adapters.slots, "max_lora_rank": more.adapters.rank}
+        if more.speculation:
+            shown |= {"speculative_method": more.speculation.method, "num_speculative_tokens": more.speculation.tokens}
+        return shown
 
 
 def resolve(question: Question) -> Settings:
     """The options with their defaults. Raises :class:`UsageError` with the engine's reason and what would do."""
     version = versions.checked(question.version)
     config = question.model.config
-    arguments = _arguments(question.arguments)
+    more = arguments.read(question.arguments)
+    _check_followed(more)
     length, longest = _length(question.model, question.max_model_len)
     tokens, requests = _batch_defaults(question, version)
     requests = _positive("max_num_seqs", question.max_num_seqs) or requests
@@ -94,9 +120,8 @@ def resolve(question: Question) -> Settings:
         raise UsageError(f"block_size is {block_size}; FlashAttention takes multiples of {_BLOCK_STEP}")
     dtype, itemsize = _dtype(question, config)
     check_parallel(question.model, question.tensor_parallel_size)
-    runner = arguments.get("model_runner", "v2" if versions.SECOND_RUNNER.holds(version) else "v1").upper()
-    if runner not in ("V1", "V2") or (runner == "V2" and not versions.SECOND_RUNNER.holds(version)):
-        raise UsageError(f"model_runner is {runner.lower()}; accepted: v1, and since 0.32 v2")
+    runner = _runner(more, version)
+    eager = question.enforce_eager or (not more.compiled and more.graph_mode == "NONE")
     batch = Batch(tokens, requests, length, block_size)
     return Settings(
         version=version,
@@ -106,21 +131,42 @@ def resolve(question: Question) -> Settings:
         cache_dtype=question.kv_cache_dtype,
         itemsize=itemsize,
         dtype=dtype,
-        eager=question.enforce_eager,
-        cold=question.cold and not question.enforce_eager,
+        eager=eager,
+        cold=question.cold and not eager,
         runner=runner,
-        capture_sizes=() if question.enforce_eager else _capture_sizes(question, batch),
-        batches_in_flight=2 if versions.ASYNC_SCHEDULING.holds(version) else 1,
+        capture_sizes=() if eager or more.graph_mode == "NONE" else _capture_sizes(question, batch, more),
+        batches_in_flight=_batches_in_flight(more, version, runner),
         longest=longest,
+        more=more,
     )
 
 
-def _arguments(given: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    known = ("model_runner",)
-    for name, _ in given:
-        if name not in known:
-            raise UsageError(f"vLLM's option {name!r} is not followed; accepted: {', '.join(known)}")
-    return dict(given)
+def _check_followed(more: Arguments) -> None:
+    """What is read and not followed yet."""
+    asked = {
+        "pipeline_parallel_size": more.pipeline > 1, "enable_expert_parallel": more.expert_parallel,
+        "data_parallel_size": more.data > 1, "enable_lora": more.adapters, "speculative_config": more.speculation,
+        "cudagraph_mode": more.graph_mode != "FULL_AND_PIECEWISE" or not more.compiled,
+    }  # fmt: skip
+    for name, given in asked.items():
+        if given:
+            raise UsageError(f"vLLM's {name} is not followed yet: leave it out")
+
+
+def _runner(more: Arguments, version: Version) -> str:
+    runner = (more.model_runner or ("v2" if versions.SECOND_RUNNER.holds(version) else "v1")).upper()
+    if runner == "V2" and not versions.SECOND_RUNNER.holds(version):
+        raise UsageError("model_runner is v2; accepted: v1, and since 0.32 v2")
+    return runner
+
+
+def _batches_in_flight(more: Arguments, version: Version, runner: str) -> int:
+    """``max_concurrent_batches`` (config/vllm.py): one a stage of the pipeline, and one more where scheduling is
+    asynchronous, which the first model runner does not do with a pipeline."""
+    asynchronous = versions.ASYNC_SCHEDULING.holds(version) if more.async_scheduling is None else more.async_scheduling
+    if asynchronous and (runner == "V2" or more.pipeline == 1):
+        return more.pipeline + 1
+    return more.pipeline
 
 
 def _positive(name: str, value: int | None) -> int:
@@ -198,11 +244,20 @@ def _divides(heads: int, kv_heads: int, tp: int) -> bool:
     return heads % tp == 0 and (kv_heads % tp == 0 if kv_heads >= tp else tp % kv_heads == 0)
 
 
-def _capture_sizes(question: Question, batch: Batch) -> tuple[int, ...]:
-    """``_set_cudagraph_sizes``: 1, 2, 4, then steps of 8 up to 256 and of 16 beyond, up to twice the requests."""
+def _capture_sizes(question: Question, batch: Batch, more: Arguments) -> tuple[int, ...]:
+    """``_set_cudagraph_sizes``: 1, 2, 4, then steps of 8 up to 256 and of 16 beyond, up to twice the requests, each of
+    which decodes as many tokens as are drafted and one more; and the sizes of batches that only decode. Sizes that are
+    given are taken as they are, up to the tokens of a batch."""
+    if more.capture_sizes is not None:
+        most = min(batch.tokens, more.largest_graph or batch.tokens)
+        sizes = tuple(size for size in more.capture_sizes if size <= most)
+        if not sizes:
+            raise UsageError(f"cudagraph_capture_sizes are all above {most}; give one of 1 to {most}")
+        return sizes
     largest = question.device.limits.vllm_largest_graph
-    most = min(batch.requests * 2, largest, batch.tokens)
-    sizes = {1, 2, 4, *range(8, min(most + 1, 256), 8), *range(256, most + 1, 16)}
+    drafted = 1 + (more.speculation.tokens if more.speculation else 0)
+    most = min(more.largest_graph or min(batch.requests * drafted * 2, largest), batch.tokens)
+    found = {1, 2, 4, *range(8, min(most + 1, 256), 8), *range(256, most + 1, 16)}
     if batch.tokens <= most:
-        sizes.add(batch.tokens)
-    return tuple(sorted(size for size in sizes if size <= most))
+        found.add(batch.tokens)
+    return tuple(sorted(size for size in found if size <= most))

@@ -317,7 +317,7 @@ class Decoder(Family):
             qkv, kept = self._projected(tokens, normed)
             attended = run.new(self._attended_bytes(tokens), "attention output")
         attend(tokens)
-        run.free(*kept, qkv)
+        run.free(*kept[:1], qkv, *kept[1:])
         return attended, residual
 
     def _projected(self, tokens: int, normed: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -389,7 +389,9 @@ class Decoder(Family):
         with piece():
             first, output = self._fed(layer, tokens)
             if run.tp > 1:
-                run.free(run.new(width, "all-reduced"))
+                reduced = run.new(width, "all-reduced")
+                run.free(output)
+                output = reduced
         run.free(first, attended, residual)
         return output
 

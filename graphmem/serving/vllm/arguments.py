@@ -1,0 +1,255 @@
+"""The engine's further options, by its own names, as text: what each does to memory, or that it does nothing.
+
+Followed from vllm 0.32.0, ``engine/arg_utils.py`` and ``config``. What is not here is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.options import flag, one_of, whole
+from graphmem.serving.vllm.lora import Adapters
+from graphmem.units import GIB, parse_bytes
+
+#: ``MaxLoRARanks`` (config/lora.py).
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+#: ``CUDAGraphMode`` (config/compilation.py) that can be asked for.
+GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+#: ``CompilationMode``: all but the last leave the model to Python, or to torch.compile as it comes.
+_COMPILED = 3
+#: Options that change nothing here: who asks, how it is answered, how weights are read.
+WITHOUT_EFFECT = frozenset((
+    "host", "port", "uvicorn_log_level", "api_key", "served_model_name", "chat_template", "tool_call_parser",
+    "enable_auto_tool_choice", "reasoning_parser", "trust_remote_code", "seed", "disable_log_stats",
+    "disable_log_requests", "enable_log_requests", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "revision",
+    "tokenizer_revision", "load_format", "download_dir", "distributed_executor_backend", "generation_config",
+    "enable_prefix_caching", "no_enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy",
+    "max_cpu_loras", "mm_processor_cache_gb", "disable_custom_all_reduce", "swap_space", "response_role",
+    "kv_offloading_backend", "max_logprobs", "api_server_count", "root_path", "allowed_origins", "ssl_keyfile",
+    "ssl_certfile", "disable_uvicorn_access_log", "guided_decoding_backend", "language_model_only_warning",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """``speculative_config``: its method, tokens that are drafted, and where the draft model's configuration is."""
+
+    method: str
+    tokens: int
+    model: str | None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the further options come to. Sizes are bytes; None where the engine decides."""
+
+    model_runner: str | None = None
+    outside: int | None = None
+    pipeline: int = 1
+    data: int = 1
+    expert_parallel: bool = False
+    redundant_experts: int = 0
+    adapters: Adapters | None = None
+    speculation: Speculation | None = None
+    graph_mode: str = "FULL_AND_PIECEWISE"
+    compiled: bool = True
+    capture_sizes: tuple[int, ...] | None = None
+    largest_graph: int | None = None
+    cache_bytes: int | None = None
+    blocks: int | None = None
+    host_cache_bytes: int = 0
+    async_scheduling: bool | None = None
+    prefix_caching: bool = True
+
+
+@dataclass
+class _Read:
+    """What was given so far."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    compilation: dict[str, Any] = field(default_factory=dict)
+
+
+def read(given: tuple[tuple[str, str], ...]) -> Arguments:
+    """The options. Raises :class:`UsageError` for one that is not followed, and for a value that is not accepted."""
+    found = _Read()
+    for name, text in given:
+        key = name.replace("-", "_")
+        key = _SHORT.get(key, key)
+        if key.startswith("no_") and key[3:] in _READERS:
+            key, text = key[3:], "false"
+        if key in WITHOUT_EFFECT and key not in _READERS:
+            continue
+        if key not in _READERS:
+            raise UsageError(
+                f"vLLM's option --{name.replace('_', '-')} is not followed; accepted: "
+                f"{', '.join('--' + one.replace('_', '-') for one in sorted(_READERS))}, and options without effect "
+                "on memory"
+            )
+        if key in found.values:
+            raise UsageError(f"--{name.replace('_', '-')} is given twice")
+        found.values[key] = _READERS[key](name, text)
+    return _resolved(found.values)
+
+
+def _resolved(values: Mapping[str, Any]) -> Arguments:
+    compilation: Mapping[str, Any] = values.get("compilation_config", {})
+    mode = compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")
+    compiled = compilation.get("mode", _COMPILED) == _COMPILED
+    if not compiled and mode in ("PIECEWISE", "FULL_AND_PIECEWISE"):
+        mode = "NONE" if mode == "PIECEWISE" else "FULL"  # pieces are what is compiled (config/vllm.py)
+    sizes = values.get("cudagraph_capture_sizes", compilation.get("cudagraph_capture_sizes"))
+    eplb: Mapping[str, Any] = values.get("eplb_config", {})
+    size = values.get("kv_offloading_size")
+    return Arguments(
+        model_runner=values.get("model_runner"),
+        outside=values.get("outside"),
+        pipeline=values.get("pipeline_parallel_size", 1),
+        data=values.get("data_parallel_size", 1),
+        expert_parallel=values.get("enable_expert_parallel", False),
+        redundant_experts=eplb.get("num_redundant_experts", 0) if values.get("enable_eplb") else 0,
+        adapters=_adapters(values),
+        speculation=values.get("speculative_config"),
+        graph_mode=mode,
+        compiled=compiled,
+        capture_sizes=None if sizes is None else tuple(sorted(set(sizes))),
+        largest_graph=values.get("max_cudagraph_capture_size", compilation.get("max_cudagraph_capture_size")),
+        cache_bytes=values.get("kv_cache_memory_bytes"),
+        blocks=values.get("num_gpu_blocks_override"),
+        host_cache_bytes=0 if size is None else size,
+        async_scheduling=values.get("async_scheduling"),
+        prefix_caching=values.get("enable_prefix_caching", True),
+    )
+
+
+def _adapters(values: Mapping[str, Any]) -> Adapters | None:
+    if not values.get("enable_lora"):
+        given = sorted({"max_loras", "max_lora_rank"} & set(values))
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --enable-lora: give that too")
+        return None
+    rank = values.get("max_lora_rank", 16)
+    if rank not in RANKS:
+        raise UsageError(f"--max-lora-rank {rank}; accepted: {', '.join(map(str, RANKS))}")
+    specialize = values.get("compilation_config", {}).get("cudagraph_specialize_lora", True)
+    return Adapters(values.get("max_loras", 1), rank, bool(specialize))
+
+
+def _size(name: str, text: str) -> int:
+    return parse_bytes(text)
+
+
+def _gigabytes(name: str, text: str) -> int:
+    """A number of GiB, as the engine takes it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1 << 20:
+        raise UsageError(f"--{name.replace('_', '-')} {shown(text)}; accepted: a number of GiB above 0")
+    return int(value * GIB)
+
+
+def _mapping(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"--{name.replace('_', '-')} {shown(text)}; accepted: a JSON object")
+    return value
+
+
+def _sizes(name: str, text: str) -> list[int]:
+    try:
+        value = (
+            json.loads(text) if text.lstrip().startswith("[") else [int(one) for one in text.replace(",", " ").split()]
+        )
+    except (ValueError, RecursionError):
+        value = None
+    return _checked_sizes(name, value)
+
+
+def _checked_sizes(name: str, value: Any) -> list[int]:
+    if not isinstance(value, list) or not value or not all(type(one) is int and 1 <= one <= 1 << 16 for one in value):
+        raise UsageError(f"--{name.replace('_', '-')} {shown(value)}; accepted: whole numbers from 1 to {1 << 16}")
+    return value
+
+
+def _compilation(name: str, text: str) -> dict[str, Any]:
+    """``compilation_config``: as JSON, or the mode alone."""
+    text = text.strip()
+    value: dict[str, Any] = {"mode": int(text)} if text.isdigit() else _mapping(name, text)
+    if "level" in value:
+        value["mode"] = value.pop("level")
+    if "mode" in value and value["mode"] not in (0, 1, 2, _COMPILED):
+        raise UsageError(f"mode of compilation_config is {shown(value['mode'])}; accepted: 0 to {_COMPILED}")
+    if "cudagraph_mode" in value:
+        value["cudagraph_mode"] = one_of(*GRAPH_MODES)("cudagraph_mode", str(value["cudagraph_mode"]).upper())
+    if value.get("cudagraph_capture_sizes") is not None:
+        value["cudagraph_capture_sizes"] = _checked_sizes("cudagraph_capture_sizes", value["cudagraph_capture_sizes"])
+    if value.get("max_cudagraph_capture_size") is not None:
+        value["max_cudagraph_capture_size"] = whole()(
+            "max_cudagraph_capture_size", str(value["max_cudagraph_capture_size"])
+        )
+    return value
+
+
+#: ``SpeculativeMethod``s that are followed, and those that need a model of their own.
+_METHODS, _OWN_MODEL = ("ngram", "draft_model", "eagle", "eagle3"), ("draft_model", "eagle", "eagle3")
+
+
+def _speculative(name: str, text: str) -> Speculation:
+    value = _mapping(name, text)
+    model, method = value.get("model"), value.get("method")
+    if method is None:
+        method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
+    if method not in _METHODS:
+        raise UsageError(f"speculative method {shown(method)} is not followed; accepted: {', '.join(_METHODS)}")
+    if method in _OWN_MODEL and not isinstance(model, str):
+        raise UsageError(f'speculative_config of method {method} needs a "model": the draft\'s config.json or folder')
+    tokens = value.get("num_speculative_tokens")
+    if type(tokens) is not int or not 1 <= tokens <= 1 << 10:
+        raise UsageError(f"num_speculative_tokens is {shown(tokens)}; accepted: a whole number from 1 to {1 << 10}")
+    return Speculation(method, tokens, model if method in _OWN_MODEL else None)
+
+
+def _redundant(name: str, text: str) -> dict[str, Any]:
+    value = _mapping(name, text)
+    count = value.get("num_redundant_experts", 0)
+    if type(count) is not int or not 0 <= count <= 1 << 12:
+        raise UsageError(f"num_redundant_experts is {shown(count)}; accepted: a whole number from 0 to {1 << 12}")
+    return value
+
+
+#: Short spellings of the engine's.
+_SHORT = {
+    "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ep": "enable_expert_parallel",
+    "sc": "speculative_config", "cc": "compilation_config", "O": "compilation_config",
+}  # fmt: skip
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "model_runner": one_of("v1", "v2"),
+    "outside": _size,
+    "pipeline_parallel_size": whole(1, 64),
+    "data_parallel_size": whole(1, 1024),
+    "enable_expert_parallel": flag,
+    "enable_eplb": flag,
+    "eplb_config": _redundant,
+    "enable_lora": flag,
+    "max_loras": whole(1, 1024),
+    "max_lora_rank": whole(1, 512),
+    "speculative_config": _speculative,
+    "compilation_config": _compilation,
+    "cudagraph_capture_sizes": _sizes,
+    "max_cudagraph_capture_size": whole(),
+    "kv_cache_memory_bytes": _size,
+    "num_gpu_blocks_override": whole(),
+    "kv_offloading_size": _gigabytes,
+    "async_scheduling": flag,
+    "enable_prefix_caching": flag,
+}

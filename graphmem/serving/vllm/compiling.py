@@ -1,0 +1,125 @@
+"""What torch.compile takes from the card when it has not met the model before.
+
+Inductor times its kernels while it compiles (``triton.autotune_at_compile_time``): it makes example arguments for each,
+by the names that the piece's code has for them, keeps one from the first kernel that takes it to the last (torch 2.13,
+_inductor/codegen/wrapper.py, ``kernel_autotune_example_args``), and writes a buffer of the size of the second-level
+cache before every run (``InductorBenchmarker``). The kernels that turn queries and keys are timed apart first and then
+as one (combo kernels), after which the cache is emptied. What a kernel writes in place is copied for every run.
+
+The kernels of a piece are those that the recorded starts of Llama (one rank) and Qwen 3 (two) show: the norm of what is
+looked up or was reduced, the gate, the sum and norm after the feed-forward layer, and the rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from graphmem.serving.vllm.layers import VOCAB_PADDING, cdiv
+from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.models.decoder import Decoder
+from graphmem.serving.vllm.run import Run, Tensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel by its arguments: names and bytes. ``timed``: it has several configurations and was not met before;
+    ``copied``: bytes of what it writes in place."""
+
+    arguments: tuple[tuple[str, int], ...]
+    timed: bool = True
+    copied: int = 0
+
+
+def compile_cold(run: Run, model: Family, shape: Shape) -> None:
+    """The compilation of all pieces of a model; the three that differ are the first, one between, and the last. Of
+    models that are not like those recorded only the first kernel is known."""
+    run.enter("torch.compile")
+    if (
+        not isinstance(model, Decoder)
+        or model.style.norm != "rms"
+        or shape.latent is not None
+        or shape.experts is not None
+    ):
+        for kernel in (Kernel(()), _looked_up(run, shape)):
+            _time(run, (kernel,))
+        return
+    turns, together = _rotations(run, shape, head_norms=model.style.head_norms)
+    for kernel in (*turns, together):
+        _time(run, (kernel,))
+    run.empty_cache()
+    for piece in _pieces(run, shape, together):
+        _time(run, piece)
+
+
+def _time(run: Run, kernels: Sequence[Kernel]) -> None:
+    """The kernels of a piece, one after the other."""
+    last = {name: at for at, kernel in enumerate(kernels) for name, _ in kernel.arguments}
+    held: dict[str, Tensor] = {}
+    for at, kernel in enumerate(kernels):
+        for name, size in kernel.arguments:
+            if name not in held:
+                held[name] = run.new(size, f"example of {name}")
+        _run(run, kernel)
+        gone = [name for name in held if last[name] == at]
+        run.free(*[held.pop(name) for name in gone])
+
+
+def _run(run: Run, kernel: Kernel) -> None:
+    """Once to see that it runs, then with the buffer that is written before every run."""
+    cache = run.device.l2_cache_bytes
+    if kernel.copied:
+        run.temporary(kernel.copied)
+    written = [run.new(cache)] if kernel.timed and cache else []
+    if kernel.copied:
+        run.temporary(kernel.copied)
+    run.free(*written)
+
+
+def _rotations(run: Run, shape: Shape, *, head_norms: bool) -> tuple[tuple[Kernel, ...], Kernel]:
+    """(the kernels that turn queries and keys, in the order they are timed; both as one)."""
+    tokens, size = run.batch_limits.tokens, shape.itemsize
+    queries = max(1, shape.heads // run.tp) * shape.head_dim
+    keys = max(1, shape.kv_heads // run.tp) * shape.head_dim
+    norm = shape.head_dim * size
+    both = ("queries, keys and values", tokens * (queries + 2 * keys) * size)
+    where = (("positions", tokens * 8), ("table", shape.rope_positions * shape.rotary_dim * size))
+    turned, other = ("turned queries", tokens * queries * size), ("turned keys", tokens * keys * size)
+    if head_norms:
+        turns = (
+            Kernel((both, ("norm of queries", norm), *where, turned)),
+            Kernel((both, ("norm of keys", norm), *where, other)),
+        )
+        return turns, Kernel(
+            (both, ("norm of queries", norm), *where, ("norm of keys", norm), turned, other)
+        )  # fmt: skip
+    return (Kernel((both, *where, other)), Kernel((both, *where, turned))), Kernel((both, *where, other, turned))
+
+
+def _pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, ...]]:
+    tokens, size = run.batch_limits.tokens, shape.itemsize
+    hidden, weight = tokens * shape.hidden * size, ("weight", shape.hidden * size)
+    wide = tokens * (shape.intermediate // run.tp) * size
+    first, residual = ("what attention returned", hidden), ("residual", hidden)
+    yield _looked_up(run, shape), rotation
+
+    def fed(*, timed: bool) -> tuple[Kernel, Kernel]:
+        normed = Kernel((first, residual, ("weight of the first norm", weight[1]), ("normed", hidden)), timed)
+        return normed, Kernel((("gate and up", 2 * wide), ("activated", wide)), timed)
+
+    last = (("what the feed-forward layer returned", hidden), weight)
+    yield (*fed(timed=True), Kernel((*last, first, residual, ("sum", hidden), ("normed again", hidden))), rotation)
+    yield (*fed(timed=False), Kernel((*last, first, residual), copied=hidden))
+
+
+def _looked_up(run: Run, shape: Shape) -> Kernel:
+    """Embeddings and their norm. One rank looks them up in the same kernel, so there is a second table of embeddings;
+    with several that is an operator of the engine's own."""
+    tokens, size = run.batch_limits.tokens, shape.itemsize
+    hidden, weight = tokens * shape.hidden * size, ("weight", shape.hidden * size)
+    if run.tp > 1:
+        return Kernel((("embedded", hidden), weight, ("normed", hidden)))
+    table = cdiv(shape.vocab, VOCAB_PADDING) * VOCAB_PADDING * shape.hidden * size
+    return Kernel(
+        (("ids", tokens * 4), ("embeddings", table), weight, ("embedded", hidden), ("normed", hidden)), timed=False
+    )

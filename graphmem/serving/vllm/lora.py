@@ -1,0 +1,89 @@
+"""Room for adapters: ``--enable-lora`` (vllm 0.32.0, ``vllm/lora``).
+
+Every layer that an adapter can change has stacked matrices for all slots, zero until one is loaded (``lora/layers``,
+``create_lora_weights``): A of every part that was fused, then B. Before the profile run dummy adapters of rank 8 are
+put into all slots. A product adds an adapter's in place, through a buffer in fp32 (``punica_wrapper/punica_gpu.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.trace import Category
+
+#: ``LORA_WARMUP_RANK`` (v1/worker/lora_model_runner_mixin.py).
+_DUMMY_RANK = 8
+#: Pointers, strides and sizes that a kernel keeps for a layer of several parts (ops/triton_ops/utils.py): of A and B,
+#: and where the parts begin; where they differ in width also three strides and the widths.
+_KEPT_ALIKE, _KEPT_UNLIKE = 3, 7
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """``max_loras`` slots of ``max_lora_rank``; ``specialize``: graphs with and without adapters are captured."""
+
+    slots: int
+    rank: int
+    specialize: bool = True
+
+    @property
+    def graph_cases(self) -> tuple[int, ...]:
+        """Numbers of adapters for which every graph is captured (``get_lora_capture_cases``)."""
+        return (self.slots + 1, 0) if self.specialize else (self.slots + 1,)
+
+
+class Slots:
+    """The matrices of one layer. ``inputs`` and ``outputs`` are this rank's, the latter by part."""
+
+    def __init__(self, run: Run, adapters: Adapters, name: str, inputs: int, outputs: list[int], itemsize: int) -> None:
+        self.run, self.adapters, self.outputs, self.itemsize = run, adapters, outputs, itemsize
+        for _ in outputs:
+            run.new(adapters.slots * adapters.rank * inputs * itemsize, f"{name}.lora_a_stacked")
+        for width in outputs:
+            run.new(adapters.slots * width * adapters.rank * itemsize, f"{name}.lora_b_stacked")
+        self._kept = len(outputs) == 1
+
+    def fill(self) -> None:
+        """``set_lora``: B goes there through a copy on the card."""
+        for width in self.outputs:
+            self.run.temporary(width * _DUMMY_RANK * self.itemsize)
+
+    def add(self, tokens: int) -> None:
+        """What adding to a product takes (``add_lora_linear``)."""
+        run, parts = self.run, len(self.outputs)
+        buffer = run.new(parts * tokens * self.adapters.rank * 4, "adapters' buffer")
+        if not self._kept:
+            self._kept = True
+            alike = len(set(self.outputs)) == 1
+            for _ in range(_KEPT_ALIKE if alike else _KEPT_UNLIKE):
+                run.new(parts * 8, "pointers of adapters", Category.WORKSPACE)
+        run.free(buffer)
+
+
+class TableSlots:
+    """The matrices of embeddings (A is looked up) or of the head (A multiplies)."""
+
+    def __init__(self, run: Run, adapters: Adapters, name: str, rows: int, width: int, itemsize: int) -> None:
+        self.run, self.adapters, self.rows, self.width, self.itemsize = run, adapters, rows, width, itemsize
+        run.new(adapters.slots * rows * adapters.rank * itemsize, f"{name}.lora_a_stacked")
+        run.new(adapters.slots * width * adapters.rank * itemsize, f"{name}.lora_b_stacked")
+
+    def fill(self) -> None:
+        """Both go there through copies."""
+        for size in (self.rows, self.width):
+            self.run.temporary(size * _DUMMY_RANK * self.itemsize)
+
+    def looked_up(self, tokens: int) -> Tensor:
+        """Rows of A."""
+        return self.run.new(tokens * self.adapters.rank * self.itemsize, "adapters' embeddings")
+
+
+def wrapper(run: Run, adapters: Adapters) -> None:
+    """``PunicaWrapperGPU``: indices of tokens and of requests, and what two sets of kernels are told."""
+    tokens, requests = run.batch_limits.tokens, run.batch_limits.requests
+    sizes = [tokens * 8] * 4 + [requests * 8] * 3
+    for _ in range(2):
+        sizes += [tokens * 4] * 2 + [(adapters.slots + 1) * 4] * 2 + [(adapters.slots + 2) * 4]
+    for size in sizes:
+        run.new(size, "indices of adapters", Category.BUFFER)
