@@ -54,6 +54,7 @@ class Arguments:
     data: int = 1
     expert_parallel: bool = False
     redundant_experts: int = 0
+    balanced: bool = False
     adapters: Adapters | None = None
     speculation: Speculation | None = None
     graph_mode: str = "FULL_AND_PIECEWISE"
@@ -113,6 +114,7 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
         data=values.get("data_parallel_size", 1),
         expert_parallel=values.get("enable_expert_parallel", False),
         redundant_experts=eplb.get("num_redundant_experts", 0) if values.get("enable_eplb") else 0,
+        balanced=values.get("enable_eplb", False),
         adapters=_adapters(values),
         speculation=values.get("speculative_config"),
         graph_mode=mode,
@@ -136,8 +138,7 @@ def _adapters(values: Mapping[str, Any]) -> Adapters | None:
     rank = values.get("max_lora_rank", 16)
     if rank not in RANKS:
         raise UsageError(f"--max-lora-rank {rank}; accepted: {', '.join(map(str, RANKS))}")
-    specialize = values.get("compilation_config", {}).get("cudagraph_specialize_lora", True)
-    return Adapters(values.get("max_loras", 1), rank, bool(specialize))
+    return Adapters(values.get("max_loras", 1), rank)
 
 
 def _size(name: str, text: str) -> int:

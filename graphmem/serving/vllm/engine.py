@@ -22,7 +22,7 @@ from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.vllm import families, graphs, order, versions
 from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, layout_of
-from graphmem.serving.vllm.models.base import Shape
+from graphmem.serving.vllm.models.base import Shape, stages
 from graphmem.serving.vllm.quantization import method_for
 from graphmem.serving.vllm.scheduler import Scheduler
 from graphmem.serving.vllm.settings import Settings, resolve
@@ -40,6 +40,7 @@ class Start:
     """What the start of one rank comes to. Sizes are bytes."""
 
     weights: int
+    adapters: int
     runner_buffers: int
     sampling_buffers: int
     workspaces: int
@@ -64,10 +65,32 @@ class VLLM:
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
         settings = resolve(question)
         shape, method_name, told = self.shape(question, settings)
+        answers = [
+            _answer(
+                question, settings, one, self.layout(settings, one), self._started(question, settings, one), method_name
+            )
+            for one in self.stages(settings, shape)
+        ]
+        worst = min(answers, key=lambda answer: (answer.refusal is None, answer.kv_cache.blocks))
+        if len(answers) > 1:
+            told = (*told, _stages_told(answers, worst))
+        return replace(worst, notes=(*told, *worst.notes))
+
+    def stages(self, settings: Settings, shape: Shape) -> list[Shape]:
+        """The shape of every stage of the pipeline; the one alone where there is none. Raises :class:`UsageError`."""
+        count = settings.more.pipeline
+        if count == 1:
+            return [shape]
+        if count > shape.layers:
+            raise UsageError(
+                f"pipeline_parallel_size ({count}) is more than the model's {shape.layers} layers; accepted: 1 to "
+                f"{shape.layers}"
+            )
+        return [replace(shape, stage=stage) for stage in stages(shape.layers, count)]
+
+    def _started(self, question: Question, settings: Settings, shape: Shape) -> Start:
         layout = self.layout(settings, shape)
-        start = _start(settings_key(settings), shape, layout, question.device, question.alloc_conf)
-        answer = _answer(question, settings, shape, layout, start, method_name)
-        return replace(answer, notes=(*told, *answer.notes))
+        return _start(settings_key(settings), shape, layout, question.device, question.alloc_conf)
 
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
         """The model's sizes, how its weights are quantised, and what that assumes."""
@@ -87,6 +110,16 @@ class VLLM:
         cublas = _cublas_bytes(question.device, settings)
         layout = self.layout(settings, shape)
         return order.start(settings, shape, layout, question.device, question.alloc_conf, cublas)[0].build()
+
+
+def _stages_told(answers: list[Served], worst: Served) -> str:
+    each = ", ".join(
+        f"{format_bytes(answer.weights_bytes)} of weights and {answer.kv_cache.blocks:,} blocks" for answer in answers
+    )
+    return (
+        f"the pipeline's stages, first to last: {each}; the figures are those of stage {answers.index(worst) + 1}, whose "
+        "blocks all have"
+    )
 
 
 def settings_key(settings: Settings) -> Settings:
@@ -118,11 +151,12 @@ def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, all
     stays, peak = allocated[marks.after], max(allocated[marks.before : marks.after + 1])
     consumed = reserved[marks.after]
     weights = allocated[marks.weights] - allocated[marks.buffers]
-    sampling = allocated[marks.loaded] - allocated[marks.weights]
+    sampling = allocated[marks.loaded] - allocated[marks.adapted]
     workspaces = stays - allocated[marks.before]
     captured = marks.graphs
     return Start(
         weights=weights,
+        adapters=allocated[marks.adapted] - allocated[marks.weights],
         runner_buffers=allocated[marks.buffers],
         sampling_buffers=sampling,
         workspaces=workspaces,
@@ -173,7 +207,7 @@ def _answer(
         version=".".join(map(str, settings.version)),
         model=question.model.name,
         gpu=question.device.name,
-        cards=settings.tensor_parallel,
+        cards=settings.cards,
         settings=settings.shown(method),
         total_bytes=total,
         requested_bytes=requested,
@@ -210,6 +244,9 @@ def _parts(question: Question, settings: Settings, start: Start, unrequested: in
         Part("not asked for", unrequested, f"gpu_memory_utilization {utilization:g}"),
         Part("weights", start.weights, "as loaded, in blocks of the allocator"),
     ]
+    if settings.more.adapters:
+        slots, rank = settings.more.adapters.slots, settings.more.adapters.rank
+        parts.append(Part("adapters", start.adapters, f"{slots} slots of rank {rank}, whether used or not"))
     requests = settings.batch.requests
     if versions.DEVICE_LEVEL.holds(settings.version):
         parts += [
@@ -236,7 +273,7 @@ def _parts(question: Question, settings: Settings, start: Start, unrequested: in
 
 def _outside(device: Device, settings: Settings) -> tuple[Figure, ...]:
     """What the card holds besides: there before the engine looks, so it is checked and not charged."""
-    ranks = settings.tensor_parallel
+    ranks = settings.tensor_parallel * settings.more.pipeline
     loads = Loads(communicators=(Communicator(ranks),) if ranks > 1 else ())
     return device.outside(loads)
 

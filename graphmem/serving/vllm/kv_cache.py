@@ -28,10 +28,16 @@ class Spec:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share a table of blocks."""
+    """Layers that share a table of blocks. ``own``: how many of them this stage of a pipeline has, None for all."""
 
     spec: Spec
     layers: int
+    own: int | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of this rank's part of a block."""
+        return (self.layers if self.own is None else self.own) * self.spec.page_bytes
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Layout:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block: groups take the same ones, so the widest decides."""
-        return max(group.layers * group.spec.page_bytes for group in self.groups)
+        return max(group.block_bytes for group in self.groups)
 
     def request_blocks(self, length: int) -> int:
         """Blocks of one request of so many tokens. A layer with a window keeps those before it and what is being
@@ -82,9 +88,10 @@ class Layout:
 
 
 def layout_of(shape: Shape, tp: int, block_size: int, cache_bytes: int, tokens_in_flight: int) -> Layout:
-    """The groups of a model of this shape (``get_kv_cache_groups``)."""
+    """The groups of a model of this shape (``get_kv_cache_groups``): of all stages' layers together, whichever has
+    them."""
     specs = [_spec(shape, tp, block_size, cache_bytes, window) for window in shape.windows]
-    return Layout(tuple(_grouped(specs)), block_size, tokens_in_flight)
+    return Layout(tuple(_grouped(specs, shape.own.layers)), block_size, tokens_in_flight)
 
 
 def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None) -> Spec:
@@ -93,16 +100,19 @@ def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int 
     return Spec(block_size * 2 * max(1, shape.kv_heads // tp) * shape.head_dim * cache_bytes, window)
 
 
-def _grouped(specs: Sequence[Spec]) -> list[Group]:
+def _grouped(specs: Sequence[Spec], own: range) -> list[Group]:
     """Layers of one kind, cut into groups of as many layers as the rarest kind has; of the commonest where that has not
     half as many again (``_get_kv_cache_groups_uniform_page_size``). The last group of a kind may be padded."""
-    counts: dict[Spec, int] = {}
-    for spec in specs:
-        counts[spec] = counts.get(spec, 0) + 1
-    least, most = min(counts.values()), max(counts.values())
+    kinds: dict[Spec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        kinds.setdefault(spec, []).append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    least, most = min(counts), max(counts)
     size = most if most < 1.5 * least else least
     groups = []
-    for spec, count in counts.items():
-        number = cdiv(count, size)
-        groups += [Group(spec, len(range(index, count, number))) for index in range(number)]
+    for spec, layers in kinds.items():
+        number = cdiv(len(layers), size)
+        for index in range(number):
+            chosen = layers[index::number]
+            groups.append(Group(spec, len(chosen), sum(layer in own for layer in chosen)))
     return groups

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from graphmem.serving.vllm.lora import Adapters, Slots, TableSlots
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
 
@@ -86,6 +87,8 @@ class Linear:
     ) -> None:
         self.run, self.name = run, name
         self.inputs, self.outputs, self.method, self.reduce = inputs, outputs, method, reduce
+        self.itemsize = itemsize
+        self.slots: Slots | None = None
         method.make(run, inputs, outputs, name)
         if bias:
             run.new(sum(outputs) * itemsize, f"{name}.bias")
@@ -94,10 +97,18 @@ class Linear:
         """After loading."""
         self.method.finish(self.run, self.inputs, self.outputs, self.name)
 
+    def adapt(self, adapters: Adapters) -> Slots:
+        """Room for adapters."""
+        self.slots = Slots(self.run, adapters, self.name, self.inputs, self.outputs, self.itemsize)
+        return self.slots
+
     def product(self, tokens: int) -> Tensor:
         """This rank's product, not yet reduced."""
         self.run.enter(self.name)
-        return self.method.apply(self.run, tokens, self.inputs, sum(self.outputs))
+        result = self.method.apply(self.run, tokens, self.inputs, sum(self.outputs))
+        if self.slots is not None:
+            self.slots.add(tokens)
+        return result
 
     def __call__(self, tokens: int) -> Tensor:
         result = self.product(tokens)
@@ -111,17 +122,34 @@ class Embedding:
         self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
         self.rows = cdiv(vocab, VOCAB_PADDING) * VOCAB_PADDING // run.tp
         self.weight = run.new(self.rows * width * itemsize, f"{name}.weight")
+        self.vocab = vocab
+        self.slots: TableSlots | None = None
+        self.head_slots: TableSlots | None = None
+
+    def adapt(self, adapters: Adapters, *, head: bool) -> TableSlots:
+        """Room for adapters, of what is looked up or (``head``) of logits."""
+        rows, width = (self.width, self.vocab) if head else (self.vocab, self.width)
+        made = TableSlots(self.run, adapters, f"{self.name}.adapters", rows, width, self.itemsize)
+        if head:
+            self.head_slots = made
+        else:
+            self.slots = made
+        return made
 
     def __call__(self, tokens: int) -> Tensor:
         """Looked up; ids of one rank are made 64 bits wide first, several ranks do it in one kernel."""
         run = self.run
         run.enter(self.name)
+        adapters = self.slots.looked_up(tokens) if self.slots is not None else None
         if run.tp == 1:
             ids = run.new(tokens * 8, "ids")
             found = run.new(tokens * self.width * self.itemsize, "embedded")
             run.free(ids)
-            return found
-        return run.all_reduce(run.new(tokens * self.width * self.itemsize, "embedded"))
+        else:
+            found = run.all_reduce(run.new(tokens * self.width * self.itemsize, "embedded"))
+        if adapters is not None:
+            run.free(adapters)
+        return found
 
     def logits(self, rows: int, soft_cap: bool = False, scaled: bool = False) -> Tensor:
         """``LogitsProcessor``: the product, gathered and put side by side (``all_gather``), then capped."""
@@ -133,6 +161,8 @@ class Embedding:
             whole = run.new(logits.bytes * run.tp, "logits")
             run.free(gathered, logits)
             logits = whole
+        if self.head_slots is not None:
+            self.head_slots.add(rows)
         for _ in range(3 if soft_cap else 0):  # logits / cap, tanh, logits * cap: each before the last is let go
             after = run.new(logits.bytes, "capped logits")
             run.free(logits)

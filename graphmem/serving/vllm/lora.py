@@ -8,6 +8,7 @@ put into all slots. A product adds an adapter's in place, through a buffer in fp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
@@ -21,16 +22,22 @@ _KEPT_ALIKE, _KEPT_UNLIKE = 3, 7
 
 @dataclass(frozen=True)
 class Adapters:
-    """``max_loras`` slots of ``max_lora_rank``; ``specialize``: graphs with and without adapters are captured."""
+    """``max_loras`` slots of ``max_lora_rank``."""
 
     slots: int
     rank: int
-    specialize: bool = True
 
     @property
     def graph_cases(self) -> tuple[int, ...]:
         """Numbers of adapters for which every graph is captured (``get_lora_capture_cases``)."""
-        return (self.slots + 1, 0) if self.specialize else (self.slots + 1,)
+        return (0, self.slots + 1)
+
+
+class Fillable(Protocol):
+    """Matrices that an adapter is put into."""
+
+    def fill(self) -> None:
+        """A dummy one is put there."""
 
 
 class Slots:
@@ -75,8 +82,15 @@ class TableSlots:
             self.run.temporary(size * _DUMMY_RANK * self.itemsize)
 
     def looked_up(self, tokens: int) -> Tensor:
-        """Rows of A."""
-        return self.run.new(tokens * self.adapters.rank * self.itemsize, "adapters' embeddings")
+        """Rows of A; the ids are made 64 bits wide for it."""
+        ids = self.run.new(tokens * 8, "ids")
+        found = self.run.new(tokens * self.adapters.rank * self.itemsize, "adapters' embeddings")
+        self.run.free(ids)
+        return found
+
+    def add(self, rows: int) -> None:
+        """What adding to logits takes (``add_lora_logits``)."""
+        self.run.temporary(rows * self.adapters.rank * 4)
 
 
 def wrapper(run: Run, adapters: Adapters) -> None:

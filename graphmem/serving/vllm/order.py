@@ -16,8 +16,9 @@ from graphmem.serving.vllm.attention import backend_for
 from graphmem.serving.vllm.compiling import compile_cold
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
+from graphmem.serving.vllm.lora import Fillable
 from graphmem.serving.vllm.models.base import Family, Shape
-from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.serving.vllm.run import ExpertRanks, Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
 from graphmem.serving.vllm.settings import Settings
 from graphmem.trace import Category, TraceBuilder
@@ -25,10 +26,12 @@ from graphmem.trace import Category, TraceBuilder
 
 @dataclass(frozen=True)
 class Marks:
-    """Events: the last before the weights, with them, after loading, before and after the profile run."""
+    """Events: the last before the weights, with them, with room for adapters, after loading, before and after the
+    profile run."""
 
     buffers: int
     weights: int
+    adapted: int
     loaded: int
     before: int
     after: int
@@ -41,6 +44,7 @@ def start(
     """The start of one rank up to where the engine knows what is left, as a trace that is not built yet."""
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
+    run.experts = _expert_ranks(settings)
     runner = RUNNERS[settings.runner](run, settings.batch, shape)
     version = settings.version
     with run.phase("buffers of the model runner", Category.BUFFER):
@@ -57,8 +61,10 @@ def start(
         model.finish()
         run.empty_cache()
         weights = run.mark() - 1
+        slots = model.adapt(settings.more.adapters) if settings.more.adapters else []
+        adapted = run.mark() - 1
     with run.phase("buffers of sampling", Category.BUFFER):
-        runner.after_loading()
+        runner.after_loading(model)
     loaded = run.mark() - 1
     run.empty_cache()
     before = run.mark() - 1
@@ -67,6 +73,7 @@ def start(
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
     ):
+        _fill(slots, settings)
         runner.profile(profiled)
     run.empty_cache()
     after = run.mark() - 1
@@ -78,7 +85,22 @@ def start(
             profile = graphs.GraphProfile(run, model, settings.batch, backend, shape.layers)
             record = profile.record if settings.runner == "V2" else profile.record_first
             captured = record(list(settings.capture_sizes), layout.block_bytes, tables)
-    return run.builder, Marks(buffers, weights, loaded, before, after, captured)
+    return run.builder, Marks(buffers, weights, adapted, loaded, before, after, captured)
+
+
+def _expert_ranks(settings: Settings) -> ExpertRanks:
+    """``FusedMoEParallelConfig.make``: experts are shared out over tensor and data parallel ranks together."""
+    more, ranks = settings.more, settings.tensor_parallel * settings.more.data
+    if more.expert_parallel:
+        return ExpertRanks(ranks, 1, more.redundant_experts, more.balanced)
+    return ExpertRanks(1, ranks)
+
+
+def _fill(slots: list[Fillable], settings: Settings) -> None:
+    """Dummy adapters are put into all slots."""
+    for _ in range(settings.more.adapters.slots if settings.more.adapters else 0):
+        for one in slots:
+            one.fill()
 
 
 @contextmanager
@@ -94,14 +116,20 @@ class _Compiled(Family):
     """A model whose forward is what torch.compile makes of it."""
 
     def __init__(self, model: Family, run: Run, shape: Shape, cold: bool) -> None:
-        self._model, self._run, self._shape, self._cold = model, run, shape, cold
+        self._model, self.run, self._shape, self._cold = model, run, shape, cold
 
     def finish(self) -> None:
         self._model.finish()
 
+    def receive(self, tokens: int) -> None:
+        self._model.receive(tokens)
+
+    def send(self, hidden: Tensor) -> None:
+        self._model.send(hidden)
+
     def forward(self, tokens: int) -> Tensor:
         if self._cold:
-            compile_cold(self._run, self._model, self._shape)
+            compile_cold(self.run, self._model, self._shape)
         return self._model.compiled(tokens, lambda tokens: None, graphs.plainly)
 
     def compiled(self, tokens, attend, piece, layers=None):  # type: ignore[no-untyped-def]

@@ -35,6 +35,17 @@ class Batch:
         return min(self.tokens, self.requests)
 
 
+@dataclass(frozen=True)
+class ExpertRanks:
+    """How experts are shared out: whole ones over ``ranks`` (``--enable-expert-parallel``), or slices of each over
+    ``slices``. ``redundant``: copies of busy ones among all; ``balanced``: their load is watched."""
+
+    ranks: int = 1
+    slices: int = 1
+    redundant: int = 0
+    balanced: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor on the device: the index of its storage, and its bytes."""
@@ -64,6 +75,8 @@ class Run:
         self.named: dict[str, Tensor] = {}
         #: The module whose code runs.
         self.module = ""
+        #: How layers of experts are shared out.
+        self.experts = ExpertRanks(slices=tp)
         self._stream = 0
         self._pool = 0
 

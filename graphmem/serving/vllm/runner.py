@@ -39,7 +39,7 @@ class ModelRunner(ABC):
         """Buffers made before the weights are loaded."""
 
     @abstractmethod
-    def after_loading(self) -> None:
+    def after_loading(self, model: Family) -> None:
         """Buffers made after it."""
 
     @abstractmethod
@@ -67,7 +67,13 @@ class V2(ModelRunner):
             "input buffers", tokens * 4, tokens * 8, tokens, (requests + 1) * 4, requests * 4, requests * 4
         )  # fmt: skip
 
-    def after_loading(self) -> None:
+    def after_loading(self, model: Family) -> None:
+        if self.shape.own.last:
+            self._sampling_buffers()
+        if not self.shape.own.first:
+            model.receive(self.batch.tokens)
+
+    def _sampling_buffers(self) -> None:
         requests, vocab = self.batch.requests, self.shape.vocab
         mask = requests * cdiv(vocab, 32) * 4
         self.buffers("penalties: prompt mask", mask)
@@ -83,6 +89,9 @@ class V2(ModelRunner):
         run.enter("dummy batch")
         batch = self._dummy_batch(rows)
         hidden = model.forward(self.batch.tokens)
+        if not self.shape.own.last:
+            model.send(hidden)  # the batch stays: nobody takes ``execute_model_state`` on such a rank
+            return
         run.enter("sampled hidden states")
         indices = run.new(rows * 8)
         sampled = run.new(rows * self.shape.hidden * self.shape.itemsize, "sampled hidden states")
@@ -132,14 +141,20 @@ class V1(ModelRunner):
         self.buffers("input embeddings", tokens * self.shape.hidden * self.shape.itemsize)
         self.buffers("input buffers", tokens, requests, requests * 4, requests * 4, max(requests + 1, tokens) * 8)
 
-    def after_loading(self) -> None:
+    def after_loading(self, model: Family) -> None:
         """Nothing more."""
 
     def profile(self, model: Family) -> None:
         run, rows = self.run, self.batch.profiled_requests
+        if not self.shape.own.first:
+            model.receive(self.batch.tokens)
         hidden = model.forward(self.batch.tokens)
         run.enter("sampled hidden states")
         indices = run.new(rows * 8)
+        if not self.shape.own.last:
+            run.free(indices)
+            model.send(hidden)
+            return
         width = rows * self.shape.hidden * self.shape.itemsize
         sampled = run.new(width, "sampled hidden states")
         run.free(indices)

@@ -144,8 +144,8 @@ def resolve(question: Question) -> Settings:
 def _check_followed(more: Arguments) -> None:
     """What is read and not followed yet."""
     asked = {
-        "pipeline_parallel_size": more.pipeline > 1, "enable_expert_parallel": more.expert_parallel,
-        "data_parallel_size": more.data > 1, "enable_lora": more.adapters, "speculative_config": more.speculation,
+        "enable_eplb": more.balanced,
+        "data_parallel_size": more.data > 1, "speculative_config": more.speculation,
         "cudagraph_mode": more.graph_mode != "FULL_AND_PIECEWISE" or not more.compiled,
     }  # fmt: skip
     for name, given in asked.items():

@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import LinearMethod
-from graphmem.serving.vllm.run import Tensor
+from graphmem.serving.vllm.lora import Adapters, Fillable
+from graphmem.serving.vllm.run import Run, Tensor
 
 #: What a call of attention allocates for so many tokens, and a context in which a compiled piece runs.
 Attend: TypeAlias = Callable[[int], None]
@@ -19,9 +21,16 @@ Piece: TypeAlias = Callable[[], AbstractContextManager[None]]
 class Family(ABC):
     """A model of one rank. Making it asks for its weights."""
 
+    run: Run
+
     @abstractmethod
     def finish(self) -> None:
         """``process_weights_after_loading`` of every layer, in order."""
+
+    def adapt(self, adapters: Adapters) -> list[Fillable]:
+        """Room for adapters in every layer that can have one, in order. Raises :class:`UsageError` where the family is
+        not followed with them."""
+        raise UsageError("--enable-lora is followed for dense decoders of attention and gated feed-forward layers only")
 
     @abstractmethod
     def forward(self, tokens: int) -> Tensor:
@@ -30,6 +39,15 @@ class Family(ABC):
     @abstractmethod
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same as torch.compile makes it: in pieces, attention between them, of all layers or of the first."""
+
+    def receive(self, tokens: int) -> None:
+        """Room for what the stage of the pipeline before this one sends. Raises :class:`UsageError` where the family
+        is not followed in a pipeline."""
+        raise UsageError("--pipeline-parallel-size is followed for decoders like Llama's only")
+
+    def send(self, hidden: Tensor) -> None:
+        """What was given to the next stage is let go."""
+        self.run.free(hidden)
 
     @abstractmethod
     def logits(self, rows: int) -> Tensor:
@@ -67,6 +85,28 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A stage of a pipeline: its layers, and whether it has what comes before the first and after the last."""
+
+    layers: range
+    first: bool = True
+    last: bool = True
+
+
+def stages(layers: int, count: int) -> tuple[Stage, ...]:
+    """How layers are shared out (``get_pp_indices``, distributed/utils.py): alike, what is left over to the stages
+    before the last, from the back."""
+    sizes = [layers // count] * count
+    for back in range(2, layers % count + 2):
+        sizes[-back] += 1
+    starts = [sum(sizes[:index]) for index in range(count)]
+    return tuple(
+        Stage(range(start, start + size), index == 0, index == count - 1)
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    )
+
+
+@dataclass(frozen=True)
 class Shape:
     """The sizes of a model as the engine reads them. ``windows``: of each layer, the tokens it attends to, None for
     all."""
@@ -93,6 +133,12 @@ class Shape:
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
     rope_scaled: bool = False
+    stage: Stage | None = None
+
+    @property
+    def own(self) -> Stage:
+        """This rank's stage of the pipeline; all layers where there is none."""
+        return self.stage or Stage(range(self.layers))
 
     def rope_of(self, layer: int) -> object:
         """What tells the rotary tables of layers apart."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
+from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention
@@ -247,19 +248,34 @@ class Decoder(Family):
 
     def __init__(self, run: Run, shape: Shape, style: Style) -> None:
         self.run, self.shape, self.style = run, shape, style
-        size = shape.itemsize
-        self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
+        size, stage = shape.itemsize, shape.own
+        if stage.first or (shape.tied and stage.last):
+            self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
         ropes: set[object] = set()
-        self.layers = [Layer(run, f"model.layers.{index}", shape, style, ropes, index) for index in range(shape.layers)]
-        self.norm = Norm(run, "model.norm", shape.hidden, size, style.norm)
+        self.layers = [Layer(run, f"model.layers.{index}", shape, style, ropes, index) for index in stage.layers]
+        if stage.last:
+            self.norm = Norm(run, "model.norm", shape.hidden, size, style.norm)
         if style.scales_embedding:
             run.new(size, "model.normalizer", Category.BUFFER)
-        self.head = self.embedding
-        if not shape.tied or style.makes_tied_head:
-            self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
-        if shape.tied and style.makes_tied_head:
-            run.free(self.head.weight)
-            self.head = self.embedding
+        if stage.last:
+            self.head = self._head()
+        self._received: tuple[Tensor, Tensor] | None = None
+        self._sent: Tensor | None = None
+
+    def _head(self) -> Embedding:
+        run, shape = self.run, self.shape
+        if shape.tied and not self.style.makes_tied_head:
+            return self.embedding
+        head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
+        if shape.tied:
+            run.free(head.weight)
+            return self.embedding
+        return head
+
+    def receive(self, tokens: int) -> None:
+        run, size = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        hidden = run.new(size, "hidden states of the stage before", Category.BUFFER)
+        self._received = hidden, run.new(size, "residual of the stage before", Category.BUFFER)
 
     def finish(self) -> None:
         for layer in self.layers:
@@ -267,29 +283,57 @@ class Decoder(Family):
         for layer in self.layers:
             layer.attention.scales.finish()
 
+    def adapt(self, adapters: Adapters) -> list[Fillable]:
+        if self.shape.experts is not None or self.shape.latent is not None:
+            return super().adapt(adapters)
+        wrapper(self.run, adapters)
+        made: list[Fillable] = [self.embedding.adapt(adapters, head=False)]
+        for layer in self.layers:
+            assert isinstance(layer.attention, Attention) and isinstance(layer.mlp, FeedForward)
+            linears = (
+                layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj,
+            )  # fmt: skip
+            made += [linear.adapt(adapters) for linear in linears]
+        return [*made, self.head.adapt(adapters, head=True)]
+
     def forward(self, tokens: int) -> Tensor:
         return self._forward(tokens, self.layers)
 
     def _forward(self, tokens: int, layers: list[Layer]) -> Tensor:
         run = self.run
-        hidden = self.embedding(tokens)
-        if self.style.scales_embedding:
-            scaled = run.new(hidden.bytes, "scaled embedding")
-            run.free(hidden)
-            hidden = scaled
-        residual: Tensor | None = None
+        hidden, residual = self._entered(tokens)
+        kept = self._received or ()
         for layer in layers:
             before = hidden, residual
             hidden, residual = layer(tokens, hidden, residual)
             for old in dict.fromkeys(before):
-                if old is not None and old not in (hidden, residual):
+                if old is not None and old not in (hidden, residual, *kept):
                     run.free(old)
         assert residual is not None
+        if not self.shape.own.last:
+            self._sent = residual
+            return hidden
         normed, added = self.norm.added(tokens, hidden, residual)
         for old in dict.fromkeys((hidden, residual, added)):
-            if old is not normed:
+            if old is not normed and old not in kept:
                 run.free(old)
         return normed
+
+    def _entered(self, tokens: int) -> tuple[Tensor, Tensor | None]:
+        """(hidden, residual) before the first layer of this stage."""
+        if self._received is not None:
+            return self._received
+        run, hidden = self.run, self.embedding(tokens)
+        if self.style.scales_embedding:
+            scaled = run.new(hidden.bytes, "scaled embedding")
+            run.free(hidden)
+            hidden = scaled
+        return hidden, None
+
+    def send(self, hidden: Tensor) -> None:
+        self.run.free(hidden)
+        if self._sent is not None and self._sent not in (self._received or ()):
+            self.run.free(self._sent)
 
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The pieces that torch.compile makes between calls of attention, with the buffers that Inductor's plan leaves.
@@ -310,10 +354,13 @@ class Decoder(Family):
     def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         with piece():
-            normed = run.new(width, "embedded")
-            residual = run.new(width, "embedded and reduced") if run.tp > 1 else normed
-            if run.tp == 1:
-                normed = run.new(width, "normed")
+            if self._received is not None:  # the sum of what came, and its norm
+                residual, normed = run.new(width, "residual"), run.new(width, "normed")
+            else:
+                normed = run.new(width, "embedded")
+                residual = run.new(width, "embedded and reduced") if run.tp > 1 else normed
+                if run.tp == 1:
+                    normed = run.new(width, "normed")
             qkv, kept = self._projected(tokens, normed)
             attended = run.new(self._attended_bytes(tokens), "attention output")
         attend(tokens)
@@ -392,6 +439,8 @@ class Decoder(Family):
                 reduced = run.new(width, "all-reduced")
                 run.free(output)
                 output = reduced
+            if not self.shape.own.last:
+                self._sent = run.new(width, "residual for the next stage")
         run.free(first, attended, residual)
         return output
 

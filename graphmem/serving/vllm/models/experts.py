@@ -28,7 +28,8 @@ class Experts:
 
         self.run, self.name, self.shape, self.experts = run, name, shape, experts
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
-        self.width = experts.width // run.tp
+        self.width = experts.width // run.experts.slices
+        self.local = cdiv(experts.count + run.experts.redundant, run.experts.ranks)
         self.gate = Linear(run, f"{name}.gate", shape.hidden, [experts.count], plain, size)
         if experts.correction_bias:
             run.new(experts.count * 4, f"{name}.gate.e_score_correction_bias")
@@ -38,14 +39,16 @@ class Experts:
             self.shared = FeedForward(
                 run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False
             )  # fmt: skip
-        shape.linear.make_experts(run, f"{name}.experts", experts.count, shape.hidden, self.width)
+        if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
+            run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
+        shape.linear.make_experts(run, f"{name}.experts", self.local, shape.hidden, self.width)
 
     def finish(self) -> None:
         """After loading."""
         if self.shared is not None:
             self.shared.finish()
         self.shape.linear.finish_experts(
-            self.run, f"{self.name}.experts", self.experts.count, self.shape.hidden, self.width
+            self.run, f"{self.name}.experts", self.local, self.shape.hidden, self.width
         )  # fmt: skip
 
     def __call__(self, tokens: int) -> Tensor:
@@ -60,8 +63,9 @@ class Experts:
         run.scratch(
             tokens * chosen * (max(self.width, self.shape.hidden) + max(2 * self.width, self.shape.hidden)) * size
         )
-        padded = tokens * chosen + self.experts.count * (_TILE - 1)
-        run.temporary(padded * 4, cdiv(padded, _TILE) * 4, 4, (self.experts.count + 1) * 4)
+        count = self.experts.count + run.experts.redundant
+        padded = tokens * chosen + count * (_TILE - 1)
+        run.temporary(padded * 4, cdiv(padded, _TILE) * 4, 4, (count + 1) * 4)
         run.free(weights, ids, scores)
         if shared is not None:
             total = run.new(output.bytes, "experts' and shared output", Category.ACTIVATION)
