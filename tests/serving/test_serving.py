@@ -71,7 +71,12 @@ def test_lengths_are_a_distribution_through_the_given_points() -> None:
         (["--lengths", "p50=800,p40=900"], "must rise"),
         (["--find", "batch"], "accepted: max-model-len, max-num-seqs, tp"),
         (["--max-num-batched-tokens", "100", "--max-num-seqs", "200"], "--max-num-seqs 100 or less"),
-        (["--engine-arg", "enable_lora=1"], "is not followed"),
+        (["--engine-arg", "enable_dbo=1"], "is not followed"),
+        (["--max-loras", "2"], "no effect without --enable-lora"),
+        (["--enable-lora", "--max-lora-rank", "24"], "accepted: 1, 8, 16"),
+        (["--pipeline-parallel-size", "99"], "more than the model's"),
+        (["--compilation-config", "[]"], "accepted: a JSON object"),
+        (["--cudagraph-capture-sizes", "0"], "whole numbers from 1"),
     ],
 )
 def test_bad_input_is_one_line_with_what_would_do(arguments: Sequence[str], message: str) -> None:

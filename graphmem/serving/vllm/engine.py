@@ -117,8 +117,8 @@ def _stages_told(answers: list[Served], worst: Served) -> str:
         f"{format_bytes(answer.weights_bytes)} of weights and {answer.kv_cache.blocks:,} blocks" for answer in answers
     )
     return (
-        f"the pipeline's stages, first to last: {each}; the figures are those of stage {answers.index(worst) + 1}, whose "
-        "blocks all have"
+        f"the pipeline's stages, first to last: {each}; the figures are those of stage {answers.index(worst) + 1}, "
+        "whose blocks all have"
     )
 
 

@@ -289,7 +289,8 @@ class Decoder(Family):
         wrapper(self.run, adapters)
         made: list[Fillable] = [self.embedding.adapt(adapters, head=False)]
         for layer in self.layers:
-            assert isinstance(layer.attention, Attention) and isinstance(layer.mlp, FeedForward)
+            assert isinstance(layer.attention, Attention)
+            assert isinstance(layer.mlp, FeedForward)
             linears = (
                 layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj,
             )  # fmt: skip
