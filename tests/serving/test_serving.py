@@ -74,7 +74,7 @@ def test_lengths_are_a_distribution_through_the_given_points() -> None:
         (["--engine-arg", "enable_dbo=1"], "is not followed"),
         (["--max-loras", "2"], "no effect without --enable-lora"),
         (["--enable-lora", "--max-lora-rank", "24"], "accepted: 1, 8, 16"),
-        (["--pipeline-parallel-size", "99"], "more than the model's"),
+        (["--pipeline-parallel-size", "40"], "more than the model's"),
         (["--compilation-config", "[]"], "accepted: a JSON object"),
         (["--cudagraph-capture-sizes", "0"], "whole numbers from 1"),
     ],
