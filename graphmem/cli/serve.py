@@ -16,7 +16,9 @@ from graphmem.units import parse_bytes
 
 _ENGINE = (
     click.option(
-        "--engine", metavar="NAME", help=f"{', '.join(BUILT_IN)}, a plug-in's. Default vllm; llamacpp for GGUF."
+        "--engine",
+        metavar="NAME",
+        help=f"{', '.join(BUILT_IN)}, hf (transformers' generate), a plug-in's. Default vllm; llamacpp for GGUF.",
     ),
     click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
     click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
@@ -82,6 +84,7 @@ def serve_command(**options: Any) -> None:
       graphmem serve meta-llama/Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192
       graphmem serve ./model --gpu L40S --lengths p50=800,p99=6000 --load 64
       graphmem serve ./model --gpu RTX-4090 --find max-model-len
+      graphmem serve ./model --engine hf --max-model-len 4096 --cache-implementation offloaded
       graphmem serve ./model --arrivals 5/s --lengths p50=800,p99=6000 --output-lengths p50=200,p99=1000
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.

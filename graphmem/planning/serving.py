@@ -21,6 +21,8 @@ from graphmem.serving.base import Engine, Question, Request, Served
 from graphmem.serving.configurations import model_named
 from graphmem.units import parse_bytes
 
+#: The engine that is captured, by analyses of its own: it stands above the others.
+CAPTURED = "hf"
 #: What ``find`` looks for.
 FOUND = ("max-model-len", "max-num-seqs", "tp")
 #: How many requests a distribution of lengths is looked at by.
@@ -155,7 +157,7 @@ def serve(
     Raises :class:`graphmem.errors.GraphmemError` for what cannot be answered; an engine that would refuse to start for
     want of memory is an answer (:attr:`ServingReport.starts`).
     """
-    chosen = engine_named(engine)
+    chosen = _engine(engine)
     assumptions: list[str] = []
     card = device
     if card is None:
@@ -177,12 +179,24 @@ def serve(
         lengths=quantiles,
         concurrency_at_lengths=at_lengths,
         load=load,
-        choices=_choices(chosen, question, quantiles, load) if load is not None else (),
+        choices=_choices(chosen, question, served, quantiles, load) if load is not None else (),
         changes=_changes(chosen, question, served) if advice else (),
         found=found,
         assumptions=tuple(assumptions),
         over_time=None if over_time is None else _followed(served, over_time, speed, max_wait),
     )
+
+
+def _engine(name: str) -> Engine:
+    """The engine of this name. Raises :class:`UsageError`."""
+    if name.strip().lower() == CAPTURED:
+        from graphmem.planning import generating
+
+        return generating.Transformers()
+    try:
+        return engine_named(name)
+    except UsageError as error:
+        raise UsageError(f"{error}, {CAPTURED}" if str(error).startswith("unknown engine") else str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -340,6 +354,8 @@ def _search(
     engine: Engine, question: Question, find: str, quantiles: Sequence[tuple[float, int]], load: float | None
 ) -> tuple[Question, tuple[str, int]]:
     """The question with what was looked for, and (its name, its value). Raises :class:`UsageError` if nothing does."""
+    if getattr(engine, "searches", False) and find != "tp":
+        return _searched(engine, question, find)
     if find == "tp":
         return _fewest_cards(engine, question, quantiles, load)
     if find == "max-model-len":
@@ -367,6 +383,21 @@ def _search(
     if not value:
         raise UsageError(f"no {find} does: {engine.serve(question.with_(**{field_name: 1})).refusal or 'not even 1'}")
     return question.with_(**{field_name: value}), (find, value)
+
+
+def _searched(engine: Engine, question: Question, find: str) -> tuple[Question, tuple[str, int]]:
+    """The same of an engine whose answer looks for what is not given."""
+    if find not in FOUND:
+        raise UsageError(f"--find {find!r}; accepted: {', '.join(FOUND)}")
+    name = find.replace("-", "_")
+    asked = question.with_(**{name: None})
+    if find == "max-model-len" and asked.max_num_seqs is None:
+        asked = asked.with_(max_num_seqs=1)
+    served = engine.serve(asked)
+    if served.refusal is not None:
+        raise UsageError(f"no {find} does: {served.refusal}")
+    value = int(served.settings[name])
+    return asked.with_(**{name: value}), (find, value)
 
 
 def _largest(does: Any, top: int) -> int:
@@ -410,11 +441,12 @@ def _held(served: Served, quantiles: Sequence[tuple[float, int]]) -> float:
 
 
 def _choices(
-    engine: Engine, question: Question, quantiles: Sequence[tuple[float, int]], load: float
+    engine: Engine, question: Question, first: Served, quantiles: Sequence[tuple[float, int]], load: float
 ) -> tuple[CardChoice, ...]:
     """The cards of the table that hold the load with the least memory together, for want of prices. Of cards with one
     size the first of the table stands for all."""
-    first = engine.serve(question)
+    if getattr(engine, "searches", False):  # whether so many run, not how many do
+        question = question.with_(max_num_seqs=math.ceil(load), max_model_len=int(first.settings["max_model_len"]))
     least = first.weights_bytes * first.cards  # weights are shared out, not multiplied
     candidates = []
     seen: set[tuple[object, ...]] = set()

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from graphmem.devices import Device
 from graphmem.figures import Figure
-from graphmem.serving.checkpoints import Checkpoint
+from graphmem.sources.checkpoints import Checkpoint
 
 #: Where the engine runs: as a server, or inside a program (``LLM(...)``); defaults differ.
 ENTRIES = ("server", "llm")
 
 
-#: What an answer stands on: the engine was run and its figures are held by tests; figures of public logs are; or it is
-#: a formula from the engine's source that nothing holds.
+#: What an answer stands on: the engine was run and its figures are held by tests; figures of public logs are; its
+#: code is run on fake tensors; or it is a formula from the engine's source that nothing holds.
 BASES = {
     "recordings": "starts of the engine that were recorded",
     "logs": "the engine's source, and figures of public logs",
+    "captures": "captures of the installed library's own code (graphmem analyze --generate)",
     "formula": "the engine's source alone: a formula that no recording holds",
 }
 
@@ -31,11 +33,12 @@ BASES = {
 @dataclass(frozen=True)
 class ServedModel:
     """A model's configuration: its name for people, the values of its ``config.json``, and what the headers of the
-    checkpoint beside it say, where there is one."""
+    checkpoint beside it say, where there is one. ``path``: the file of the configuration, None for one of the table."""
 
     name: str
     config: Mapping[str, Any]
     checkpoint: Checkpoint | None = None
+    path: Path | None = None
 
 
 @dataclass(frozen=True)

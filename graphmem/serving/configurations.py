@@ -14,11 +14,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import read_json, shown
-from graphmem.errors import SourceError, first_line
+from graphmem.documents import shown
+from graphmem.errors import SourceError
 from graphmem.serving import gguf
 from graphmem.serving.base import ServedModel
-from graphmem.serving.checkpoints import checkpoint_in
+from graphmem.sources.checkpoints import checkpoint_in
+from graphmem.sources.configurations import values_of
 
 
 def model_named(name: str) -> ServedModel:
@@ -79,15 +80,8 @@ def _cached(name: str) -> Path | None:
 
 
 def _read(path: Path, name: str) -> ServedModel:
-    try:
-        values = read_json(path)
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} is not a readable JSON configuration: {first_line(error)}") from None
-    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise SourceError(f"{path} names no model_type; give the config.json of a transformers model")
+    values = values_of(path)
     text = values.get("text_config")
     if isinstance(text, dict) and "hidden_size" not in values:  # a multimodal wrapper
         raise SourceError(f"{path} is the configuration of a multimodal model, whose encoder is not followed yet")
-    return ServedModel(name, values, checkpoint_in(path.parent))
+    return ServedModel(name, values, checkpoint_in(path.parent), path)

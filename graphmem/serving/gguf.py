@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from graphmem.documents import shown
 from graphmem.errors import SourceError
-from graphmem.serving.checkpoints import Checkpoint
+from graphmem.sources.checkpoints import Checkpoint
 
 #: (name, elements of a block, bytes of a block) by number: ``enum ggml_type`` (ggml/include/ggml.h) and the blocks of
 #: ggml/src/ggml-common.h.

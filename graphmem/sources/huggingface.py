@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import read_json, shown
+from graphmem.documents import shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
+from graphmem.sources.configurations import values_of
 from graphmem.training import DTYPES
 from graphmem.training.generation import Generation
 
@@ -161,16 +162,9 @@ def _cached(name: str) -> Path:
 
 
 def _configuration_file(transformers: Any, path: Path) -> Any:
-    try:
-        values = read_json(path)
-    except FileNotFoundError:
-        raise SourceError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} is not a readable JSON configuration: {first_line(error)}") from None
-    kind = values.get("model_type") if isinstance(values, dict) else None
-    if kind is None:
-        raise SourceError(f"{path} names no model_type; give the config.json of a transformers model")
-    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+    values = values_of(path)
+    kind = values["model_type"]
+    if kind not in transformers.CONFIG_MAPPING:
         raise SourceError(f"{path} names the model type {shown(kind)}, which this transformers does not know")
     _check_values(values, path)
     try:

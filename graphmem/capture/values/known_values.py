@@ -45,8 +45,8 @@ _aten = torch.ops.aten
 _full, _ones = torch.full, torch.ones
 
 #: Largest tensors on the device whose values are followed, in elements. Integers and booleans decide what a program
-#: does (masks of a batch of 128 sequences of 8,192 tokens fit); floats seldom do, and cost time.
-INTEGER_LIMIT, FLOAT_LIMIT = 1 << 20, 1 << 12
+#: does (masks of a batch of 512 sequences of 8,192 tokens fit); floats seldom do, and cost time.
+INTEGER_LIMIT, FLOAT_LIMIT = 1 << 22, 1 << 12
 #: Parameters with so few elements are configuration (a temperature, a scale), and keep their values.
 _SMALL_PARAMETER = 1
 

@@ -1,0 +1,32 @@
+"""JSON files of a transformers model's folder: read with limits, one message for what is none. Neither torch nor
+transformers is imported here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from graphmem.documents import read_json, shown
+from graphmem.errors import SourceError, first_line
+
+
+def values_of(path: Path) -> dict[str, Any]:
+    """The values of a ``config.json`` that names its ``model_type``. Raises :class:`SourceError`."""
+    values = read(path, "a readable JSON configuration")
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if kind is None:
+        raise SourceError(f"{path} names no model_type; give the config.json of a transformers model")
+    if not isinstance(kind, str):
+        raise SourceError(f"{path} names the model type {shown(kind)}, which is no name")
+    found: dict[str, Any] = values
+    return found
+
+
+def read(path: Path, what: str) -> Any:
+    """The value of a JSON file; ``what`` it should be, for messages. Raises :class:`SourceError`."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} is not {what}: {first_line(error)}") from None
