@@ -74,7 +74,21 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-@click.command("sweep", cls=GroupedCommand, short_help="Every combination of some settings: table, JSON, CSV.")
+class _SweepCommand(GroupedCommand):
+    """A list given to an option of one value is what ``--vary`` is for."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with that said."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            names = [one.lstrip("-") for one in (error.param.opts if error.param else ()) if one.lstrip("-") in _READERS]
+            if names and "," in error.message:
+                error.message += f" Several values are varied: --vary {names[0]}=V1,V2"
+            raise
+
+
+@click.command("sweep", cls=_SweepCommand, short_help="Every combination of some settings: table, JSON, CSV.")
 @model_options
 @grouped("Settings", _VARY)
 @target_options

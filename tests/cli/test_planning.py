@@ -154,3 +154,8 @@ def test_a_budget_is_an_exit_code(model: str) -> None:
     first, rest = over.stdout.split("\n\n", 1)
     assert first.startswith("OVER THE BUDGET of 100.00 MiB")
     assert rest == run(*options).stdout
+
+
+def test_a_list_given_to_an_option_of_one_value_names_the_way_to_vary_it(model: str) -> None:
+    result = run("sweep", model, "--vary", "amp=off", "--batch", "1,2")
+    assert (result.exit_code, "--vary batch=V1,V2" in result.stderr) == (2, True)
