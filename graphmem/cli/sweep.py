@@ -82,7 +82,9 @@ class _SweepCommand(GroupedCommand):
         try:
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
-            names = [one.lstrip("-") for one in (error.param.opts if error.param else ()) if one.lstrip("-") in _READERS]
+            names = [
+                one.lstrip("-") for one in (error.param.opts if error.param else ()) if one.lstrip("-") in _READERS
+            ]
             if names and "," in error.message:
                 error.message += f" Several values are varied: --vary {names[0]}=V1,V2"
             raise
