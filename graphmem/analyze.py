@@ -100,7 +100,8 @@ def analyze(
     say = progress or (lambda _: None)
     if ranks is not None:
         return fullest(question, ranks, say)
-    return simulate.beside_other_loop(simulate.answer(question, say=say), question, say)
+    shelf = captures.Captures()
+    return simulate.beside_other_loop(simulate.answer(question, shelf, say), question, say, shelf)
 
 
 def replay_trace(

@@ -20,7 +20,7 @@ from graphmem.sources import OnnxModel, Sizes, TorchModel
 from graphmem.sources.base import Built
 from graphmem.textbook import ModelShape
 from graphmem.trace import Place, Trace
-from graphmem.training import DTYPES, Inference, Training
+from graphmem.training import DTYPES, Inference, Training, other_loop
 from graphmem.versions import installed_version
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Recorded:
 
     ``words`` describe the step. ``card_told`` is what the step's own code asked the card about itself, and was told.
     ``within`` is the card that it ran within the memory of, where it could be refused some: :func:`limit_of`.
+    ``other_loop``: what the same capture gives for the other of :data:`graphmem.training.LOOPS`, if it tells.
     """
 
     made: CapturedModel | Taken
@@ -54,6 +55,7 @@ class Recorded:
     notes: tuple[str, ...] = ()
     card_told: Mapping[str, Any] = field(default_factory=dict)
     within: Hashable = None
+    other_loop: Recorded | None = None
 
     def could_go_on(self, question: Question) -> bool:
         """Whether this is a program that has not run within the card of ``question``: where memory ends there, it may
@@ -79,6 +81,9 @@ class Captures:
         recorded: Recorded | None = self._records.made
         if recorded is not None and any(_says(question, fact) != told for fact, told in recorded.card_told.items()):
             self.forget()
+        if self._told_beside(question) is not None:
+            model: TorchModel = self._models.made
+            return model
         key = capture_key(question)
         return self._models.get(key.loading if question.is_onnx else key, lambda: load(question, self._files))
 
@@ -101,7 +106,17 @@ class Captures:
 
     def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Recorded:
         """The capture or the plan for a question, whose model :meth:`loaded` gave; ``say`` is told how far it is."""
-        return self._records.get(capture_key(question), lambda: record(question, loaded, say))
+        return self._told_beside(question) or self._records.get(
+            capture_key(question), lambda: record(question, loaded, say)
+        )
+
+    def _told_beside(self, question: Question) -> Recorded | None:
+        """What the last capture, which was for the other loop, gives for this one; None where it was for others."""
+        recorded: Recorded | None = self._records.made
+        if recorded is None or recorded.other_loop is None or not isinstance(question.step, Training):
+            return None
+        other = replace(question, training=replace(question.step, loop=other_loop(question.step.loop)))
+        return recorded.other_loop if self._records.is_for(capture_key(other)) else None
 
 
 class _Slot:
@@ -117,13 +132,17 @@ class _Slot:
         """What it holds; None for nothing, and for what could not be made."""
         return self._made
 
+    def is_for(self, key: object) -> bool:
+        """Whether it holds what was made for an equal key."""
+        return self._key is not None and self._key == key
+
     def clear(self) -> None:
         """Hold nothing."""
         self._key = self._made = self._error = None
 
     def get(self, key: object, make: Callable[[], Made]) -> Made:
         """What was made for an equal ``key``, else what ``make`` makes now; errors too are kept."""
-        if self._key is None or self._key != key:
+        if not self.is_for(key):
             self.clear()  # before the next is made
             try:
                 self._made = make()
@@ -199,7 +218,12 @@ def _record_step(question: Question, loaded: TorchModel, say: Say) -> Recorded:
         words = f"whole program, {ending.steps} optimizer steps{launcher and ', '}{launcher}"
     if captured.custom_step and isinstance(step, Training) and step.processes is not None:
         words += f", {step.processes.describe()}"
-    return Recorded(captured, words, (*loaded.notes, *left), told, limit_of(question))
+    recorded = Recorded(captured, words, (*loaded.notes, *left), told, limit_of(question))
+    other = captured.other_loop
+    if other is None or not isinstance(step, Training):
+        return recorded
+    theirs = replace(step, loop=other_loop(step.loop))
+    return replace(recorded, other_loop=replace(recorded, made=other, words=theirs.describe(built.weights(step))))
 
 
 def _capture_within(
@@ -235,12 +259,13 @@ def _capture(
     with contextlib.ExitStack() as stack:
         cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
 
-        def capture(shortens: bool, leaves_alike: bool = True) -> CapturedModel:
-            return _heard(question, loaded, partial(capture_one, shortens, leaves_alike))
+        def capture(shortens: bool, leaves_alike: bool = True, tells_both: bool = True) -> CapturedModel:
+            return _heard(question, loaded, partial(capture_one, shortens, leaves_alike, tells_both))
 
         def capture_one(
-            shortens: bool, leaves_alike: bool, loaded: TorchModel, step: Training | Inference, post: Post | None
-        ) -> CapturedModel:
+            shortens: bool, leaves_alike: bool, tells_both: bool,
+            loaded: TorchModel, step: Training | Inference, post: Post | None,
+        ) -> CapturedModel:  # fmt: skip
             return capture_model(
                 loaded.build,
                 question.sizes,
@@ -257,6 +282,7 @@ def _capture(
                 memory=runtime.live(options, question.setting, limited=limited),
                 shortens=shortens,
                 leaves_alike=leaves_alike,
+                tells_both=tells_both and loaded.framework != "Keras",
                 post=post,
                 say=say,
             )
@@ -267,6 +293,8 @@ def _capture(
             captured = capture(shortens=False)
         if captured.wants_every_iteration:
             captured = capture(shortens=False, leaves_alike=False)
+        if captured.wants_own_loop:
+            captured = capture(shortens=False, tells_both=False)
     if captured.refusals:
         told.add("allocator")
     return captured, {fact: _says(question, fact) for fact in sorted(told)}

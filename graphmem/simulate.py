@@ -26,7 +26,7 @@ from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import fits_card, summarize
 from graphmem.textbook import Sharded, compared
 from graphmem.trace import Trace
-from graphmem.training import Training
+from graphmem.training import Training, other_loop
 from graphmem.verdict import holding, loads_eagerly, loads_of, probability
 from graphmem.versions import Version, beyond_known, other_compiler, version_notes, words, workspace_variables
 
@@ -58,7 +58,7 @@ def answer(
     What another thread loads and traces is waited for. With ``figures_only`` nobody asks how sure they are where that
     takes analyses of their own.
     """
-    shelf = Captures() if captures is None else captures
+    shelf = captures or Captures()
     estimate, may_go_on = _answer(question, shelf, say, figures_only)
     if may_go_on and (estimate.fit is None or not estimate.fit.fits):
         with turn():
@@ -71,11 +71,16 @@ def answer(
 _SMALL_OUTPUT, _TOLD_DIFFERENCE = 1 / 1000, 1 / 100
 
 
-def beside_other_loop(estimate: Estimate, question: Question, say: Callable[[str], None] = lambda _: None) -> Estimate:
+def beside_other_loop(
+    estimate: Estimate,
+    question: Question,
+    say: Callable[[str], None] = lambda _: None,
+    captures: Captures | None = None,
+) -> Estimate:
     """The estimate with the figures of the other loop in ``details["loop"]``, where the two differ by more than 1 %.
 
-    One holds the model's output in a variable and one drops it (:data:`graphmem.training.LOOPS`); the other one is an
-    analysis of its own. Raises :class:`GraphmemError`.
+    One holds the model's output in a variable and one drops it (:data:`graphmem.training.LOOPS`); where ``captures``,
+    which answered the question, do not know the other one, it is a capture of its own. Raises :class:`GraphmemError`.
     """
     step = question.step
     if not isinstance(step, Training):
@@ -83,9 +88,9 @@ def beside_other_loop(estimate: Estimate, question: Question, say: Callable[[str
     loop = estimate.details.get("loop")
     if loop is None or loop["output_bytes"] < _SMALL_OUTPUT * estimate.reserved:
         return estimate
-    other = "drop" if step.loop == "hold" else "hold"
+    other = other_loop(step.loop)
     say(f"the same with --loop {other}")
-    theirs = answer(replace(question, training=replace(step, loop=other), top=0), say=say, figures_only=True)
+    theirs = answer(replace(question, training=replace(step, loop=other), top=0), captures, say, figures_only=True)
     levels = ("allocated", "reserved", "device")
     if all(abs(getattr(theirs, n) - getattr(estimate, n)) <= _TOLD_DIFFERENCE * getattr(estimate, n) for n in levels):
         return estimate

@@ -441,6 +441,11 @@ class Inference:
         return Processes(processes_of_parts(self.tp, self.ep, None)) if self.tp or self.ep else None
 
 
+def other_loop(loop: str) -> str:
+    """The other of :data:`LOOPS`."""
+    return "drop" if loop == "hold" else "hold"
+
+
 def dtype_named(name: str) -> str:
     """The canonical precision (``fp32``, ``bf16``, ``fp16``, ``fp64``). Raises :class:`UsageError`."""
     key = str(name).strip().lower().removeprefix("torch.")

@@ -6,7 +6,8 @@
 Loops written by hand hold the model's output in a variable, ``outputs = model(**batch)``: logits and caches live
 through the backward pass and the next forward, until the next output takes their place (``loop="hold"``). Where a loop
 writes ``loss = model(**batch).loss`` or returns the loss from a function of its own, as transformers' Trainer does
-(``Trainer.compute_loss``), they are dropped once the loss exists (``loop="drop"``).
+(``Trainer.compute_loss``), they are dropped once the loss exists (``loop="drop"``). One run tells both where it can
+(:mod:`graphmem.capture.loop.held_output`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from graphmem.capture.distributed.pipelining import Stages, schedule, split
 from graphmem.capture.distributed.tensor_parallel import tensor_parallel, with_positions
 from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
+from graphmem.capture.loop.held_output import held_by
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
 from graphmem.capture.loop.schedulers import scheduler_of
-from graphmem.capture.ports import StepBook
+from graphmem.capture.ports import LoopsBook, StepBook
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
@@ -65,11 +67,13 @@ def run_training(
     iterations: int | None,
     own_optimizer: type[torch.optim.Optimizer] | None = None,
     loader: Loader | None = None,
+    both: LoopsBook | None = None,
 ) -> Ran:
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
 
     ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. ``loader`` gives
-    the batches of a step whose batches differ, in place of ``inputs`` and ``loss``.
+    the batches of a step whose batches differ, in place of ``inputs`` and ``loss``. ``both`` takes what tells the loop
+    that holds the output from the one that drops it; without one the loop that ``training`` names is run.
     """
     if training.pp is not None:
         return _run_pipeline(session, model, Batch(inputs, loss), training, iterations, own_optimizer)
@@ -106,6 +110,8 @@ def run_training(
     else:
         loop = _Loop(session, model, optimizers, training, loader)
     loop.batch, loop.sequences = given, sequences
+    if both is not None:
+        loop.tell_both(both)
     if loader is not None:
         del given, inputs, loss
         for step in loader.iterations:
@@ -180,6 +186,7 @@ def _run_alike(session: StepBook, loop: _Loop, iterations: int | None) -> None:
         begun = before
         session.begin_iteration()
         loop.step([None] * loop.training.grad_accum)
+    loop.end()
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,7 @@ class _Loop:
         self.output: Any = None
         self.loss: Any = None
         self.output_bytes = 0
+        self._both: LoopsBook | None = None
         self._session, self._model, self._optimizers, self._loader = session, model, optimizers, loader
         self._called = _compiled(model, training.compile)
         self._scaler = torch.amp.GradScaler("cuda") if training.scales_loss else None
@@ -226,6 +234,12 @@ class _Loop:
         if self.of_history and training.zero_grad_at != "after_step":
             raise CaptureError("lbfgs clears gradients before it evaluates the loss; leave out zero_grad_at")
 
+    def tell_both(self, both: LoopsBook) -> None:
+        """Drop what can be dropped, and tell ``both`` what a loop that holds it would have kept, and how long."""
+        if self.of_history:
+            both.untold()  # the optimizer evaluates the loss itself
+        self._both = both
+
     def step(self, micro_batches: Sequence[BatchSize | None]) -> None:
         """One optimizer step; None stands for the batch that is on the device already."""
         if self.of_history:
@@ -233,8 +247,20 @@ class _Loop:
             return
         self._gradients(micro_batches)
         self._optimizer_step()
-        if self.training.loop == "drop":
+        if self._both is not None and self._both.is_told:
+            with self._both.loss_dropped():
+                self.loss = None
+        elif self.training.loop == "drop":
             self.loss = None
+
+    def end(self) -> None:
+        """The iterations are over, and the loop's variables go."""
+        self.output = None
+        if self._both is not None:
+            self._both.output_assigned()
+        self.loss = None
+        if self._both is not None:
+            self._both.loss_assigned()
 
     def _gradients(self, micro_batches: Sequence[BatchSize | None]) -> None:
         training = self.training
@@ -275,19 +301,28 @@ class _Loop:
         assert self.batch is not None
         inputs, loss = self.batch.inputs, self.batch.loss
         with autocast(self.training):
-            if self.training.loop == "hold":
-                self.output = _call(self._called, inputs)
-                self.loss = loss(self.output) if loss is not None else default_loss(self.output)
-                self._note_output(self.output)
-            else:
-                self.loss = self._loss_alone(inputs, loss)
+            self.output = _call(self._called, inputs)
+            if self._both is not None:
+                self._both.output_assigned()
+            self._note_output(self.output)
+            made = loss(self.output) if loss is not None else default_loss(self.output)
+            self._drop_output(made)
+            self.loss = made
+            if self._both is not None:
+                self._both.loss_assigned()
         check_loss(self.loss)
 
-    def _loss_alone(self, inputs: Any, loss: Any) -> torch.Tensor:
-        """The loss, and nothing else of the output alive."""
-        output = _call(self._called, inputs)
-        self._note_output(output)
-        return loss(output) if loss is not None else default_loss(output)
+    def _drop_output(self, loss: Any) -> None:
+        """The loss exists; nothing else of the output stays alive, unless the loop holds it."""
+        if self._both is not None and self._both.is_told:
+            kept = held_by((self.output,), loss)
+            if kept is not None:
+                with self._both.output_dropped(kept):
+                    self.output = None
+                return
+            self._both.untold()
+        if self.training.loop == "drop":
+            self.output = None
 
     def _note_output(self, output: Any) -> None:
         self.output_bytes = max(self.output_bytes, _bytes_of(output))

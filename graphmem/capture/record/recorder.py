@@ -21,6 +21,7 @@ from graphmem.capture.operators.collectives import ProcessGroups
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.attribution import Attribution
 from graphmem.capture.record.births import Births
+from graphmem.capture.record.both_loops import BothLoops
 from graphmem.capture.record.collected import Collected
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.fan_in import FanIn
@@ -59,6 +60,7 @@ class Recorder:
     ) -> None:
         self.card = card
         self.storages = Storages(builder)
+        self.both: BothLoops | None = None  # filled by a default step that tells two loops
         self.streams = self.storages.streams
         self.attribution = Attribution(self.storages)
         self.births = Births(self.storages, card, workspaces, graph)

@@ -53,6 +53,7 @@ class Storages:
         self.memory: DeviceMemory | None = None
         self.refusals: list[Refusal] = []
         self.error: weakref.ref[BaseException] | None = None  # of the last refusal, until it is settled
+        self.outgrown: set[int] = set()  # storages that ended because they were resized
         self._purpose: tuple[Category, str] | None = None
 
     def of(self, tensor: torch.Tensor) -> StorageRef | None:
@@ -192,6 +193,7 @@ class Storages:
         old, builder = ref.index, self.builder
         ref.index = self.alloc(storage.nbytes(), builder.categories[old], builder.labels[old], builder.places[old])
         builder.free(old, self.operator)
+        self.outgrown.add(old)
 
     def _died(self, ref: StorageRef) -> None:
         if self.live.get(ref.key) is ref:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from graphmem.capture.loop.generation import GENERATIONS, run_generation
 from graphmem.capture.loop.loading import loader_for
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
-from graphmem.capture.ports import DeviceMemory
+from graphmem.capture.ports import DeviceMemory, LoopsBook
 from graphmem.capture.program.main_module import run_program
+from graphmem.capture.record.both_loops import BothLoops
 from graphmem.capture.session.session import Captured, Session, capture, raised_by_program, speaks_of_memory
 from graphmem.capture.values.known_values import Budget
 from graphmem.capture.values.messages import Post
@@ -45,7 +46,8 @@ class CapturedModel:
     """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``decided`` assumed
     values that decide sizes or branches; ``cudnn`` is what was asked, ``ending`` how a whole program ended,
     ``refusals`` say in words who was refused memory and went on. ``wants_every_iteration``: a loop that was left early
-    is missed."""
+    is missed. ``other_loop``: the same of the other of :data:`graphmem.training.LOOPS`, where one run told both;
+    ``wants_own_loop``: it did not tell the one that was asked for, which is to be run alone."""
 
     trace: Trace
     notes: tuple[str, ...]
@@ -63,6 +65,8 @@ class CapturedModel:
     sharded: Sharded | None = None  # how the model is shared out among processes
     optimizer: str = ""  # the class of the first one that stepped
     output_bytes: int = 0  # the largest output of the model in the default step's iterations
+    other_loop: CapturedModel | None = None
+    wants_own_loop: bool = False
 
 
 def capture_model(
@@ -82,16 +86,18 @@ def capture_model(
     memory: DeviceMemory | None = None,
     shortens: bool = False,
     leaves_alike: bool = True,
+    tells_both: bool = False,
     post: Post | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> CapturedModel:
     """Build the model on fake tensors and run ``iterations`` of its step (None: as many as settle it).
 
     ``build`` returning None has run it all; a ``program`` is run in its place, long generations followed in part where
-    it ``shortens``, loops of alike iterations left early where it ``leaves_alike``. ``cudnn`` is asked for the plans of
-    convolutions. ``told`` is filled with what the step's own code asked of the card. ``memory`` answers it, and refuses
-    what exceeds it while ``build`` or the program runs; nothing in the step that follows would catch the error. ``say``
-    is told the iteration and the operators so far whenever a stage begins.
+    it ``shortens``, loops of alike iterations left early where it ``leaves_alike``. The default training step
+    ``tells_both`` loops in one run where it can. ``cudnn`` is asked for the plans of convolutions. ``told`` is filled
+    with what the step's own code asked of the card. ``memory`` answers it, and refuses what exceeds it while ``build``
+    or the program runs; nothing in the step that follows would catch the error. ``say`` is told the iteration and the
+    operators so far whenever a stage begins.
 
     Raises :class:`graphmem.errors.CaptureError`, of which :class:`graphmem.errors.ProgramOutOfMemory` is one.
     """
@@ -101,6 +107,7 @@ def capture_model(
     endings: list[Ending] = []
     missed: list[bool] = []
     output_bytes = [0]
+    ran_both: list[LoopsBook | None] = []
 
     own = own_optimizer(step) if isinstance(step, Training) else None
 
@@ -119,7 +126,11 @@ def capture_model(
         notes.extend(built.notes)
         if isinstance(step, Training):
             loader = loader_for(build, built, sizes, step, iterations)
-            ended = run_training(session, built.model, built.inputs, built.loss, step, iterations, own, loader)
+            if tells_both and loader is None and step.pp is None and step.compile is None:
+                session.recorder.both = BothLoops(session.recorder.storages)
+            both = session.recorder.both
+            ended = run_training(session, built.model, built.inputs, built.loss, step, iterations, own, loader, both)
+            ran_both.append(both)
             notes.extend(ended.remarks)
             output_bytes[0] = ended.output_bytes
         elif step.generate is not None:
@@ -147,10 +158,10 @@ def capture_model(
         shortens=shortens,
         leaves_alike=leaves_alike,
     )
-    if not custom[0]:
-        notes.append(f"{ran[0]} iterations" + (f"; {_KEPT[step.loop]}" if isinstance(step, Training) else ""))
+    if not custom[0] and not isinstance(step, Training):
+        notes.append(f"{ran[0]} iterations")
     notes.extend(captured.notes)
-    return CapturedModel(
+    made = CapturedModel(
         captured.trace,
         tuple(notes),
         captured.assumed,
@@ -168,6 +179,30 @@ def capture_model(
         captured.optimizer,
         output_bytes[0],
     )
+    if custom[0] or not isinstance(step, Training):
+        return made
+    at = len(notes) - len(captured.notes)
+    by_loop = {
+        loop: replace(made, notes=(*notes[:at], f"{ran[0]} iterations; {kept}", *notes[at:]))
+        for loop, kept in _KEPT.items()
+    }
+    return _as_asked(by_loop, step.loop, ran_both[0], captured.held)
+
+
+def _as_asked(
+    by_loop: dict[str, CapturedModel], asked: str, both: LoopsBook | None, held: Trace | None
+) -> CapturedModel:
+    """Of both loops, each with the trace of the run, the one that was asked for, with the other one if it was told.
+
+    The run has dropped its outputs as far as it told ``both``, and ``held`` is the trace of a loop that held them."""
+    if both is None:
+        return by_loop[asked]
+    dropping, holding = by_loop["drop"], None if held is None else replace(by_loop["hold"], trace=held)
+    if asked == "drop":
+        return replace(dropping, other_loop=holding if both.is_told else None)
+    if holding is None:
+        return replace(by_loop["hold"], wants_own_loop=True)
+    return replace(holding, other_loop=dropping if both.is_told else None)
 
 
 def _misses_iterations(session: Session, ending: Ending) -> bool:

@@ -61,6 +61,8 @@ class Captured:
     communicators: tuple[Communicator, ...] = ()
     sharded: Sharded | None = None
     optimizer: str = ""
+    #: Of the loop that holds its output, where the run dropped it; None where there was none, or it cannot be told.
+    held: Trace | None = None
 
 
 class Session:
@@ -170,10 +172,11 @@ def capture(
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     builder.predicted_plans = len(card.predicted)
+    trace = builder.build()
     notes = (*context.compiled.notes(), *recorder.notes)
     operators = graph.graph if graph is not None else None
     return Captured(
-        builder.build(),
+        trace,
         assumed,
         operators,
         notes,
@@ -183,6 +186,7 @@ def capture(
         recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
         recorder.sharded,
         recorder.optimizers[0] if recorder.optimizers else "",
+        _of_holding_loop(recorder, teller, trace),
     )
 
 
@@ -190,6 +194,17 @@ def _on_node() -> int | None:
     """Processes of a machine as the environment of a launcher tells; None where there is none."""
     cards, _ = cards_of(None, os.environ)
     return cards if cards > 1 else None
+
+
+#: What a program that asks for it is told of memory, which differs with what a loop holds.
+_TOLD_OF_MEMORY = frozenset({"allocator", "free_bytes"})
+
+
+def _of_holding_loop(recorder: Recorder, teller: Teller, trace: Trace) -> Trace | None:
+    """The trace of the loop that holds, where nothing that the run was told could have been otherwise in it."""
+    if recorder.both is None or recorder.storages.refusals or recorder.values.exceeded:
+        return None
+    return None if teller.told & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
 
 
 def _assumptions(recorder: Recorder) -> dict[str, int]:
