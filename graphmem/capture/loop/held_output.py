@@ -97,10 +97,10 @@ class _Walk:
 
     def check_owned(self, root: Any) -> None:
         """Raises :class:`_Untold` where something else refers to one of the containers; ``root`` is in a variable."""
-        for key, held in self._held.items():
+        for key, references in self._counted.items():
             if key not in self._constant:
                 variables = 1 if key == id(root) else 0
-                if self._counted[key] != _OWNED - 1 + self._met[key] + variables:
+                if references != _OWNED - 1 + self._met[key] + variables:
                     raise _Untold
 
     def _into_one(self, value: Any, depth: int) -> None:
