@@ -21,9 +21,12 @@ from typing import Any
 from graphmem.devices import Device, device_named
 from graphmem.serving import engine_named
 from graphmem.serving.base import Question, Served, ServedModel
+from graphmem.serving.vllm.engine import VLLM
 from tests import places
 
 FILE = places.GOLDEN / "vllm" / "runs.json.gz"
+#: Runs of what those do not have: adapters, pipelines, experts shared out, drafts.
+FAMILIES = places.GOLDEN / "vllm" / "families.json.gz"
 _PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
 #: The card of a compute capability that the stub stood for.
 _CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
@@ -42,7 +45,18 @@ Run = dict[str, Any]
 @cache
 def runs() -> dict[str, Run]:
     """All recorded runs by name."""
-    found: dict[str, Run] = json.loads(gzip.decompress(FILE.read_bytes()))
+    return _read(FILE)
+
+
+@cache
+def families() -> dict[str, Run]:
+    """Those of :data:`FAMILIES`. ``rank`` is the stage of the pipeline that was started, ``draft_config`` the draft
+    model's configuration."""
+    return _read(FAMILIES)
+
+
+def _read(file: Path) -> dict[str, Run]:
+    found: dict[str, Run] = json.loads(gzip.decompress(file.read_bytes()))
     return found
 
 
@@ -60,20 +74,44 @@ def card(run: Run) -> Device:
 def question(name: str, run: Run) -> Question:
     """What graphmem is asked of a run."""
     options = {option: run["settings"][option] for option in _OPTIONS if option in run["settings"]}
+    others = {option: value for option, value in run["settings"].items() if option not in _OPTIONS}
+    if "draft_config" in run:
+        others["speculative_config"] = others["speculative_config"] | {"model": _draft(name)}
     return Question(
         ServedModel(name, run["model_config"]),
         card(run),
         entry="llm",
         cold=name in COLD,
         alloc_conf=run["environment"].get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        arguments=(("model_runner", run["resolved"]["model_runner"]), ("outside", "0")),
+        arguments=(
+            ("model_runner", run["resolved"]["model_runner"]),
+            ("outside", "0"),
+            ("load_format", "dummy"),
+            *((option, value if isinstance(value, str) else json.dumps(value)) for option, value in others.items()),
+        ),
         **options,
     )
 
 
+@cache
+def _draft(name: str) -> str:
+    """A folder with the configuration of a run's draft model, as long as this process lives."""
+    folder = Path(_FOLDERS.name, name)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(families()[name]["draft_config"]))
+    return str(folder)
+
+
+_FOLDERS = tempfile.TemporaryDirectory()
+
+
 def predicted(name: str) -> Served:
     """graphmem's answer to a run."""
-    return engine_named("vllm").serve(question(name, runs()[name]))
+    run = runs().get(name) or families()[name]
+    asked = question(name, run)
+    if "rank" in run:
+        return VLLM().stages_of(asked)[run["rank"]]
+    return engine_named("vllm").serve(asked)
 
 
 class Serving:
@@ -84,21 +122,23 @@ class Serving:
         python, stub = (os.environ.get(name) for name in ("GRAPHMEM_VLLM_PYTHON", "GRAPHMEM_STUB_DRIVER"))
         if not python or not stub:
             raise SystemExit("GRAPHMEM_VLLM_PYTHON and GRAPHMEM_STUB_DRIVER say with what to record")
-        recorded = dict(runs())
-        for name in arguments or list(recorded):
-            if name not in recorded:
-                raise SystemExit(f"{name!r} is none of {', '.join(recorded)}")
+        known = {FILE: dict(runs()), FAMILIES: dict(families())}
+        for name in arguments or [name for recorded in known.values() for name in recorded]:
+            recorded = next((recorded for recorded in known.values() if name in recorded), None)
+            if recorded is None:
+                raise SystemExit(f"{name!r} is none of {', '.join(one for found in known.values() for one in found)}")
             answer = _started(python, stub, recorded[name])
             if answer is None:
                 print(f"{name}: the engine did not start", file=sys.stderr)
                 return 1
             recorded[name] = answer
-        FILE.write_bytes(gzip.compress(json.dumps(recorded, separators=(",", ":")).encode(), mtime=0))
+        for file, recorded in known.items():
+            file.write_bytes(gzip.compress(json.dumps(recorded, separators=(",", ":")).encode(), mtime=0))
         return 0
 
     def table(self, arguments: list[str]) -> int:
         """Every run: bytes and blocks, recorded and predicted."""
-        for name, run in runs().items():
+        for name, run in (runs() | families()).items():
             try:
                 cache = predicted(name).kv_cache
             except Exception as error:
@@ -114,7 +154,8 @@ class Serving:
 def _started(python: str, stub: str, run: Run) -> Run | None:
     with tempfile.TemporaryDirectory() as folder:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
-        case.write_text(json.dumps({key: run[key] for key in ("settings", "environment", "model_config")}))
+        keys = ("settings", "environment", "model_config", "rank", "draft_config")
+        case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         environment = os.environ | run["environment"] | {"LD_PRELOAD": stub, "PYTHONPATH": str(_PROGRAM.parent)}
         subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)
         return json.loads(out.read_text()) if out.exists() else None

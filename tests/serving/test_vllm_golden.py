@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphmem.serving.vllm.engine import VLLM
-from tests.recorded.serving import predicted, question, runs
+from tests.recorded.serving import families, predicted, question, runs
 
 FOLLOWED = list(runs())
 
@@ -53,3 +53,42 @@ def test_the_allocator_reserves_what_was_reserved(name: str) -> None:
     changes = [at for at, kind in enumerate(trace.kinds) if kind == EventKind.ALLOCATOR_SETTINGS]
     assert len(changes) == 4
     assert int(played.reserved_bytes[changes[2] - 1]) == runs()[name]["stages"]["after load_model"]["reserved"]
+
+
+@pytest.mark.parametrize("name", list(families()))
+def test_further_families_are_the_engines(name: str) -> None:
+    """Adapters, pipelines, experts shared out, drafts: everything to the byte, on the stage that was started."""
+    run, answer = families()[name], predicted(name)
+    parts = {part.name: part.bytes for part in answer.parts}
+    held = (
+        "weights",
+        "adapters",
+        "draft model",
+        "buffers for batches",
+        "buffers per sequence",
+        "workspaces",
+        "segment slack",
+    )
+    assert answer.kv_cache.available_bytes == run["available"]
+    assert answer.kv_cache.blocks == run["blocks"]
+    assert parts["activation peak"] == run["headroom"]
+    assert parts.get("CUDA graphs, estimated", 0) == run["graphs_estimate"]
+    assert sum(parts.get(part, 0) for part in held) == run["consumed"]
+    settings = answer.settings
+    wanted = run["resolved"] | {"model_runner": run["resolved"]["model_runner"].upper()}
+    assert {key: settings[key] for key in wanted} == wanted
+
+
+def test_heads_of_real_drafts_are_their_own() -> None:
+    """The recorded drafts had dummy weights, with which the engine shares the target's head."""
+    asked = question("llama3.1-8b-eagle3", families()["llama3.1-8b-eagle3"])
+    real = asked.with_(arguments=tuple(pair for pair in asked.arguments if pair[0] != "load_format"))
+    parts = [{part.name: part.bytes for part in VLLM().serve(one).parts} for one in (asked, real)]
+    assert parts[1]["draft model"] - parts[0]["draft model"] == 32000 * 4096 * 2
+
+
+def test_a_pipeline_has_as_many_blocks_as_its_fullest_stage() -> None:
+    asked = question("llama3-8b-pp2-first", families()["llama3-8b-pp2-first"])
+    answers = VLLM().stages_of(asked)
+    assert VLLM().serve(asked).kv_cache.blocks == min(answer.kv_cache.blocks for answer in answers)
+    assert [answer.kv_cache.block_bytes for answer in answers] == [16 * 65536] * 2

@@ -27,7 +27,7 @@ WITHOUT_EFFECT = frozenset((
     "host", "port", "uvicorn_log_level", "api_key", "served_model_name", "chat_template", "tool_call_parser",
     "enable_auto_tool_choice", "reasoning_parser", "trust_remote_code", "seed", "disable_log_stats",
     "disable_log_requests", "enable_log_requests", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "revision",
-    "tokenizer_revision", "load_format", "download_dir", "distributed_executor_backend", "generation_config",
+    "tokenizer_revision", "download_dir", "distributed_executor_backend", "generation_config",
     "enable_prefix_caching", "no_enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy",
     "max_cpu_loras", "mm_processor_cache_gb", "disable_custom_all_reduce", "swap_space", "response_role",
     "kv_offloading_backend", "max_logprobs", "api_server_count", "root_path", "allowed_origins", "ssl_keyfile",
@@ -66,6 +66,7 @@ class Arguments:
     host_cache_bytes: int = 0
     async_scheduling: bool | None = None
     prefix_caching: bool = True
+    dummy_weights: bool = False
 
 
 @dataclass
@@ -126,6 +127,7 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
         host_cache_bytes=0 if size is None else size,
         async_scheduling=values.get("async_scheduling"),
         prefix_caching=values.get("enable_prefix_caching", True),
+        dummy_weights=values.get("load_format") == "dummy",
     )
 
 
@@ -252,5 +254,6 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "num_gpu_blocks_override": whole(),
     "kv_offloading_size": _gigabytes,
     "async_scheduling": flag,
+    "load_format": lambda name, text: text,
     "enable_prefix_caching": flag,
 }

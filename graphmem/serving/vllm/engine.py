@@ -19,13 +19,17 @@ from graphmem.errors import UsageError
 from graphmem.figures import Communicator, Figure
 from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
+from graphmem.serving.configurations import model_named
+from graphmem.serving.values import count
 from graphmem.serving.vllm import families, graphs, order, versions
 from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, layout_of
+from graphmem.serving.vllm.layers import Unquantized
 from graphmem.serving.vllm.models.base import Shape, stages
 from graphmem.serving.vllm.quantization import method_for
 from graphmem.serving.vllm.scheduler import Scheduler
 from graphmem.serving.vllm.settings import Settings, resolve
+from graphmem.serving.vllm.speculation import Draft
 from graphmem.trace import Trace, TraceBuilder
 from graphmem.units import GIB, MIB, format_bytes
 
@@ -41,6 +45,7 @@ class Start:
 
     weights: int
     adapters: int
+    draft: int
     runner_buffers: int
     sampling_buffers: int
     workspaces: int
@@ -63,21 +68,26 @@ class VLLM:
         """See :class:`graphmem.serving.base.Engine`."""
         if question.device.vendor != "NVIDIA":
             raise UsageError(f"{question.device.name}: vLLM is followed on NVIDIA's cards only")
-        settings = resolve(question)
-        shape, method_name, told = self.shape(question, settings)
-        answers = [
-            _answer(
-                question, settings, one, self.layout(settings, one), self._started(question, settings, one), method_name
-            )
-            for one in self.stages(settings, shape)
-        ]
+        answers = self.stages_of(question)
+        if len(answers) == 1:
+            return answers[0]
         worst = min(answers, key=lambda answer: (answer.refusal is None, answer.kv_cache.blocks))
-        if len(answers) > 1:
-            told = (*told, _stages_told(answers, worst))
-        return replace(worst, notes=(*told, *worst.notes))
+        return replace(worst, notes=(_stages_told(answers, worst), *worst.notes))
+
+    def stages_of(self, question: Question) -> list[Served]:
+        """The answer of every stage of the pipeline, as if the others had as many blocks."""
+        settings = resolve(question)
+        shape, method, told = self.shape(question, settings)
+        answers = []
+        for one in self.stages(settings, shape):
+            start = self._started(question, settings, one)
+            answer = _answer(question, settings, one, self.layout(settings, one), start, method)
+            answers.append(replace(answer, notes=(*told, *answer.notes)))
+        return answers
 
     def stages(self, settings: Settings, shape: Shape) -> list[Shape]:
         """The shape of every stage of the pipeline; the one alone where there is none. Raises :class:`UsageError`."""
+        _check_experts(settings, shape)
         count = settings.more.pipeline
         if count == 1:
             return [shape]
@@ -88,9 +98,26 @@ class VLLM:
             )
         return [replace(shape, stage=stage) for stage in stages(shape.layers, count)]
 
+    def draft(self, settings: Settings) -> Draft | None:
+        """What drafts tokens, None where nothing does. Raises :class:`graphmem.errors.GraphmemError`."""
+        asked = settings.more.speculation
+        if asked is None:
+            return None
+        if asked.model is None:
+            return Draft(asked.method, asked.tokens)
+        model = model_named(asked.model)
+        shape = families.shape_of(model, settings.itemsize, Unquantized(settings.itemsize))
+        vocab = count(model, "draft_vocab_size", 0, least=0)
+        checkpoint = model.checkpoint
+        own = vocab > 0 if checkpoint is None else checkpoint.has_head
+        return Draft(
+            asked.method, asked.tokens, shape, families.style_of(model, shape), vocab,
+            own_head=own and asked.method == "eagle3" and not settings.more.dummy_weights,
+        )  # fmt: skip
+
     def _started(self, question: Question, settings: Settings, shape: Shape) -> Start:
-        layout = self.layout(settings, shape)
-        return _start(settings_key(settings), shape, layout, question.device, question.alloc_conf)
+        layout, draft = self.layout(settings, shape), self.draft(settings)
+        return _start(settings_key(settings), shape, layout, question.device, question.alloc_conf, draft)
 
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
         """The model's sizes, how its weights are quantised, and what that assumes."""
@@ -101,7 +128,9 @@ class VLLM:
         """The KV cache's groups."""
         element = CACHE_DTYPES[settings.cache_dtype] or settings.itemsize
         in_flight = settings.batches_in_flight * settings.batch.tokens
-        return layout_of(shape, settings.tensor_parallel, settings.batch.block_size, element, in_flight)
+        draft = self.draft(settings)
+        drafting = draft.shape if draft is not None else None
+        return layout_of(shape, settings.tensor_parallel, settings.batch.block_size, element, in_flight, drafting)
 
     def trace(self, question: Question) -> Trace:
         """The start of one rank, as a Trace."""
@@ -109,7 +138,28 @@ class VLLM:
         shape, _, _ = self.shape(question, settings)
         cublas = _cublas_bytes(question.device, settings)
         layout = self.layout(settings, shape)
-        return order.start(settings, shape, layout, question.device, question.alloc_conf, cublas)[0].build()
+        draft = self.draft(settings)
+        return order.start(settings, shape, layout, question.device, question.alloc_conf, cublas, draft)[0].build()
+
+
+def _check_experts(settings: Settings, shape: Shape) -> None:
+    """Raises :class:`UsageError` for what experts do that is not known."""
+    more = settings.more
+    if shape.experts is None:
+        if more.expert_parallel:
+            raise UsageError(f"enable_expert_parallel: {shape.kind} has no experts; leave it out")
+        return
+    if more.data > 1:
+        raise UsageError(
+            "what experts gather from several data-parallel ranks is not known: ask for one replica, "
+            "--data-parallel-size 1, with --tensor-parallel-size for all its cards"
+        )
+    ranks, copies = settings.tensor_parallel, shape.experts.count + more.redundant_experts
+    if more.balanced and (not more.expert_parallel or copies % ranks):
+        raise UsageError(
+            f"enable_eplb needs --enable-expert-parallel and ranks ({ranks}) that divide the experts and their copies "
+            f"({copies}); give num_redundant_experts {-shape.experts.count % ranks} or that and a multiple of {ranks}"
+        )
 
 
 def _stages_told(answers: list[Served], worst: Served) -> str:
@@ -135,12 +185,15 @@ def _cublas_bytes(device: Device, settings: Settings) -> int:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str) -> Start:
+def _start(
+    settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str, draft: Draft | None
+) -> Start:
     """The start on the allocator of a card with so much free: blocks that are not split make it run into the limit and
     give its cache back. What does not fit then is played without a limit, and is the arithmetic's to say."""
     torch = versions.torch_of(settings.version)
     conf = parse_alloc_conf(alloc_conf, torch)
-    builder, marks = order.start(settings, shape, layout, device, alloc_conf, _cublas_bytes(device, settings))
+    cublas = _cublas_bytes(device, settings)
+    builder, marks = order.start(settings, shape, layout, device, alloc_conf, cublas, draft)
     free = _free_bytes(device, settings)
     played = _played(builder, PyTorchCachingAllocator(free, conf, torch))
     if played is None:
@@ -151,12 +204,13 @@ def _start(settings: Settings, shape: Shape, layout: Layout, device: Device, all
     stays, peak = allocated[marks.after], max(allocated[marks.before : marks.after + 1])
     consumed = reserved[marks.after]
     weights = allocated[marks.weights] - allocated[marks.buffers]
-    sampling = allocated[marks.loaded] - allocated[marks.adapted]
+    sampling = allocated[marks.loaded] - allocated[marks.drafting]
     workspaces = stays - allocated[marks.before]
     captured = marks.graphs
     return Start(
         weights=weights,
         adapters=allocated[marks.adapted] - allocated[marks.weights],
+        draft=allocated[marks.drafting] - allocated[marks.adapted],
         runner_buffers=allocated[marks.buffers],
         sampling_buffers=sampling,
         workspaces=workspaces,
@@ -247,6 +301,8 @@ def _parts(question: Question, settings: Settings, start: Start, unrequested: in
     if settings.more.adapters:
         slots, rank = settings.more.adapters.slots, settings.more.adapters.rank
         parts.append(Part("adapters", start.adapters, f"{slots} slots of rank {rank}, whether used or not"))
+    if start.draft:
+        parts.append(Part("draft model", start.draft, "what it does not share with the target"))
     requests = settings.batch.requests
     if versions.DEVICE_LEVEL.holds(settings.version):
         parts += [

@@ -58,6 +58,13 @@ def family(run: Run, shape: Shape) -> Family:
     return Decoder(run, shape, _STYLES[shape.kind])
 
 
+def style_of(model: ServedModel, shape: Shape) -> Style:
+    """How a decoder differs from Llama. Raises :class:`UsageError` for a model that is no such decoder."""
+    if shape.kind not in _STYLES or shape.experts is not None or shape.latent is not None:
+        raise UsageError(f"{model.name}: a draft of model_type {shape.kind} is not followed; accepted: dense decoders")
+    return _STYLES[shape.kind]
+
+
 def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for what is missing."""
     config = model.config

@@ -11,7 +11,7 @@ warm-up before it used: the samples are negative, and taking them away adds the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,6 +42,7 @@ class Marks:
     samples: tuple[tuple[int, int], ...]
     piecewise_graphs: int
     whole_graphs: int
+    first_runner: bool = False
 
 
 def estimate(marks: Marks, reserved: Sequence[int]) -> int:
@@ -54,20 +55,52 @@ def estimate(marks: Marks, reserved: Sequence[int]) -> int:
         return (graphs - 1) * (max(samples[1], LEAST_GRAPH_BYTES) if len(samples) > 1 else 0)
 
     samples = taken(marks.samples)
-    if marks.pieces:
-        pieces = taken(marks.pieces)
-        kinds = [(pieces, marks.piecewise_graphs)] + ([(samples, marks.whole_graphs)] if samples else [])
+    if marks.first_runner:
+        found = ((taken(marks.pieces), marks.piecewise_graphs), (samples, marks.whole_graphs))
+        kinds = [(kind, graphs) for kind, graphs in found if kind]
         return max(kind[0] for kind, _ in kinds) + sum(rest(kind, graphs) for kind, graphs in kinds)
     measured = int(reserved[marks.end] - reserved[marks.start])
     whole = samples[0] + rest(samples, marks.whole_graphs) if samples else 0
     return max(measured - sum(samples) + whole, 0)
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """Which graphs are captured (``cudagraph_mode``), and of what: ``drafted`` tokens of a request beside its own, so
+    many ``cases`` of every size (with adapters and without), and what puts dummy adapters into their slots."""
+
+    mode: str = "FULL_AND_PIECEWISE"
+    drafted: int = 0
+    cases: int = 1
+    fill: Callable[[], None] = lambda: None
+
+    @property
+    def pieces(self) -> bool:
+        """Whether batches of any kind are captured piece by piece."""
+        return self.mode in ("PIECEWISE", "FULL_AND_PIECEWISE")
+
+    def whole(self, sizes: Sequence[int], requests: int) -> list[int]:
+        """Batches that are captured whole, largest first: those that only decode, of as many tokens for each request
+        (``_init_candidates``); all of them where nothing is captured in pieces."""
+        if self.mode == "PIECEWISE":
+            return []
+        if self.mode == "FULL":
+            chosen = sorted(sizes, reverse=True)
+        else:
+            each = self.drafted + 1
+            rounded = {cdiv(size, each) * each for size in sizes}
+            chosen = sorted((one for one in rounded if one <= min(requests * each, max(sizes))), reverse=True)
+        return [size for size in chosen for _ in range(self.cases)]
+
+
 class GraphProfile:
     """The capture of all graphs, written down."""
 
-    def __init__(self, run: Run, model: Family, batch: Batch, backend: AttentionBackend, layers: int) -> None:
+    def __init__(
+        self, run: Run, model: Family, batch: Batch, backend: AttentionBackend, layers: int, kinds: Kinds
+    ) -> None:
         self.run, self.model, self.batch, self.backend, self.layers = run, model, batch, backend, layers
+        self.kinds = kinds
         self._pool = run.builder.pool("CUDA graphs")
         self._states: list[Tensor] = []
 
@@ -75,14 +108,15 @@ class GraphProfile:
         """As the second model runner does: all piecewise graphs, two whole ones. ``sizes`` are of batches in tokens,
         ``tables`` the bytes of each KV cache group's block table."""
         run = self.run
-        sizes = sorted(sizes, reverse=True)
-        whole = [size for size in sizes if size <= self.batch.requests]
+        whole = self.kinds.whole(sizes, self.batch.requests)
+        sizes = sorted(sizes * self.kinds.cases, reverse=True)
         kept = self._minimal_cache(sizes[0], block_bytes, tables)
         start = self._begin()
+        self.kinds.fill()
         samples = []
         hidden: Tensor | None = None
         with run.placed(CAPTURE_STREAM):
-            for size in sizes:
+            for size in sizes if self.kinds.pieces else ():
                 followed = None if size == sizes[0] else _FOLLOWED_LAYERS
                 self._dummy(size)
                 result = self._forward(size, 0, followed)
@@ -92,7 +126,10 @@ class GraphProfile:
                 self._piecewise(size, followed)
             for size in whole[:SAMPLES]:
                 self._dummy(size)
-                run.free(self._forward(size, 0))
+                result = self._forward(size, 0)
+                if hidden is None:
+                    hidden = run.new(result.bytes, "static hidden states", Category.WORKSPACE)
+                run.free(result)
                 self._dummy(size)
                 before = run.mark() - 1
                 self._begin_graph()
@@ -101,19 +138,20 @@ class GraphProfile:
         end = run.mark() - 1
         assert hidden is not None
         self._end([*kept, hidden])
-        return Marks(start, end, (), tuple(samples), len(sizes), len(whole))
+        return Marks(start, end, (), tuple(samples), len(sizes) if self.kinds.pieces else 0, len(whole))
 
     def record_first(self, sizes: list[int], block_bytes: int, tables: list[int]) -> Marks:
         """As the first model runner does (v1/worker/gpu_model_runner.py): the two largest graphs of either kind, each
         measured from before its warm-up."""
         run = self.run
-        sizes = sorted(sizes, reverse=True)
-        whole = [size for size in sizes if size <= self.batch.requests]
+        whole = self.kinds.whole(sizes, self.batch.requests)
+        sizes = sorted(sizes * self.kinds.cases, reverse=True)
         kept = self._minimal_cache(sizes[0], block_bytes, tables)
         start = self._begin()
+        self.kinds.fill()
         pieces, samples = [], []
         with run.placed(CAPTURE_STREAM):
-            for size in sizes[:SAMPLES]:
+            for size in sizes[:SAMPLES] if self.kinds.pieces else ():
                 before = run.mark() - 1
                 self._dummy(size)
                 run.free(self._forward(size, 0))
@@ -128,7 +166,8 @@ class GraphProfile:
                 samples.append((before, run.mark() - 1))
         end = run.mark() - 1
         self._end(kept)
-        return Marks(start, end, tuple(pieces), tuple(samples), len(sizes), len(whole))
+        count = len(sizes) if self.kinds.pieces else 0
+        return Marks(start, end, tuple(pieces), tuple(samples), count, len(whole), first_runner=True)
 
     def _minimal_cache(self, largest: int, block_bytes: int, tables: list[int]) -> list[Tensor]:
         """A KV cache of a block for each sequence, with its tables and the attention's buffers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Shape
 
@@ -33,10 +34,14 @@ class Group:
     spec: Spec
     layers: int
     own: int | None = None
+    #: Bytes of this rank's part of a block where its layers' pages differ.
+    mixed_bytes: int | None = None
 
     @property
     def block_bytes(self) -> int:
         """Bytes of this rank's part of a block."""
+        if self.mixed_bytes is not None:
+            return self.mixed_bytes
         return (self.layers if self.own is None else self.own) * self.spec.page_bytes
 
 
@@ -87,11 +92,17 @@ class Layout:
         return result
 
 
-def layout_of(shape: Shape, tp: int, block_size: int, cache_bytes: int, tokens_in_flight: int) -> Layout:
+def layout_of(
+    shape: Shape, tp: int, block_size: int, cache_bytes: int, tokens_in_flight: int, draft: Shape | None = None
+) -> Layout:
     """The groups of a model of this shape (``get_kv_cache_groups``): of all stages' layers together, whichever has
     them."""
     specs = [_spec(shape, tp, block_size, cache_bytes, window) for window in shape.windows]
-    return Layout(tuple(_grouped(specs, shape.own.layers)), block_size, tokens_in_flight)
+    if draft is not None:  # on the last stage, as its layers are
+        specs += [_spec(draft, tp, block_size, cache_bytes, window) for window in draft.windows]
+    own = shape.own
+    last = len(specs) if own.last else own.layers.stop
+    return Layout(tuple(_grouped(specs, range(own.layers.start, last))), block_size, tokens_in_flight)
 
 
 def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None) -> Spec:
@@ -103,6 +114,12 @@ def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int 
 def _grouped(specs: Sequence[Spec], own: range) -> list[Group]:
     """Layers of one kind, cut into groups of as many layers as the rarest kind has; of the commonest where that has not
     half as many again (``_get_kv_cache_groups_uniform_page_size``). The last group of a kind may be padded."""
+    if len({spec.window for spec in specs}) == 1 and len({spec.page_bytes for spec in specs}) > 1:
+        # Alike but for their pages (``UniformTypeKVCacheSpecs``): one group.
+        sizes = [spec.page_bytes for layer, spec in enumerate(specs) if layer in own]
+        return [Group(specs[0], len(specs), len(sizes), sum(sizes))]
+    if len({spec.page_bytes for spec in specs}) > 1:
+        raise UsageError("windows of attention beside a draft model whose pages are of another size are not followed")
     kinds: dict[Spec, list[int]] = {}
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec, []).append(layer)

@@ -54,7 +54,7 @@ class Unquantized:
         self.itemsize = itemsize
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
-        run.new(sum(outputs) * inputs * self.itemsize, f"{name}.weight")
+        run.named[f"{name}.weight"] = run.new(sum(outputs) * inputs * self.itemsize, f"{name}.weight")
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """As they were loaded."""

@@ -21,17 +21,19 @@ from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.run import ExpertRanks, Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
 from graphmem.serving.vllm.settings import Settings
+from graphmem.serving.vllm.speculation import Draft, speculator_for
 from graphmem.trace import Category, TraceBuilder
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Events: the last before the weights, with them, with room for adapters, after loading, before and after the
-    profile run."""
+    """Events: the last before the weights, with them, with room for adapters, with a draft model, after loading,
+    before and after the profile run."""
 
     buffers: int
     weights: int
     adapted: int
+    drafting: int
     loaded: int
     before: int
     after: int
@@ -39,13 +41,20 @@ class Marks:
 
 
 def start(
-    settings: Settings, shape: Shape, layout: Layout, device: Device, alloc_conf: str, cublas_bytes: int
+    settings: Settings,
+    shape: Shape,
+    layout: Layout,
+    device: Device,
+    alloc_conf: str,
+    cublas_bytes: int,
+    draft: Draft | None = None,
 ) -> tuple[TraceBuilder, Marks]:
     """The start of one rank up to where the engine knows what is left, as a trace that is not built yet."""
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts = _expert_ranks(settings)
-    runner = RUNNERS[settings.runner](run, settings.batch, shape)
+    speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
+    runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
     with run.phase("buffers of the model runner", Category.BUFFER):
         runner.make()
@@ -63,12 +72,17 @@ def start(
         weights = run.mark() - 1
         slots = model.adapt(settings.more.adapters) if settings.more.adapters else []
         adapted = run.mark() - 1
-    with run.phase("buffers of sampling", Category.BUFFER):
-        runner.after_loading(model)
+        if speculator is not None:
+            model.tap(speculator.taps(shape.layers))
+            speculator.load(model)
+        drafting = run.mark() - 1
+        with run.phase("buffers of sampling", Category.BUFFER):
+            runner.after_loading(model)
     loaded = run.mark() - 1
     run.empty_cache()
     before = run.mark() - 1
-    profiled = model if settings.eager else _Compiled(model, run, shape, settings.cold)
+    plain = settings.eager or not settings.more.compiled or draft is not None
+    profiled = model if plain else _Compiled(model, run, shape, settings.cold)
     with (
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
@@ -82,10 +96,16 @@ def start(
         backend = backend_for(device, shape, settings.tensor_parallel)
         tables = [graphs.block_table_bytes(settings.batch, layout.block_size) for _ in layout.groups]
         with run.phase("CUDA graphs", Category.WORKSPACE):
-            profile = graphs.GraphProfile(run, model, settings.batch, backend, shape.layers)
+            kinds = graphs.Kinds(
+                settings.more.graph_mode,
+                draft.tokens if draft is not None else 0,
+                2 if settings.more.adapters else 1,
+                lambda: _fill(slots, settings),
+            )
+            profile = graphs.GraphProfile(run, model, settings.batch, backend, len(shape.own.layers), kinds)
             record = profile.record if settings.runner == "V2" else profile.record_first
             captured = record(list(settings.capture_sizes), layout.block_bytes, tables)
-    return run.builder, Marks(buffers, weights, adapted, loaded, before, after, captured)
+    return run.builder, Marks(buffers, weights, adapted, drafting, loaded, before, after, captured)
 
 
 def _expert_ranks(settings: Settings) -> ExpertRanks:
@@ -126,6 +146,9 @@ class _Compiled(Family):
 
     def send(self, hidden: Tensor) -> None:
         self._model.send(hidden)
+
+    def taken(self) -> list[Tensor]:
+        return self._model.taken()
 
     def forward(self, tokens: int) -> Tensor:
         if self._cold:

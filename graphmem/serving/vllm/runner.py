@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.models.experts import balance
 from graphmem.serving.vllm.run import Batch, Run, Tensor
+from graphmem.serving.vllm.speculation import NGram, Speculator
 from graphmem.trace import Category
 
 #: sample/logit_bias.py: MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_LOGIT_BIAS_TOKENS (twice: ids and values), stop ids.
@@ -31,8 +33,9 @@ class ModelRunner(ABC):
 
     name: str
 
-    def __init__(self, run: Run, batch: Batch, shape: Shape) -> None:
-        self.run, self.batch, self.shape = run, batch, shape
+    def __init__(self, run: Run, batch: Batch, shape: Shape, speculator: Speculator | None = None) -> None:
+        self.run, self.batch, self.shape, self.speculator = run, batch, shape, speculator
+        self.drafted = speculator.draft.tokens if speculator is not None else 0
 
     @abstractmethod
     def make(self) -> None:
@@ -60,8 +63,13 @@ class V2(ModelRunner):
 
     def make(self) -> None:
         tokens, requests = self.batch.tokens, self.batch.requests
-        # Tokens so far, computed tokens, sampled tokens (64 bits), next prompt tokens.
-        self.buffers("request states", requests * 4, requests * 4, requests * 8, requests * 4)
+        if isinstance(self.speculator, NGram):
+            self.buffers("tokens of all requests", requests * self.batch.length * 4)
+        # Tokens so far, computed tokens, sampled and drafted tokens (64 bits), next prompt tokens.
+        drafted = [requests * self.drafted * 8] if self.drafted else []
+        self.buffers("request states", requests * 4, requests * 4, requests * 8, *drafted, requests * 4)
+        if self.speculator is not None:
+            self.speculator.make()
         # Ids, positions, padding; starts of queries, lengths, lengths under context parallelism.
         self.buffers(
             "input buffers", tokens * 4, tokens * 8, tokens, (requests + 1) * 4, requests * 4, requests * 4
@@ -70,6 +78,7 @@ class V2(ModelRunner):
     def after_loading(self, model: Family) -> None:
         if self.shape.own.last:
             self._sampling_buffers()
+        balance(self.run, self.shape)
         if not self.shape.own.first:
             model.receive(self.batch.tokens)
 
@@ -81,21 +90,29 @@ class V2(ModelRunner):
         self.buffers("logit bias", *(requests * count * 4 for count in _LOGIT_BIAS))
         self.buffers("bad words", *(requests * count * 4 for count in _BAD_WORDS))
         self.buffers("log probabilities of given ids", requests * _LOGPROB_IDS * 4)
-        self.buffers("structured outputs: indices", requests * 4)
-        self.buffers("structured outputs: grammar mask", mask)
+        self.buffers("structured outputs: indices", requests * (1 + self.drafted) * 4)
+        self.buffers("structured outputs: grammar mask", mask * (1 + self.drafted))
 
     def profile(self, model: Family) -> None:
         run, rows = self.run, self.batch.profiled_requests
         run.enter("dummy batch")
         batch = self._dummy_batch(rows)
-        hidden = model.forward(self.batch.tokens)
+        tokens = self.batch.tokens
+        if self.speculator is not None:
+            tokens -= self.batch.requests * self.speculator.draft.extra_slots
+        hidden = model.forward(tokens)
         if not self.shape.own.last:
             model.send(hidden)  # the batch stays: nobody takes ``execute_model_state`` on such a rank
             return
+        tapped = model.taken() if self.speculator is not None else []
+        if self.speculator is not None:
+            numbers = [run.new(rows * 4) for _ in range(2)]
+            self.speculator.propose(rows, tokens, tapped)
+            run.free(*numbers)
         run.enter("sampled hidden states")
         indices = run.new(rows * 8)
         sampled = run.new(rows * self.shape.hidden * self.shape.itemsize, "sampled hidden states")
-        run.free(indices, *batch)
+        run.free(indices, *batch, *reversed(tapped))
         logits = model.logits(rows)
         self._sample(rows)
         run.free(logits, hidden, sampled)

@@ -95,7 +95,6 @@ def resolve(question: Question) -> Settings:
     version = versions.checked(question.version)
     config = question.model.config
     more = arguments.read(question.arguments)
-    _check_followed(more)
     length, longest = _length(question.model, question.max_model_len)
     tokens, requests = _batch_defaults(question, version)
     requests = _positive("max_num_seqs", question.max_num_seqs) or requests
@@ -121,6 +120,7 @@ def resolve(question: Question) -> Settings:
     dtype, itemsize = _dtype(question, config)
     check_parallel(question.model, question.tensor_parallel_size)
     runner = _runner(more, version)
+    _check_followed(more, runner)
     eager = question.enforce_eager or (not more.compiled and more.graph_mode == "NONE")
     batch = Batch(tokens, requests, length, block_size)
     return Settings(
@@ -141,12 +141,11 @@ def resolve(question: Question) -> Settings:
     )
 
 
-def _check_followed(more: Arguments) -> None:
+def _check_followed(more: Arguments, runner: str) -> None:
     """What is read and not followed yet."""
     asked = {
-        "enable_eplb": more.balanced,
-        "data_parallel_size": more.data > 1, "speculative_config": more.speculation,
-        "cudagraph_mode": more.graph_mode != "FULL_AND_PIECEWISE" or not more.compiled,
+        "speculative_config with model_runner v1": more.speculation and runner == "V1",
+        "speculative_config with a pipeline": more.speculation and more.pipeline > 1,
     }  # fmt: skip
     for name, given in asked.items():
         if given:

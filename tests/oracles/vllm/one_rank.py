@@ -1,5 +1,5 @@
-"""Imported before vllm: this process is rank 0 of a tensor-parallel group of RANKS, whose collectives only allocate
-what the real ones do. The group has nobody else in it."""
+"""Imported before vllm: this process is rank OWN_RANK of a group of RANKS (tensor parallel, or stages of a pipeline),
+whose collectives only allocate what the real ones do. The group has nobody else in it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-RANKS = int(os.environ["RANKS"])
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1",
-                  MASTER_PORT="29555")  # fmt: skip
+RANKS, OWN = int(os.environ["RANKS"]), int(os.environ.get("OWN_RANK", "0"))
+os.environ |= {
+    "RANK": str(OWN), "LOCAL_RANK": "0", "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555",
+}  # fmt: skip
 _init, _new_group = dist.init_process_group, dist.new_group
 
 
 def _init_process_group(backend=None, *arguments, **options):
-    return _init(backend="fake", rank=0, world_size=RANKS, store=FakeStore())
+    return _init(backend="fake", rank=OWN, world_size=RANKS, store=FakeStore())
 
 
 def _fake_group(ranks=None, *arguments, **options):

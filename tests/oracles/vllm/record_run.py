@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 CASE: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-if CASE["settings"].get("tensor_parallel_size", 1) > 1:
-    os.environ["RANKS"] = str(CASE["settings"]["tensor_parallel_size"])
+_RANKS = CASE["settings"].get("tensor_parallel_size", 1) * CASE["settings"].get("pipeline_parallel_size", 1)
+if _RANKS > 1:
+    os.environ |= {"RANKS": str(_RANKS), "OWN_RANK": str(CASE.get("rank", 0))}
     import one_rank  # noqa: F401
 
 import torch  # noqa: E402
 import vllm.utils.mem_utils as mem_utils  # noqa: E402
 from vllm import LLM  # noqa: E402
+from vllm.config.vllm import VllmConfig  # noqa: E402
 from vllm.v1.worker import gpu_worker  # noqa: E402
 
 _COUNTERS = ("allocated_bytes.all.current", "reserved_bytes.all.current", "requested_bytes.all.current")
@@ -52,9 +54,20 @@ for _name in ("load_model", "determine_available_memory"):
 _made = mem_utils.MemoryProfilingResult.__post_init__
 mem_utils.MemoryProfilingResult.__post_init__ = lambda self: (_made(self), profiles.append(self))[0]
 
+if _RANKS > 1:
+    CASE["settings"]["distributed_executor_backend"] = "external_launcher"
+    # The second runner lacks nothing here that it has with other launchers: it only cannot answer on all ranks.
+    VllmConfig._get_v2_model_runner_unsupported_features = lambda self: []
+
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "config.json").write_text(json.dumps(CASE["model_config"]))
+    if "draft_config" in CASE:
+        Path(folder, "draft").mkdir()
+        Path(folder, "draft", "config.json").write_text(json.dumps(CASE["draft_config"]))
+        CASE["settings"]["speculative_config"]["model"] = str(Path(folder, "draft"))
     engine = LLM(model=folder, skip_tokenizer_init=True, load_format="dummy", **CASE["settings"])
+    if "draft_config" in CASE:
+        del CASE["settings"]["speculative_config"]["model"]
 core = engine.llm_engine.engine_core.engine_core
 worker = core.model_executor.driver_worker.worker
 config, cache = worker.vllm_config, core.scheduler.kv_cache_config

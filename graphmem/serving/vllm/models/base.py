@@ -45,6 +45,15 @@ class Family(ABC):
         is not followed in a pipeline."""
         raise UsageError("--pipeline-parallel-size is followed for decoders like Llama's only")
 
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Hidden states after these layers are kept in every step. Raises :class:`UsageError`."""
+        if layers:
+            raise UsageError("EAGLE-3 is followed for decoders like Llama's only")
+
+    def taken(self) -> list[Tensor]:
+        """What was kept in the last step; whoever asks lets it go."""
+        return []
+
     def send(self, hidden: Tensor) -> None:
         """What was given to the next stage is let go."""
         self.run.free(hidden)

@@ -6,11 +6,11 @@ in few places, each a field of :class:`Style`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
 from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
-from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
+from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape, Stage
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention
 from graphmem.serving.vllm.run import Run, Tensor
@@ -24,7 +24,8 @@ class Style:
     ``norm``: ``rms`` adds the residual in place, ``gemma`` computes in fp32 and returns new tensors. ``holds_gate_up``:
     the feed-forward layer keeps a name for it until it returns. ``head_norms``: queries and keys are normed per head.
     ``post_norms``: what attention and feed-forward return is normed too. ``scales_embedding``: it is multiplied.
-    ``makes_tied_head``: with tied embeddings the head is made first, and dropped.
+    ``makes_tied_head``: with tied embeddings the head is made first, and dropped. ``first_norm``: the first layer has
+    one before attention (EAGLE's has none).
     """
 
     norm: str = "rms"
@@ -35,6 +36,7 @@ class Style:
     scales_embedding: bool = False
     soft_cap: bool = False
     makes_tied_head: bool = True
+    first_norm: bool = True
 
 
 class Norm:
@@ -116,7 +118,7 @@ class Attention:
         self.norms: tuple[Norm, Norm] | None = None
         if style.head_norms and style.norm == "gemma":
             self.norms = self._head_norms()
-        rope = shape.rope_of(layer)
+        rope = (shape.rope_of(layer), shape.rope_positions, shape.rotary_dim)
         if rope not in ropes:  # the engine keeps one table for equal arguments
             ropes.add(rope)
             table = f"{name}.rotary_emb"
@@ -203,7 +205,11 @@ class Layer:
         names = ["input_layernorm", "post_attention_layernorm"]
         if style.post_norms:
             names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-        self.norms = [Norm(run, f"{name}.{one}", shape.hidden, shape.itemsize, style.norm) for one in names]
+        self.enters_normed = style.first_norm or index > 0
+        made = names if self.enters_normed else names[1:]
+        self.norms = [Norm(run, f"{name}.{one}", shape.hidden, shape.itemsize, style.norm) for one in made]
+        if not self.enters_normed:
+            self.norms.insert(0, self.norms[0])  # not called
 
     def finish(self) -> None:
         """After loading."""
@@ -220,7 +226,7 @@ class Layer:
 
         if residual is None:
             residual = hidden
-            normed = self.norms[0].plain(tokens)
+            normed = self.norms[0].plain(tokens) if self.enters_normed else hidden
         else:
             normed, residual = self.norms[0].added(tokens, hidden, residual)
         attended = self.attention(tokens)
@@ -251,7 +257,7 @@ class Decoder(Family):
         size, stage = shape.itemsize, shape.own
         if stage.first or (shape.tied and stage.last):
             self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
-        ropes: set[object] = set()
+        ropes = run.ropes
         self.layers = [Layer(run, f"model.layers.{index}", shape, style, ropes, index) for index in stage.layers]
         if stage.last:
             self.norm = Norm(run, "model.norm", shape.hidden, size, style.norm)
@@ -260,7 +266,28 @@ class Decoder(Family):
         if stage.last:
             self.head = self._head()
         self._received: tuple[Tensor, Tensor] | None = None
+        #: Layers after which hidden states are kept for a draft, and what was kept.
+        self.taps: tuple[int, ...] = ()
+        self.tapped: list[Tensor] = []
         self._sent: Tensor | None = None
+
+    @classmethod
+    def layers_alone(cls, run: Run, shape: Shape, style: Style) -> Decoder:
+        """The layers without embeddings, last norm and head."""
+        return cls(run, replace(shape, stage=Stage(range(shape.layers), first=False, last=False)), style)
+
+    def through(self, tokens: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(hidden, residual) after the layers; what was given is let go, or is the residual."""
+        run = self.run
+        residual: Tensor | None = None
+        for layer in self.layers:
+            before = hidden, residual
+            hidden, residual = layer(tokens, hidden, residual)
+            for old in dict.fromkeys(before):
+                if old is not None and old not in (hidden, residual):
+                    run.free(old)
+        assert residual is not None
+        return hidden, residual
 
     def _head(self) -> Embedding:
         run, shape = self.run, self.shape
@@ -304,12 +331,14 @@ class Decoder(Family):
         run = self.run
         hidden, residual = self._entered(tokens)
         kept = self._received or ()
-        for layer in layers:
+        for number, layer in enumerate(layers, start=1):
             before = hidden, residual
             hidden, residual = layer(tokens, hidden, residual)
             for old in dict.fromkeys(before):
                 if old is not None and old not in (hidden, residual, *kept):
                     run.free(old)
+            if number in self.taps:
+                self.tapped.append(run.new(hidden.bytes, "kept for the draft"))
         assert residual is not None
         if not self.shape.own.last:
             self._sent = residual
@@ -330,6 +359,13 @@ class Decoder(Family):
             run.free(hidden)
             hidden = scaled
         return hidden, None
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        self.taps = layers
+
+    def taken(self) -> list[Tensor]:
+        taken, self.tapped = self.tapped, []
+        return taken
 
     def send(self, hidden: Tensor) -> None:
         self.run.free(hidden)

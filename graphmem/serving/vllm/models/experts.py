@@ -72,3 +72,29 @@ class Experts:
             run.free(shared, output)
             output = total
         return run.all_reduce(output)
+
+
+#: Copies that an expert can have and one more, and steps whose load is remembered (distributed/eplb/eplb_state.py,
+#: ``MAX_EXPERT_REDUNDANCY``; config/parallel.py, ``window_size``).
+_SLOTS, _WINDOW = 1024, 1000
+
+
+def balance(run: Run, shape: Shape) -> None:
+    """``--enable-eplb``: where every expert's copies are, their load in the last steps, and room for the experts of one
+    layer while they are moved (``EplbState.add_model``)."""
+    experts = shape.experts
+    if experts is None or not run.experts.balanced:
+        return
+    run.enter("expert parallelism load balancer")
+    layers = sum(experts.in_layer(index) for index in shape.own.layers)
+    copies = experts.count + run.experts.redundant
+    made = [run.new(size) for size in (copies * 8, experts.count * _SLOTS * 8, experts.count * 8)]
+    sizes = (copies * 8, experts.count * _SLOTS * 8, experts.count * 8, copies * 4, _WINDOW * copies * 4)
+    for size in sizes:
+        run.new(layers * size, "load of experts", Category.BUFFER)
+    run.new(4, "load of experts", Category.BUFFER)
+    run.new(1, "load of experts", Category.BUFFER)
+    local = cdiv(copies, run.experts.ranks)
+    shape.linear.make_experts(run, "experts on their way", local, shape.hidden, experts.width // run.experts.slices)
+    run.new(layers * experts.count * 8, "load of experts", Category.BUFFER)
+    run.free(*made)

@@ -38,8 +38,9 @@ class LatentAttention:
         run.new(latent.kv_rank * size, f"{name}.kv_a_layernorm.weight")
         linear("kv_b_proj", latent.kv_rank, [self.heads * (latent.nope + latent.value)])
         self.o_proj = linear("o_proj", self.heads * latent.value, [hidden], reduce=True)
-        if not ropes:
-            ropes.add(None)
+        rope = (None, shape.rope_positions, latent.rope)
+        if rope not in ropes:
+            ropes.add(rope)
             rotary(run, f"{name}.rotary_emb", shape.rope_positions, latent.rope, size, scaled=shape.rope_scaled)
         self.scales = AttentionScales(run, f"{name}.mla_attn")
 

@@ -1,0 +1,268 @@
+"""Speculative decoding: what drafts tokens, its weights and its part of the profile run.
+
+Followed from vllm 0.32.0, ``v1/worker/gpu/spec_decode`` (``speculator``, ``ngram``, ``standalone_ar``,
+``target_dependent_ar``) and ``model_executor/models/llama_eagle{,3}.py``. A draft drafts while the engine profiles too:
+one step of all tokens, then one of a token for each request, as many as are drafted after the first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+from graphmem.errors import UsageError
+from graphmem.serving.vllm.layers import Embedding, Linear, cdiv
+from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.models.decoder import Attention, Decoder, Norm, Style
+from graphmem.serving.vllm.run import Batch, Run, Tensor
+from graphmem.trace import Category
+
+#: Tokens that a block of the n-gram search covers, by the longest request (ngram/speculator.py).
+_NGRAM_BLOCKS = ((1024, 256), (256, 128), (64, 64), (0, 16))
+#: Bytes of an index in the buffers.
+_LONG = 8
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What drafts: its method, tokens, and the draft model's sizes. ``own_head``: its checkpoint has a head and
+    embeddings are the target's; else both are."""
+
+    method: str
+    tokens: int
+    shape: Shape | None = None
+    style: Style | None = None
+    draft_vocab: int = 0
+    own_head: bool = False
+
+    @property
+    def extra_slots(self) -> int:
+        """Tokens of every request that the engine keeps free of a batch (``_set_max_num_scheduled_tokens``)."""
+        return 1 if self.method == "draft_model" else 0
+
+    @property
+    def layers(self) -> int:
+        """Layers that the KV cache has for it."""
+        return 0 if self.shape is None else len(self.shape.windows)
+
+
+class Speculator(ABC):
+    """``Speculator``: its buffers, weights, and steps."""
+
+    def __init__(self, run: Run, batch: Batch, draft: Draft) -> None:
+        self.run, self.batch, self.draft = run, batch, draft
+
+    def hold(self, *sizes: int) -> None:
+        """Buffers that stay."""
+        self.run.enter("speculator")
+        for size in sizes:
+            self.run.new(size, "buffers of drafts", Category.BUFFER)
+
+    @abstractmethod
+    def make(self) -> None:
+        """Buffers made before the weights are loaded."""
+
+    @abstractmethod
+    def load(self, target: Family) -> None:
+        """The draft's weights."""
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Layers of the target before which hidden states are kept for it."""
+        return ()
+
+    @abstractmethod
+    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
+        """Drafts for a batch of so many tokens."""
+
+    def _model_buffers(self) -> None:
+        """``DraftModelSpeculator.__init__``: input buffers of its own, and what it samples with."""
+        tokens, requests, drafted = self.batch.tokens, self.batch.requests, self.draft.tokens
+        self.hold(tokens * 4, tokens * 8, tokens, (requests + 1) * 4, requests * 4, requests * 4)
+        self.hold(requests * _LONG, requests * 4, requests * _LONG, requests * drafted * _LONG, requests * drafted * 4)
+
+
+class NGram(Speculator):
+    """Drafts are looked up in the request itself, whose tokens are all on the card."""
+
+    def make(self) -> None:
+        length, requests = self.batch.length, self.batch.requests
+        block = next(size for least, size in _NGRAM_BLOCKS if length >= least)
+        self.hold(requests * cdiv(length, block) * _LONG, requests * self.draft.tokens * _LONG)
+
+    def load(self, target: Family) -> None:
+        """It has none."""
+
+    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
+        """Nothing is drafted while the engine profiles."""
+
+
+class DraftModel(Speculator):
+    """A model of its own, which reads the prompt as the target does."""
+
+    def make(self) -> None:
+        tokens, requests = self.batch.tokens, self.batch.requests
+        self._model_buffers()
+        self.hold(requests * _LONG, (requests + 1) * 4, 8, (tokens + requests) * 4, (tokens + requests) * 8)
+
+    def load(self, target: Family) -> None:
+        assert self.draft.shape is not None
+        assert self.draft.style is not None
+        self.model = Decoder(self.run, self.draft.shape, self.draft.style)
+        self.run.empty_cache()
+        self.model.finish()
+        self.run.empty_cache()
+
+    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
+        run = self.run
+        hidden = self.model.forward(tokens)
+        self._drafted(rows, gathered=True)
+        run.free(hidden)
+        places = [run.new(rows * 4), run.new(rows * _LONG)]
+        for _ in range(self.draft.tokens - 1):
+            hidden = self.model.forward(rows)
+            self._drafted(rows, gathered=False)
+            run.free(hidden)
+        run.free(*places)
+
+    def _drafted(self, rows: int, *, gathered: bool) -> None:
+        """``sample_draft`` of the rows' hidden states."""
+        run, shape = self.run, self.model.shape
+        held = [run.new(rows * shape.hidden * shape.itemsize), run.new(rows * _LONG)] if gathered else []
+        logits = self.model.logits(rows)
+        chosen = run.new(rows * _LONG)
+        run.free(*held, logits, chosen)
+
+
+class Eagle(Speculator):
+    """A layer or few that continue the target's hidden states. EAGLE-3 takes those of three layers, norms them, and
+    puts them beside the embeddings."""
+
+    @property
+    def third(self) -> bool:
+        """Whether it is EAGLE-3."""
+        return self.draft.method == "eagle3"
+
+    def make(self) -> None:
+        shape = self._shape()
+        requests = self.batch.requests
+        self._model_buffers()
+        self.hold(self.batch.tokens * shape.hidden * shape.itemsize, 8, requests * _LONG, requests * _LONG)
+
+    def _shape(self) -> Shape:
+        assert self.draft.shape is not None
+        return self.draft.shape
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """``get_eagle3_default_aux_hidden_state_layers`` of Llama."""
+        return (2, layers // 2, layers - 3) if self.third else ()
+
+    def load(self, target: Family) -> None:
+        run, shape, style = self.run, self._shape(), self.draft.style
+        assert style is not None
+        if not isinstance(target, Decoder):
+            raise UsageError("EAGLE is followed for decoders like Llama's only")
+        size, hidden = shape.itemsize, shape.hidden
+        embedding = Embedding(run, "draft.embed_tokens", shape.vocab, hidden, size)
+        if not self.third:
+            self._fuse(2 * hidden)
+        self.model = Decoder.layers_alone(run, shape, replace(style, first_norm=self.third))
+        self.wide: Linear | None = None
+        plain: Tensor | None = None
+        if self.third:
+            first = self._attention()
+            plain = run.named[f"{first.qkv_proj.name}.weight"]
+            self.wide = Linear(
+                run, "draft.qkv_proj", 2 * hidden, first.qkv_proj.outputs, shape.linear, size, bias=shape.attention_bias
+            )
+            Norm(run, "draft.hidden_norm", hidden, size, "rms")
+            self._fuse(3 * hidden)
+            Norm(run, "draft.norm", hidden, size, "rms")
+        head = Embedding(run, "draft.lm_head", self.draft.draft_vocab or shape.vocab, hidden, size)
+        if self.draft.draft_vocab and self.third:
+            run.new(self.draft.draft_vocab * _LONG, "draft.draft_id_to_target_id")
+        if plain is not None:
+            run.free(plain)
+        self.model.finish()
+        self.head = head
+        if not self.draft.own_head:
+            run.free(head.weight)
+            self.head = target.head
+        run.free(embedding.weight)
+        self.embedding = target.embedding
+
+    def _attention(self) -> Attention:
+        attention = self.model.layers[0].attention
+        assert isinstance(attention, Attention)
+        return attention
+
+    def _fuse(self, inputs: int) -> None:
+        shape = self._shape()
+        self.fuse = Linear(self.run, "draft.fc", inputs, [shape.hidden], shape.linear, shape.itemsize)
+
+    def propose(self, rows: int, tokens: int, taps: list[Tensor]) -> None:
+        run, shape = self.run, self._shape()
+        combined: list[Tensor] = []
+        if self.third:
+            beside = run.new(sum(tap.bytes for tap in taps), "hidden states of three layers")
+            combined.append(self.fuse(tokens))
+            run.free(beside)
+        places = [run.new(rows * _LONG), run.new(rows * _LONG)]
+        hidden = self._forward(tokens)
+        sampled = run.new(rows * shape.hidden * shape.itemsize, "sampled hidden states")
+        self._drafted(rows)
+        run.temporary(rows * shape.hidden * shape.itemsize)
+        run.free(*places, hidden, sampled)
+        for _ in range(self.draft.tokens - 1):
+            hidden = self._forward(rows)
+            self._drafted(rows)
+            run.free(hidden)
+        run.free(*combined)
+
+    def _forward(self, tokens: int) -> Tensor:
+        run, shape = self.run, self._shape()
+        width = tokens * shape.hidden * shape.itemsize
+        embedded = self.embedding(tokens)
+        if not self.third:
+            beside = run.new(2 * width, "embedded, and the target's hidden states")
+            fused = self.fuse(tokens)
+            run.free(beside)
+            hidden, residual = self.model.through(tokens, fused)
+            total = run.new(width, "hidden states of the draft")
+            run.free(hidden, embedded, residual)
+            return total
+        return self._third_layer(tokens, embedded, width)
+
+    def _third_layer(self, tokens: int, embedded: Tensor, width: int) -> Tensor:
+        """The layer of EAGLE-3, whose queries, keys and values are of twice the width."""
+        run, layer, size = self.run, self.model.layers[0], self._shape().itemsize
+        attention = self._attention()
+        assert self.wide is not None
+        normed, own = run.new(width, "normed"), run.new(width, "normed hidden states")
+        beside = run.new(2 * width, "embedded and hidden states")
+        run.free(own)
+        qkv = self.wide(tokens)
+        attended = run.new(tokens * attention.q * size, "attention output")
+        output = attention.o_proj(tokens)
+        run.free(qkv, attended, beside)
+        hidden = layer.mlp(tokens)
+        run.free(output, normed, embedded)
+        return hidden
+
+    def _drafted(self, rows: int) -> None:
+        """``compute_draft_logits`` and ``sample_draft``: those of a smaller vocabulary are put where the target's
+        are."""
+        run, shape = self.run, self._shape()
+        logits = self.head.logits(rows)
+        if self.third and self.draft.draft_vocab:
+            ids = [run.new(self.draft.draft_vocab * _LONG) for _ in range(2)]
+            whole = run.new(rows * shape.vocab * shape.itemsize, "logits of the target's vocabulary")
+            run.free(logits, *ids)
+            logits = whole
+        chosen = run.new(rows * _LONG)
+        run.free(logits, chosen)
+
+
+def speculator_for(run: Run, batch: Batch, draft: Draft) -> Speculator:
+    """What drafts by this method."""
+    kinds: dict[str, type[Speculator]] = {"ngram": NGram, "draft_model": DraftModel, "eagle": Eagle, "eagle3": Eagle}
+    return kinds[draft.method](run, batch, draft)
