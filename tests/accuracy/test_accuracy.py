@@ -245,6 +245,16 @@ def test_what_is_counted_from_a_sample_with_the_model_there_is_less_by_the_model
     assert whole.peak_bytes - beyond.peak_bytes == 22 * MIB
 
 
+def test_what_a_process_took_beside_its_allocator_is_added_where_its_source_measured_it() -> None:
+    case = next(case for case in cited_scripts() if isinstance(case, PublishedCase) and "104604" in case.name)
+    grown = predict_published(replace(case, level="reserved", grown_bytes=3 * MIB))
+    plain = predict_published(replace(case, level="reserved"))
+    assert grown.peak_bytes is not None
+    assert plain.peak_bytes is not None
+    assert grown.peak_bytes - plain.peak_bytes == 3 * MIB
+    assert published_reason(grown) == "with 3.00 MiB of kernels and libraries loaded after the first sample"
+
+
 def test_a_program_that_fails_has_no_prediction() -> None:
     case = replace(PUBLISHED_CASE, run=Script("pytorch_issues.py", ()), level="allocated")
     assert "IndexError" in predict_published(case).error
@@ -282,6 +292,7 @@ def test_tables_in_a_folder_are_read_and_what_they_leave_open_is_counted(tmp_pat
     assert isinstance(case, PublishedCase)
     assert (_own_loop(case).model.classes, case.estimates, case.measured_bytes) == (10, (), 2 * MIB)
     assert case.beyond_model
+    assert case.grown_bytes == 26 * MIB
     with pytest.raises(SourceError, match="holds none of xmem"):
         published_rows(tmp_path / "nothing")
 

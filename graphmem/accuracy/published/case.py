@@ -83,7 +83,8 @@ class PublishedCase:
     which others then hold ``others_bytes``). ``estimates`` are other estimators' bytes for this very run;
     ``context_bytes`` is the context that was published with it, and ``cuda_version`` that of the run, None where that
     is one of today. ``beyond_model``: reserved bytes were counted from an instrument's first sample, which was taken
-    when the model lay on the card. ``why`` is what is known of the difference."""
+    when the model lay on the card; ``grown_bytes``: what the process took beside its allocator after that sample, as
+    its source measured it. ``why`` is what is known of the difference."""
 
     source: str
     run: OwnLoop | Script
@@ -96,6 +97,7 @@ class PublishedCase:
     others_bytes: int = 0
     cuda_version: tuple[int, int] | None = None
     beyond_model: bool = False
+    grown_bytes: int = 0
     why: str = ""
 
     @property
@@ -181,7 +183,7 @@ def runs_of(cases: Sequence[PublishedCase]) -> list[list[PublishedCase]]:
 
 def _run(case: PublishedCase) -> PublishedCase:
     """What an analysis depends on."""
-    return replace(case, level="", measured_bytes=0, estimates=(), beyond_model=False, why="")
+    return replace(case, level="", measured_bytes=0, estimates=(), beyond_model=False, grown_bytes=0, why="")
 
 
 def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
@@ -199,6 +201,7 @@ def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
     if case.level == "allocated":
         return replace(answer, peak_bytes=estimate.peak.allocated_bytes)
     beside = answer.context_bytes + case.others_bytes if case.level == "device" else 0
+    beside += case.grown_bytes
     beside -= _reserved_by_model(estimate, case.torch_version) if case.beyond_model else 0
     if estimate.fit is None or (estimate.fit.fits and not estimate.fit.needs_cache_flush):
         return replace(answer, peak_bytes=estimate.peak.reserved_bytes + beside)

@@ -46,6 +46,7 @@ def _cases(run: Mapping[str, Any]) -> Iterator[PublishedCase]:
             context_bytes=_bytes_of_mib(run.get("context_mib")),
             others_bytes=_bytes_of_mib(run.get("others_mib")) or 0,
             cuda_version=tuple(run["cuda"]) if "cuda" in run else None,
+            grown_bytes=_bytes_of_mib(run.get("grown_mib")) or 0,
             why=run.get("why", ""),
         )
 

@@ -136,6 +136,8 @@ def published_reason(item: PublishedComparison) -> str:
         words.append(f"context assumed, {format_bytes(item.context_bytes)}")
     if item.case.beyond_model:
         words.append("counted from a sample that saw the model on the card")
+    if item.case.grown_bytes:
+        words.append(f"with {format_bytes(item.case.grown_bytes)} of kernels and libraries loaded after the first sample")
     if item.estimated_buffer_bytes:
         words.append(f"cuDNN workspaces are estimates, up to {format_bytes(item.estimated_buffer_bytes)}")
     if item.unknown:
