@@ -82,7 +82,7 @@ def _xmem(row: Row) -> Iterator[Found]:
     loop of language models waits two seconds in between; that of images does not (``exp/trainer/train_loop.py``), and
     its first sample sees the model there. Its runs under a cap show it: ConvNeXt-Tiny, RMSprop, batch 500 (not among
     the cases) is 7,628 MiB without a cap and 7,556 with one of 7,704, which would not have bound 7,628. How much of a
-    large model it sees is chance: ResNet-152 is 10,648 MiB the first time and 10,702 the second, under a cap above both.
+    large model it sees is chance: ResNet-152 is 10,648 MiB at first and 10,702 when repeated, under a cap above both.
 
     What is loaded after the first sample, kernels and libraries, is in the figure (:data:`_XMEM_GROWTH`).
     """

@@ -137,7 +137,9 @@ def published_reason(item: PublishedComparison) -> str:
     if item.case.beyond_model:
         words.append("counted from a sample that saw the model on the card")
     if item.case.grown_bytes:
-        words.append(f"with {format_bytes(item.case.grown_bytes)} of kernels and libraries loaded after the first sample")
+        words.append(
+            f"with {format_bytes(item.case.grown_bytes)} of kernels and libraries loaded after the first sample"
+        )
     if item.estimated_buffer_bytes:
         words.append(f"cuDNN workspaces are estimates, up to {format_bytes(item.estimated_buffer_bytes)}")
     if item.unknown:
