@@ -220,7 +220,8 @@ class _Asked:
     def _most(self, at: Callable[[bool, int], Estimate], least: int, top: int, step: int) -> int:
         """The largest size from ``least`` to ``top`` that runs, ``top`` itself or one in steps; 0 for none. By quick
         runs first; then full ones around what they say."""
-        sizes = [*range(least, top, step), top] if top >= least else []
+        first = -(-(least + 1) // step) * step
+        sizes = sorted({least, *range(first, top, step), top}) if top >= least else []
         quick = _bracket(lambda index: at(True, sizes[index]), len(sizes))
         while quick >= 0 and not _fits(at(False, sizes[quick])):
             quick -= 1

@@ -71,7 +71,8 @@ def read(path: Path) -> GGUF:
         found, tensors = _read_one(part)
         metadata = found | metadata
         layout += tensors
-    return GGUF({tensor.name: tensor.bytes for tensor in layout}, metadata, tuple(layout))
+    sizes = {tensor.name: tensor.bytes for tensor in layout}
+    return GGUF(sizes, metadata=metadata, layout=tuple(layout))
 
 
 def _parts(path: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served
 from graphmem.serving.options import DTYPE, QUANTIZATION, one_of, options_of, share, whole
-from graphmem.serving.shapes import CACHE_BYTES, decoder, filled, first_parts, length_of, outside
+from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, decoder, filled, first_parts, length_of, outside
 from graphmem.units import MIB
 
 #: Options, and how their values are read.
@@ -46,7 +46,11 @@ class SGLang:
         """See :class:`graphmem.serving.base.Engine`."""
         found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
         cards = found.get("tp_size", 1)
-        own = decoder(question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")), cards)
+        own = decoder(
+            question.with_(quantization=found.get("quantization"), dtype=found.get("dtype", "auto")),
+            cards,
+            FOLLOWED | LATENT,
+        )
         length = length_of(own, found.get("context_length"), "--context-length")
         chunk, graphs = _defaults(question.device, cards)
         chunk = found.get("chunked_prefill_size", chunk)

@@ -12,37 +12,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphmem.devices import Device, Loads
-from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.figures import Communicator, Figure
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.options import Named
-from graphmem.serving.values import count, mapping
+from graphmem.serving.stored import kind_of, stored
+from graphmem.serving.values import count
 from graphmem.units import GIB
 
-#: Decoders whose layers are attention, a gated feed-forward layer and two norms, with what differs: biases of queries,
-#: keys and values; norms of queries and keys.
-_BIASED, _NORMED = frozenset(("qwen2",)), frozenset(("qwen3", "qwen3_moe"))
-FOLLOWED = frozenset(("llama", "mistral", "mixtral", *_BIASED, *_NORMED))
-#: Bits of a weight of the layers' products by ``quant_method``: 4-bit ones with a scale and a zero of 16 bits for each
-#: group of 128 (AWQ's and GPTQ's files), 8-bit ones with hardly any.
-_BITS = {"awq": 4 + 32 / 128, "gptq": 4 + 32 / 128, "fp8": 8.0}
+#: Decoders whose layers all keep keys and values of every head, and those that keep one latent vector for all heads.
+FOLLOWED = frozenset(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"))
+LATENT = frozenset(("deepseek_v2", "deepseek_v3"))
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Parameters of one card, and what its cache keeps for a token. ``products`` may be quantised, ``others``
-    (embeddings, head, norms) are not."""
+    """What one card has of a decoder: ``values`` that a layer's cache keeps for a token, ``wide``: of the feed-forward
+    layer."""
 
     layers: int
-    kv_heads: int
-    head_dim: int
+    values: int
     hidden: int
     vocabulary: int
     longest: int
     wide: int
-    products: int
-    others: int
     weights_bytes: int
 
     def activations(self, tokens: int, rows: int) -> int:
@@ -52,64 +45,43 @@ class Decoder:
 
     def token_bytes(self, element: float) -> int:
         """Bytes that a token takes in this card's cache."""
-        return round(2 * self.layers * self.kv_heads * self.head_dim * element)
+        return round(self.layers * self.values * element)
 
 
-def decoder(question: Question, cards: int) -> Decoder:
+def decoder(question: Question, cards: int, accepted: frozenset[str] = FOLLOWED) -> Decoder:
     """One card's share under tensor parallelism. Raises :class:`UsageError` for a model that is not like these, and for
     cards that do not divide its heads."""
     model = question.model
-    kind = model.config.get("model_type")
-    if not isinstance(kind, str) or kind not in FOLLOWED:
-        raise UsageError(
-            f"{model.name}: model_type {shown(kind)} is not followed here; accepted: {', '.join(sorted(FOLLOWED))}"
-        )
+    kind = kind_of(model, accepted)
     layers, hidden = count(model, "num_hidden_layers"), count(model, "hidden_size")
-    heads, vocabulary = count(model, "num_attention_heads"), count(model, "vocab_size")
+    heads = count(model, "num_attention_heads")
     kv_heads = count(model, "num_key_value_heads", heads)
-    head_dim = count(model, "head_dim", max(1, hidden // heads))
     if cards < 1 or heads % cards or (kv_heads % cards and cards % kv_heads):
         raise UsageError(f"{heads} heads and {kv_heads} of keys cannot be shared by {cards} cards")
-    own = max(1, kv_heads // cards)
-    attention = hidden * head_dim * (2 * heads // cards + 2 * own)
-    products = layers * (attention + _feed_forward(model, kind, hidden, cards))
-    small = layers * 2 * hidden + hidden
-    small += layers * head_dim * (heads // cards + 2 * own) if kind in _BIASED else 0
-    small += layers * 2 * head_dim if kind in _NORMED else 0
-    tied = model.config.get("tie_word_embeddings") is True
-    others = small + vocabulary * hidden // cards * (1 if tied else 2)
+    if kind in LATENT:  # one latent vector for all heads, on every card
+        values = count(model, "kv_lora_rank") + count(model, "qk_rope_head_dim")
+    else:
+        values = 2 * max(1, kv_heads // cards) * count(model, "head_dim", max(1, hidden // heads))
     return Decoder(
-        layers, own, head_dim, hidden, vocabulary, count(model, "max_position_embeddings", 2048),
-        _wide(model, kind) // cards, products, others,
-        _bytes(question, products, others, cards),
+        layers, values, hidden, count(model, "vocab_size"), count(model, "max_position_embeddings", 2048),
+        _wide(model, kind) // cards, _bytes(question, cards),
     )  # fmt: skip
 
 
-def _feed_forward(model: ServedModel, kind: str, hidden: int, cards: int) -> int:
-    if kind == "mixtral":
-        return count(model, "num_local_experts") * (3 * hidden * count(model, "intermediate_size") // cards + hidden)
-    if kind == "qwen3_moe":
-        return count(model, "num_experts") * (3 * hidden * count(model, "moe_intermediate_size") // cards + hidden)
-    return 3 * hidden * count(model, "intermediate_size") // cards
-
-
 def _wide(model: ServedModel, kind: str) -> int:
-    if kind == "qwen3_moe":
+    """Values of all feed-forward layers that a token goes through at once."""
+    if kind == "qwen3_moe" or kind in LATENT:
         return count(model, "moe_intermediate_size") * count(model, "num_experts_per_tok", 8)
     return count(model, "intermediate_size") * (count(model, "num_experts_per_tok", 2) if kind == "mixtral" else 1)
 
 
-def _bytes(question: Question, products: int, others: int, cards: int) -> int:
+def _bytes(question: Question, cards: int) -> int:
+    """Of one card: what the headers of the checkpoint say, else what its configuration does."""
     checkpoint = question.model.checkpoint
     if checkpoint is not None:
         return checkpoint.bytes // cards
     width = 4 if question.dtype in ("float", "float32") else 2
-    method: Any = question.quantization or mapping(question.model, "quantization_config").get("quant_method")
-    if method is None:
-        return width * (products + others)
-    if not isinstance(method, str) or method not in _BITS:
-        raise UsageError(f"quantization {shown(method)} is not followed here; accepted: {', '.join(_BITS)}")
-    return round(products * _BITS[method] / 8) + width * others
+    return stored(question.model, question.quantization, width, cards).bytes
 
 
 #: Bytes of an element of the cache by the names that engines use.

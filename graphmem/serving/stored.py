@@ -1,0 +1,458 @@
+"""Weights of a decoder as they lie in a checkpoint, by its configuration: what a quantisation packs, its scales, zeros
+and shapes, and what it leaves as it is.
+
+Names of tensors are those of transformers' models; layouts those of the writers: AutoAWQ 0.2 (``awq/modules/linear/
+gemm.py``), AutoGPTQ 0.7 and GPTQModel (``nn_modules/qlinear``), bitsandbytes 0.45 (``functional.QuantState.as_dict``,
+``nn/modules.py``), compressed-tensors 0.9 (``compressors/quantized_compressors``), transformers 5.23
+(``integrations/finegrained_fp8.py``, ``integrations/mxfp4.py``), TensorRT Model Optimizer 0.23 (``export/
+quant_utils.py``).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count, counted, mapping
+
+#: Decoders whose tensors are listed here.
+FAMILIES = frozenset(
+    (
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "gemma2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "gpt_oss",
+    )
+)
+#: Values of a block that bitsandbytes scales together, and of its scales where they are quantised too.
+_NF4_BLOCK, _NESTED_BLOCK = 64, 256
+#: Bytes of a number of 16 bits, which scales have where nothing else is said.
+_HALF = 2
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A product's weight of ``outputs`` x ``inputs``, ``count`` times; ``bias``: whether it has one. ``name``: the
+    module's, of the first layer that has it, as configurations exclude it. ``parts``: into how many it can be cut for
+    tensor parallelism, None for any number."""
+
+    name: str
+    outputs: int
+    inputs: int
+    count: int = 1
+    bias: bool = False
+    parts: int | None = None
+
+    @property
+    def numel(self) -> int:
+        """Values of one."""
+        return self.outputs * self.inputs
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Bytes of a checkpoint: of the products that are quantised, with scales and zeros, and of everything else."""
+
+    quantised_bytes: int
+    plain_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return self.quantised_bytes + self.plain_bytes
+
+
+def stored(model: ServedModel, quantization: str | None = None, width: int = _HALF, cards: int = 1) -> Stored:
+    """What lies in a checkpoint of this configuration, whose plain tensors have ``width`` bytes a value; of ``cards``
+    under tensor parallelism the share of one.
+
+    ``quantization``: a method that the configuration does not name itself, with its usual settings. Raises
+    :class:`UsageError` for a model or a quantisation that is not listed here.
+    """
+    config = dict(mapping(model, "quantization_config"))
+    if quantization is not None and not config:
+        config = {"quant_method": quantization, **_USUAL.get(quantization, {})}
+    packed = _method(model, config, width) if config else None
+    total = plain = 0
+    for matrix in _matrices(model):
+        biases = matrix.outputs * width if matrix.bias else 0
+        cut = cards if matrix.parts is None else min(cards, matrix.parts)
+        if packed is not None and packed.takes(matrix):
+            total += matrix.count * packed.bytes(matrix) // cut
+            plain += matrix.count * biases // cut
+        else:
+            plain += matrix.count * (matrix.numel * width + biases) // cut
+    tables, norms = _tables(model), _norms(model)
+    return Stored(total, plain + tables * width // cards + norms * width + _corrections(model) * 4)
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _matrices(model: ServedModel) -> Iterator[Matrix]:
+    """Every product's weight; the head, where it is not the embedding's."""
+    kind = kind_of(model)
+    layers, hidden = count(model, "num_hidden_layers") + _drafting(model, kind), count(model, "hidden_size")
+    yield from _attention(model, kind, layers, hidden)
+    yield from _feed_forward(model, kind, layers, hidden)
+    if not _tied(model, kind):
+        yield Matrix("lm_head", count(model, "vocab_size"), hidden)
+    if _drafting(
+        model, kind
+    ):  # a further layer reads the last one's output beside the next token, and has its own head
+        yield Matrix("lm_head", hidden, 2 * hidden, _drafting(model, kind))
+        yield Matrix("lm_head", count(model, "vocab_size"), hidden, _drafting(model, kind))
+
+
+def _drafting(model: ServedModel, kind: str) -> int:
+    """Further layers of DeepSeek-V3's checkpoints, which predict a token more."""
+    return count(model, "num_nextn_predict_layers", 0, least=0) if kind == "deepseek_v3" else 0
+
+
+def kind_of(model: ServedModel, accepted: frozenset[str] = FAMILIES) -> str:
+    """The model's type. Raises :class:`UsageError` where it is none of the accepted ones."""
+    kind = model.config.get("model_type")
+    if not isinstance(kind, str) or kind not in accepted:
+        raise UsageError(
+            f"{model.name}: model_type {shown(kind)} is not followed here; accepted: {', '.join(sorted(accepted))}"
+        )
+    return kind
+
+
+def _tied(model: ServedModel, kind: str) -> bool:
+    tied = model.config.get("tie_word_embeddings")
+    return kind.startswith("gemma") if tied is None else tied is True
+
+
+def _attention(model: ServedModel, kind: str, layers: int, hidden: int) -> Iterator[Matrix]:
+    at = "model.layers.0.self_attn."
+    heads = count(model, "num_attention_heads")
+    if kind.startswith("deepseek"):
+        rope, nope = count(model, "qk_rope_head_dim"), count(model, "qk_nope_head_dim")
+        value, latent = count(model, "v_head_dim"), count(model, "kv_lora_rank")
+        query = model.config.get("q_lora_rank")
+        if query is None:
+            yield Matrix(f"{at}q_proj", heads * (rope + nope), hidden, layers)
+        else:
+            rank = counted(model, "q_lora_rank", query)
+            yield Matrix(f"{at}q_a_proj", rank, hidden, layers, parts=1)
+            yield Matrix(f"{at}q_b_proj", heads * (rope + nope), rank, layers)
+        yield Matrix(f"{at}kv_a_proj_with_mqa", latent + rope, hidden, layers, parts=1)
+        yield Matrix(f"{at}kv_b_proj", heads * (nope + value), latent, layers)
+        yield Matrix(f"{at}o_proj", hidden, heads * value, layers)
+        return
+    kv_heads = count(model, "num_key_value_heads", heads)
+    size = count(model, "head_dim", max(1, hidden // heads))
+    biased = kind in ("qwen2", "gpt_oss") or model.config.get("attention_bias") is True
+    yield Matrix(f"{at}q_proj", heads * size, hidden, layers, biased)
+    yield Matrix(f"{at}k_proj", kv_heads * size, hidden, layers, biased, kv_heads)
+    yield Matrix(f"{at}v_proj", kv_heads * size, hidden, layers, biased, kv_heads)
+    yield Matrix(f"{at}o_proj", hidden, heads * size, layers, biased and kind != "qwen2")
+
+
+def _feed_forward(model: ServedModel, kind: str, layers: int, hidden: int) -> Iterator[Matrix]:
+    if kind == "mixtral":
+        experts, width = count(model, "num_local_experts"), count(model, "intermediate_size")
+        yield Matrix("model.layers.0.block_sparse_moe.gate", experts, hidden, layers, parts=1)
+        yield from _gated(
+            "model.layers.0.block_sparse_moe.experts.0", ("w1", "w3", "w2"), hidden, width, layers * experts
+        )
+    elif kind == "qwen3_moe":
+        experts, width = count(model, "num_experts"), count(model, "moe_intermediate_size")
+        yield Matrix("model.layers.0.mlp.gate", experts, hidden, layers, parts=1)
+        yield from _gated("model.layers.0.mlp.experts.0", _GATED, hidden, width, layers * experts)
+    elif kind.startswith("deepseek"):
+        yield from _deepseek(model, layers, hidden)
+    elif kind == "gpt_oss":
+        experts, width = count(model, "num_local_experts"), count(model, "intermediate_size")
+        yield Matrix("model.layers.0.mlp.router", experts, hidden, layers, True, 1)
+        yield Matrix("model.layers.0.mlp.experts.gate_up_proj", 2 * width, hidden, layers * experts, True)
+        yield Matrix("model.layers.0.mlp.experts.down_proj", hidden, width, layers * experts, True)
+    else:
+        yield from _gated("model.layers.0.mlp", _GATED, hidden, count(model, "intermediate_size"), layers)
+
+
+def _deepseek(model: ServedModel, layers: int, hidden: int) -> Iterator[Matrix]:
+    """The first layers are dense, the others have experts of their own and shared ones."""
+    dense = min(layers, count(model, "first_k_dense_replace", 0, least=0))
+    width, experts = count(model, "moe_intermediate_size"), count(model, "n_routed_experts")
+    shared = count(model, "n_shared_experts", 0, least=0)
+    yield from _gated("model.layers.0.mlp", _GATED, hidden, count(model, "intermediate_size"), dense)
+    yield Matrix("model.layers.3.mlp.gate", experts, hidden, layers - dense, parts=1)
+    yield from _gated("model.layers.3.mlp.experts.0", _GATED, hidden, width, (layers - dense) * experts)
+    if shared:
+        yield from _gated("model.layers.3.mlp.shared_experts", _GATED, hidden, shared * width, layers - dense)
+
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def _gated(at: str, names: Sequence[str], hidden: int, width: int, times: int) -> Iterator[Matrix]:
+    gate, up, down = names
+    yield Matrix(f"{at}.{gate}", width, hidden, times)
+    yield Matrix(f"{at}.{up}", width, hidden, times)
+    yield Matrix(f"{at}.{down}", hidden, width, times)
+
+
+def _tables(model: ServedModel) -> int:
+    """Values of embeddings, which are never quantised here."""
+    tables = 1 + _drafting(model, kind_of(model))
+    return tables * count(model, "vocab_size") * count(model, "hidden_size")
+
+
+def _norms(model: ServedModel) -> int:
+    """Values of norms and attention sinks."""
+    kind = kind_of(model)
+    layers, hidden = count(model, "num_hidden_layers"), count(model, "hidden_size")
+    norms, drafting = {"gemma2": 4}.get(kind, 2), _drafting(model, kind)
+    layers += drafting
+    found = drafting * 3 * hidden + layers * norms * hidden + hidden
+    if kind in ("qwen3", "qwen3_moe"):
+        heads = count(model, "num_attention_heads")
+        found += layers * 2 * count(model, "head_dim", max(1, hidden // heads))
+    if kind == "gpt_oss":
+        found += layers * count(model, "num_attention_heads")
+    if kind.startswith("deepseek"):
+        query = model.config.get("q_lora_rank")
+        found += layers * (
+            count(model, "kv_lora_rank") + (0 if query is None else counted(model, "q_lora_rank", query))
+        )
+    return found
+
+
+def _corrections(model: ServedModel) -> int:
+    """Values in fp32: DeepSeek-V3's corrections of experts' scores."""
+    if kind_of(model) != "deepseek_v3":
+        return 0
+    layers = count(model, "num_hidden_layers") + _drafting(model, "deepseek_v3")
+    return max(0, layers - count(model, "first_k_dense_replace", 0, least=0)) * count(model, "n_routed_experts")
+
+
+# --- quantisations ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """How a quantisation keeps a product's weight. ``takes``: whether it keeps this one at all."""
+
+    takes: Callable[[Matrix], bool]
+    bytes: Callable[[Matrix], int]
+
+
+#: What a method has where the configuration names it alone.
+_USUAL: dict[str, dict[str, Any]] = {
+    "awq": {"bits": 4, "group_size": 128, "zero_point": True},
+    "gptq": {"bits": 4, "group_size": 128},
+    "fp8": {},
+    "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "mxfp4": {},
+}
+
+
+def _method(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    """The quantisation that a configuration names. Raises :class:`UsageError`."""
+    method = config.get("quant_method")
+    method = "bitsandbytes" if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")) else method
+    made = _METHODS.get(method) if isinstance(method, str) else None
+    if made is None:
+        raise UsageError(f"quantization {shown(method)} is not followed here; accepted: {', '.join(sorted(_METHODS))}")
+    return made(model, config, width)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """``value`` where it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(model: ServedModel, config: Mapping[str, Any], name: str, otherwise: int, least: int = 1) -> int:
+    return counted(model, f"quantization_config's {name}", config.get(name), otherwise, least=least)
+
+
+def _groups(inputs: int, group: int) -> int:
+    return 1 if group < 1 else -(-inputs // group)
+
+
+def _awq(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    bits, group = _whole(model, config, "bits", 4), _whole(model, config, "group_size", 128, -1)
+
+    def of(matrix: Matrix) -> int:
+        groups = _groups(matrix.inputs, group)
+        return (matrix.numel + groups * matrix.outputs) * bits // 8 + groups * matrix.outputs * _HALF
+
+    return _Packed(_not_named(config, "modules_to_not_convert"), of)
+
+
+def _gptq(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    """With the order of groups (``g_idx``), which is written whether it is used or not; and with a bias for every
+    product, which AutoGPTQ up to 0.7.1 adds (``_utils.make_quant``), GPTQModel does not."""
+    quantizer = str(_object(config.get("meta")).get("quantizer", ""))
+    added = 0 if "gptqmodel" in quantizer.lower() else _HALF
+    bits, group = _whole(model, config, "bits", 4), _whole(model, config, "group_size", 128, -1)
+
+    def of(matrix: Matrix) -> int:
+        groups = _groups(matrix.inputs, group)
+        packed = (matrix.numel + groups * matrix.outputs) * bits // 8
+        biases = 0 if matrix.bias else added * matrix.outputs
+        return packed + groups * matrix.outputs * _HALF + 4 * matrix.inputs + biases
+
+    takes = _not_named(config, "modules_in_block_to_not_quantize")
+    return _Packed(lambda matrix: takes(matrix) and not _is_router(matrix), of)
+
+
+def _bitsandbytes(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    skipped = config.get("llm_int8_skip_modules")
+    takes = _not_named({"skipped": skipped}, "skipped")
+    if config.get("load_in_8bit"):  # values, the largest of every row in fp32, and one byte that names the order
+        return _Packed(takes, lambda matrix: matrix.numel + 4 * matrix.outputs + 1)
+    nested = config.get("bnb_4bit_use_double_quant") is True
+    kind = config.get("bnb_4bit_quant_type", "fp4")
+
+    def of(matrix: Matrix) -> int:
+        blocks = -(-matrix.numel // _NF4_BLOCK)
+        found = matrix.numel // 2 + 16 * 4 + _state_bytes(matrix, str(kind), nested, width)
+        return found + (blocks + 4 * -(-blocks // _NESTED_BLOCK) + 256 * 4 if nested else 4 * blocks)
+
+    return _Packed(takes, of)
+
+
+def _state_bytes(matrix: Matrix, kind: str, nested: bool, width: int) -> int:
+    """The text beside a 4-bit weight (``QuantState.as_dict``); 19 characters are counted for the offset of nested
+    scales, one or two more or less than there are."""
+    dtype = {2: "bfloat16", 4: "float32"}[width]
+    text = (
+        f'{{"quant_type": "{kind}", "blocksize": 64, "dtype": "{dtype}", "shape": [{matrix.outputs}, {matrix.inputs}]'
+    )
+    more = (
+        ', "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.12345678901234567' if nested else ""
+    )
+    return len(text) + len(more) + 1
+
+
+def _fp8(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    """Values with a scale in fp32 for every block, or one for all; Qwen's files have scales of blocks in 16 bits. A
+    static scheme has one more, of the inputs."""
+    block = config.get("weight_block_size")
+    takes = _not_named(config, "modules_to_not_convert", "ignored_layers")
+    static = 4 if config.get("activation_scheme") == "static" else 0
+    if block is None:
+        return _Packed(
+            lambda matrix: takes(matrix) and not _is_router(matrix), lambda matrix: matrix.numel + 4 + static
+        )
+    if not (isinstance(block, list) and len(block) == 2):
+        raise UsageError(f"{model.name}: weight_block_size is {shown(block)}; accepted: two whole numbers")
+    rows, columns = (counted(model, "weight_block_size", size) for size in block)
+    size = _HALF if kind_of(model).startswith("qwen") else 4
+
+    def of(matrix: Matrix) -> int:
+        return matrix.numel + size * -(-matrix.outputs // rows) * -(-matrix.inputs // columns) + static
+
+    return _Packed(lambda matrix: takes(matrix) and not _is_router(matrix), of)
+
+
+def _compressed(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    """The first group of the configuration, which products share; several are refused."""
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise UsageError(f"{model.name}: config_groups of {shown(groups)}; accepted: one group for all products")
+    group = next(iter(groups.values()))
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise UsageError(f"{model.name}: its config_groups say nothing of weights")
+    form = group.get("format") or config.get("format")
+    inputs = group.get("input_activations")
+    static = isinstance(inputs, Mapping) and inputs.get("dynamic") is False
+    bits = counted(model, "num_bits", weights.get("num_bits"), 8)
+    size = -1 if weights.get("strategy") != "group" else counted(model, "group_size", weights.get("group_size"), 128)
+    per_row = weights.get("strategy") != "tensor"
+
+    def packed(matrix: Matrix) -> int:
+        of = _groups(matrix.inputs, size)
+        words = -(-matrix.inputs * bits // 32)
+        zeros = 0 if weights.get("symmetric", True) else -(-matrix.outputs * bits // 32) * 4 * of
+        order = 4 * matrix.inputs if weights.get("actorder") == "group" else 0
+        return matrix.outputs * (4 * words + of * width) + zeros + order + 2 * 8  # and its shape, twice 64 bits
+
+    def bytewise(matrix: Matrix) -> int:
+        scales = matrix.outputs * _groups(matrix.inputs, size) if per_row else 1
+        return matrix.numel + width * scales + (width if static else 0)
+
+    if form == "nvfp4-pack-quantized":
+        return _Packed(_not_named(config, "ignore"), lambda matrix: _nvfp4(matrix, static))
+    if form not in ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"):
+        raise UsageError(f"{model.name}: format {shown(form)} of compressed-tensors is not followed here")
+    return _Packed(_not_named(config, "ignore"), packed if form == "pack-quantized" else bytewise)
+
+
+def _nvfp4(matrix: Matrix, static: bool) -> int:
+    """Two values a byte, a scale of eight bits for 16 of them, one in fp32 for all, and one of the inputs."""
+    return matrix.numel // 2 + matrix.outputs * -(-matrix.inputs // 16) + 4 + (4 if static else 0)
+
+
+def _modelopt(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    algorithm = config.get("quant_algo")
+    takes = _not_named(config, "ignore", "exclude_modules")
+    if algorithm == "NVFP4":
+        return _Packed(takes, lambda matrix: _nvfp4(matrix, static=True))
+    if algorithm == "FP8":
+        return _Packed(takes, lambda matrix: matrix.numel + 4 + 4)
+    raise UsageError(f"{model.name}: quant_algo {shown(algorithm)} is not followed here; accepted: NVFP4, FP8")
+
+
+def _mxfp4(model: ServedModel, config: Mapping[str, Any], width: int) -> _Packed:
+    """Experts only: two values a byte, and a scale of eight bits for 32 of them."""
+    return _Packed(
+        lambda matrix: ".experts" in matrix.name,
+        lambda matrix: matrix.numel // 2 + matrix.outputs * -(-matrix.inputs // 32),
+    )
+
+
+_METHODS: dict[str, Callable[[ServedModel, Mapping[str, Any], int], _Packed]] = {
+    "awq": _awq, "gptq": _gptq, "bitsandbytes": _bitsandbytes, "fp8": _fp8, "compressed-tensors": _compressed,
+    "modelopt": _modelopt, "mxfp4": _mxfp4,
+}  # fmt: skip
+
+
+def _is_router(matrix: Matrix) -> bool:
+    return matrix.name.endswith((".gate", ".router"))
+
+
+def _not_named(config: Mapping[str, Any], *names: str) -> Callable[[Matrix], bool]:
+    """Whether a module is not excluded: as a part of its name, a pattern with ``*``, or ``re:`` and an expression. The
+    head stays as it is where nothing is said, as all of these leave it."""
+    excluded: list[str] = []
+    for name in names:
+        given = config.get(name)
+        excluded += [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+
+    def takes(matrix: Matrix) -> bool:
+        return matrix.name != "lm_head" and not any(_is_named(matrix.name, one) for one in excluded)
+
+    return takes
+
+
+def _is_named(module: str, excluded: str) -> bool:
+    """Of layers the first one stands for all, so numbers of layers are not compared."""
+    if excluded.startswith("re:"):
+        try:
+            return re.match(excluded[3:], module) is not None
+        except re.error:
+            return False
+    plain = re.sub(r"\.layers\.\d+\.", ".layers.0.", excluded)
+    module = re.sub(r"\.layers\.\d+\.", ".layers.0.", module)
+    return (
+        fnmatch.fnmatchcase(module, plain) if "*" in plain else f".{plain}." in f".{module}." or module.endswith(plain)
+    )
