@@ -8,7 +8,7 @@ its headers' bytes are used instead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphmem.devices import Device, Loads
@@ -37,6 +37,7 @@ class Decoder:
     longest: int
     wide: int
     weights_bytes: int
+    counted_by: str
 
     def activations(self, tokens: int, rows: int) -> int:
         """Bytes at the peak of one step of so many tokens, in 16 bits: the gated layer's two products and their result
@@ -65,6 +66,7 @@ def decoder(question: Question, cards: int, accepted: frozenset[str] = FOLLOWED)
     return Decoder(
         layers, values, hidden, count(model, "vocab_size"), count(model, "max_position_embeddings", 2048),
         _wide(model, kind) // cards, _bytes(question, cards),
+        "the configuration counts them" if model.checkpoint is None else "the checkpoint's headers say",
     )  # fmt: skip
 
 
@@ -77,11 +79,20 @@ def _wide(model: ServedModel, kind: str) -> int:
 
 def _bytes(question: Question, cards: int) -> int:
     """Of one card: what the headers of the checkpoint say, else what its configuration does."""
-    checkpoint = question.model.checkpoint
-    if checkpoint is not None:
-        return checkpoint.bytes // cards
+    model, checkpoint = question.model, question.model.checkpoint
     width = 4 if question.dtype in ("float", "float32") else 2
-    return stored(question.model, question.quantization, width, cards).bytes
+    whole = (
+        stored(model, question.quantization, width, cards).bytes if checkpoint is None else checkpoint.bytes // cards
+    )
+    return whole - _unloaded(model, question.quantization, width, cards)
+
+
+def _unloaded(model: ServedModel, quantization: str | None, width: int, cards: int) -> int:
+    """Bytes of further layers in the checkpoint, which only speculative decoding loads."""
+    if not count(model, "num_nextn_predict_layers", 0, least=0):
+        return 0
+    without = replace(model, config={**model.config, "num_nextn_predict_layers": 0})
+    return stored(model, quantization, width, cards).bytes - stored(without, quantization, width, cards).bytes
 
 
 #: Bytes of an element of the cache by the names that engines use.
@@ -100,7 +111,7 @@ def first_parts(before: Sequence[Figure], own: Decoder) -> list[Part]:
     """What the engine finds on the card, and what it loads first."""
     return [
         Part("outside the engine", sum(figure.bytes for figure in before), "; ".join(figure.name for figure in before)),
-        Part("weights", own.weights_bytes, "as the configuration counts them"),
+        Part("weights", own.weights_bytes, f"as {own.counted_by}"),
     ]
 
 
