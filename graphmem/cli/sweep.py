@@ -86,7 +86,8 @@ class _SweepCommand(GroupedCommand):
                 one.lstrip("-") for one in (error.param.opts if error.param else ()) if one.lstrip("-") in _READERS
             ]
             if names and "," in error.message:
-                error.message += f" Several values are varied: --vary {names[0]}=V1,V2"
+                said = f"{error.message} Several values are varied: --vary {names[0]}=V1,V2"
+                raise click.BadParameter(said, ctx, error.param) from None
             raise
 
 

@@ -1,9 +1,8 @@
-"""``hf:<config.json or folder>``, ``hf:<model type>``, ``hf:<org/model>`` (its cached configuration): no weights."""
+"""``hf:<config.json or folder>``, ``hf:<model type>``, ``hf:<org/model>`` (cached, or of the table): no weights."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +14,7 @@ from typing import Any
 
 from graphmem.documents import shown
 from graphmem.errors import SourceError, first_line
+from graphmem.sources import hub
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 from graphmem.sources.configurations import values_of
 from graphmem.training import DTYPES
@@ -42,7 +42,7 @@ _FALLBACK_SEQ_LEN = 512
 
 def load_huggingface(name: str) -> TorchModel:
     """A transformers model by configuration file, folder with ``config.json``, model type with its defaults, or the
-    name of a Hub model whose configuration is in the local cache.
+    name of a Hub model whose configuration is in the local cache or in the table of public models.
 
     Never touches the network. Raises :class:`SourceError` for a missing or unreadable configuration, an unknown model
     type, or a model family that has no class to build.
@@ -78,13 +78,13 @@ def _offline() -> Iterator[None]:
 def _load(transformers: Any, name: str) -> TorchModel:
     notes: tuple[str, ...] = ()
     try:
-        config = _configuration(transformers, name)
+        config, origin = _configuration(transformers, name)
         architecture = _architecture(transformers, config)
     except (ImportError, RuntimeError) as error:
         if not without_broken_torchvision():
             raise SourceError(f"hf:{name}: transformers cannot import its model class: {_root_cause(error)}") from None
         notes = ("torchvision is installed, but does not import beside this PyTorch: taken to be absent",)
-        config = _configuration(transformers, name)
+        config, origin = _configuration(transformers, name)
         try:
             architecture = _architecture(transformers, config)
         except (ImportError, RuntimeError) as second:
@@ -92,7 +92,7 @@ def _load(transformers: Any, name: str) -> TorchModel:
                 f"hf:{name} needs torchvision, which does not import beside this PyTorch; install the torchvision made "
                 f"for torch {_torch_version()} ({_root_cause(second)})"
             ) from None
-    notes += (f"the model is that of transformers {transformers.__version__}", *_dtype_notes(config))
+    notes += (f"the model is that of transformers {transformers.__version__}", *origin, *_dtype_notes(config))
     return TorchModel(
         f"hf:{name} ({architecture.__name__})",
         lambda sizes: _build(architecture, config, sizes),
@@ -128,41 +128,35 @@ def _torch_version() -> str:
     return str(torch.__version__)
 
 
-def _configuration(transformers: Any, name: str) -> Any:
+def _configuration(transformers: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+    """The configuration that ``name`` means, and what a reader is told of where it is from."""
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
     if path.suffix == ".json" or path.exists():
-        return _configuration_file(transformers, path)
-    if "/" in name:
-        return _configuration_file(transformers, _cached(name))
-    types = list(transformers.CONFIG_MAPPING.keys())
-    if name not in types:
-        close = difflib.get_close_matches(name, types, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "give hf:path/to/config.json or a model type"
-        raise SourceError(f"hf:{name} is neither a file nor a model type of transformers; {hint}")
-    return transformers.CONFIG_MAPPING[name]()
-
-
-def _cached(name: str) -> Path:
-    """The configuration of a Hub model (``org/model``) that was downloaded before. Raises :class:`SourceError`."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        raise SourceError(f"{name} does not exist") from None
-    if not isinstance(found, str):
-        raise SourceError(
-            f"hf:{name} is neither a file nor in this machine's Hugging Face cache, and graphmem uses no network; save "
-            f"https://huggingface.co/{name}/resolve/main/config.json and give hf:config.json"
-        )
-    return Path(found)
+        return _configuration_file(transformers, path), ()
+    if name in transformers.CONFIG_MAPPING:
+        return transformers.CONFIG_MAPPING[name](), ()
+    cached = hub.cached_configuration(name)
+    if cached is not None:
+        return _configuration_file(transformers, cached), ()
+    known = hub.known_model(name)
+    if known is not None:
+        note = f"its configuration is that of {known} in graphmem's table of public models"
+        return _configured(transformers, dict(hub.known_models()[known]), known), (note,)
+    close = hub.close_names(name, transformers.CONFIG_MAPPING)
+    hint = f"did you mean {' or '.join(close)}? Else " if close else ""
+    raise SourceError(
+        f"hf:{name} is neither a file, a model type of transformers, in this machine's Hugging Face cache nor in "
+        f"graphmem's table, and graphmem uses no network; {hint}save its config.json and give hf:config.json"
+    )
 
 
 def _configuration_file(transformers: Any, path: Path) -> Any:
-    values = values_of(path)
+    return _configured(transformers, values_of(path), path)
+
+
+def _configured(transformers: Any, values: dict[str, Any], path: Path | str) -> Any:
     kind = values["model_type"]
     if kind not in transformers.CONFIG_MAPPING:
         raise SourceError(f"{path} names the model type {shown(kind)}, which this transformers does not know")
@@ -181,7 +175,7 @@ _MOST_PARTS = 1 << 16
 _MOST_LAYERS = 1 << 12
 
 
-def _check_values(values: Any, path: Path, name: str = "") -> None:
+def _check_values(values: Any, path: Path | str, name: str = "") -> None:
     """Raises :class:`SourceError` for what would be analysed as something else, built for ever, or run as code."""
     if isinstance(values, dict):
         _check_keys(values, path)
@@ -198,7 +192,7 @@ def _check_values(values: Any, path: Path, name: str = "") -> None:
         raise SourceError(f"{path}: {name} is {shown(values)}")
 
 
-def _check_keys(values: dict[str, Any], path: Path) -> None:
+def _check_keys(values: dict[str, Any], path: Path | str) -> None:
     quantized = values.get("quantization_config")
     if quantized and not _is_of_bitsandbytes(quantized):
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""

@@ -13,10 +13,11 @@ from graphmem.devices import Loads, device_named
 from graphmem.errors import UsageError
 from graphmem.serving import engine_named
 from graphmem.serving.base import Question, Served
-from graphmem.serving.configurations import known_models, model_named
+from graphmem.serving.configurations import model_named
 from graphmem.serving.sglang import default_fraction
 from graphmem.serving.shapes import FOLLOWED, decoder
 from graphmem.serving.tensorrtllm import pool_bytes
+from graphmem.sources.hub import known_models
 from graphmem.units import GIB
 from tests import places
 

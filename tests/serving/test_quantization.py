@@ -10,7 +10,7 @@ from graphmem.devices import device_named
 from graphmem.errors import UsageError
 from graphmem.serving import engine_named
 from graphmem.serving.base import Question, Served, ServedModel
-from graphmem.serving.configurations import known_models
+from graphmem.sources.hub import known_models
 
 LLAMA = known_models()["meta-llama/Llama-3.1-8B"]
 #: Parameters of its linear layers, and of embeddings, head, norms and rotary table.

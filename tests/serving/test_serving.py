@@ -21,8 +21,9 @@ from graphmem.devices import device_named
 from graphmem.errors import UsageError
 from graphmem.serving import base, engine_named, engine_names
 from graphmem.serving.base import Question
-from graphmem.serving.configurations import known_models, model_named
+from graphmem.serving.configurations import model_named
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
+from graphmem.sources.hub import known_models
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 

@@ -53,9 +53,7 @@ def test_a_bare_name_is_answered_with_its_form(name: str, hint: str) -> None:
 
 def test_a_hub_model_is_looked_for_in_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(SourceError, match="no network"):
         load("hf:org/model")
     stored = tmp_path / "models--org--model"

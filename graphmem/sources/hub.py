@@ -1,0 +1,74 @@
+"""Models by the names that they have on the Hugging Face Hub, without a network: the configuration that a download left
+in the local cache, else that of a table of public models (``hub_models.json``: the fields of their ``config.json`` that
+set sizes). Neither torch, transformers nor huggingface_hub is imported here."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+#: Parts of a name that say how a model was trained further, which leaves its shape as it was.
+_VARIANTS = r"[-_](instruct|chat|it|hf|base)(?=[-_]|$)"
+
+
+def cached_configuration(name: str) -> Path | None:
+    """The ``config.json`` of a model that was downloaded before (the layout of huggingface_hub's cache): that of the
+    main branch, else the newest."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    model = hub / f"models--{name.replace('/', '--')}"
+    found = sorted((model / "snapshots").glob("*/config.json"), key=lambda one: one.stat().st_mtime)
+    main = model / "refs" / "main"
+    if main.is_file():
+        found += (model / "snapshots" / main.read_text(encoding="utf-8").strip()[:80]).glob("config.json")
+    return found[-1] if found else None
+
+
+@cache
+def known_models() -> dict[str, dict[str, Any]]:
+    """Configurations of public models by their Hub names."""
+    text = files("graphmem.sources").joinpath("hub_models.json").read_text(encoding="utf-8")
+    table: dict[str, dict[str, Any]] = json.loads(text)
+    return table
+
+
+def known_model(name: str) -> str | None:
+    """The model of the table that ``name`` means, with or without its organisation and what it was tuned for:
+    ``Llama-3.1-8B-Instruct`` is ``meta-llama/Llama-3.1-8B``."""
+    spelled = _spellings()
+    return spelled.get(_plain(name)) or spelled.get(_plain(re.sub(_VARIANTS, "", name.lower())))
+
+
+def close_names(name: str, others: Iterable[str] = ()) -> list[str]:
+    """Up to three names of the table, or of ``others``, that look like ``name``."""
+    short = {known.split("/")[-1].lower(): known for known in known_models()}
+    spelled = {
+        **{other.lower(): other for other in others},
+        **short,
+        **{known.lower(): known for known in short.values()},
+    }
+    close = difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)
+    return list(dict.fromkeys(spelled[one] for one in close))
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    spelled = {}
+    for known in known_models():
+        organisation, _, short = known.partition("/")
+        for one in (short, short.removeprefix("Meta-")):
+            spelled[_plain(one)] = spelled[_plain(organisation + one)] = known
+    return spelled
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())

@@ -1,0 +1,154 @@
+"""Models by their Hub names: the local cache, the table, and what a name may leave out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from graphmem.errors import SourceError
+from graphmem.sources import hub
+
+#: Parameters as the models' own pages and checkpoints count them (tied weights once).
+PARAMETERS = {
+    "bigscience/bloom-560m": 559_214_592,
+    "bigscience/bloom-7b1": 7_069_016_064,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "distilbert/distilbert-base-uncased": 66_985_530,
+    "distilbert/distilgpt2": 81_912_576,
+    "EleutherAI/gpt-j-6b": 6_050_882_784,
+    "EleutherAI/gpt-neo-125m": 125_198_592,
+    "EleutherAI/pythia-1.4b": 1_414_647_808,
+    "EleutherAI/pythia-12b": 11_846_072_320,
+    "EleutherAI/pythia-160m": 162_322_944,
+    "EleutherAI/pythia-6.9b": 6_857_302_016,
+    "facebook/bart-base": 139_420_416,
+    "facebook/bart-large": 406_291_456,
+    "facebook/opt-1.3b": 1_315_758_080,
+    "facebook/opt-125m": 125_239_296,
+    "facebook/opt-350m": 331_196_416,
+    "facebook/opt-6.7b": 6_658_473_984,
+    "FacebookAI/roberta-base": 124_697_433,
+    "FacebookAI/roberta-large": 355_412_057,
+    "FacebookAI/xlm-roberta-base": 278_295_186,
+    "google-bert/bert-base-uncased": 109_514_298,
+    "google-bert/bert-large-uncased": 335_174_458,
+    "google-t5/t5-base": 222_903_552,
+    "google-t5/t5-large": 737_668_096,
+    "google-t5/t5-small": 60_506_624,
+    "google/gemma-2-27b": 27_227_128_320,
+    "google/gemma-2-2b": 2_614_341_888,
+    "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-2b": 2_506_172_416,
+    "google/gemma-7b": 8_537_680_896,
+    "google/vit-base-patch16-224": 86_567_656,
+    "google/vit-large-patch16-224": 304_326_632,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M": 361_821_120,
+    "meta-llama/Llama-2-13b": 13_015_864_320,
+    "meta-llama/Llama-2-70b": 68_976_648_192,
+    "meta-llama/Llama-2-7b": 6_738_415_616,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "meta-llama/Meta-Llama-3-70B": 70_553_706_496,
+    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
+    "microsoft/phi-2": 2_779_683_840,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "openai-community/gpt2": 124_439_808,
+    "openai-community/gpt2-large": 774_030_080,
+    "openai-community/gpt2-medium": 354_823_168,
+    "openai-community/gpt2-xl": 1_557_611_200,
+    "openai/whisper-base": 72_593_920,
+    "openai/whisper-large-v3": 1_543_490_560,
+    "openai/whisper-large-v3-turbo": 808_878_080,
+    "openai/whisper-medium": 763_857_920,
+    "openai/whisper-small": 241_734_912,
+    "openai/whisper-tiny": 37_760_640,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "sentence-transformers/all-MiniLM-L6-v2": 22_713_216,
+    "tiiuae/falcon-7b": 6_921_720_704,
+    "TinyLlama/TinyLlama-1.1B": 1_100_048_384,
+}
+FAST = ("openai-community/gpt2", "google-t5/t5-small", "openai/whisper-tiny", "HuggingFaceTB/SmolLM2-135M")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B"),
+        ("Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B"),
+        ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B"),
+        ("bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+        ("Qwen/Qwen3-8B-Base", "Qwen/Qwen3-8B"),
+        ("gemma-2-2b-it", "google/gemma-2-2b"),
+        ("roberta", None),
+        ("someone/Llama-3.1-8B", None),
+    ],
+)
+def test_a_name_may_leave_out_who_made_it_and_what_it_was_tuned_for(name: str, meant: str | None) -> None:
+    assert hub.known_model(name) == meant
+
+
+def test_every_name_of_the_table_means_itself() -> None:
+    for name in hub.known_models():
+        assert hub.known_model(name) == hub.known_model(name.split("/")[-1]) == name
+
+
+def test_the_cache_comes_first_and_its_main_branch_before_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--gpt2-of--mine"
+    for revision in ("aaa", "bbb"):
+        (model / "snapshots" / revision).mkdir(parents=True)
+        (model / "snapshots" / revision / "config.json").write_text("{}")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("aaa\n")
+    assert hub.cached_configuration("gpt2-of/mine") == model / "snapshots" / "aaa" / "config.json"
+    assert hub.cached_configuration("gpt2-of/other") is None
+    assert hub.cached_configuration("../../etc") is None
+
+
+def test_a_model_of_the_table_says_so_and_an_unknown_name_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    from graphmem.sources.huggingface import load_huggingface
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert any("openai-community/gpt2-medium" in note for note in load_huggingface("gpt2-medium").notes)
+    with pytest.raises(SourceError, match="did you mean google-bert/bert-base-uncased") as error:
+        load_huggingface("bert-bse-uncased")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PARAMETERS]
+)
+def test_the_table_has_the_shapes_of_the_models(name: str) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    values = json.loads(json.dumps(hub.known_models()[name]))
+    config = transformers.CONFIG_MAPPING[values.pop("model_type")](**values)
+    with torch.device("meta"):
+        model = getattr(transformers, values["architectures"][0])(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
