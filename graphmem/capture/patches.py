@@ -152,6 +152,9 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
     view.__module__ = getattr(value, "__module__", __name__)
     if isinstance(value, FunctionType):
         view._torchdynamo_inline = value  # type: ignore[attr-defined]  # Dynamo reads it in place of this one
+    view.__original_fn = found  # type: ignore[attr-defined]
+    if isinstance(found, FunctionType):  # TorchScript compiles the original (torch/jit/_script.py, ``_script_impl``)
+        view.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
     return view
 
 

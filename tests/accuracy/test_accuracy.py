@@ -235,6 +235,20 @@ def test_a_published_script_is_predicted_to_the_byte() -> None:
     assert predict_published(case).peak_bytes == case.measured_bytes == 16908288
 
 
+def test_a_published_run_on_several_cards_is_that_of_one_of_its_processes() -> None:
+    found = [case for case in cited_scripts() if isinstance(case, PublishedCase) and isinstance(case.run, Script)]
+    together = [case for case in found if isinstance(case.run, Script) and case.run.processes > 1]
+    assert len(together) >= 10
+    assert len({case.source for case in together}) >= 3
+    case = next(case for case in together if "adam ddp" in case.name)
+    assert case.name == "zero_recipe adam ddp on 2 cards, V100-32GB"
+    predicted = predict_published(case)
+    assert predicted.peak_bytes is not None
+    assert predicted.peak_bytes // 10**6 * 10**6 == case.measured_bytes == 656 * 10**6  # printed in whole MB
+    conf = {case.run.alloc_conf for case in together if isinstance(case.run, Script)}
+    assert conf == {"", "expandable_segments:True"}
+
+
 def test_what_is_counted_from_a_sample_with_the_model_there_is_less_by_the_models_segments() -> None:
     run = Script("mlp_random.py", ("1000", "1000", "3", "uniform", "2048", "relu", "0"))
     case = replace(PUBLISHED_CASE, run=run, level="reserved")

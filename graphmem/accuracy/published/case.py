@@ -65,16 +65,25 @@ class OwnLoop:
 
 @dataclass(frozen=True)
 class Script:
-    """A run rebuilt as a program of its own: a file of ``programs`` beside this module, and its arguments."""
+    """A run rebuilt as a program of its own: a file of ``programs`` beside this module, and its arguments. The first of
+    ``processes`` is predicted, under the allocator's options ``alloc_conf``."""
 
     program: str
     arguments: tuple[str, ...] = ()
     iterations: int = 3
+    processes: int = 1
+    alloc_conf: str = ""
 
     @property
     def words(self) -> str:
         """The run in words."""
-        return " ".join([self.program.removesuffix(".py"), *self.arguments])
+        together = [f"on {self.processes} cards"] if self.processes > 1 else []
+        return " ".join([self.program.removesuffix(".py"), *self.arguments, *together])
+
+    @property
+    def step(self) -> Training:
+        """As a launcher starts it, on machines of eight."""
+        return Training(world_size=self.processes) if self.processes > 1 else Training()
 
 
 @dataclass(frozen=True)
@@ -231,7 +240,7 @@ def _estimate(case: PublishedCase, cudnn: str) -> Estimate:
     let_torchvision_load()
     with as_file(files("graphmem.accuracy.published").joinpath("programs")) as folder:
         program = Program(str(Path(folder) / case.run.program), case.run.arguments)
-        estimate = simulate.answer(_question(case, program, Training(), device, cudnn))
+        estimate = simulate.answer(_question(case, program, case.run.step, device, cudnn))
     if estimate.details["program"]["code"]:
         raise SourceError(f"{case.run.program}: {estimate.details['program']['words']}")
     return estimate
@@ -243,7 +252,7 @@ def _question(case: PublishedCase, model: Any, step: Training | Inference, devic
         training=step,
         iterations=case.run.iterations,
         device=device,
-        alloc_conf="",
+        alloc_conf=case.run.alloc_conf if isinstance(case.run, Script) else "",
         torch_version=case.torch_version,
         top=0,
         cudnn=cudnn,

@@ -1,9 +1,9 @@
 """The runs that are rebuilt as programs: ``cases.json``, with the source, the card and the version of each.
 
 A source has the fields of its runs, each of which may have its own instead: ``gpu``, ``torch``, ``level``, ``program``,
-``unit`` and ``iterations``; a run has ``arguments`` and ``measured``, which is a number of units, or one for each of
-several levels, and ``estimates_mib`` of other estimators. ``not_usable`` says of other figures why they are not
-rebuilt.
+``unit``, ``iterations``, ``processes`` (of which the first is predicted) and ``alloc_conf``; a run has ``arguments``
+and ``measured``, which is a number of units, or one for each of several levels, and ``estimates_mib`` of other
+estimators. ``not_usable`` says of other figures why they are not rebuilt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ def _cases(run: Mapping[str, Any]) -> Iterator[PublishedCase]:
     for level, figure in by_level.items():
         yield PublishedCase(
             source=run["name"],
-            run=Script(run["program"], tuple(run["arguments"].split()), run.get("iterations", 3)),
+            run=Script(
+                run["program"],
+                tuple(run["arguments"].split()),
+                run.get("iterations", 3),
+                run.get("processes", 1),
+                run.get("alloc_conf", ""),
+            ),
             gpu=run["gpu"],
             torch_version=run["torch"],
             level=level,

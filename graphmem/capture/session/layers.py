@@ -257,6 +257,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.Tensor.new_tensor",
             "torch.Tensor.type",
             "torch._C._nn._parse_to",
+            "torch.jit._builtins._find_builtin",
             "torch.nn.parameter.Uninitialized*.__new__",
         ),
         _factories,
