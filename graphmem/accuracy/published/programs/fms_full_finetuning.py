@@ -1,11 +1,11 @@
 """foundation-model-stack/fms-acceleration, ``scripts/benchmarks``: full fine-tuning by TRL's trainer under accelerate's
 FSDP, the scenario without any acceleration.
 
-Arguments: the model, sequences a process, tokens a sequence (texts are packed to it: the published tokens a second are
-that many). Every block and the rest are an FSDP unit (``full_shard``, ``BACKWARD_PRE``, original parameters), read on
-the host of the first process and sent to the others; activations are checkpointed with reentrant checkpoints, as Trainer
-asks by default; the loss is that of transformers 4.45 to 4.48, in 32 bits but for GPTBigCode; Trainer's AdamW, clipping,
-and its order of what is freed.
+Arguments: the model, sequences a process, tokens a sequence (texts are packed to it: the published tokens a second
+are that many). Every block and the rest are an FSDP unit (``full_shard``, ``BACKWARD_PRE``, original parameters),
+read on the host of the first process and sent to the others; activations are checkpointed with reentrant checkpoints,
+as Trainer asks by default; the loss is that of transformers 4.45 to 4.48, in 32 bits but for GPTBigCode; Trainer's
+AdamW, clipping, and its order of what is freed.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """torchtitan's Llama 3 on one mesh of FSDP2, in the order of its ``train.py`` and ``parallelize_llama.py`` (commit
-9dec370 of December 2024 and its neighbours): made on ``meta``, each block checkpointed, then compiled, then sharded, the
-last one kept after its forward pass; bfloat16 with gradients reduced in 32 bits; AdamW; logits dropped before backward.
+9dec370 of December 2024 and its neighbours): made on ``meta``, each block checkpointed, then compiled, then
+sharded, the last one kept after its forward pass; bfloat16 with gradients reduced in 32 bits; AdamW; logits dropped
+before backward.
 
 Arguments: batch, length, checkpointing (``op``: every second product of a block and the attention's output are kept;
 ``full``), then what else holds of ``compile``, ``fused`` (AdamW) and ``wide`` (the model makes its logits 32 bits, as
