@@ -72,6 +72,8 @@ class Question:
     def _check_batches(self) -> None:
         """Raises :class:`UsageError` for sizes of batches that contradict each other."""
         step = self.step
+        if isinstance(step, Training) and step.prefetch and self.build_on == "device":
+            raise UsageError("batches that are moved ahead come from the host; leave out build_on device")
         if not isinstance(step, Training) or not step.epoch.varies:
             return
         if step.seq_lens and self.seq_len is not None:

@@ -63,6 +63,7 @@ _TRAINING_ONLY = {
     "eval_batches": "--eval-batches",
     "eval_batch_size": "--eval-batch-size",
     "steps_per_epoch": "--steps-per-epoch",
+    "prefetch": "--prefetch",
     "ddp": "--ddp",
     "world_size": "--world-size",
     "ddp_option": "--ddp-option",
@@ -255,6 +256,12 @@ STEP_OPTIONS = (
         metavar="N",
         help="Optimizer steps of an epoch. Default: those that go through every length, at least 2.",
     ),
+    click.option(
+        "--prefetch",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Batches that a loader moves to the card ahead of the step, on a stream of their own. Default 0.",
+    ),
     *VALUE_OPTIONS,
 )
 
@@ -359,6 +366,7 @@ def step_of(model: str, given: Mapping[str, Any]) -> Training | Inference:
         eval_batches=given["eval_batches"] or 0,
         eval_batch_size=given["eval_batch_size"],
         steps_per_epoch=given["steps_per_epoch"],
+        prefetch=given["prefetch"] or 0,
         ddp=_data_parallel(given),
         fsdp=_fully_shard(given),
         zero=_zero(given),

@@ -94,6 +94,8 @@ LOOPS = ("hold", "drop")
 #: The ``attention_mask`` that batches of a transformers model carry: one that hides nothing, as of texts cut into
 #: blocks of one length; or one with padding, as of sentences of several lengths.
 ATTENTION_MASKS = ("ones", "padded")
+#: Batches that a loader may move ahead; each is on the card.
+_MOST_PREFETCHED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class Training:
             :data:`SCHEDULERS`; None for none.
         seq_lens, last_batch, eval_batches, eval_batch_size, steps_per_epoch: what differs between batches, as in
             :class:`Epoch`.
+        prefetch: batches that are on the card, moved there on a stream of their own, while the step runs on the one
+            before, as a prefetching loader has them. 0: the step's own batch alone.
         ddp: data-parallel training, or None for a single process.
         fsdp: training whose states are shared out, or None; in place of ``ddp``.
         zero: training in a DeepSpeed engine, or None; in place of ``ddp``.
@@ -179,6 +183,7 @@ class Training:
     cp: int | None = None
     sp: bool = False
     tp_plan: tuple[tuple[str, str], ...] = ()
+    prefetch: int = 0
 
     def __post_init__(self) -> None:
         optimizer = check_optimizer(self.optimizer)
@@ -203,7 +208,21 @@ class Training:
         object.__setattr__(self, "lr_scheduler", scheduler_named(self.lr_scheduler))
         _check_mask(self.attention_mask)
         object.__setattr__(self, "seq_lens", self.epoch.seq_lens)
+        self._check_prefetch()
         self._check_processes()
+
+    def _check_prefetch(self) -> None:
+        if type(self.prefetch) is not int or not 0 <= self.prefetch <= _MOST_PREFETCHED:
+            raise UsageError(f"prefetch is a whole number from 0 to {_MOST_PREFETCHED}, not {self.prefetch!r}")
+        if not self.prefetch:
+            return
+        if self.optimizer == "lbfgs":
+            raise UsageError("lbfgs evaluates one batch many times; leave out prefetch")
+        given = [name for name in ("pp", "cp", "sp") if getattr(self, name)]
+        if given:
+            raise UsageError(
+                f"prefetch with {given[0]} is not modelled: each process takes a part of the batch; leave it out"
+            )
 
     def _check_processes(self) -> None:
         _ = self.processes  # refused where they are wrong
@@ -384,6 +403,8 @@ class Training:
             words.append(_MASKED[self.attention_mask])
         if self.loop == "drop":
             words.append("output dropped")
+        if self.prefetch:
+            words.append(f"{self.prefetch} batch{'es' * (self.prefetch > 1)} prefetched")
         words += self.epoch.describe()
         return ", ".join(words)
 

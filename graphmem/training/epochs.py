@@ -93,6 +93,10 @@ class Epoch:
             steps += self._epoch(batch, lengths)
         return tuple(steps[:total])
 
+    def sizes(self, batch: int | None, seq_len: int | None) -> tuple[BatchSize, ...]:
+        """The batches that are trained on in one epoch."""
+        return tuple(size for step in self.iterations(batch, seq_len, self.steps) for size in step.micro_batches)
+
     def _epoch(self, batch: int | None, lengths: Sequence[int | None]) -> Iterator[Iteration]:
         given = self.steps * self.micro_batches
         sizes = [BatchSize(batch, length) for length in itertools.islice(itertools.cycle(lengths), given)]

@@ -157,3 +157,34 @@ def test_a_mask_is_for_models_that_take_one_beside_tokens(tmp_path: Path) -> Non
         graphmem.analyze(_factory, training=Training(attention_mask="ones"))
     with pytest.raises(GraphmemError, match="unknown attention_mask 'some'; accepted: ones, padded"):
         Training(attention_mask="some")
+
+
+def test_batches_that_are_moved_ahead_are_on_the_card_beside_the_one_that_is_used() -> None:
+    """The recorded loops ``prefetched*`` hold the figures."""
+    plain, ahead = (
+        graphmem.analyze(_factory, training=Training(prefetch=count), device="h100-80gb") for count in (0, 3)
+    )
+    assert ahead.peak.requested_bytes > plain.peak.requested_bytes
+    assert "3 batches prefetched" in ahead.step
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"prefetch": -1}, "prefetch is a whole number from 0 to 100, not -1"),
+        ({"prefetch": 1.5}, "prefetch is a whole number from 0 to 100, not 1.5"),
+        ({"prefetch": 1, "optimizer": "lbfgs"}, "lbfgs evaluates one batch many times"),
+        ({"prefetch": 1, "tp": 2, "sp": True}, "prefetch with sp is not modelled"),
+    ],
+)
+def test_prefetching_that_makes_no_sense_is_refused(step: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphmemError, match=message):
+        Training(**step)
+
+
+def test_a_batch_that_its_factory_puts_on_the_card_is_not_moved_ahead() -> None:
+    def factory() -> Any:
+        return torch.nn.Linear(8, 8).cuda(), torch.zeros(4, 8, device="cuda")
+
+    with pytest.raises(GraphmemError, match="prefetch moves batches from the host"):
+        graphmem.analyze(factory, training=Training(prefetch=1))

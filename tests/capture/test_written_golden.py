@@ -10,7 +10,7 @@ from tests.recorded.written import KIND, PROGRAMS  # noqa: E402
 from tests.support import packages  # noqa: E402
 
 #: Predicted in a second or two each.
-QUICK = ("held", "dropped", "criterion_held", "lengths_of_a_factory", "evaluation_dropped")
+QUICK = ("held", "dropped", "criterion_held", "lengths_of_a_factory", "evaluation_dropped", "prefetched_three_ahead")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batches of several sizes for the default step, made on the host when a loader would give them."""
+"""Batches of several sizes, or moved ahead, for the default step, made on the host when a loader would give them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.loop.step import Batch, Loader
+from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Training
 from graphmem.training.epochs import BatchSize
@@ -17,13 +18,13 @@ from graphmem.training.epochs import BatchSize
 def loader_for(
     build: Callable[[Any], Any], built: Any, sizes: Any, training: Training, iterations: int | None
 ) -> Loader | None:
-    """The loader of a step whose batches differ; None where one batch comes again and again.
+    """The loader of a step whose batches differ, or are moved ahead; None where one batch comes again and again.
 
     ``built`` is what ``build(sizes)`` gave (:class:`graphmem.sources.base.Built`). Where it cannot make batches of
     other sizes, the model is built once more for every size, on the host, and only the batch of it is kept.
     """
     if not training.epoch.varies:
-        return None
+        return _of_one_size(built) if training.prefetch else None
     known: dict[BatchSize, Batch] = {}
 
     def batch_of(size: BatchSize) -> Batch:
@@ -41,7 +42,20 @@ def loader_for(
     for step in steps:
         for size in (*step.micro_batches, *step.evaluated):
             batch_of(size)  # before the model is on the device
-    return Loader(steps, batch_of)
+    return Loader(steps, training.epoch.sizes(sizes.batch, sizes.seq_len), batch_of)
+
+
+def _of_one_size(built: Any) -> Loader:
+    """The batch that was built, again and again."""
+    _check_inputs(built.inputs)
+    batch = Batch(built.inputs, built.loss)
+    return Loader((), (BatchSize(),), lambda _: batch)
+
+
+def _check_inputs(inputs: Any) -> None:
+    """Raises :class:`CaptureError` for a batch that its factory puts on the card: there is nothing to move ahead."""
+    if any(tensor.is_cuda for tensor in tensors_in(inputs)):
+        raise CaptureError("prefetch moves batches from the host; let the factory leave its inputs there")
 
 
 def _check_host(model: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.held_output import held_by
 from graphmem.capture.loop.optimizers.build import iterations_of_history, make_optimizers
+from graphmem.capture.loop.prefetching import prefetched
 from graphmem.capture.loop.schedulers import scheduler_of
 from graphmem.capture.ports import LoopsBook, StepBook
 from graphmem.capture.values.tensors import tensors_in
@@ -72,7 +74,7 @@ def run_training(
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
 
     ``own_optimizer`` is the class that ``training`` names, if it is the user's and imported already. ``loader`` gives
-    the batches of a step whose batches differ, in place of ``inputs`` and ``loss``. ``both`` takes what tells the loop
+    batches that differ or are moved ahead, in place of ``inputs`` and ``loss``. ``both`` takes what tells the loop
     that holds the output from the one that drops it; without one the loop that ``training`` names is run.
     """
     if training.pp is not None:
@@ -114,13 +116,10 @@ def run_training(
         loop.tell_both(both)
     if loader is not None:
         del given, inputs, loss
-        for step in loader.iterations:
-            session.begin_iteration()
-            loop.step(step.micro_batches)
-            if step.evaluated:
-                loop.evaluate(step.evaluated)
-        return Ran(remarks, loop.output_bytes)
-    _run_alike(session, loop, iterations)
+    if loader is not None and training.epoch.varies:
+        _run_epochs(session, loop, loader)
+    else:
+        _run_alike(session, loop, iterations, None if loader is None else loader.epoch[0])
     return Ran(remarks, loop.output_bytes)
 
 
@@ -176,16 +175,29 @@ def _check_for_pipeline(model: nn.Module, batch: Batch, training: Training) -> N
         raise CaptureError(f"{name} needs the loss, which only the last process of a pipeline has; choose another")
 
 
-def _run_alike(session: StepBook, loop: _Loop, iterations: int | None) -> None:
-    """Iterations on one batch: as many as were asked for, else as many as settle it."""
+def _run_epochs(session: StepBook, loop: _Loop, loader: Loader) -> None:
+    """Iterations on batches that differ, epoch after epoch."""
+    for number, step in enumerate(loader.iterations):
+        if number % loop.training.epoch.steps == 0:
+            loop.go_through(loader.epoch)
+        session.begin_iteration()
+        loop.step(step.micro_batches)
+        if step.evaluated:
+            loop.evaluate(step.evaluated)
+
+
+def _run_alike(session: StepBook, loop: _Loop, iterations: int | None, size: BatchSize | None = None) -> None:
+    """Iterations on one batch, or on batches of one ``size``: as many as were asked for, else as many as settle it."""
     begun, of_history = 0, loop.of_history
+    if size is not None:
+        loop.go_through(itertools.repeat(size))
     for number in range(iterations or max(DEFAULT_ITERATIONS, of_history)):
         before = session.operator_count
         if number >= 2 and not of_history and iterations is None and before - begun > MANY_OPERATORS:
             break
         begun = before
         session.begin_iteration()
-        loop.step([None] * loop.training.grad_accum)
+        loop.step([size] * loop.training.grad_accum)
     loop.end()
 
 
@@ -200,9 +212,11 @@ class Ran:
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of several sizes: ``iterations`` in order, each batch made on the host by ``batch_of``."""
+    """Batches that are moved to the card one by one: ``iterations`` in order, each batch made on the host by
+    ``batch_of``. ``epoch``: what is trained on from one end of the loader to the other."""
 
     iterations: Sequence[Iteration]
+    epoch: Sequence[BatchSize]
     batch_of: Callable[[BatchSize], Batch]
 
 
@@ -226,6 +240,7 @@ class _Loop:
         self.output_bytes = 0
         self._both: LoopsBook | None = None
         self._session, self._model, self._optimizers, self._loader = session, model, optimizers, loader
+        self._ahead: Iterator[Batch] | None = None  # what gives batches that are on the card before their turn
         self._called = _compiled(model, training.compile)
         self._scaler = torch.amp.GradScaler("cuda") if training.scales_loss else None
         self._schedulers = [scheduler_of(training.lr_scheduler, one) for one in optimizers if training.lr_scheduler]
@@ -290,11 +305,23 @@ class _Loop:
             return contextlib.nullcontext()
         return cut(self.batch.inputs, self.sequences)
 
+    def go_through(self, sizes: Iterable[BatchSize]) -> None:
+        """The next batches are those of a loader from its begin to its end."""
+        if self.training.prefetch:
+            self._ahead = prefetched(sizes, self.training.prefetch, self._moved, _tensors_of_batch)
+
     def _next_batch(self, size: BatchSize | None) -> None:
-        """``for batch in loader: batch = batch.to("cuda")``: the loop's variable lets the batch before go first."""
-        if size is not None and self._loader is not None:
+        """``for batch in loader: batch = batch.to("cuda")``: the loop's variable lets the batch before go first; of
+        batches that are prefetched it does not."""
+        if self._ahead is not None:
+            self.batch = next(self._ahead)
+        elif size is not None and self._loader is not None:
             self.batch = self._loader.batch_of(size)
-            self.batch = batch_on_device(self._session, self.batch, self.training.dtype)
+            self.batch = self._moved(size)
+
+    def _moved(self, size: BatchSize) -> Batch:
+        assert self._loader is not None
+        return batch_on_device(self._session, self._loader.batch_of(size), self.training.dtype)
 
     def _forward(self) -> None:
         """The loss of the batch; what the variables held before lives until they are assigned."""
@@ -330,6 +357,7 @@ class _Loop:
     def evaluate(self, sizes: Sequence[BatchSize]) -> None:
         """Forward passes without gradients, in evaluation mode, in the loop's own variables; then back to training."""
         self._model.eval()
+        self.go_through(sizes)
         for size in sizes:
             self._next_batch(size)
             assert self.batch is not None
@@ -515,6 +543,11 @@ def batch_on_device(session: StepBook, batch: Batch, dtype: str) -> Batch:
         loss.targets = move(loss.targets)
         session.label_inputs(loss.targets, "targets")
     return Batch(inputs, loss)
+
+
+def _tensors_of_batch(batch: Batch) -> Iterator[torch.Tensor]:
+    yield from tensors_in(batch.inputs)
+    yield from tensors_in(getattr(batch.loss, "targets", None))
 
 
 def is_quantized(model: nn.Module) -> bool:

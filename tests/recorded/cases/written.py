@@ -6,9 +6,11 @@ the models and the batches, so that none can inherit another's mistake.
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -520,3 +522,111 @@ def source_of(case: Case, folder: Path) -> str:
     path = folder / f"{case.name}.json"
     path.write_text(json.dumps(dict(case.config)), encoding="utf-8")
     return f"hf:{path}"
+
+
+# --- batches that are moved ahead on a stream of their own ------------------------------------------------------------
+
+
+class DataPrefetcher:
+    """The prefetcher of NVIDIA's ImageNet example: the next batch is on its way while this one is trained on."""
+
+    def __init__(self, loader: Iterator[dict[str, torch.Tensor]]) -> None:
+        self.loader = loader
+        self.stream = torch.cuda.Stream()
+        self.preload()
+
+    def preload(self) -> None:
+        batch = next(self.loader)
+        with torch.cuda.stream(self.stream):
+            self.batch = {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
+
+    def next(self) -> dict[str, torch.Tensor]:
+        torch.cuda.current_stream().wait_stream(self.stream)
+        batch = self.batch
+        for tensor in batch.values():
+            tensor.record_stream(torch.cuda.current_stream())
+        self.preload()
+        return batch
+
+
+@_case(_GPT2, 8, 128, prefetch=1)
+def prefetched() -> Any:
+    model = model_of(_GPT2).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.train()
+    prefetcher = DataPrefetcher(_tokens(8, 128) for _ in itertools.count())
+    for _ in range(3):
+        batch = prefetcher.next()
+        outputs = model(**batch)
+        loss = outputs.loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, batch, outputs, loss, prefetcher
+
+
+class Ahead:
+    """The next ``count`` batches of a loader are on the card, in a queue, while one is used."""
+
+    def __init__(self, loader: Iterator[Any], count: int) -> None:
+        self.loader, self.count = loader, count
+
+    def __iter__(self) -> Iterator[Any]:
+        stream, waiting = torch.cuda.Stream(), deque[Any]()
+
+        def fetch() -> None:
+            for batch in itertools.islice(self.loader, self.count - len(waiting)):
+                with torch.cuda.stream(stream):
+                    waiting.append({name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.items()})
+
+        fetch()
+        while waiting:
+            torch.cuda.current_stream().wait_stream(stream)
+            batch = waiting.popleft()
+            for tensor in batch.values():
+                tensor.record_stream(torch.cuda.current_stream())
+            fetch()
+            yield batch
+
+
+def _pairs() -> dict[str, torch.Tensor]:
+    return {"ids": torch.zeros((512, 256), dtype=torch.long), "targets": torch.zeros((512, 256), dtype=torch.long)}
+
+
+@_case(None, 512, 256, prefetch=3, optimizer="sgd", amp="bf16", grad_accum=2, loop="drop", iterations=2)
+def prefetched_three_ahead() -> Any:
+    model = Language().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model.train()
+    loader = Ahead((_pairs() for _ in itertools.count()), 3)
+    for number, batch in enumerate(loader, 1):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = _scored(model(batch["ids"]), batch["targets"])
+        loss = loss / 2
+        loss.backward()
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            del loss
+        if number == 4:
+            return model, optimizer, batch, loader
+    return None
+
+
+@_case(_GPT2, 10, prefetch=2, seq_lens=(100, 128, 115), eval_batches=3, eval_batch_size=16, iterations=None)
+def prefetched_lengths_and_evaluation() -> Any:
+    model = model_of(_GPT2).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _epoch in range(2):
+        model.train()
+        for batch in Ahead((_tokens(10, length) for length in (100, 128, 115)), 2):
+            outputs = model(**batch)
+            loss = outputs.loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        for batch in Ahead((_tokens(16, length) for length in (100, 128, 115)), 2):
+            with torch.no_grad():
+                outputs = model(**batch)
+    return model, optimizer, batch, outputs, loss
