@@ -52,7 +52,9 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 h2 { font-size: 1.1em; margin: 1.6em 0 .3em } .no { color: #b00020; font-weight: 600 } .yes { font-weight: 600 }
 .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em } svg { max-width: 100%; height: auto }
 svg text { font: 11px system-ui, sans-serif; fill: #555 }
-@media (max-width: 640px) { body { margin: 1em auto } svg text { font-size: 13px } td, th { padding-right: .5em } }
+@media (max-width: 640px) { body { margin: 1em auto } td, th { padding-right: .5em } td.exact { display: none }
+svg { overflow: visible; margin-top: .6em } svg text { font-size: 28px }
+svg text.level { text-anchor: start; transform: translate(10px, -10px) } }
 """.strip()
 
 
@@ -119,7 +121,14 @@ def _death(dead: post_mortem.Dead) -> Iterator[str]:
 
 
 def _card(estimate: Estimate, card: CardUse) -> str:
-    return _table(("", ">", ""), [(name, format_bytes(size), words) for name, size, words in card_rows(estimate, card)])
+    rows = [(_indented(name), format_bytes(size), words) for name, size, words in card_rows(estimate, card)]
+    return _table(("", ">", ""), rows)
+
+
+def _indented(name: str) -> str:
+    """A name that stands further in, as it is written, where it is a part of what is above."""
+    inner = name.lstrip()
+    return _Markup(f"&emsp;{escape(clean(inner))}") if inner != name else name
 
 
 def _levels(estimate: Estimate) -> str:
@@ -142,7 +151,8 @@ def _timeline(estimate: Estimate, timeline: Timeline) -> str:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _y(highest * share, highest)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{format_bytes(int(highest * share))}</text>')
+        label = format_bytes(int(highest * share))
+        parts.append(f'<text class="level" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{label}</text>')
     for name, colour in _CURVES.items():
         points = _points(levels[name], highest)
         width = _WIDTHS[name]
@@ -202,8 +212,8 @@ def _breakdown(estimate: Estimate) -> str:
         bar.append(f'<rect x="{left:.3f}" y="0" width="{share:.3f}" height="6" fill="{colour}"/>')
         left += share
         name = f"{_swatch(colour)}{escape(WORDS.get(category, clean(category)))}"
-        rows.append((_Markup(name), format_bytes(count), f"{count:,} B", f"{share:.1f} %"))
-    rows.append((_Markup("sum"), format_bytes(total), f"{total:,} B", "100.0 %" if total else "-"))
+        rows.append((_Markup(name), format_bytes(count), _Exact(f"{count:,} B"), f"{share:.1f} %"))
+    rows.append((_Markup("sum"), format_bytes(total), _Exact(f"{total:,} B"), "100.0 %" if total else "-"))
     svg = f'<svg viewBox="0 0 100 6" width="960" role="img" aria-label="shares">{"".join(bar)}</svg>'
     return svg + _table(("", ">", ">", ">"), rows)
 
@@ -238,6 +248,10 @@ class _Markup(str):
     """Text that is HTML already."""
 
 
+class _Exact(str):
+    """A figure that stands there in a shorter way too, for which a phone has no room."""
+
+
 def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A title that begins with ``>`` stands over figures."""
     classes = [' class="n"' if title.startswith(">") else "" for title in titles]
@@ -248,12 +262,15 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     body = []
     for row in rows:
         kinds = classes or [""] * len(row)
-        body.append("<tr>" + "".join(f"<td{k}>{_cell(v)}</td>" for v, k in zip(row, kinds, strict=True)) + "</tr>\n")
+        cells = (_cell(value, kind) for value, kind in zip(row, kinds, strict=True))
+        body.append(f"<tr>{''.join(cells)}</tr>\n")
     return f'<div class="wide"><table>\n{head}{"".join(body)}</table></div>'
 
 
-def _cell(value: object) -> str:
-    return value if isinstance(value, _Markup) else escape(clean(value))
+def _cell(value: object, kind: str) -> str:
+    if isinstance(value, _Exact):
+        kind = ' class="n exact"'
+    return f"<td{kind}>{value if isinstance(value, _Markup) else escape(clean(value))}</td>"
 
 
 def _swatch(colour: str) -> str:
