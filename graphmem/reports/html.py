@@ -262,8 +262,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     body = []
     for row in rows:
         kinds = classes or [""] * len(row)
-        cells = (_cell(value, kind) for value, kind in zip(row, kinds, strict=True))
-        body.append(f"<tr>{''.join(cells)}</tr>\n")
+        body.append("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>\n")
     return f'<div class="wide"><table>\n{head}{"".join(body)}</table></div>'
 
 
