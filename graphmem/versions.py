@@ -25,7 +25,7 @@ NEWEST: Version = (2, 15)
 OLDEST_INSTALLED: Version = (2, 6)
 #: Those of which recordings of whole steps hold the predictions (tests/golden/pytorch).
 RECORDED: tuple[Version, ...] = (
-    (2, 4), (2, 6), (2, 8), (2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
+    (2, 4), (2, 6), (2, 7), (2, 8), (2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14), (2, 15),
 )  # fmt: skip
 #: The one whose wheel's cuDNN was asked for the plans of convolutions that are predicted without one.
 COUNTED_CUDNN: Version = (2, 13)
@@ -172,7 +172,7 @@ LENIENT_OPTIONS = Since(
 )
 NAME_OF_OPTIONS = Since(
     "allocator: `PYTORCH_ALLOC_CONF`", (2, 9), "not read", "read where `PYTORCH_CUDA_ALLOC_CONF` is not set",
-    "names in libc10 of the wheels", ("2.6.0", "2.9.1"), "2.7 and 2.8 are taken to do as 2.6",
+    "names in libc10 of the wheels", ("2.6.0", "2.7.1", "2.8.0", "2.9.1"),
 )  # fmt: skip
 OLDEST_BLOCK_FIRST = Since(
     "allocator: equal free blocks", (2, 12), "the lowest address first",
@@ -237,9 +237,9 @@ CUBLASLT_SHARES_WORKSPACE = Since(
     ("2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 CUBLASLT_UNIFIED_OPTION = Since(
-    "`TORCH_CUBLASLT_UNIFIED_WORKSPACE`", (2, 7), "not read",
-    "1: cublasLt takes cuBLAS's workspace; 0: a buffer of its own", "pull request 145130", ("2.11.0",),
-    "that 2.7 has it is read from the pull request",
+    "`TORCH_CUBLASLT_UNIFIED_WORKSPACE`", (2, 8), "not read",
+    "1: cublasLt takes cuBLAS's workspace; 0: a buffer of its own",
+    "pull request 145130; names in libtorch_cuda of the wheels", ("2.7.1", "2.8.0", "2.11.0"),
 )  # fmt: skip
 CUBLAS_WORKSPACES_GIVEN_BACK = Since(
     "workspaces of cuBLAS and cublasLt", (2, 15), "kept per thread and stream",
@@ -252,7 +252,7 @@ LARGE_WORKSPACE_ON_BLACKWELL = Since(
 )  # fmt: skip
 
 #: cuDNN of the default CUDA wheel on PyPI as an integer (9.20.0 is 92000): the requirements of the wheels of 2.4.1,
-#: 2.6.0, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; those of 2.5 and 2.7 are assumed.
+#: 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; that of 2.5 is assumed.
 WHEEL_CUDNN: dict[Version, int] = {
     (2, 4): 90100, (2, 5): 90100, (2, 6): 90100, (2, 7): 90501, (2, 8): 91002, (2, 9): 91002, (2, 10): 91002,
     (2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600,
@@ -274,7 +274,7 @@ MATH_ATTENTION_IN_FP32 = Since(
 )  # fmt: skip
 FLASH_SEEDS_ON_DEVICE = Since(
     "seeds of flash attention", (2, 7), "on the host", "on the device", "ATen/native/transformers/cuda/flash_attn",
-    ("2.6.0", "2.9.1"), "that 2.7 and 2.8 have it",
+    ("2.6.0", "2.7.1", "2.9.1"),
 )  # fmt: skip
 CUDNN_DROPOUT_IN_SIXTEENTHS = Since(
     "dropout in cuDNN attention", (2, 12), "of any probability", "of multiples of 1/16, other calls are refused",
@@ -308,7 +308,7 @@ RMS_NORM_UPCASTS = Since(
 )  # fmt: skip
 RMS_NORM_WEIGHS_IN_FP32 = Since(
     "`rms_norm`: the weight", (2, 7), "multiplied in half", "multiplied in fp32", "pull request 147203",
-    ("2.6.0", "2.8.0"), "that 2.7 has it",
+    ("2.6.0", "2.7.1", "2.8.0"),
 )  # fmt: skip
 FUSED_RMS_NORM = Since("`rms_norm`", (2, 9), "six operators", "one kernel", "pull request 153666", ("2.8.0", "2.9.1"))
 WHOLE_SLICES_SKIPPED = Since(
@@ -346,7 +346,12 @@ GROUP_NORM_KEEPS_CHANNELS_LAST = Since(
 )  # fmt: skip
 CUB_COUNTS_UNIQUE_IN_64_BITS = Since(
     "storage of CUB's unique by key", (2, 7), "states of 8 bytes", "of 16", "cub/device/dispatch/"
-    "dispatch_unique_by_key.cuh of CUDA 12.4 and 12.8", ("2.6.0", "2.8.0", "2.9.1"), "that 2.7 has it",
+    "dispatch_unique_by_key.cuh of CUDA 12.4 and 12.8", ("2.6.0", "2.7.1", "2.8.0", "2.9.1"),
+)  # fmt: skip
+THRUST_UNIQUE_BY_CUB = Since(
+    "storage of Thrust's unique, of slices", (2, 15), "a single pass of its own",
+    "CUB's selection with an allocation of its own, 2,304 bytes less for 100,000",
+    "thrust/system/cuda/detail/unique.h of CUDA 13.2", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 CUB_ALIGNS_TILE_STATES = Since(
     "storage of CUB's scans, selections and runs", (2, 11), "the bytes of a state for each tile (CUDA 12)",
@@ -370,17 +375,36 @@ BOUNDS_IN_ONE_PASS = Since(
     "one after the other", "by `aminmax`", "SummaryOps.cu and Indexing.cu of ATen/native/cuda, Distributions.cpp",
     ("2.6.0", "2.9.1", "2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
+SCATTERS_BY_COORDINATES = Since(
+    "deterministic `scatter`, `scatter_add` and gradient of `gather`", (2, 8),
+    "coordinates side by side are made one index of the flat tensor", "an index per dimension",
+    "`_scatter_via_index_put`, ATen/native/TensorAdvancedIndexing.cpp", ("2.6.0", "2.7.1", "2.8.0", "2.9.1"),
+)  # fmt: skip
+REPEATS_BY_SMALLEST = Since(
+    "`repeat_interleave`: that no repeat is negative", (2, 15), "compared with zero one by one",
+    "the smallest is read", "seen of ATen/native/Repeat.cpp on the stub driver", ("2.13.0", "2.14.1", "2.15.0"),
+)  # fmt: skip
 MULTINOMIAL_COPIES_NO_WEIGHTS = Since(
     "`multinomial` with replacement", (2, 15), "the weights are copied", "not copied", "ATen/native/cuda/"
     "MultinomialKernel.cu", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 SELECTION_IN_64_BITS = Since(
-    "`topk` of many blocks: what each slice looks for", (2, 8), "32 bits", "64 bits", "ATen/native/cuda/TensorTopK.cu",
-    ("2.6.0", "2.8.0", "2.9.1"), "2.7 is taken to do as 2.6",
+    "`topk` of many blocks: what each slice looks for", (2, 7), "32 bits", "64 bits", "ATen/native/cuda/TensorTopK.cu",
+    ("2.6.0", "2.7.1", "2.8.0", "2.9.1"),
 )  # fmt: skip
 SELECTION_SUMS_DIGITS = Since(
     "`topk` of many blocks: sums of the digits' counts", (2, 10), "none", "1 KiB a slice",
     "ATen/native/cuda/TensorTopK.cu", ("2.9.1", "2.10.0", "2.11.0"),
+)  # fmt: skip
+ATAN2_OF_ZEROS = Since(
+    "gradient of `atan2`", (2, 10), "squares and their sum go with the inverse",
+    "the sum of the squares is kept, to find where it is zero",
+    "`atan2_backward`, torch/csrc/autograd/FunctionsManual.cpp", ("2.6.0", "2.8.0", "2.9.1", "2.11.0"),
+)  # fmt: skip
+EQUAL_VALUES_SHARE_GRADIENTS = Since(
+    "gradients of `clamp` with tensors, `maximum`, `minimum`, `fmax`, `fmin`", (2, 15),
+    "one mask each of `clamp`, and all of it to one", "equal values share it: masks of who is taken, and of equals",
+    "seen of what 2.15's formulas call, and on the stub driver", ("2.13.0", "2.14.1", "2.15.0"),
 )  # fmt: skip
 OUTER_PRODUCTS_BY_TRITON = Since(
     "`bmm` of columns by rows, where Triton is installed as it is beside the CUDA wheels", (2, 13), "cuBLAS",

@@ -24,9 +24,10 @@ VERSIONS = functions.other_versions()
 MATRIX = ((2, 6), (2, 9), (2, 11), (2, 15))
 #: One or two of each rule: done otherwise by some version, and predicted in a second or two together.
 QUICK = (
-    "bincount", "embedding_bag_sum", "group_norm_bf16", "histogram_like", "index_list", "index_mask", "linear_relu",
-    "large_unique_slices_inverse_counts", "multinomial", "nonzero", "rms_norm", "sdpa_bf16", "take_along_dim",
-    "topk_1d",
+    "atan2", "bincount", "clamp_tensors", "deterministic_gather", "embedding_bag_sum", "group_norm_bf16",
+    "histogram_like", "index_list", "index_mask", "large_unique_slices_inverse", "large_unique_slices_inverse_counts",
+    "linear_relu", "maximum", "multinomial", "nonzero", "repeat_interleave_tensor", "rms_norm", "sdpa_bf16",
+    "take_along_dim", "topk_1d",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from graphmem.capture.operators.missing_shapes import missing_shapes
 from graphmem.capture.operators.normalization import normalization_composites
 from graphmem.capture.operators.older_versions import older_composites, patch_indexing
 from graphmem.capture.operators.recurrent.operators import recurrent_composites, recurrent_fakes
+from graphmem.capture.operators.version_formulas import formulas_of_version
 from graphmem.capture.operators.views import patch_views
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.devices import DEFAULT_DEVICE, device_named
@@ -90,4 +91,5 @@ def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
         **normalization_composites(card),
         **attention_composites(card),
         **older_composites(card.torch_version),
+        **formulas_of_version(card.torch_version),
     }

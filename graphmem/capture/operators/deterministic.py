@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem import versions
 from graphmem.capture.values.selection import Selection
+from graphmem.versions import Since
 
 _aten = torch.ops.aten
 Body = Callable[..., Any]
@@ -45,12 +47,12 @@ def _put(written: Tensor, dim: int, index: Tensor, values: Tensor, *, accumulate
     return written
 
 
-def _scatter(written: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return _via_index_put(written, dim, index, src, accumulate=False)
+def _scatter(via_index_put: Body) -> Body:
+    return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=False)
 
 
-def _scatter_add(written: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return _via_index_put(written, dim, index, src, accumulate=True)
+def _scatter_add(via_index_put: Body) -> Body:
+    return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=True)
 
 
 def _via_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: bool) -> Tensor:
@@ -73,14 +75,49 @@ def _via_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *, acc
     return written
 
 
+def _via_flat_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: bool) -> Tensor:
+    """``_scatter_via_index_put`` up to 2.7: coordinates side by side, made one index of a flat tensor."""
+    if written.dim() == 1:
+        _aten._index_put_impl_.default(written, [index], src, accumulate, False)
+        return written
+    whole = written.contiguous()
+    coordinates = torch.empty((*index.shape, index.dim()), dtype=torch.int64, device=written.device)
+    for other, size in enumerate(index.shape):
+        if other != dim % written.dim():
+            shape = [1] * index.dim()
+            shape[other] = size
+            coordinates[..., other].copy_(torch.arange(size, device=written.device).view(shape))
+    coordinates[..., dim].copy_(index)
+    strides = torch.empty(whole.dim(), dtype=torch.int64).to(written.device)
+    product = coordinates.flatten(0, -2) * strides
+    flat = product.sum(-1)
+    del product
+    target, source = whole.flatten(), src.as_strided(index.shape, src.stride()).flatten()
+    _aten._index_put_impl_.default(target, [flat], source, accumulate, False)
+    if not written.is_contiguous():
+        written.copy_(target.view(written.shape))
+    del source, target, flat, strides, coordinates
+    return written
+
+
+def _scattering(via_index_put: Body) -> dict[Any, Body]:
+    return {
+        _aten.scatter.src: _where_asked(_scatter(via_index_put), False),
+        _aten.scatter_.src: _where_asked(_scatter(via_index_put), True),
+        _aten.scatter_add.default: _where_asked(_scatter_add(via_index_put), False),
+        _aten.scatter_add_.default: _where_asked(_scatter_add(via_index_put), True),
+    }
+
+
 #: Operator -> its body, which answers ``NotImplemented`` where the mode is off.
 DETERMINISTIC: dict[Any, Body] = {
     _aten.index_add.default: _where_asked(_index_add, False),
     _aten.index_add_.default: _where_asked(_index_add, True),
     _aten.index_copy.default: _where_asked(_index_copy, False),
     _aten.index_copy_.default: _where_asked(_index_copy, True),
-    _aten.scatter.src: _where_asked(_scatter, False),
-    _aten.scatter_.src: _where_asked(_scatter, True),
-    _aten.scatter_add.default: _where_asked(_scatter_add, False),
-    _aten.scatter_add_.default: _where_asked(_scatter_add, True),
+    **_scattering(_via_index_put),
+}
+#: Operator -> the change of versions, and its body before it.
+DETERMINISTIC_BEFORE: dict[Any, tuple[Since, Body]] = {
+    op: (versions.SCATTERS_BY_COORDINATES, body) for op, body in _scattering(_via_flat_index_put).items()
 }

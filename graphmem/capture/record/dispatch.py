@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture.operators import collectives, nested, sparse
 from graphmem.capture.operators.attention import attention_backend_of_nested
+from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.operators.in_place_gradients import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.made_of_operators import COMPARISONS
@@ -361,7 +362,9 @@ def _lists_in_subscript(mode: RecordingMode, call: OperatorCall) -> Any:
 
 
 def _body(mode: RecordingMode, call: OperatorCall) -> Any:
-    body = call.facts.body
+    body, before = call.facts.body, DETERMINISTIC_BEFORE.get(call.func)
+    if before is not None and not before[0].holds(mode.recorder.card.torch_version):
+        body = before[1]
     return NOT_HANDLED if body is None else _in_place_of_kernel(mode, call, body)
 
 

@@ -131,7 +131,9 @@ def sorted_positions_bytes(items: int, card: Card) -> int:
 
 
 def unique_positions_bytes(items: int, card: Card) -> int:
-    """thrust::unique: 128 threads with 5 items, and the number selected."""
+    """thrust::unique: 128 threads with 5 items, and the number selected; of CUDA 13.2 DeviceSelect::Unique and that."""
+    if versions.THRUST_UNIQUE_BY_CUB.holds(card.torch_version):
+        return storage(select_bytes(items, _OFFSET, card), _OFFSET)
     return storage(_states(items, 128 * 5, 16, card), _OFFSET)
 
 

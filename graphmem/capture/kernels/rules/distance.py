@@ -41,6 +41,7 @@ def euclidean_rule(call: Call) -> Script | None:
         padded.append(script.take(size, "vectors with norms and ones"))
         script.give(*reversed(held), *scaled)
     script.output(0)
+    script.product()
     script.give(*reversed(padded))
     return script
 

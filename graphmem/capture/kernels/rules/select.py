@@ -227,7 +227,10 @@ def repeat_rule(call: Call) -> Script | None:
     sums = script.take(items * _INDEX, "running sum of the repeats")
     wide = [] if call.repeats.dtype is torch.int64 else [script.take(items * _INDEX, "64-bit repeats")]
     script.give(script.take(cub.scan_bytes(items, _INDEX, call.card), "scan"), *wide)
-    if call.output_size is None:
+    if call.output_size is None and versions.REPEATS_BY_SMALLEST.holds(call.card.torch_version):
+        found = torch.empty((), dtype=call.repeats.dtype, device="meta")
+        script.give(*script.call("aten.min", call.repeats, card=call.card, outputs=[found], births=["smallest repeat"]))
+    elif call.output_size is None:
         compared = torch.empty(items, dtype=torch.bool, device="meta")
         held = script.take(items, "repeats that are not negative")
         found = compared.new_empty(())

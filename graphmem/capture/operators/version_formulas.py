@@ -1,0 +1,302 @@
+"""Gradient formulas that the predicted PyTorch has and the installed one has not.
+
+A formula is C++ of the installed version, which calls operators. Where another version calls others, or keeps what they
+make for longer, the operator is given a gradient of its own here. As formulas run on a card: they write in place
+(``areAnyTensorSubclassLike`` is false there), C++ destroys the temporaries of an expression at its end, from the last
+one on, and evaluates arguments from right to left. The versions and their sources are in :mod:`graphmem.versions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+
+from graphmem import versions
+
+_aten = torch.ops.aten
+#: Which inputs want a gradient, the gradient of the output, and the inputs -> the inputs' gradients.
+Formula = Callable[..., "tuple[Tensor | None, ...]"]
+
+
+def formulas_of_version(torch_version: versions.Version) -> dict[Any, Callable[..., Any]]:
+    """By operator: itself with the gradient that this version computes, where the installed one computes another."""
+    installed = versions.version_of(torch.__version__)
+    table: dict[Any, Callable[..., Any]] = {}
+    for change, before, now in (
+        (versions.ATAN2_OF_ZEROS, _ATAN2_BEFORE, _ATAN2),
+        (versions.EQUAL_VALUES_SHARE_GRADIENTS, _ONE_TAKES_ALL, _SHARED),
+    ):
+        holds = change.holds(torch_version)
+        if holds != change.holds(installed):
+            table |= {op: _with_gradient(op, formula) for op, formula in (now if holds else before).items()}
+    return table
+
+
+def _with_gradient(op: Any, formula: Formula) -> Callable[..., Any]:
+    """The operator below autograd, with this formula as its node of the graph."""
+
+    def forward(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return formula(ctx.needs_input_grad, grad, *ctx.saved_tensors)
+
+    name = "".join(part.capitalize() for part in op._schema.name.removeprefix("aten::").split("_"))
+    methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    members = {key: staticmethod(method) for key, method in methods.items()}
+    node: Any = type(name, (torch.autograd.function._SingleLevelFunction,), members)
+
+    def run(*inputs: Any) -> Any:
+        wants = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
+        if not wants:
+            return forward(*inputs)
+        with enable_single_level_autograd_function():  # torch.func has peeled its levels off: this is one of them
+            return node.apply(*inputs)
+
+    return run
+
+
+# --- atan2 (``atan2_backward``, torch/csrc/autograd/FunctionsManual.cpp) ----------------------------------------------
+
+
+def _atan2_before(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
+    others, own = other * other, self * self
+    squares = own + others
+    inverse = squares.reciprocal()
+    del squares, own, others
+    return _of_atan2(wanted, grad, self, other, inverse)
+
+
+def _atan2_now(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
+    """Where both are zero the gradient is: the sum of squares is kept to look at."""
+    others, own = other * other, self * self
+    squares = own + others
+    del own, others
+    inverse = squares.reciprocal()
+    inverse.masked_fill_(squares == 0, 0)
+    return _of_atan2(wanted, grad, self, other, inverse)
+
+
+def _of_atan2(
+    wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor, inverse: Tensor
+) -> tuple[Tensor | None, ...]:
+    """One expression makes both: what it took goes with its end."""
+    product = grad * other if wanted[0] else None
+    of_self = product * inverse if product is not None else None
+    negative = -self if wanted[1] else None
+    turned = grad * negative if negative is not None else None
+    of_other = turned * inverse if turned is not None else None
+    return of_self, of_other
+
+
+_ATAN2_BEFORE = {_aten.atan2.default: _atan2_before}
+_ATAN2 = {_aten.atan2.default: _atan2_now}
+
+
+# --- the larger and the smaller of two, and limits (tools/autograd/derivatives.yaml, FunctionsManual.cpp) -------------
+
+
+def _share(grad: Tensor, others: Tensor, equal: Callable[[], list[Tensor]]) -> Tensor:
+    """Half of the gradient where the values are ``equal`` (the last of the masks that it makes), none where the
+    ``others`` are taken, all of it elsewhere."""
+    half = grad / 2
+    masks = equal()
+    shared = torch.where(masks[-1], half, grad)
+    while masks:
+        masks.pop()
+    del half
+    return shared.masked_fill_(others, 0)
+
+
+def _between(self_loses: Callable[..., Tensor], other_loses: Callable[..., Tensor]) -> Formula:
+    """Of two: each with what says where it is not the one that was taken. The other's gradient is computed first."""
+
+    def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
+        def of(loses: Callable[..., Tensor]) -> Tensor:
+            return _share(grad, loses(self, other), lambda: [self == other])
+
+        of_other = of(other_loses) if wanted[1] else None
+        return (of(self_loses) if wanted[0] else None), of_other
+
+    return formula
+
+
+def _without_nan(compare: Callable[..., Tensor], negated: bool) -> Callable[..., Tensor]:
+    """Where ``self`` is taken of two of which one may be no number, or ``negated`` where it is not."""
+
+    def loses(self: Tensor, other: Tensor) -> Tensor:
+        taken = compare(self, other).logical_or_(other.isnan())
+        return taken.logical_not_() if negated else taken
+
+    return loses
+
+
+def _clamp(
+    wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Tensor | None = None, high: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """``clamp_backward``: between two limits, which may be the wrong way round, masks say who is taken."""
+    if low is None or high is None:
+        return _one_limit(wanted, grad, self, low, high, _MAXIMUM, _MINIMUM)
+    of_low, of_high = _of_limits(wanted, grad, self, low, high) if wanted[1] or wanted[2] else (None, None)
+    return (_of_clamped(grad, self, low, high) if wanted[0] else None), of_low, of_high
+
+
+def _one_limit(
+    wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Any, high: Any, above: Formula, below: Formula
+) -> tuple[Tensor | None, ...]:
+    """``clamp`` with the lower or the upper limit alone."""
+    if low is not None:
+        return (*above((wanted[0], wanted[1]), grad, self, low), None)
+    of_self, of_high = below((wanted[0], wanted[2]), grad, self, high)
+    return of_self, None, of_high
+
+
+def _of_limits(
+    wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    apart, together = low < high, low == high
+    of_low = _of_low(grad, self, low, apart, together) if wanted[1] else None
+    return of_low, (_of_high(grad, self, low, high, apart, together) if wanted[2] else None)
+
+
+def _of_low(grad: Tensor, self: Tensor, low: Tensor, apart: Tensor, together: Tensor) -> Tensor:
+    below = self <= low
+    first = apart.logical_and(below)
+    under = self < low
+    second = together.logical_and(under)
+    taken = first.logical_or(second)
+    del second, under, first, below
+    return _share(grad, taken.logical_not(), lambda: [self == low])
+
+
+def _of_high(grad: Tensor, self: Tensor, low: Tensor, high: Tensor, apart: Tensor, together: Tensor) -> Tensor:
+    crossed = high < low
+    above = self >= high
+    first = apart.logical_and(above)
+    either = crossed.logical_or(first)
+    over = self > high
+    second = together.logical_and(over)
+    taken = either.logical_or(second)
+    del second, over, either, first, above
+
+    def equal() -> list[Tensor]:
+        same = self == high
+        return [same, same.logical_and(apart)]
+
+    return _share(grad, taken.logical_not(), equal)
+
+
+def _of_clamped(grad: Tensor, self: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    apart = low < high
+    at_low, at_high = self == low, self == high
+    either = at_low.logical_or(at_high)
+    equal = either.logical_and(apart)
+    del either, at_high, at_low
+    outside = (self < low).logical_or(self > high)
+    half = grad / 2
+    shared = torch.where(equal, half, grad)
+    del half
+    shared.masked_fill_(outside, 0)
+    del outside, equal, apart
+    return shared
+
+
+_MAXIMUM = _between(torch.lt, torch.gt)
+_MINIMUM = _between(torch.gt, torch.lt)
+_SHARED = {
+    _aten.maximum.default: _MAXIMUM,
+    _aten.minimum.default: _MINIMUM,
+    _aten.fmax.default: _between(_without_nan(torch.ge, True), _without_nan(torch.gt, False)),
+    _aten.fmin.default: _between(_without_nan(torch.le, True), _without_nan(torch.lt, False)),
+    _aten.clamp_min.Tensor: _MAXIMUM,
+    _aten.clamp_max.Tensor: _MINIMUM,
+    _aten.clamp.Tensor: _clamp,
+}
+
+
+# --- the same before 2.15 ---------------------------------------------------------------------------------------------
+
+
+def _between_before(self_loses: Callable[..., Tensor], other_loses: Callable[..., Tensor]) -> Formula:
+    """``maximum`` and ``minimum``: arguments from right to left, and the mask that is written last."""
+
+    def of(grad: Tensor, self: Tensor, other: Tensor, loses: Callable[..., Tensor]) -> Tensor:
+        half = grad / 2
+        same = self == other
+        shared = torch.where(same, half, grad)
+        others = loses(self, other)
+        shared.masked_fill_(others, 0)
+        del others, same, half
+        return shared
+
+    return _of_each(of, self_loses, other_loses)
+
+
+def _of_each(of: Callable[..., Tensor], self_loses: Any, other_loses: Any) -> Formula:
+    def formula(wanted: Sequence[bool], grad: Tensor, self: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
+        of_other = of(grad, self, other, other_loses) if wanted[1] else None
+        return (of(grad, self, other, self_loses) if wanted[0] else None), of_other
+
+    return formula
+
+
+def _filled(grad: Tensor, self: Tensor, other: Tensor, loses: Callable[..., Tensor]) -> Tensor:
+    """``fmax`` and ``fmin``."""
+    return grad.masked_fill(loses(self, other), 0)
+
+
+def _zero(grad: Tensor) -> Tensor:
+    """A number of ``where`` is a tensor on the card."""
+    return torch.scalar_tensor(0.0, dtype=grad.dtype, device=grad.device)
+
+
+def _where(grad: Tensor, self: Tensor, other: Tensor, takes: Callable[..., Tensor]) -> Tensor:
+    """``clamp`` with one limit."""
+    zero = _zero(grad)
+    return torch.where(takes(self, other), grad, zero)
+
+
+def _clamp_before(
+    wanted: Sequence[bool], grad: Tensor, self: Tensor, low: Tensor | None = None, high: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    if low is None or high is None:
+        return _one_limit(wanted, grad, self, low, high, _MIN_BEFORE, _MAX_BEFORE)
+    of_low = of_high = None
+    zero = _zero(grad) if wanted[1] or wanted[2] else None
+    if wanted[1]:
+        of_low = _where_both(grad, lambda: self < low, lambda: low < high, torch.Tensor.logical_and_, zero)
+    if wanted[2]:
+        of_high = _where_both(grad, lambda: self > high, lambda: high < low, torch.Tensor.logical_or_, zero)
+    del zero
+    if not wanted[0]:
+        return None, of_low, of_high
+    of_self = _where_both(grad, lambda: self >= low, lambda: self <= high, torch.Tensor.logical_and_, _zero(grad))
+    return of_self, of_low, of_high
+
+
+def _where_both(grad: Tensor, first: Any, second: Any, joined: Callable[..., Tensor], zero: Any) -> Tensor:
+    mask, other = first(), second()
+    joined(mask, other)
+    kept = torch.where(mask, grad, zero)
+    del other, mask
+    return kept
+
+
+_MIN_BEFORE, _MAX_BEFORE = _of_each(_where, torch.ge, torch.lt), _of_each(_where, torch.le, torch.gt)
+_ONE_TAKES_ALL = {
+    _aten.maximum.default: _between_before(torch.lt, torch.gt),
+    _aten.minimum.default: _between_before(torch.gt, torch.lt),
+    _aten.fmax.default: _of_each(_filled, _without_nan(torch.ge, True), _without_nan(torch.ge, False)),
+    _aten.fmin.default: _of_each(_filled, _without_nan(torch.le, True), _without_nan(torch.le, False)),
+    _aten.clamp_min.Tensor: _MIN_BEFORE,
+    _aten.clamp_max.Tensor: _MAX_BEFORE,
+    _aten.clamp.Tensor: _clamp_before,
+}
