@@ -67,6 +67,8 @@ class Arguments:
     async_scheduling: bool | None = None
     prefix_caching: bool = True
     dummy_weights: bool = False
+    conv_state_bytes: int | None = None
+    scan_state_bytes: int | None = None
 
 
 @dataclass
@@ -128,6 +130,8 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
         async_scheduling=values.get("async_scheduling"),
         prefix_caching=values.get("enable_prefix_caching", True),
         dummy_weights=values.get("load_format") == "dummy",
+        conv_state_bytes=_STATE_BYTES[values.get("mamba_cache_dtype", "auto")],
+        scan_state_bytes=_STATE_BYTES[values.get("mamba_ssm_cache_dtype", values.get("mamba_cache_dtype", "auto"))],
     )
 
 
@@ -230,6 +234,8 @@ def _redundant(name: str, text: str) -> dict[str, Any]:
     return value
 
 
+#: ``MambaDType``: bytes of an element of a state, None for the model's.
+_STATE_BYTES = {"auto": None, "float32": 4, "float16": 2, "bfloat16": 2}
 #: Short spellings of the engine's.
 _SHORT = {
     "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ep": "enable_expert_parallel",
@@ -254,6 +260,8 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "num_gpu_blocks_override": whole(),
     "kv_offloading_size": _gigabytes,
     "async_scheduling": flag,
+    "mamba_cache_dtype": one_of(*_STATE_BYTES),
+    "mamba_ssm_cache_dtype": one_of(*_STATE_BYTES),
     "load_format": lambda name, text: text,
     "enable_prefix_caching": flag,
 }

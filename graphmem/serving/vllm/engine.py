@@ -23,7 +23,7 @@ from graphmem.serving.configurations import model_named
 from graphmem.serving.values import count
 from graphmem.serving.vllm import families, graphs, order, versions
 from graphmem.serving.vllm.attention import FlashAttention3
-from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, layout_of
+from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
 from graphmem.serving.vllm.models.base import Shape, stages
 from graphmem.serving.vllm.quantization import method_for
@@ -122,7 +122,15 @@ class VLLM:
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
         """The model's sizes, how its weights are quantised, and what that assumes."""
         method, name, told = method_for(question, settings.itemsize)
-        return families.shape_of(question.model, settings.itemsize, method), name, told
+        shape, more = families.shape_of(question.model, settings.itemsize, method), settings.more
+        if shape.state is not None:
+            state = replace(
+                shape.state,
+                conv_bytes=more.conv_state_bytes or shape.state.conv_bytes,
+                state_bytes=more.scan_state_bytes or shape.state.state_bytes,
+            )
+            shape = replace(shape, state=state)
+        return shape, name, told
 
     def layout(self, settings: Settings, shape: Shape) -> Layout:
         """The KV cache's groups."""
@@ -130,7 +138,8 @@ class VLLM:
         in_flight = settings.batches_in_flight * settings.batch.tokens
         draft = self.draft(settings)
         drafting = draft.shape if draft is not None else None
-        return layout_of(shape, settings.tensor_parallel, settings.batch.block_size, element, in_flight, drafting)
+        size = settings.batch.length if shape.state is not None else settings.batch.block_size
+        return layout_of(shape, settings.tensor_parallel, size, element, in_flight, drafting)
 
     def trace(self, question: Question) -> Trace:
         """The start of one rank, as a Trace."""
@@ -254,7 +263,7 @@ def _answer(
         tokens=int(concurrency * length),
         concurrency=concurrency,
         longest=layout.longest(available, settings.longest),
-        groups=tuple((_words(shape, group.spec.window), group.layers) for group in layout.groups),
+        groups=tuple((_words(shape, group.spec), group.layers) for group in layout.groups),
     )
     return Served(
         engine="vLLM",
@@ -286,7 +295,10 @@ def _answer(
     )
 
 
-def _words(shape: Shape, window: int | None) -> str:
+def _words(shape: Shape, spec: Spec) -> str:
+    window = spec.window
+    if spec.state:
+        return "states of requests"
     if shape.latent is not None:
         return "latent attention"
     return "full attention" if window is None else f"sliding window of {window}"

@@ -14,8 +14,9 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, number, rope_of
 from graphmem.serving.vllm.layers import LinearMethod
-from graphmem.serving.vllm.models.base import ExpertShape, Family, LatentShape, Shape
+from graphmem.serving.vllm.models.base import ExpertShape, Family, LatentShape, Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Decoder, Style
+from graphmem.serving.vllm.models.mamba import Mamba2
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.run import Run
 
@@ -40,7 +41,7 @@ _STYLES: dict[str, Style] = {
     "gemma3_text": Style(norm="gemma", holds_gate_up=True, post_norms=True, scales_embedding=True, head_norms=True),
 }
 #: Every ``model_type`` that is followed.
-MODEL_TYPES = (*_STYLES, "opt")
+MODEL_TYPES = (*_STYLES, "opt", "mamba2")
 #: ``model_type`` whose embeddings are tied where the configuration does not say (transformers' defaults).
 _TIED = ("gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
@@ -55,6 +56,8 @@ def family(run: Run, shape: Shape) -> Family:
     """The model itself; making it asks for its weights."""
     if shape.kind == "opt":
         return OPT(run, shape)
+    if shape.kind == "mamba2":
+        return Mamba2(run, shape)
     return Decoder(run, shape, _STYLES[shape.kind])
 
 
@@ -73,6 +76,8 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         raise UsageError(
             f"{model.name}: model_type {shown(kind)} is not followed in vLLM yet; accepted: {', '.join(MODEL_TYPES)}"
         )
+    if kind == "mamba2":
+        return _state_only(model, itemsize, method)
     hidden, heads, layers = (count(model, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     kv_heads = count(model, "num_key_value_heads", heads)
     head_dim = counted(model, "head_dim", config.get("head_dim") or hidden // heads)
@@ -107,10 +112,27 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     )
 
 
+def _state_only(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
+    """Mamba 2, which has no attention."""
+    layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_heads"))
+    state = StateShape(
+        heads, count(model, "head_dim"), count(model, "n_groups", 1), count(model, "state_size", 128),
+        count(model, "conv_kernel", 4, least=2), count(model, "chunk_size", 256),
+        conv_bias=bool(model.config.get("use_conv_bias", True)), bias=bool(model.config.get("use_bias")),
+        conv_bytes=itemsize, state_bytes=itemsize,
+    )  # fmt: skip
+    return Shape(
+        kind="mamba2", hidden=hidden, intermediate=hidden, layers=layers, heads=heads, kv_heads=heads,
+        head_dim=state.head_dim, vocab=count(model, "vocab_size"), positions=1, itemsize=itemsize, linear=method,
+        tied=bool(model.config.get("tie_word_embeddings", True)), windows=(None,) * layers, rope_positions=1,
+        rotary_dim=1, state=state,
+    )  # fmt: skip
+
+
 def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
     """What a reader is told of how far this family is followed."""
     told = []
-    if not eager and (shape.kind == "opt" or shape.latent is not None):
+    if not eager and (shape.kind == "opt" or shape.latent is not None or shape.state is not None):
         told.append(f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode")
     elif not eager and (shape.kind in _WINDOW_PATTERN or shape.experts is not None):
         told.append(f"the compiled pieces of {shape.kind} are taken to be like Llama's")

@@ -21,10 +21,12 @@ CACHE_DTYPES = {
 
 @dataclass(frozen=True)
 class Spec:
-    """One kind of layer: bytes of a page (one layer's part of a block), and the tokens it keeps, None for all."""
+    """One kind of layer: bytes of a page (one layer's part of a block), and the tokens it keeps, None for all.
+    ``state``: a page is the state of one request, however long."""
 
     page_bytes: int
     window: int | None = None
+    state: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,12 @@ class Layout:
     def request_blocks(self, length: int) -> int:
         """Blocks of one request of so many tokens. A layer with a window keeps those before it and what is being
         computed, and one block more, since it need not begin with one."""
-        return sum(self._group_blocks(group.spec.window, length) for group in self.groups)
+        return sum(self._group_blocks(group.spec, length) for group in self.groups)
 
-    def _group_blocks(self, window: int | None, length: int) -> int:
+    def _group_blocks(self, spec: Spec, length: int) -> int:
+        window = spec.window
+        if spec.state:
+            return 1
         if window is None:
             return cdiv(length, self.block_size)
         return cdiv(min(window - 1 + self.tokens_in_flight, length), self.block_size) + 1
@@ -106,6 +111,8 @@ def layout_of(
 
 
 def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None) -> Spec:
+    if shape.state is not None:
+        return Spec(shape.state.shared(tp).page_bytes, state=True)
     if shape.latent is not None:  # compressed keys and their rotated part, whole on every rank
         return Spec(block_size * (shape.latent.kv_rank + shape.latent.rope) * cache_bytes)
     return Spec(block_size * 2 * max(1, shape.kv_heads // tp) * shape.head_dim * cache_bytes, window)

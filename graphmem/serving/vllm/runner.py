@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.experts import balance
+from graphmem.serving.vllm.models.mamba import state_index
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.serving.vllm.speculation import NGram, Speculator
 from graphmem.trace import Category
@@ -76,6 +77,7 @@ class V2(ModelRunner):
         )  # fmt: skip
 
     def after_loading(self, model: Family) -> None:
+        state_index(self.run, self.shape)
         if self.shape.own.last:
             self._sampling_buffers()
         balance(self.run, self.shape)

@@ -187,6 +187,8 @@ def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
         longest = int(longest * number(model, "factor of rope_scaling", scaling["factor"], 1.0))
     if asked is None:
         return longest, longest
+    if not found and asked >= 1:  # the configuration names no limit, so what is asked for is
+        return asked, asked
     if asked < 1:
         raise UsageError(f"max_model_len is {asked}; accepted: 1 to {longest}")
     if asked > longest:
@@ -227,7 +229,7 @@ def _dtype(question: Question, config: Mapping[str, Any]) -> tuple[str, int]:
 
 def check_parallel(model: ServedModel, tp: int) -> None:
     """``verify_with_parallel_config``. Raises :class:`UsageError` with the sizes that do."""
-    heads = count(model, "num_attention_heads")
+    heads = count(model, "num_heads" if model.config.get("model_type") == "mamba2" else "num_attention_heads")
     kv_heads = count(model, "num_key_value_heads", heads)
     if tp < 1:
         raise UsageError(f"tensor_parallel_size is {tp}; accepted: 1 and more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from graphmem.errors import UsageError
@@ -94,6 +94,47 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class StateShape:
+    """Layers of states (Mamba 2). ``size``: of a state for each element of a head; ``kernel``: of the convolution;
+    ``conv_bytes`` and ``state_bytes``: of an element of what is kept of both."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    size: int
+    kernel: int
+    chunk: int
+    conv_bias: bool = True
+    bias: bool = False
+    conv_bytes: int = 2
+    state_bytes: int = 2
+
+    def shared(self, tp: int) -> StateShape:
+        """One rank's share; groups that cannot be shared out are on every rank."""
+        return replace(self, heads=self.heads // tp, groups=max(1, self.groups // tp))
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: heads, and both projections of the groups."""
+        return self.inner + 2 * self.groups * self.size
+
+    @property
+    def state_elements(self) -> int:
+        """Of the states of all heads."""
+        return self.inner * self.size
+
+    @property
+    def page_bytes(self) -> int:
+        """What is kept of one request (``MambaStateShapeCalculator.mamba2_state_shape``)."""
+        return (self.kernel - 1) * self.convolved * self.conv_bytes + self.state_elements * self.state_bytes
+
+
+@dataclass(frozen=True)
 class Stage:
     """A stage of a pipeline: its layers, and whether it has what comes before the first and after the last."""
 
@@ -143,6 +184,7 @@ class Shape:
     latent: LatentShape | None = None
     rope_scaled: bool = False
     stage: Stage | None = None
+    state: StateShape | None = None
 
     @property
     def own(self) -> Stage:

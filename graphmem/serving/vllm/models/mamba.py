@@ -1,0 +1,139 @@
+"""Mamba 2: layers of states instead of a cache (vllm 0.32.0, models/mamba2.py, layers/mamba/mamba_mixer2.py)."""
+
+from __future__ import annotations
+
+from graphmem.serving.vllm.layers import Embedding, Linear
+from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape, StateShape
+from graphmem.serving.vllm.models.decoder import Norm
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.trace import Category
+
+#: What Triton writes before every run that it times (triton/backends/nvidia/driver.py): 256 MiB.
+_TIMED = 256 << 20
+
+
+class Mixer:
+    """``MambaMixer2``. While the engine profiles it does not scan: it runs its kernels on one chunk, and the first time
+    Triton looks for their best configurations."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, state: StateShape) -> None:
+        self.run, self.name, self.shape, self.state = run, name, shape, state
+        size, own = shape.itemsize, state.shared(run.tp)
+        self.own = own
+        run.new(own.convolved * state.kernel * size, f"{name}.conv1d.weight")
+        if state.conv_bias:
+            run.new(own.convolved * size, f"{name}.conv1d.bias")
+        outputs = [own.inner, own.convolved, own.heads]
+        self.in_proj = Linear(run, f"{name}.in_proj", shape.hidden, outputs, shape.linear, size, bias=state.bias)
+        run.new(own.heads * 4, f"{name}.A")
+        run.new(own.heads * size, f"{name}.D")
+        run.new(own.heads * size, f"{name}.dt_bias")
+        self.out_proj = Linear(
+            run, f"{name}.out_proj", own.inner, [shape.hidden], shape.linear, size, bias=state.bias, reduce=True
+        )
+        run.new(own.inner * size, f"{name}.norm.weight")
+
+    def finish(self) -> None:
+        """After loading."""
+        self.in_proj.finish()
+        self.out_proj.finish()
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The projected output; the input is the caller's."""
+        run, size = self.run, self.shape.itemsize
+        projected = self.in_proj(tokens)
+        run.enter(self.name)
+        scanned = run.new(tokens * self.own.inner * size, "scanned")
+        self._warm_up()
+        normed = run.new(tokens * self.own.inner * size, "gated and normed")
+        run.temporary(tokens * max(1, self.own.groups) * 4)
+        output = self.out_proj(tokens)
+        run.free(normed, scanned, projected)
+        return output
+
+    def _warm_up(self) -> None:
+        """``_warmup_ssd_kernels``: a chunk without a state before it, then with one."""
+        run, own, chunk, size = self.run, self.own, self.state.chunk, self.shape.itemsize
+        timed = "state kernels" not in run.named
+        wide = chunk * own.heads * own.head_dim * size
+        beside = chunk * own.groups * own.size * size
+        sizes = (wide, chunk * own.heads * size, beside, beside, 8, 8, 4, 4, wide)
+        made = [run.new(one) for one in sizes]
+        self._chunk(timed=timed, again=False)
+        made.append(run.new(own.state_elements * self.state.state_bytes))
+        self._chunk(timed=timed, again=True)
+        run.free(*made)
+        if timed:
+            run.named["state kernels"] = made[0]
+
+    def _chunk(self, *, timed: bool, again: bool) -> None:
+        """``_mamba_chunk_scan_combined_fwd`` (ops/ssd_combined.py); kernels that do not depend on the state before are
+        timed once."""
+        run, own, chunk = self.run, self.own, self.state.chunk
+        first = timed and not again
+
+        def search(applies: bool) -> None:
+            if applies:
+                run.temporary(_TIMED)
+
+        sums = [run.new(own.heads * chunk * 4) for _ in range(2)]
+        search(first)
+        states = run.new(own.state_elements * 4)
+        search(first)
+        passed = run.new(own.state_elements * self.state.state_bytes)
+        search(timed)
+        run.free(states)
+        products = run.new(own.groups * chunk * chunk * 4)
+        search(first)
+        search(timed)
+        index = run.new(8)
+        final = run.new(own.state_elements * self.state.state_bytes)
+        run.free(index, *sums, passed, products, final)
+
+
+class Mamba2(Family):
+    """The whole model."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        self.run, self.shape = run, shape
+        state, size = shape.state, shape.itemsize
+        assert state is not None
+        self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, size)
+        self.layers: list[Mixer] = []
+        for index in range(shape.layers):
+            name = f"backbone.layers.{index}"
+            self.layers.append(Mixer(run, f"{name}.mixer", shape, state))
+            Norm(run, f"{name}.norm", shape.hidden, size, "rms")
+        Norm(run, "backbone.norm_f", shape.hidden, size, "rms")
+        self.head = self.embedding
+        if not shape.tied:
+            self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.finish()
+
+    def forward(self, tokens: int) -> Tensor:
+        run = self.run
+        residual = self.embedding(tokens)
+        hidden = run.new(residual.bytes, "normed")
+        for layer in self.layers:
+            output = layer(tokens)
+            run.free(hidden)
+            hidden = output
+        run.free(residual)
+        return hidden
+
+    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
+        """As without a compiler: scans are operators of the engine's own, and norms in place."""
+        with piece():
+            return self.forward(tokens)
+
+    def logits(self, rows: int) -> Tensor:
+        return self.head.logits(rows)
+
+
+def state_index(run: Run, shape: Shape) -> None:
+    """``MambaHybridModelState``: which request has which state."""
+    if shape.state is not None:
+        run.new(run.batch_limits.requests * 4, "indices of states", Category.BUFFER)
