@@ -81,7 +81,7 @@ def question(name: str, run: Run) -> Question:
         ServedModel(name, run["model_config"]),
         card(run),
         entry="llm",
-        cold=name in COLD,
+        cold=name in COLD or "cold" in run,
         alloc_conf=run["environment"].get("PYTORCH_CUDA_ALLOC_CONF", ""),
         arguments=(
             ("model_runner", run["resolved"]["model_runner"]),
@@ -154,7 +154,7 @@ class Serving:
 def _started(python: str, stub: str, run: Run) -> Run | None:
     with tempfile.TemporaryDirectory() as folder:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
-        keys = ("settings", "environment", "model_config", "rank", "draft_config")
+        keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold")
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         environment = os.environ | run["environment"] | {"LD_PRELOAD": stub, "PYTHONPATH": str(_PROGRAM.parent)}
         subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)

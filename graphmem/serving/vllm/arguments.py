@@ -67,6 +67,7 @@ class Arguments:
     async_scheduling: bool | None = None
     prefix_caching: bool = True
     dummy_weights: bool = False
+    images: int | None = None
     conv_state_bytes: int | None = None
     scan_state_bytes: int | None = None
 
@@ -130,9 +131,22 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
         async_scheduling=values.get("async_scheduling"),
         prefix_caching=values.get("enable_prefix_caching", True),
         dummy_weights=values.get("load_format") == "dummy",
+        images=_images(values),
         conv_state_bytes=_STATE_BYTES[values.get("mamba_cache_dtype", "auto")],
         scan_state_bytes=_STATE_BYTES[values.get("mamba_ssm_cache_dtype", values.get("mamba_cache_dtype", "auto"))],
     )
+
+
+def _images(values: Mapping[str, Any]) -> int | None:
+    """Images that a prompt may have, None where nobody says."""
+    if values.get("language_model_only"):
+        return 0
+    limit = values.get("limit_mm_per_prompt", {}).get("image")
+    if isinstance(limit, Mapping):
+        limit = limit.get("count")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise UsageError(f"limit_mm_per_prompt of images is {shown(limit)}; accepted: a whole number from 0 on")
+    return limit
 
 
 def _adapters(values: Mapping[str, Any]) -> Adapters | None:
@@ -260,6 +274,8 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "num_gpu_blocks_override": whole(),
     "kv_offloading_size": _gigabytes,
     "async_scheduling": flag,
+    "limit_mm_per_prompt": _mapping,
+    "language_model_only": flag,
     "mamba_cache_dtype": one_of(*_STATE_BYTES),
     "mamba_ssm_cache_dtype": one_of(*_STATE_BYTES),
     "load_format": lambda name, text: text,

@@ -21,7 +21,7 @@ from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
 from graphmem.serving.values import count
-from graphmem.serving.vllm import families, graphs, order, versions
+from graphmem.serving.vllm import arguments, families, graphs, order, versions
 from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
@@ -76,6 +76,7 @@ class VLLM:
 
     def stages_of(self, question: Question) -> list[Served]:
         """The answer of every stage of the pipeline, as if the others had as many blocks."""
+        question = _text_alone(question)
         settings = resolve(question)
         shape, method, told = self.shape(question, settings)
         answers = []
@@ -138,17 +139,27 @@ class VLLM:
         in_flight = settings.batches_in_flight * settings.batch.tokens
         draft = self.draft(settings)
         drafting = draft.shape if draft is not None else None
-        size = settings.batch.length if shape.state is not None else settings.batch.block_size
-        return layout_of(shape, settings.tensor_parallel, size, element, in_flight, drafting)
+        only_states = shape.state is not None and not shape.attends
+        size = settings.batch.length if only_states else settings.batch.block_size
+        return layout_of(
+            shape, settings.tensor_parallel, size, element, in_flight, drafting, prefixes=settings.more.prefix_caching
+        )
 
     def trace(self, question: Question) -> Trace:
         """The start of one rank, as a Trace."""
+        question = _text_alone(question)
         settings = resolve(question)
         shape, _, _ = self.shape(question, settings)
         cublas = _cublas_bytes(question.device, settings)
         layout = self.layout(settings, shape)
         draft = self.draft(settings)
         return order.start(settings, shape, layout, question.device, question.alloc_conf, cublas, draft)[0].build()
+
+
+def _text_alone(question: Question) -> Question:
+    """The question of the language model alone, where that is what is asked."""
+    images = arguments.read(question.arguments).images
+    return question.with_(model=families.text_alone(question.model, images))
 
 
 def _check_experts(settings: Settings, shape: Shape) -> None:
@@ -297,7 +308,7 @@ def _answer(
 
 def _words(shape: Shape, spec: Spec) -> str:
     window = spec.window
-    if spec.state:
+    if spec.states:
         return "states of requests"
     if shape.latent is not None:
         return "latent attention"

@@ -16,6 +16,7 @@ from graphmem.serving.values import count, counted, number, rope_of
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models.base import ExpertShape, Family, LatentShape, Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Decoder, Style
+from graphmem.serving.vllm.models.hybrid import GraniteHybrid
 from graphmem.serving.vllm.models.mamba import Mamba2
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.run import Run
@@ -41,11 +42,13 @@ _STYLES: dict[str, Style] = {
     "gemma3_text": Style(norm="gemma", holds_gate_up=True, post_norms=True, scales_embedding=True, head_norms=True),
 }
 #: Every ``model_type`` that is followed.
-MODEL_TYPES = (*_STYLES, "opt", "mamba2")
+MODEL_TYPES = (*_STYLES, "opt", "mamba2", "granitemoehybrid")
 #: ``model_type`` whose embeddings are tied where the configuration does not say (transformers' defaults).
 _TIED = ("gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
 _WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
+#: What a language model has from the configuration around it.
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 #: ``model_type`` with latent attention.
 _LATENT = ("deepseek_v2", "deepseek_v3")
 #: Kinds of stretched rotary tables that are multiplied by a factor of their own.
@@ -58,7 +61,28 @@ def family(run: Run, shape: Shape) -> Family:
         return OPT(run, shape)
     if shape.kind == "mamba2":
         return Mamba2(run, shape)
+    if shape.kind == "granitemoehybrid":
+        return GraniteHybrid(run, shape)
     return Decoder(run, shape, _STYLES[shape.kind])
+
+
+def text_alone(model: ServedModel, images: int | None) -> ServedModel:
+    """The language model of one that also takes images, where it is asked for no image: the engine then loads nothing
+    else. Raises :class:`UsageError` where it may be asked for one."""
+    config = model.config
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or config.get("model_type") in MODEL_TYPES:
+        return model
+    kind = text.get("model_type")
+    if kind not in MODEL_TYPES:
+        return ServedModel(model.name, {**config, "model_type": kind or config.get("model_type")}, model.checkpoint)
+    if images != 0:
+        raise UsageError(
+            f"{model.name} takes images, and what its encoder takes in the profile run is not followed; it is as a "
+            "language model: --limit-mm-per-prompt '{\"image\": 0}' or --language-model-only"
+        )
+    inherited = {name: config[name] for name in _INHERITED if name in config}
+    return ServedModel(model.name, {**inherited, **text}, model.checkpoint)
 
 
 def style_of(model: ServedModel, shape: Shape) -> Style:
@@ -78,6 +102,8 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         )
     if kind == "mamba2":
         return _state_only(model, itemsize, method)
+    if kind == "granitemoehybrid":
+        return _granite(model, itemsize, method)
     hidden, heads, layers = (count(model, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     kv_heads = count(model, "num_key_value_heads", heads)
     head_dim = counted(model, "head_dim", config.get("head_dim") or hidden // heads)
@@ -126,6 +152,33 @@ def _state_only(model: ServedModel, itemsize: int, method: LinearMethod) -> Shap
         head_dim=state.head_dim, vocab=count(model, "vocab_size"), positions=1, itemsize=itemsize, linear=method,
         tied=bool(model.config.get("tie_word_embeddings", True)), windows=(None,) * layers, rope_positions=1,
         rotary_dim=1, state=state,
+    )  # fmt: skip
+
+
+def _granite(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
+    """Granite 4 without experts."""
+    config = model.config
+    layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    if config.get("num_local_experts"):
+        raise UsageError(f"{model.name}: experts beside layers of states are not followed")
+    kinds = _list(model, "layer_types") or _list(model, "layers_block_type")
+    if len(kinds) != layers or not set(kinds) <= {"mamba", "attention"}:
+        raise UsageError(f"{model.name}: layer_types are {shown(kinds)}; accepted: mamba or attention for each layer")
+    state = StateShape(
+        count(model, "mamba_n_heads"), count(model, "mamba_d_head"), count(model, "mamba_n_groups", 1),
+        count(model, "mamba_d_state"), count(model, "mamba_d_conv", 4, least=2), count(model, "mamba_chunk_size", 256),
+        conv_bias=bool(config.get("mamba_conv_bias", True)), bias=bool(config.get("mamba_proj_bias")),
+        conv_bytes=itemsize, state_bytes=itemsize,
+    )  # fmt: skip
+    head_dim, positions = hidden // heads, count(model, "max_position_embeddings")
+    return Shape(
+        kind="granitemoehybrid", hidden=hidden, intermediate=count(model, "shared_intermediate_size"), layers=layers,
+        heads=heads, kv_heads=count(model, "num_key_value_heads", heads), head_dim=head_dim,
+        vocab=count(model, "vocab_size"), positions=positions, itemsize=itemsize, linear=method,
+        tied=bool(config.get("tie_word_embeddings")), windows=(None,) * layers, rope_positions=positions,
+        rotary_dim=head_dim if config.get("position_embedding_type") == "rope" else 0,
+        attention_bias=bool(config.get("attention_bias")), state=state,
+        attends=tuple(index for index, kind in enumerate(kinds) if kind == "attention"),
     )  # fmt: skip
 
 

@@ -22,11 +22,11 @@ CACHE_DTYPES = {
 @dataclass(frozen=True)
 class Spec:
     """One kind of layer: bytes of a page (one layer's part of a block), and the tokens it keeps, None for all.
-    ``state``: a page is the state of one request, however long."""
+    ``states``: a page is the state of a request, which has so many however long it is; 0 for keys and values."""
 
     page_bytes: int
     window: int | None = None
-    state: bool = False
+    states: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Layout:
 
     def _group_blocks(self, spec: Spec, length: int) -> int:
         window = spec.window
-        if spec.state:
-            return 1
+        if spec.states:
+            return spec.states
         if window is None:
             return cdiv(length, self.block_size)
         return cdiv(min(window - 1 + self.tokens_in_flight, length), self.block_size) + 1
@@ -98,11 +98,21 @@ class Layout:
 
 
 def layout_of(
-    shape: Shape, tp: int, block_size: int, cache_bytes: int, tokens_in_flight: int, draft: Shape | None = None
+    shape: Shape,
+    tp: int,
+    block_size: int,
+    cache_bytes: int,
+    tokens_in_flight: int,
+    draft: Shape | None = None,
+    *,
+    prefixes: bool = True,
 ) -> Layout:
     """The groups of a model of this shape (``get_kv_cache_groups``): of all stages' layers together, whichever has
     them."""
-    specs = [_spec(shape, tp, block_size, cache_bytes, window) for window in shape.windows]
+    if shape.state is not None:
+        specs, block_size = _state_specs(shape, tp, block_size, cache_bytes, prefixes=prefixes)
+    else:
+        specs = [_spec(shape, tp, block_size, cache_bytes, window) for window in shape.windows]
     if draft is not None:  # on the last stage, as its layers are
         specs += [_spec(draft, tp, block_size, cache_bytes, window) for window in draft.windows]
     own = shape.own
@@ -110,9 +120,25 @@ def layout_of(
     return Layout(tuple(_grouped(specs, range(own.layers.start, last))), block_size, tokens_in_flight)
 
 
+def _state_specs(shape: Shape, tp: int, block_size: int, cache_bytes: int, *, prefixes: bool) -> tuple[list[Spec], int]:
+    """(the layers' kinds, tokens of a block). Beside states a block of attention has as many tokens as make it no
+    smaller than a state, which is padded to it (``_align_hybrid_block_size``, platforms/interface.py); where prefixes
+    are kept a request has three states (``MambaSpec.max_memory_usage_bytes``, mode align)."""
+    assert shape.state is not None
+    page = shape.state.shared(tp).page_bytes
+    if not shape.attends:
+        return [Spec(page, states=1)] * shape.layers, block_size
+    token = _spec(shape, tp, 1, cache_bytes, None).page_bytes
+    size = max(block_size, cdiv(page, block_size * token) * block_size)
+    attention, state = Spec(size * token), Spec(size * token, states=_ALIGNED_STATES if prefixes else 1)
+    return [attention if layer in shape.attends else state for layer in range(shape.layers)], size
+
+
+#: Two, and one for the checkpoint of a prompt.
+_ALIGNED_STATES = 3
+
+
 def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None) -> Spec:
-    if shape.state is not None:
-        return Spec(shape.state.shared(tp).page_bytes, state=True)
     if shape.latent is not None:  # compressed keys and their rotated part, whole on every rank
         return Spec(block_size * (shape.latent.kv_rank + shape.latent.rope) * cache_bytes)
     return Spec(block_size * 2 * max(1, shape.kv_heads // tp) * shape.head_dim * cache_bytes, window)

@@ -52,7 +52,7 @@ def start(
     """The start of one rank up to where the engine knows what is left, as a trace that is not built yet."""
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
-    run.experts = _expert_ranks(settings)
+    run.experts, run.cold = _expert_ranks(settings), settings.cold
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version

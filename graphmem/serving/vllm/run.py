@@ -75,6 +75,8 @@ class Run:
         self.named: dict[str, Tensor] = {}
         #: The module whose code runs.
         self.module = ""
+        #: Whether the machine has not met the model before.
+        self.cold = False
         #: Rotary tables that were made, by what tells them apart: the engine keeps one for equal arguments.
         self.ropes: set[object] = set()
         #: How layers of experts are shared out.

@@ -25,6 +25,8 @@ BLOCK_SIZE = 16
 _BLOCK_STEP = 16
 #: ``--dtype``: bytes of an element; auto is the configuration's, fp32 made fp16 (``_resolve_auto_dtype``).
 DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+#: ``model_type`` with layers of states, whose kernels Triton times once on a machine, compiled or not.
+STATES = ("mamba2", "granitemoehybrid")
 #: Keys that name the longest context, in the order of transformers_utils/model_arch_config_convertor.py.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
 
@@ -132,7 +134,7 @@ def resolve(question: Question) -> Settings:
         itemsize=itemsize,
         dtype=dtype,
         eager=eager,
-        cold=question.cold and not eager,
+        cold=question.cold and (not eager or question.model.config.get("model_type") in STATES),
         runner=runner,
         capture_sizes=() if eager or more.graph_mode == "NONE" else _capture_sizes(question, batch, more),
         batches_in_flight=_batches_in_flight(more, version, runner),

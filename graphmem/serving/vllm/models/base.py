@@ -159,7 +159,7 @@ def stages(layers: int, count: int) -> tuple[Stage, ...]:
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a model as the engine reads them. ``windows``: of each layer, the tokens it attends to, None for
-    all."""
+    all. ``attends``: the layers of attention among those of states."""
 
     kind: str
     hidden: int
@@ -185,6 +185,7 @@ class Shape:
     rope_scaled: bool = False
     stage: Stage | None = None
     state: StateShape | None = None
+    attends: tuple[int, ...] = ()
 
     @property
     def own(self) -> Stage:

@@ -13,8 +13,8 @@ _TIMED = 256 << 20
 
 
 class Mixer:
-    """``MambaMixer2``. While the engine profiles it does not scan: it runs its kernels on one chunk, and the first time
-    Triton looks for their best configurations."""
+    """``MambaMixer2``. While the engine profiles it does not scan: it runs its kernels on one chunk. The first time on
+    a machine Triton looks for their best configurations, which it keeps on the disk."""
 
     def __init__(self, run: Run, name: str, shape: Shape, state: StateShape) -> None:
         self.run, self.name, self.shape, self.state = run, name, shape, state
@@ -54,7 +54,7 @@ class Mixer:
     def _warm_up(self) -> None:
         """``_warmup_ssd_kernels``: a chunk without a state before it, then with one."""
         run, own, chunk, size = self.run, self.own, self.state.chunk, self.shape.itemsize
-        timed = "state kernels" not in run.named
+        timed = run.cold and "state kernels" not in run.named
         wide = chunk * own.heads * own.head_dim * size
         beside = chunk * own.groups * own.size * size
         sizes = (wide, chunk * own.heads * size, beside, beside, 8, 8, 4, 4, wide)
@@ -134,6 +134,7 @@ class Mamba2(Family):
 
 
 def state_index(run: Run, shape: Shape) -> None:
-    """``MambaHybridModelState``: which request has which state."""
-    if shape.state is not None:
+    """``MambaHybridModelState``: which request has which state; with blocks of attention beside them (and prefixes
+    kept) also where it begins."""
+    for _ in range(0 if shape.state is None else 4 if shape.attends else 1):
         run.new(run.batch_limits.requests * 4, "indices of states", Category.BUFFER)

@@ -1,0 +1,123 @@
+"""Granite 4: layers of states and of attention, each before a gated feed-forward layer (vllm 0.32.0,
+models/granitemoehybrid.py). Sums with the residual are torch operators: a product by a factor, then a sum."""
+
+from __future__ import annotations
+
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
+from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
+from graphmem.serving.vllm.models.decoder import FeedForward, Norm, Style
+from graphmem.serving.vllm.models.mamba import Mixer
+from graphmem.serving.vllm.run import Run, Tensor
+
+
+class Attention:
+    """Queries, keys and values in one product, and the output's projection."""
+
+    def __init__(self, run: Run, name: str, shape: Shape) -> None:
+        self.run, self.name, self.size = run, name, shape.itemsize
+        self.q = shape.heads // run.tp * shape.head_dim
+        kv = max(1, shape.kv_heads // run.tp) * shape.head_dim
+        method, size, bias = shape.linear, shape.itemsize, shape.attention_bias
+        self.qkv_proj = Linear(run, f"{name}.qkv_proj", shape.hidden, [self.q, kv, kv], method, size, bias=bias)
+        self.o_proj = Linear(run, f"{name}.o_proj", self.q, [shape.hidden], method, size, bias=bias, reduce=True)
+        rope = (None, shape.rope_positions, shape.rotary_dim)
+        if shape.rotary_dim and rope not in run.ropes:
+            run.ropes.add(rope)
+            rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, size, scaled=shape.rope_scaled)
+        self.scales = AttentionScales(run, f"{name}.attn")
+
+    def finish(self) -> None:
+        """After loading."""
+        self.qkv_proj.finish()
+        self.o_proj.finish()
+
+    def __call__(self, tokens: int) -> Tensor:
+        """The projected output; the input is the caller's."""
+        qkv = self.qkv_proj(tokens)
+        attended = self.run.new(tokens * self.q * self.size, "attention output")
+        output = self.o_proj(tokens)
+        self.run.free(attended, qkv)
+        return output
+
+
+class Layer:
+    """States or attention, then the feed-forward layer."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, *, attends: bool) -> None:
+        self.run, self.attends = run, attends
+        self.mixer: Mixer | Attention
+        if attends:
+            self.mixer = Attention(run, f"{name}.self_attn", shape)
+        else:
+            assert shape.state is not None
+            self.mixer = Mixer(run, f"{name}.mixer", shape, shape.state)
+        self.mlp = FeedForward(run, f"{name}.shared_mlp", shape, Style())
+        for one in ("input_layernorm", "post_attention_layernorm"):
+            Norm(run, f"{name}.{one}", shape.hidden, shape.itemsize, "rms")
+
+    def finish(self) -> None:
+        """After loading."""
+        self.mixer.finish()
+        self.mlp.finish()
+
+    def __call__(self, tokens: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(hidden, the residual within), both for the caller to let go; so is ``hidden``, after both are made."""
+        run, width = self.run, hidden.bytes
+        normed = run.new(width, "normed")
+        output = self.mixer(tokens)
+        if self.attends:
+            run.free(normed)
+        scaled, middle = run.new(width), run.new(width, "residual")
+        run.free(scaled, output if self.attends else normed)
+        again = run.new(width, "normed")
+        fed = self.mlp(tokens)
+        run.free(again)
+        scaled, result = run.new(width), run.new(width, "hidden")
+        run.free(scaled, fed)
+        if not self.attends:
+            run.free(output)
+        return result, middle
+
+
+class GraniteHybrid(Family):
+    """The whole model."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        self.run, self.shape = run, shape
+        size = shape.itemsize
+        self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
+        self.layers = [
+            Layer(run, f"model.layers.{index}", shape, attends=index in shape.attends) for index in range(shape.layers)
+        ]
+        Norm(run, "model.norm", shape.hidden, size, "rms")
+        self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
+        if shape.tied:
+            run.free(self.head.weight)
+            self.head = self.embedding
+
+    def finish(self) -> None:
+        for layer in self.layers:
+            layer.finish()
+        for layer in self.layers:
+            if isinstance(layer.mixer, Attention):
+                layer.mixer.scales.finish()
+
+    def forward(self, tokens: int) -> Tensor:
+        run = self.run
+        hidden = self.embedding(tokens)
+        held = [hidden]
+        for layer in self.layers:
+            hidden, middle = layer(tokens, hidden)
+            run.free(*held)
+            held = [hidden, middle]
+        result = run.new(hidden.bytes, "normed")
+        run.free(*held)
+        return result
+
+    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
+        """As without a compiler: what Inductor makes of these sums is not followed."""
+        with piece():
+            return self.forward(tokens)
+
+    def logits(self, rows: int) -> Tensor:
+        return self.head.logits(rows)
