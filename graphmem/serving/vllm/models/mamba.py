@@ -45,6 +45,7 @@ class Mixer:
         run.enter(self.name)
         scanned = run.new(tokens * self.own.inner * size, "scanned")
         self._warm_up()
+        run.temporary(tokens * self.own.convolved * size)  # what would be convolved, copied
         normed = run.new(tokens * self.own.inner * size, "gated and normed")
         run.temporary(tokens * max(1, self.own.groups) * 4)
         output = self.out_proj(tokens)
