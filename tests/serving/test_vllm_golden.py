@@ -65,7 +65,7 @@ _HELD = (
 
 @pytest.mark.parametrize("name", list(families()))
 def test_further_families_are_the_engines(name: str) -> None:
-    """Adapters, pipelines, experts shared out, drafts, states: everything to the byte, on the stage that was started."""
+    """Adapters, pipelines, experts shared out, drafts, states: all to the byte, on the stage that was started."""
     run, answer = families()[name], predicted(name)
     parts = {part.name: part.bytes for part in answer.parts}
     assert answer.kv_cache.available_bytes - run["available"] == KNOWN.get(name, 0)
