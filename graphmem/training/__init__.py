@@ -127,8 +127,10 @@ class Training:
         fsdp: training whose states are shared out, or None; in place of ``ddp``.
         zero: training in a DeepSpeed engine, or None; in place of ``ddp``.
         tp, ep: how many processes share each layer, or the experts, of a transformers model (``DistributedConfig``);
-            with ``fsdp``, whose processes they divide, or alone.
-        pp: a pipeline of a transformers model's layers, or None; with ``fsdp``, whose processes it divides, or alone.
+            with ``fsdp``, whose processes they divide, or alone. With ``sp``, ``pp`` or ``cp`` ``tp`` is the innermost
+            dimension of one mesh, as in torchtitan.
+        pp: a pipeline of a transformers model's layers, or None; with ``fsdp`` or ``ddp``, whose processes it divides,
+            and ``tp``, or alone.
         sp: between layers of ``tp`` activations are shared out too, by PyTorch's styles (``SequenceParallel``).
         tp_plan: rules that ``tp`` applies beside the model's own, or in their place, as ``(module, style)`` pairs or a
             mapping with transformers' names of styles: ``{"lm_head": "colwise_rep"}``.
@@ -231,14 +233,15 @@ class Training:
             raise UsageError(f"{' and '.join(given)} wrap the same model; give one of them")
         check_parts(self.tp, self.ep)
         if self.pp is not None:
-            self._check_pipeline(self.pp)
+            self._check_pipeline()
         if self.cp is not None:
             self._check_context(self.cp)
         object.__setattr__(self, "tp_plan", checked_plan(self.tp_plan))
         if (self.sp or self.tp_plan) and self.tp is None:
             raise UsageError(f"{'sp' if self.sp else 'tp_plan'} is of tensor parallelism: give tp too")
-        if self.sp and (self.ep or self.tp_plan or self.wrapper is not None):
-            raise UsageError("sp is combined with tp alone here; write the program for others (graphmem run)")
+        if self.sp and (self.ep or self.tp_plan):
+            raise UsageError("sp has PyTorch's styles, not transformers' plan: leave out ep and tp_plan, or sp")
+        self._check_parts(given)
         _ = self.mesh
         if self.zero is not None and self.zero.own_optimizer is not None and self.lr_scheduler is not None:
             raise UsageError(
@@ -249,7 +252,6 @@ class Training:
         if wrapper is None:
             return
         name = given[0]
-        self._check_parts_of(name)
         if self.world_size not in (None, wrapper.world_size):
             raise UsageError(
                 f"world_size is {self.world_size} and that of {name} is {wrapper.world_size}; give one of them"
@@ -257,15 +259,18 @@ class Training:
         if self.compile:
             raise UsageError(f"torch.compile of a model in {name} is not modelled; leave out compile or {name}")
 
-    def _check_pipeline(self, pipeline: PipelineParallel) -> None:
+    def _check_pipeline(self) -> None:
         """What goes with a pipeline is the choice of PyTorch's schedules, and of torchtitan, which combines them."""
-        if self.ddp is not None or self.zero is not None:
-            name = "DDP takes part in no mesh of several dimensions (give fsdp with fsdp_shard hybrid:Nx1)"
+        if self.zero is not None:
             raise UsageError(
-                f"pp goes with fsdp or alone: {name if self.ddp else 'DeepSpeed has pipelines of its own'}"
+                "DeepSpeed's pipelines are of models written as its PipelineModule, ZeRO-2 and 3 go with none of them: "
+                "give fsdp with pp, or write the program (graphmem run)"
             )
-        if self.tp or self.ep:
-            raise UsageError("pp is not combined with tp or ep here; write the program (graphmem run)")
+        if self.ep:
+            raise UsageError(
+                "transformers does not combine ep with pp (DistributedConfig: token dispatch with pipeline parallelism "
+                "is not supported); leave out one of them"
+            )
         if self.fsdp is None and self.amp is not None:
             raise UsageError(
                 "in a pipeline amp is FSDP's mixed precision, as in torchtitan: give fsdp too, or dtype bf16"
@@ -280,8 +285,6 @@ class Training:
             raise UsageError("stages of a pipeline have one shape; leave out seq_lens, last_batch and eval_batches")
         if self.zero_grad_at == "before_backward":
             raise UsageError("a schedule runs both passes: zero_grad_at is after_step or before_forward in a pipeline")
-        if self.fsdp is not None and self.fsdp.world_size % pipeline.ranks:
-            raise UsageError(f"fsdp's {self.fsdp.world_size} processes cannot be divided by pp {pipeline.ranks}")
 
     def _check_context(self, cp: int) -> None:
         """Accelerate shares sequences among processes that FSDP2 shards parameters over, and so does torchtitan."""
@@ -289,37 +292,69 @@ class Training:
             raise UsageError(f"cp is a number of processes of at least 2, not {cp!r}")
         if self.fsdp is None:
             raise UsageError("cp goes with fsdp, as in Accelerate and torchtitan: parameters are sharded over it too")
-        if self.tp or self.ep or self.pp is not None:
-            raise UsageError("cp is combined with fsdp alone here; write the program for tp, ep or pp (graphmem run)")
+        if self.ep:
+            raise UsageError("transformers' DistributedConfig, which ep is, has no context parallelism; leave out one")
         if self.epoch.varies:
             raise UsageError("processes share sequences of one length; leave out seq_lens, last_batch and eval_batches")
-        shards = self.fsdp.mesh_of(self.fsdp.world_size)["shard"]
-        if shards % cp:
-            raise UsageError(f"cp {cp} does not divide the {shards} processes that fsdp shards over")
+
+    @property
+    def tp_in_mesh(self) -> bool:
+        """Whether ``tp`` is a dimension of :attr:`mesh`, over which layers are shared before FSDP2 shards them, as in
+        torchtitan and Accelerate; else transformers distributes the model."""
+        return self.tp is not None and (self.sp or self.pp is not None or self.cp is not None)
 
     @property
     def mesh(self) -> dict[str, int]:
         """The mesh of processes by the names of its dimensions, the outermost first: ``pp``, then ``replicate`` and
-        ``shard`` of FSDP2, then ``cp``, over which FSDP2 shards too; {} for a step without any."""
-        sizes = {"pp": self.pp.ranks} if self.pp is not None else {}
+        ``shard`` of FSDP2 or ``replicate`` of DDP, then ``cp``, over which FSDP2 shards too, then ``tp``; {} for a step
+        without any, and where transformers makes its own. Raises :class:`UsageError` where the processes cannot be
+        divided so."""
+        if (self.tp is not None or self.ep is not None) and not self.tp_in_mesh:
+            return {}
+        outer = {"pp": self.pp.ranks} if self.pp is not None else {}
+        inner = {"tp": self.tp} if self.tp is not None and self.tp_in_mesh else {}
+        taken = outer | inner
+        left = self._left_by(taken)
+        middle: dict[str, int] = {}
         if self.fsdp is not None:
-            sizes |= self.fsdp.mesh_of(self.fsdp.world_size // math.prod(sizes.values()))
-        if self.sp:
-            sizes["tp"] = self.tp or 1
+            middle = self.fsdp.mesh_of(left)
+        elif self.ddp is not None and taken:
+            middle = {"replicate": left}
         if self.cp is not None:
-            sizes |= {"shard": sizes["shard"] // self.cp, "cp": self.cp}
-        return sizes
+            if middle["shard"] % self.cp:
+                raise UsageError(f"cp {self.cp} does not divide the {middle['shard']} processes that fsdp shards over")
+            middle |= {"shard": middle["shard"] // self.cp, "cp": self.cp}
+        return outer | middle | inner
 
-    def _check_parts_of(self, name: str) -> None:
-        """Which wrapper goes with model parallelism is transformers' choice."""
-        if self.tp is None and self.ep is None:
+    def _left_by(self, taken: Mapping[str, int]) -> int:
+        """How many of a wrapper's processes have the same part of the model."""
+        count = math.prod(taken.values())
+        size = self.wrapper.world_size if self.wrapper is not None else count
+        if size % count:
+            by = " x ".join(f"{name} {each}" for name, each in taken.items())
+            raise UsageError(f"{'fsdp' if self.ddp is None else 'ddp'}'s {size} processes cannot be divided by {by}")
+        return size // count
+
+    def _check_parts(self, given: list[str]) -> None:
+        """Which wrapper, of those ``given``, goes with model parallelism is the frameworks' choice."""
+        if not given or (self.tp is None and self.ep is None):
             return
+        if self.ddp is not None:
+            raise UsageError(
+                "tp and ep are not combined with ddp, by Accelerate and transformers neither: replicas of them are "
+                "fsdp's (fsdp with fsdp_shard hybrid:Nx1)"
+            )
         if self.fsdp is None:
-            raise UsageError(f"tp and ep go with fsdp or alone, as transformers distributes models; leave out {name}")
+            raise UsageError(f"tp and ep go with fsdp or alone, as transformers distributes models; leave out {given[0]}")
+        if self.tp_in_mesh:
+            return
         if self.fsdp.world_size % (self.tp or 1):
             raise UsageError(f"fsdp's {self.fsdp.world_size} processes cannot be divided by tp {self.tp}")
-        if self.fsdp.shard != "full" or self.amp == "fp16":
-            raise UsageError("with tp, fsdp_shard is full, and amp bf16 or off: transformers has no other way")
+        _ = self.fsdp.mesh_of(self.fsdp.world_size // (self.tp or 1))
+        if self.fsdp.shard == "grad-op" or self.amp == "fp16":
+            raise UsageError(
+                "with tp or ep, fsdp_shard is full or hybrid, and amp bf16 or off: transformers has no other way"
+            )
 
     @property
     def wrapper(self) -> DataParallel | FullyShard | ZeRO | None:
@@ -336,9 +371,11 @@ class Training:
         """The process that is analysed, of how many; None where that was not said. Raises :class:`UsageError`."""
         size = self.world_size if self.wrapper is None else self.wrapper.world_size
         if self.wrapper is None and self.pp is not None:
-            if self.world_size not in (None, self.pp.ranks):
-                raise UsageError(f"world_size is {self.world_size}, and pp {self.pp.ranks}; add fsdp for the others")
-            size = self.pp.ranks
+            size = self.pp.ranks * (self.tp or 1)
+            if self.world_size not in (None, size):
+                raise UsageError(
+                    f"world_size is {self.world_size}, and the pipeline has {size} processes; add fsdp for the others"
+                )
         elif self.wrapper is None and (self.tp or self.ep):
             size = processes_of_parts(self.tp, self.ep, self.world_size)
         if size is not None:

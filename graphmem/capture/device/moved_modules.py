@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem.capture.device.factories import moved_lazy
 from graphmem.capture.device.fake_tensors import is_of_own_class
@@ -35,7 +36,7 @@ def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
     def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         originals.keep(self)
         for name, parameter in self._parameters.items():
-            if parameter is not None and not isinstance(parameter, FakeTensor):
+            if parameter is not None and not _is_fake(parameter):
                 with torch.no_grad():
                     fake = torch.empty_like(parameter, device="cpu") if parameter.dim() else _fake_scalar(parameter)
                 self._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
@@ -58,6 +59,13 @@ def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
         return applied
 
     return apply
+
+
+def _is_fake(parameter: torch.Tensor) -> bool:
+    """Whether it is a fake tensor, or around others that are, as a DTensor is."""
+    if isinstance(parameter, FakeTensor) or not is_traceable_wrapper_subclass(parameter):
+        return isinstance(parameter, FakeTensor)
+    return all(isinstance(getattr(parameter, name), FakeTensor) for name in parameter.__tensor_flatten__()[0])
 
 
 def _converted(parameter: Any, convert: Callable[[Any], Any]) -> Any:

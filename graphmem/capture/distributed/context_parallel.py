@@ -20,10 +20,10 @@ from graphmem.errors import CaptureError, first_line
 _CUT = ("input_ids", "labels", "shift_labels", "position_ids")
 
 
-def with_positions(inputs: Any, processes: int) -> dict[str, Any]:
+def with_positions(inputs: Any, processes: int, parts: int = 1) -> dict[str, Any]:
     """The batch, on the host, with what a part of it cannot tell: positions, and labels that are shifted already.
 
-    Raises :class:`CaptureError` for a batch that cannot be cut."""
+    Each part is cut into ``parts`` between layers. Raises :class:`CaptureError` for a batch that cannot be cut."""
     if not isinstance(inputs, dict) or not {"input_ids", "labels"} <= set(inputs) or "attention_mask" in inputs:
         raise CaptureError(
             "--cp is of models of transformers that make their loss of input_ids and labels, with no attention_mask; "
@@ -34,6 +34,10 @@ def with_positions(inputs: Any, processes: int) -> dict[str, Any]:
         raise CaptureError(
             f"the sequence of {length} cannot be cut into 2 parts for each of {processes} processes, as context "
             "parallelism cuts it for causal attention; give another --seq-len"
+        )
+    if length // processes % parts:
+        raise CaptureError(
+            f"the sequence of {length} cannot be cut into {processes} x {parts} equal parts; give another --seq-len"
         )
     labels = nn.functional.pad(inputs["labels"], (0, 1), value=-100)
     positions = torch.arange(length).repeat(rows, 1)

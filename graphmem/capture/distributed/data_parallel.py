@@ -18,11 +18,12 @@ from graphmem.trace import Category
 from graphmem.training import DataParallel
 
 
-def data_parallel(model: torch.nn.Module, options: DataParallel) -> torch.nn.Module:
-    """``model``, which is on the device, wrapped for the process group of all processes."""
+def data_parallel(model: torch.nn.Module, options: DataParallel, group: Any = None) -> torch.nn.Module:
+    """``model``, which is on the device, wrapped for the processes of ``group``, or for a new group of all."""
     if not dist.is_available():
         raise CaptureError("this build of PyTorch has no torch.distributed; install one that has, for --ddp")
-    dist.init_process_group("nccl")
+    if group is None:
+        dist.init_process_group("nccl")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
         return torch.nn.parallel.DistributedDataParallel(
@@ -33,6 +34,7 @@ def data_parallel(model: torch.nn.Module, options: DataParallel) -> torch.nn.Mod
             static_graph=options.static_graph,
             find_unused_parameters=options.find_unused_parameters,
             broadcast_buffers=options.broadcast_buffers,
+            process_group=group,
         )
 
 

@@ -10,7 +10,7 @@ is run to find them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,14 +41,33 @@ class _Stage(nn.Module):  # type: ignore[misc]
         return getattr(self.model(**{self._takes: given}, use_cache=False, **others), self._gives)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Into how many parts: ``sequences``, and beyond that ``activations`` between the layers."""
+
+    sequences: int
+    activations: int
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Of a micro-batch: ``tokens`` of each row, and how many of them ``activations`` between stages are of."""
+
+    rows: int
+    tokens: int
+    activations: int
+
+
 @dataclass
 class Stages:
-    """The stages of one process: ``modules`` in their order, at the places ``numbers`` of all."""
+    """The stages of one process: ``modules`` in their order, at the places ``numbers`` of all. ``target``: what of the
+    batch the last one compares its logits with."""
 
     options: PipelineParallel
     numbers: tuple[int, ...]
     modules: list[nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    target: str
     width: int
     vocabulary: int
     remarks: list[str] = field(default_factory=list)
@@ -64,8 +83,9 @@ class Stages:
         return self.options.stages - 1 in self.numbers
 
 
-def split(model: nn.Module, options: PipelineParallel, rank: int) -> Stages:
-    """The stages of the process at ``rank`` of the pipeline; ``model`` is not whole any more.
+def split(model: nn.Module, options: PipelineParallel, rank: int, is_shifted: bool) -> Stages:
+    """The stages of the process at ``rank`` of the pipeline; ``model`` is not whole any more. ``is_shifted``: labels
+    are, as those of a part of a sequence have to be.
 
     Raises :class:`CaptureError` for a model that cannot be split.
     """
@@ -87,8 +107,8 @@ def split(model: nn.Module, options: PipelineParallel, rank: int) -> Stages:
         remarks.append("tied embedding and head are two in a pipeline, one with its first and one with its last stage")
     modules = [_stage(whole, base, divided[number], number == 0, number == last) for number in numbers]
     text = whole.config.get_text_config()
-    loss = _loss_of(whole.loss_function, text.vocab_size)
-    return Stages(options, numbers, modules, loss, text.hidden_size, text.vocab_size, remarks)
+    loss, target = _loss_of(whole.loss_function, text.vocab_size, is_shifted), "shift_labels" if is_shifted else "labels"
+    return Stages(options, numbers, modules, loss, target, text.hidden_size, text.vocab_size, remarks)
 
 
 def _base_of(model: nn.Module) -> Any:
@@ -133,17 +153,21 @@ def _shell(module: Any) -> Any:
     return shell
 
 
-def _loss_of(function: Any, vocabulary: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _loss_of(
+    function: Any, vocabulary: int, is_shifted: bool
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = function(logits=logits, labels=labels, vocab_size=vocabulary)
+        given = {"labels": None, "shift_labels": labels} if is_shifted else {"labels": labels}
+        made: torch.Tensor = function(logits=logits, vocab_size=vocabulary, **given)
         return made
 
     return loss
 
 
-def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch.dtype) -> Any:
+def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch.dtype, cut: Cut) -> Any:
     """PyTorch's schedule for the ``stages``, which are on the card, of micro-batches of ``inputs``; ``dtype`` is
-    that of what stages return. Raises :class:`CaptureError` for what PyTorch does not accept."""
+    that of what stages return, ``cut`` how sequences are. Raises :class:`CaptureError` for what PyTorch does not
+    accept."""
     try:
         from torch.distributed.pipelining.schedules import get_schedule_class
     except ImportError:
@@ -157,7 +181,7 @@ def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch
             f"--batch (graphmem fit: --multiple-of {count})"
         )
     name, takes_several = SCHEDULES[options.schedule]
-    shape = (rows // count, length)
+    shape = _Shape(rows // count, length // cut.sequences, length // cut.sequences // cut.activations)
     made = [
         _pipeline_stage(stages, module, number, group, shape, dtype)
         for number, module in zip(stages.numbers, stages.modules, strict=True)
@@ -171,7 +195,7 @@ def schedule(stages: Stages, group: Any, inputs: Mapping[str, Any], dtype: torch
 
 
 def _pipeline_stage(
-    stages: Stages, module: nn.Module, number: int, group: Any, shape: Sequence[int], dtype: torch.dtype
+    stages: Stages, module: nn.Module, number: int, group: Any, shape: _Shape, dtype: torch.dtype
 ) -> Any:
     from torch.distributed.pipelining import PipelineStage
 
@@ -182,12 +206,13 @@ def _pipeline_stage(
         def _warmup_backward_result(self, received_result: Any = None) -> Any:
             return super()._warmup_backward_result(received_result).fill_(1)
 
-    def shown(width: int) -> torch.Tensor:
-        return torch.empty(*shape, width, dtype=dtype, device=NOWHERE, requires_grad=True)
+    def shown(*sizes: int) -> torch.Tensor:
+        return torch.empty(*sizes, dtype=dtype, device=NOWHERE, requires_grad=True)
 
-    last = stages.options.stages - 1
-    took = shown(stages.width) if number else torch.empty(*shape, dtype=torch.long, device=NOWHERE)
-    made = shown(stages.vocabulary if number == last else stages.width)
+    between = (shape.rows, shape.activations, stages.width)
+    took = shown(*between) if number else torch.empty(shape.rows, shape.tokens, dtype=torch.long, device=NOWHERE)
+    is_last = number == stages.options.stages - 1
+    made = shown(shape.rows, shape.tokens, stages.vocabulary) if is_last else shown(*between)
     return Agreeing(
         module, number, stages.options.stages, cards().own, input_args=(took,), output_args=(made,), group=group
     )

@@ -29,8 +29,9 @@ from graphmem.capture.distributed.data_parallel import data_parallel
 from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
 from graphmem.capture.distributed.fully_sharded import fully_sharded
 from graphmem.capture.distributed.mesh import process_mesh, shards_of
-from graphmem.capture.distributed.pipelining import Stages, schedule, split
-from graphmem.capture.distributed.tensor_parallel import tensor_parallel, with_positions
+from graphmem.capture.distributed.pipelining import Cut, Stages, schedule, split
+from graphmem.capture.distributed.shared_layers import SharedLayers, materialize, with_positions
+from graphmem.capture.distributed.tensor_parallel import tensor_parallel
 from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.held_output import held_by
@@ -79,14 +80,11 @@ def run_training(
     """
     if training.pp is not None:
         return _run_pipeline(session, model, Batch(inputs, loss), training, iterations, own_optimizer)
-    is_parted = bool(training.tp or training.ep)
+    mesh = process_mesh(training) if training.mesh else None
+    is_parted = bool(training.tp or training.ep) and not training.tp_in_mesh  # by transformers, FSDP2 too
     if is_parted or not training.casts_itself:  # else the wrapper moves what it shards
-        model = model_on_device(session, model, training)
-    given = Batch(inputs, loss)
-    if training.cp is not None:
-        given = Batch(context_parallel.with_positions(inputs, training.cp), loss)
-    if training.sp and training.tp:
-        given = Batch(with_positions(inputs, training.tp), loss)
+        model = model_on_device(session, model, training, mesh)
+    given = _cuttable(Batch(inputs, loss), training)
     if loader is None:
         given = batch_on_device(session, given, training.dtype)
     model.train()
@@ -96,7 +94,7 @@ def run_training(
         model = data_parallel(model, training.ddp)
     sequences = None
     if training.fsdp is not None and not is_parted:
-        mesh = process_mesh(training)
+        assert mesh is not None
         if training.cp is not None:
             prepare(model)
             sequences = mesh["cp"]
@@ -131,19 +129,16 @@ def _run_pipeline(
     assert training.pp is not None
     _check_for_pipeline(model, batch, training)
     mesh = process_mesh(training)
-    batch = batch_on_device(session, batch, training.dtype)
+    batch = batch_on_device(session, _cuttable(batch, training), training.dtype)
     model.train()
     if training.checkpoint_activations:
         checkpoint_blocks(model)
-    stages = split(model, training.pp, mesh.get_local_rank("pp"))
+    layers = SharedLayers(model, training) if training.tp_in_mesh else None
+    if training.cp is not None:
+        prepare(model)
+    stages = split(model, training.pp, mesh.get_local_rank("pp"), training.cp is not None)
+    stages.modules = [_placed(stage, training, mesh, layers) for stage in stages.modules]
     parts, optimizers, remarks = nn.ModuleList(stages.modules), [], [*stages.remarks]
-    for stage in stages.modules:
-        if training.dtype != "fp32":
-            stage.to(DTYPES[training.dtype])
-        if training.fsdp is not None:
-            _shard(stage, training, mesh)
-        else:
-            stage.to(cards().own)
     session.label_model(parts)
     for stage in stages.modules:
         made, said = make_optimizers(stage, training, own_optimizer)
@@ -151,13 +146,38 @@ def _run_pipeline(
         remarks += said
     del model
     computed = DTYPES[training.amp or training.dtype]
-    run = schedule(stages, mesh["pp"].get_group(), batch.inputs, computed)
+    divided = Cut(training.cp or 1, training.tp or 1 if training.sp else 1)
+    run = schedule(stages, mesh["pp"].get_group(), batch.inputs, computed, divided)
     loop = _PipelineLoop(session, parts, optimizers, training, None)
     loop.follow(run, stages, mesh)
-    loop.batch = batch
+    loop.batch, loop.sequences = batch, mesh["cp"] if training.cp is not None else None
     del batch
     _run_alike(session, loop, iterations)
     return Ran(list(dict.fromkeys(remarks)), loop.output_bytes)
+
+
+def _placed(stage: nn.Module, training: Training, mesh: Any, layers: SharedLayers | None) -> nn.Module:
+    """A stage on the card, in its precision, its layers shared, sharded or replicated."""
+    if training.dtype != "fp32":
+        stage.to(DTYPES[training.dtype])
+    if training.fsdp is not None:
+        return _shard(stage, training, mesh, layers)
+    if layers is not None:
+        layers.share(stage.model, mesh["tp"])
+        materialize(stage)
+        return stage
+    stage.to(cards().own)
+    return stage if training.ddp is None else data_parallel(stage, training.ddp, mesh["replicate"].get_group())
+
+
+def _cuttable(batch: Batch, training: Training) -> Batch:
+    """The batch, on the host, with what parts of its sequences cannot tell."""
+    if training.cp is not None:
+        inputs = context_parallel.with_positions(batch.inputs, training.cp, training.tp or 1 if training.sp else 1)
+        return Batch(inputs, batch.loss)
+    if training.sp and training.tp:
+        return Batch(with_positions(batch.inputs, training.tp, training.pp is not None), batch.loss)
+    return batch
 
 
 def _check_for_pipeline(model: nn.Module, batch: Batch, training: Training) -> None:
@@ -453,14 +473,16 @@ class _PipelineLoop(_Loop):
         if self.training.zero_grad_at == "before_forward":
             self._zero_grad()
         inputs = self.batch.inputs
-        others = {name: value for name, value in inputs.items() if name not in ("input_ids", "labels")}
+        targets = ("input_ids", "labels", "shift_labels")
+        others = {name: value for name, value in inputs.items() if name not in targets}
         if self.training.loop == "drop":
             others["return_outputs"] = False
         for _ in micro_batches:
             tokens = [inputs["input_ids"]] if self._stages.has_first else []
             self._losses = [] if self._stages.has_last else None
-            target = inputs["labels"] if self._stages.has_last else None
-            self.output = self._run.step(*tokens, target=target, losses=self._losses, **others)
+            target = inputs[self._stages.target] if self._stages.has_last else None
+            with self._cut():
+                self.output = self._run.step(*tokens, target=target, losses=self._losses, **others)
             self._note_output(self.output)
 
     def _clip(self, most: float) -> None:
@@ -491,12 +513,16 @@ def _compiled(model: nn.Module, mode: str | None) -> Any:
     return model if mode is None else torch.compile(model, mode=mode)
 
 
-def model_on_device(session: StepBook, model: nn.Module, step: Training | Inference) -> nn.Module:
+def model_on_device(session: StepBook, model: nn.Module, step: Training | Inference, mesh: Any = None) -> nn.Module:
     weights = DTYPES[step.dtype]
     if not is_quantized(model):
         if weights is not torch.float32:
             model = model.to(weights)
-        model = tensor_parallel(model, step) if step.tp or step.ep else model.to(cards().own)
+        if isinstance(step, Training) and step.tp_in_mesh:
+            SharedLayers(model, step).share(model, mesh["tp"])
+            materialize(model)
+        else:
+            model = tensor_parallel(model, step) if step.tp or step.ep else model.to(cards().own)
     session.label_model(model)
     return model
 
@@ -508,16 +534,21 @@ def _sharded(session: StepBook, model: nn.Module, training: Training, mesh: Any)
         raise CaptureError("quantised weights are not sharded by --fsdp; leave it out, or write the program")
     if training.dtype != "fp32":
         model = model.to(DTYPES[training.dtype])
-    model = _shard(model, training, mesh)
+    model = _shard(model, training, mesh, SharedLayers(model, training) if training.tp_in_mesh else None)
     session.label_model(model)
     return model
 
 
-def _shard(model: nn.Module, training: Training, mesh: Any) -> nn.Module:
-    """The model, or a stage of it, in FSDP2."""
+def _shard(model: nn.Module, training: Training, mesh: Any, layers: SharedLayers | None) -> nn.Module:
+    """The model, or a stage of it, in FSDP2, and its ``layers`` shared before."""
     assert training.fsdp is not None
+    if layers is not None:
+        layers.share(model if training.pp is None else model.model, mesh["tp"])
     precision = DTYPES[training.amp] if training.amp else None
-    return fully_sharded(model, unsplit_blocks(model), training.fsdp, shards_of(mesh), precision)
+    model = fully_sharded(model, unsplit_blocks(model), training.fsdp, shards_of(mesh), precision)
+    if layers is not None:
+        materialize(model, torch.device("cpu") if training.fsdp.offload else None)
+    return model
 
 
 def _in_engine(

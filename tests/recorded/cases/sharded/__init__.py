@@ -2,6 +2,7 @@
 
 from tests.recorded.cases.sharded import (
     adapters,
+    combined,
     ddp,
     experts,
     fsdp,
@@ -20,6 +21,7 @@ __all__ = [
     "CASES",
     "Case",
     "adapters",
+    "combined",
     "ddp",
     "experts",
     "fsdp",
