@@ -241,7 +241,7 @@ class Training:
             raise UsageError(f"{'sp' if self.sp else 'tp_plan'} is of tensor parallelism: give tp too")
         if self.sp and (self.ep or self.tp_plan):
             raise UsageError("sp has PyTorch's styles, not transformers' plan: leave out ep and tp_plan, or sp")
-        self._check_parts(given)
+        self._check_parts()
         _ = self.mesh
         if self.zero is not None and self.zero.own_optimizer is not None and self.lr_scheduler is not None:
             raise UsageError(
@@ -335,17 +335,17 @@ class Training:
             raise UsageError(f"{'fsdp' if self.ddp is None else 'ddp'}'s {size} processes cannot be divided by {by}")
         return size // count
 
-    def _check_parts(self, given: list[str]) -> None:
-        """Which wrapper, of those ``given``, goes with model parallelism is the frameworks' choice."""
-        if not given or (self.tp is None and self.ep is None):
+    def _check_parts(self) -> None:
+        """Which wrapper goes with model parallelism is the frameworks' choice."""
+        if self.wrapper is None or (self.tp is None and self.ep is None):
             return
         if self.ddp is not None:
             raise UsageError(
-                "tp and ep are not combined with ddp, by Accelerate and transformers neither: replicas of them are "
-                "fsdp's (fsdp with fsdp_shard hybrid:Nx1)"
+                "tp and ep are not combined with ddp, by Accelerate and transformers neither; leave out ddp, replicas "
+                "are fsdp's (fsdp with fsdp_shard hybrid:NxM)"
             )
         if self.fsdp is None:
-            raise UsageError(f"tp and ep go with fsdp or alone, as transformers distributes models; leave out {given[0]}")
+            raise UsageError("tp and ep go with fsdp or alone, as transformers distributes models; leave out zero")
         if self.tp_in_mesh:
             return
         if self.fsdp.world_size % (self.tp or 1):

@@ -268,3 +268,25 @@ def test_kernels_loaded_eagerly_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     eager = analyze(model, inputs, training=False, device="A100")
     assert eager.reserved == lazy.reserved
     assert eager.device - lazy.device == (1024 - 128) * MIB
+
+
+def test_a_module_of_dtensors_is_not_copied_to_where_it_is() -> None:
+    shared: list[Any] = []
+
+    def step() -> None:
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        model = nn.Sequential(nn.Linear(64, 64, bias=False, device="meta"))
+        parallelize_module(model, init_device_mesh("cuda", (2,)), {"0": ColwiseParallel()})
+        model.to_empty(device="cuda")
+        weight = model[0].weight
+        model.to("cuda").cuda().to(torch.float32)
+        shared.append(model[0].weight is weight)
+        model.to("cpu")
+        shared.append(model[0].weight.device.type)
+
+    trace = record(step, world_size=2)
+    assert shared == [True, "cpu"]
+    assert sizes(births(trace)).count(64 * 32 * 4) == 1

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
 from graphmem.training import FullyShard, Inference, PipelineParallel, Training  # noqa: E402
-from tests.recorded.cases.sharded.options import STEPS, given  # noqa: E402
+from tests.recorded.cases.sharded import combined, options  # noqa: E402
 from tests.recorded.device import CARD  # noqa: E402
 from tests.recorded.sharded import KIND  # noqa: E402
 from tests.support import packages  # noqa: E402
@@ -21,13 +21,16 @@ from tests.support import packages  # noqa: E402
 FAST = ("option_fsdp", "option_pp_gpipe")
 
 
+STEPS = options.STEPS | combined.STEPS
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in STEPS])
 @pytest.mark.filterwarnings("ignore")
 def test_a_wrapped_loop_needs_what_its_program_needs(name: str) -> None:
     for package, version in KIND.versions(name).items():
         packages.need(package, version)
     recorded = KIND.load(name)
-    factory, batch = given(name)
+    factory, batch = (combined if name in combined.STEPS else options).given(name)
     estimate = analyze(factory, batch=batch, training=STEPS[name], device=CARD, iterations=3)
     assert (estimate.peak.allocated_bytes, estimate.peak.reserved_bytes) == (
         recorded.peak_allocated_bytes,
@@ -70,6 +73,8 @@ def gpt2() -> Any:
             "of input_ids and labels",
         ),
         (small, Training(tp=4, sp=True), "30 cannot be cut into 4 equal parts"),
+        (gpt2, Training(pp=PipelineParallel(2), tp=2), "has no `tp_plan`"),
+        (small, Training(tp=2, fsdp=FullyShard(4), clip_grad_norm=1.0), "gradients are clipped by norms"),
         (gpt2, Training(tp=2, sp=True), "GPT2LMHeadModel is not"),
         (small, Training(tp=2, tp_plan=(("lm_head", "sideways"),)), "Unsupported `tp_plan` styles"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def test_layers_and_experts_are_shared_among_processes(make: Any, processes: int
         (lambda: Training(tp=2, world_size=8), "add fsdp for the others"),
         (lambda: Training(tp=2, ddp=DataParallel(8)), "leave out ddp"),
         (lambda: Training(tp=2, fsdp=FullyShard(8, "grad-op")), "fsdp_shard is full"),
+        (lambda: Training(tp=2, fsdp=FullyShard(8, "hybrid:2x4")), "is of 8 processes, and there are 4"),
+        (lambda: Training(tp=2, zero=ZeRO(8, 1)), "leave out zero"),
         (lambda: Inference(tp=2, weights="nf4"), "quantised weights are not distributed"),
     ],
 )
@@ -164,17 +167,20 @@ def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> 
         (lambda: Training(tp_plan={"lm_head": "replicate"}), "tp_plan is of tensor parallelism"),  # type: ignore[arg-type]
         (lambda: Training(tp=2, tp_plan={"lm_head": 3}), "a plan is names of modules"),  # type: ignore[arg-type]
         (lambda: Training(tp=2, tp_plan=7), "a plan is names of modules"),  # type: ignore[arg-type]
-        (lambda: Training(tp=2, sp=True, fsdp=FullyShard(8)), "combined with tp alone"),
+        (lambda: Training(tp=3, sp=True, fsdp=FullyShard(8)), "fsdp's 8 processes cannot be divided by tp 3"),
+        (lambda: Training(tp=2, sp=True, ep=2), "leave out ep and tp_plan, or sp"),
+        (lambda: Training(tp=2, pp=PipelineParallel(2), ddp=DataParallel(8)), "leave out ddp"),
         (lambda: Training(cp=1, fsdp=FullyShard(8)), "at least 2, not 1"),
         (lambda: Training(cp=2), "cp goes with fsdp"),
-        (lambda: Training(cp=2, tp=2, fsdp=FullyShard(8)), "combined with fsdp alone"),
+        (lambda: Training(cp=2, ep=2, fsdp=FullyShard(8)), "has no context parallelism"),
+        (lambda: Training(cp=4, tp=4, fsdp=FullyShard(8)), "cp 4 does not divide the 2 processes"),
         (lambda: Training(cp=2, fsdp=FullyShard(8), last_batch=1), "one length"),
         (lambda: Training(cp=3, fsdp=FullyShard(8)), "does not divide the 8 processes"),
         (lambda: Training(cp=4, fsdp=FullyShard(4, "hybrid:2x2")), "does not divide the 2 processes"),
         (lambda: Training(pp=PipelineParallel(2), amp="bf16"), "amp is FSDP's mixed precision"),
-        (lambda: Training(pp=PipelineParallel(2), ddp=DataParallel(2)), "hybrid:Nx1"),
-        (lambda: Training(pp=PipelineParallel(2), zero=ZeRO(2, 1)), "DeepSpeed has pipelines of its own"),
-        (lambda: Training(pp=PipelineParallel(2), ep=2), "not combined with"),
+        (lambda: Training(pp=PipelineParallel(2), ddp=DataParallel(3)), "ddp's 3 processes cannot be divided by pp 2"),
+        (lambda: Training(pp=PipelineParallel(2), zero=ZeRO(2, 1)), "as its PipelineModule"),
+        (lambda: Training(pp=PipelineParallel(2), ep=2), "does not combine ep with pp"),
         (lambda: Training(pp=PipelineParallel(2), compile="default"), "leave out compile or pp"),
         (lambda: Training(pp=PipelineParallel(2), seq_lens=(8, 9)), "one shape"),
         (lambda: Training(pp=PipelineParallel(2), grad_scaler=True), "gradient scaler"),
@@ -190,6 +196,25 @@ def test_every_layer_is_in_one_stage(ranks: int, schedule: str, layers: int) -> 
 def test_pipelines_that_do_not_go_are_said(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("step", "mesh"),
+    [
+        (Training(pp=PipelineParallel(2), tp=4), {"pp": 2, "tp": 4}),
+        (Training(pp=PipelineParallel(2), ddp=DataParallel(8)), {"pp": 2, "replicate": 4}),
+        (Training(tp=2, sp=True, fsdp=FullyShard(8)), {"shard": 4, "tp": 2}),
+        (
+            Training(pp=PipelineParallel(2), cp=2, tp=2, fsdp=FullyShard(32, "hybrid:2x4")),
+            {"pp": 2, "replicate": 2, "shard": 2, "cp": 2, "tp": 2},
+        ),
+        (Training(tp=2, fsdp=FullyShard(8, "hybrid:2x2")), {}),  # transformers makes it
+    ],
+)
+def test_the_mesh_of_a_step(step: Training, mesh: dict[str, int]) -> None:
+    assert list(step.mesh.items()) == list(mesh.items())
+    assert step.processes is not None
+    assert step.processes.world_size in (math.prod(mesh.values()), 8)
 
 
 def test_sequences_are_shared_among_processes_that_share_parameters() -> None:

@@ -65,7 +65,8 @@ def _is_fake(parameter: torch.Tensor) -> bool:
     """Whether it is a fake tensor, or around others that are, as a DTensor is."""
     if isinstance(parameter, FakeTensor) or not is_traceable_wrapper_subclass(parameter):
         return isinstance(parameter, FakeTensor)
-    return all(isinstance(getattr(parameter, name), FakeTensor) for name in parameter.__tensor_flatten__()[0])
+    inner = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
+    return all(isinstance(one, FakeTensor) for one in inner if isinstance(one, torch.Tensor))
 
 
 def _converted(parameter: Any, convert: Callable[[Any], Any]) -> Any:

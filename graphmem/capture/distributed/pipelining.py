@@ -107,7 +107,8 @@ def split(model: nn.Module, options: PipelineParallel, rank: int, is_shifted: bo
         remarks.append("tied embedding and head are two in a pipeline, one with its first and one with its last stage")
     modules = [_stage(whole, base, divided[number], number == 0, number == last) for number in numbers]
     text = whole.config.get_text_config()
-    loss, target = _loss_of(whole.loss_function, text.vocab_size, is_shifted), "shift_labels" if is_shifted else "labels"
+    loss = _loss_of(whole.loss_function, text.vocab_size, is_shifted)
+    target = "shift_labels" if is_shifted else "labels"
     return Stages(options, numbers, modules, loss, target, text.hidden_size, text.vocab_size, remarks)
 
 
@@ -153,9 +154,7 @@ def _shell(module: Any) -> Any:
     return shell
 
 
-def _loss_of(
-    function: Any, vocabulary: int, is_shifted: bool
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _loss_of(function: Any, vocabulary: int, is_shifted: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         given = {"labels": None, "shift_labels": labels} if is_shifted else {"labels": labels}
         made: torch.Tensor = function(logits=logits, vocab_size=vocabulary, **given)

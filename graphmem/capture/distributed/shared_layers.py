@@ -45,7 +45,7 @@ class SharedLayers:
         else:
             _by_plan(part, mesh, self._plan, self._prefix)
         if self._is_whole:
-            part.tie_weights(recompute_mapping=False)  # type: ignore[operator]
+            part.tie_weights(recompute_mapping=False)
 
 
 def materialize(module: Any, parameters: torch.device | None = None) -> None:

@@ -27,7 +27,8 @@ def tensor_parallel(model: nn.Module, step: Training | Inference) -> nn.Module:
         model = type(model).maybe_distribute_model(_untied(model.to("meta")), config, meshes)
     except (ValueError, NotImplementedError) as error:
         raise CaptureError(f"{type(model).__name__} cannot be distributed so: {error}") from None
-    return _on_card_and_tied(model)
+    sharded = step.fsdp if isinstance(step, Training) else None
+    return _on_card_and_tied(model, torch.device("cpu") if sharded is not None and sharded.offload else None)
 
 
 def _untied(model: Any) -> Any:
@@ -42,11 +43,12 @@ def _untied(model: Any) -> Any:
     return model
 
 
-def _on_card_and_tied(model: Any) -> Any:
-    """The part of the model with memory, tied as it is when its weights are loaded (``_finalize_model_loading``,
-    transformers/modeling_utils.py of 5.23): a tied weight is the other's part, and none of its own is ever made."""
+def _on_card_and_tied(model: Any, parameters: torch.device | None) -> Any:
+    """The part of the model with memory, its ``parameters`` elsewhere where FSDP2 offloads them, tied as it is when its
+    weights are loaded (``_finalize_model_loading``, transformers/modeling_utils.py of 5.23): a tied weight is the
+    other's part, and none of its own is ever made."""
     model.tie_weights(recompute_mapping=False)
-    materialize(model)
+    materialize(model, parameters)
     model.tie_weights(recompute_mapping=False)  # parameters that are not shared out were replaced one by one
     return model
 

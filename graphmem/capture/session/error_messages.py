@@ -58,6 +58,11 @@ _EXPLAINED = (
         "or give them as example inputs or targets, which are moved: return (model, inputs, targets, loss)",
     ),
     (
+        r"All operands in aten\.stack\.default must have the same mesh",
+        "gradients are clipped by norms that are shared out over different processes, which PyTorch refuses on a card "
+        "too; leave out clipping (--clip-grad-norm), or let PyTorch's styles share all of them (--sp)",
+    ),
+    (
         r"_foreach_\w+\.\w+ got mixed torch\.Tensor and DTensor",
         "the optimizer puts sharded and whole parameters in one list, which PyTorch refuses on a card too; "
         "have it take them one by one: foreach=False (--optimizer-arg foreach=False)",

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from graphmem.training import DataParallel, FullyShard, PipelineParallel, Training
-from tests.recorded.cases.sharded.models import BATCH, BF16, ITERATIONS, SEQUENCE, VOCABULARY, llama, start
+from tests.recorded.cases.sharded.models import BATCH, BF16, ITERATIONS, SEQUENCE, VOCABULARY, start
+from tests.recorded.cases.sharded.options import ROWS, Part, clip_over, loss_of, model_and_batch
 from tests.recorded.cases.sharded.registry import add
 
-#: Rows of the batch that a pipeline cuts.
-ROWS = 8
 _SINGLE = (("foreach", False),)
 _MIXED = {"amp": "bf16"}
 #: What a user gives for the program of the same name.
@@ -43,35 +42,9 @@ STEPS = {
 }
 
 
-def model_and_batch(batch: int = BATCH) -> tuple[Any, dict[str, torch.Tensor]]:
-    """On the host, where both are made."""
-    ids = torch.randint(0, VOCABULARY, (batch, SEQUENCE))
-    return llama(device="cpu"), {"input_ids": ids, "labels": ids.clone()}
-
-
-class Part(nn.Module):
-    """Some layers of a llama: on tokens with the first stage, up to logits with the last."""
-
-    def __init__(self, llama: Any, layers: range, is_first: bool, is_last: bool) -> None:
-        super().__init__()
-        base = llama.model
-        base.layers = nn.ModuleList(base.layers[number] for number in layers)
-        if not is_first:
-            base.embed_tokens = None
-        if not is_last:
-            base.norm = nn.Identity()
-        self.part = llama if is_last else base
-        self.takes = "input_ids" if is_first else "inputs_embeds"
-        self.gives = "logits" if is_last else "last_hidden_state"
-
-    def forward(self, given: torch.Tensor, **others: Any) -> Any:
-        return getattr(self.part(**{self.takes: given}, use_cache=False, **others), self.gives)
-
-
-def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> Any:
-    from transformers.loss.loss_utils import ForCausalLMLoss
-
-    return ForCausalLMLoss(logits=logits, labels=labels, vocab_size=VOCABULARY)
+def given(name: str) -> tuple[Any, int | None]:
+    """What an option is given for: the function that makes the model and its batch, and the rows."""
+    return model_and_batch, ROWS if STEPS[name].pp is not None else None
 
 
 def loss_of_shifted(logits: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -133,23 +106,14 @@ def _fully_sharded(part: Any, layers: Any, mesh: Any, names: set[str], **options
     fully_shard(part, **options)
 
 
-def _clip(parameters: Any, pipe: Any) -> None:
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    norm **= 2.0
-    torch.distributed.all_reduce(norm, group=pipe)
-    norm **= 0.5
-    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
-
-
 def combined(
     *, sequence: bool = False, schedule: str | None = None, stage: int = 0, ends: tuple[int, ...] = (2, 4),
     foreach: bool | None = None, clip: bool = False, recompute: bool = False, accumulate: int = 1,
     options: dict[str, Any] | None = None, **sizes: int,
 ) -> None:  # fmt: skip
-    """``sizes`` of the mesh, from the outermost of pp, dp_replicate, dp_shard, cp, tp. ``sequence``: activations between
-    layers are shared out too, else transformers' plan. ``stage`` of a pipeline whose stages end before the layers
-    ``ends``. ``options`` of FSDP2."""
+    """``sizes`` of the mesh, of pp, dp_replicate, dp_shard, cp, tp, the outermost first. ``sequence``: activations
+    between layers are shared out too, else by transformers' plan. ``stage`` of a pipeline whose stages end before the
+    layers ``ends``. ``options`` of FSDP2."""
     from torch.distributed.device_mesh import init_device_mesh
 
     rows, names = ROWS if schedule else BATCH, set(sizes)
@@ -214,7 +178,7 @@ def combined(
                     loss = output.loss
                     loss.backward()
         if clip and schedule:
-            _clip(list(part.parameters()), mesh["pp"].get_group())
+            clip_over(list(part.parameters()), mesh["pp"].get_group())
         elif clip:
             torch.nn.utils.clip_grad_norm_(part.parameters(), 1.0)
         stepper.step()

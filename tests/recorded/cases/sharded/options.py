@@ -28,6 +28,9 @@ STEPS = {
         tp=4, dtype="bf16", tp_plan=(("lm_head", "replicate"),), optimizer_args=(("foreach", False),)
     ),
     "option_tp_fsdp": Training(tp=2, fsdp=FullyShard(8), amp="bf16", optimizer_args=(("foreach", False),)),
+    "option_tp_hybrid": Training(
+        tp=2, fsdp=FullyShard(8, "hybrid:2x2"), amp="bf16", optimizer_args=(("foreach", False),), rank=5
+    ),
     "option_cp": Training(cp=4, fsdp=FullyShard(8), amp="bf16", rank=5),
     "option_ep": Training(ep=4, fsdp=FullyShard(4), amp="bf16", optimizer_args=(("foreach", False),)),
     "option_zero3": Training(zero=ZeRO(8, 3, {"zero_optimization": _SMALL}), amp="bf16", clip_grad_norm=1.0),
@@ -41,6 +44,8 @@ STEPS = {
     ),
     "option_pp_zbv": Training(pp=PipelineParallel(2, "zbv", 4), dtype="bf16", loop="drop"),
     "option_pp_zero_bubble": Training(pp=PipelineParallel(2, "InterleavedZeroBubble", 4), dtype="bf16", rank=1),
+    "option_pp_looped_bfs": Training(pp=PipelineParallel(2, "LoopedBFS", 4), dtype="bf16", rank=1),
+    "option_pp_dual_pipe_v": Training(pp=PipelineParallel(2, "DualPipeV", 4), dtype="bf16", rank=0, loop="drop"),
     "option_pp_fsdp": Training(pp=PipelineParallel(2, "1f1b", 4), fsdp=FullyShard(8, "grad-op"), amp="bf16", rank=7),
     "option_pp_hybrid": Training(pp=PipelineParallel(2, "gpipe", 2), fsdp=FullyShard(8, "hybrid:2x2"), amp="bf16"),
 }
@@ -178,8 +183,9 @@ def sequence_parallel() -> None:
 
 
 def distributed(
-    *, tensor: int = 1, shards: int = 1, experts: int = 1, mixed: bool = False, plan: dict[str, str] | None = None
-) -> None:
+    *, tensor: int = 1, shards: int = 1, experts: int = 1, replicas: int = 1, mixed: bool = False,
+    plan: dict[str, str] | None = None,
+) -> None:  # fmt: skip
     """As ``from_pretrained(distributed_config=...)``, without a checkpoint."""
     from transformers.distributed import DistributedConfig
 
@@ -187,8 +193,9 @@ def distributed(
     if not mixed:
         model = model.to(BF16)
     config = DistributedConfig(
-        tp_size=tensor, fsdp_size=shards, ep_size=experts, fsdp_mixed_precision=mixed, tp_plan=plan
-    )
+        tp_size=tensor, fsdp_size=shards, dp_replicate_size=replicas, ep_size=experts, fsdp_mixed_precision=mixed,
+        tp_plan=plan,
+    )  # fmt: skip
     config, _, meshes = type(model).prepare_distribute_model(config)
     model = type(model).maybe_distribute_model(model.to("meta"), config, meshes).to_empty(device="cuda")
     batch = _on_card(batch)
@@ -232,7 +239,7 @@ def shared_sequences(*, processes: int, shards: int) -> None:
     del output
 
 
-class _Part(nn.Module):
+class Part(nn.Module):
     """Some layers of a llama: on tokens with the first stage, up to logits with the last."""
 
     def __init__(self, llama: Any, layers: range, is_first: bool, is_last: bool) -> None:
@@ -247,19 +254,20 @@ class _Part(nn.Module):
         self.takes = "input_ids" if is_first else "inputs_embeds"
         self.gives = "logits" if is_last else "last_hidden_state"
 
-    def forward(self, given: torch.Tensor) -> Any:
-        return getattr(self.part(**{self.takes: given}, use_cache=False), self.gives)
+    def forward(self, given: torch.Tensor, **others: Any) -> Any:
+        return getattr(self.part(**{self.takes: given}, use_cache=False, **others), self.gives)
 
 
-def _loss(logits: torch.Tensor, labels: torch.Tensor) -> Any:
+def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> Any:
     from transformers.loss.loss_utils import ForCausalLMLoss
 
     return ForCausalLMLoss(logits=logits, labels=labels, vocab_size=VOCABULARY)
 
 
-def _clip(parameters: Sequence[Any], group: Any) -> None:
+def clip_over(parameters: Sequence[Any], group: Any) -> None:
     """Of one stage of several, by the norm of all of them."""
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    norm: Any = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     norm **= 2.0
     torch.distributed.all_reduce(norm, group=group)
     norm **= 0.5
@@ -295,7 +303,7 @@ def pipelined(
     keywords = {"return_outputs": options.pop("return_outputs")} if "return_outputs" in options else {}
     for number in numbers:
         owned = range(ends[number - 1] if number else 0, ends[number])
-        part = _Part(copy.deepcopy(model), owned, number == 0, number == last)
+        part = Part(copy.deepcopy(model), owned, number == 0, number == last)
         if mesh:
             options |= {"mesh": meshes[names[1:]], "mp_policy": MixedPrecisionPolicy(BF16, torch.float32)}
             for layer in (part.part.model if number == last else part.part).layers:
@@ -318,7 +326,7 @@ def pipelined(
         )
     kind = pipelining.schedules.get_schedule_class(schedule)
     is_single = issubclass(kind, pipelining.schedules.PipelineScheduleSingle)
-    made = kind(stages[0] if is_single else stages, n_microbatches=micro_batches, loss_fn=_loss)
+    made = kind(stages[0] if is_single else stages, n_microbatches=micro_batches, loss_fn=loss_of)
     for _ in range(ITERATIONS):
         for _ in range(accumulate):
             tokens = [batch["input_ids"]] if 0 in numbers else []
@@ -326,7 +334,7 @@ def pipelined(
             target = batch["labels"] if last in numbers else None
             output = made.step(*tokens, target=target, losses=losses, **keywords)
         if clip:
-            _clip([parameter for part in parts for parameter in part.parameters()], group)
+            clip_over([parameter for part in parts for parameter in part.parameters()], group)
         for stepper in steppers:
             stepper.step()
         for stepper in steppers:
@@ -345,6 +353,7 @@ add("option_tp_plan", distributed, "transformers", world=4, tensor=4, plan={"lm_
 add("option_cp", shared_sequences, "transformers", "accelerate", rank=5, processes=4, shards=2)
 add("option_ep", distributed, "transformers", world=4, shards=4, experts=4, mixed=True)
 add("option_tp_fsdp", distributed, "transformers", tensor=2, shards=4, mixed=True)
+add("option_tp_hybrid", distributed, "transformers", rank=5, tensor=2, shards=2, replicas=2, mixed=True)
 
 _FOUR = {"world": 4, "ends": (1, 3, 4, 4)}
 _TWO = {"world": 2, "ends": (1, 3, 4, 4)}
@@ -356,6 +365,9 @@ add("option_pp_interleaved", pipelined, world=2, rank=1, schedule="Interleaved1F
     micro_batches=2, dtype=torch.float32, optimizer="SGD", accumulate=2)  # fmt: skip
 add("option_pp_zbv", pipelined, schedule="ZBVZeroBubble", numbers=(0, 3), micro_batches=4, return_outputs=False, **_TWO)
 add("option_pp_zero_bubble", pipelined, rank=1, schedule="InterleavedZeroBubble", numbers=(1, 3), micro_batches=4,
+    **_TWO)  # fmt: skip
+add("option_pp_looped_bfs", pipelined, rank=1, schedule="LoopedBFS", numbers=(1, 3), micro_batches=4, **_TWO)
+add("option_pp_dual_pipe_v", pipelined, schedule="DualPipeV", numbers=(0, 3), micro_batches=4, return_outputs=False,
     **_TWO)  # fmt: skip
 add("option_pp_fsdp", pipelined, rank=7, schedule="1F1B", numbers=(1,), ends=(2, 4), micro_batches=4, mesh=(4,),
     reshard_after_forward=False)  # fmt: skip
