@@ -193,6 +193,16 @@ CAPTURES_APART = Since(
     ("2.11.0", "2.13.0"), "2.12 was not looked at and is taken to do as 2.11",
 )  # fmt: skip
 
+# --- process groups ---------------------------------------------------------------------------------------------------
+
+STASHED_COLLECTIVES = Since(
+    "ProcessGroupNCCL: tensors of collectives", (2, 8),
+    "their use is recorded on NCCL's stream, unless `TORCH_NCCL_AVOID_RECORD_STREAMS`, or a gather or scatter of one "
+    "tensor is waited for at once", "kept until the work is waited for (`TensorShelf`)",
+    "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp of the wheels", ("2.6.0", "2.8.0", "2.9.1", "2.15.0"),
+    "2.7 is taken to do as 2.6",
+)  # fmt: skip
+
 #: Every key of the allocator's options with the first version that takes it, as far as releases and their notes show.
 #: 2.12 was not run: it is taken to accept what is in its release notes.
 ALLOCATOR_OPTIONS: dict[str, Version] = {

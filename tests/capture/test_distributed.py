@@ -13,6 +13,7 @@ if not torch.distributed.is_available():
     pytest.skip("this build has no torch.distributed", allow_module_level=True)
 
 import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as functional  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -247,6 +248,30 @@ def test_a_communicator_is_counted_outside_the_allocator(ranks: int, monkeypatch
     rings, kernels = 4 * 12 * MIB, 228 * MIB
     assert (together.device - together.reserved) - (alone.device - alone.reserved) == rings + kernels
     assert "NCCL_MAX_NCHANNELS" in text.render(together)
+
+
+@pytest.mark.parametrize(
+    ("version", "avoids", "recorded"),
+    [((2, 6), "", 6), ((2, 6), "1", 0), ((2, 7), "0", 6), ((2, 8), "", 0), (TORCH_VERSION, "", 0)],
+)
+def test_older_versions_record_the_use_of_collectives(
+    version: tuple[int, int], avoids: str, recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_AVOID_RECORD_STREAMS", avoids)
+
+    def step(_: Any) -> None:
+        dist.init_process_group("nccl")
+        x = torch.ones(1 << 20, device="cuda")
+        out = torch.empty(2 << 20, device="cuda")
+        dist.all_reduce(x)  # the tensor
+        dist.all_gather_into_tensor(out, x)  # waited for at once
+        dist.all_gather_into_tensor(out, x, async_op=True).wait()  # both
+        functional.all_gather_tensor(x, 0, dist.group.WORLD)  # both, through DTensor's operators
+        dist.barrier()  # its tensor
+
+    captured = capture(step, source="", device=H100, torch_version=version, processes=Processes(2))
+    uses = [event for event in captured.trace.events() if event.kind is EventKind.RECORD_STREAM]
+    assert len(uses) == recorded
 
 
 def test_torchscript_compiles_in_a_capture() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from graphmem import versions
 from graphmem.capture.values.callers import called_for_reducer
 from graphmem.capture.values.exchanged import Group
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.figures import Communicator
 from graphmem.training.processes import Processes
+from graphmem.versions import Version
 
 _aten = torch.ops.aten
 _INTEGERS = (torch.int32, torch.int64)
@@ -85,6 +87,26 @@ class _Used:
     reduced_bytes: int = 0
 
 
+#: The stream that stands for NCCL's own: no program is given one of this number.
+NCCL_STREAM = 1 << 16
+#: Collectives that ``ProcessGroupNCCL`` waits for at once where nobody asked for a work.
+_WAITED_FOR_AT_ONCE = ("_allgather_base_", "_reduce_scatter_base_")
+_YES = ("1", "y", "yes", "t", "true")
+
+
+def records_use(func: Any, args: Sequence[Any], torch_version: Version, environment: Mapping[str, str]) -> bool:
+    """Whether ``ProcessGroupNCCL`` of this version has the allocator wait for NCCL's stream before it gives the tensors
+    of a collective to others (``record_stream``), where newer ones keep them themselves."""
+    if versions.STASHED_COLLECTIVES.holds(torch_version):
+        return False
+    if environment.get("TORCH_NCCL_AVOID_RECORD_STREAMS", "").lower() in _YES:
+        return False
+    if not str(func._schema.name).endswith(_WAITED_FOR_AT_ONCE):
+        return True
+    place = [argument.name for argument in func._schema.arguments].index("async_op")
+    return len(args) <= place or bool(args[place])
+
+
 class ProcessGroups:
     """The process groups of several on cards that this process is in, and what went through them: NCCL makes a
     communicator when a group is first used, connects it as its collectives ask, and two processes when they first
@@ -116,17 +138,18 @@ class ProcessGroups:
         else:
             used.gathers = True
 
-    def note_functional(self, func: Any, args: Sequence[Any]) -> None:
-        """An operator of ``_c10d_functional`` goes through the group that it names."""
-        for name in args:
-            if isinstance(name, str) and name in self.ranks:
-                used = self._used.setdefault(name, _Used())
-                if "all_to_all" in func.__name__:
-                    used.peers.update(set(range(len(self.ranks[name]))) - {self._place(name)})
-                elif "all_reduce" in func.__name__:
-                    used.reduced_bytes = max(used.reduced_bytes, 1, _bytes_in(args[:1]))
-                else:
-                    used.gathers = True
+    def note_functional(self, func: Any, args: Sequence[Any]) -> bool:
+        """An operator of ``_c10d_functional`` goes through the group that it names; whether it names one."""
+        names = [name for name in args if isinstance(name, str) and name in self.ranks]
+        for name in names:
+            used = self._used.setdefault(name, _Used())
+            if "all_to_all" in func.__name__:
+                used.peers.update(set(range(len(self.ranks[name]))) - {self._place(name)})
+            elif "all_reduce" in func.__name__:
+                used.reduced_bytes = max(used.reduced_bytes, 1, _bytes_in(args[:1]))
+            else:
+                used.gathers = True
+        return bool(names)
 
     def communicators(self, on_node: int | None) -> tuple[Communicator, ...]:
         """Those of the groups that were used; ``on_node`` processes are in a machine, None for what

@@ -8,6 +8,7 @@ after the other, in the order of :data:`INTERCEPTORS`. A call that none of them 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -170,14 +171,27 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
     mode.recorder.storages.take_and_give(flat, Category.COMMUNICATION, "flat copy of a collective's list")
     group = collectives.group_of(call.args, mode.recorder.groups.ranks)
     mode.recorder.groups.note(call.func, call.args, group)
+    if group.name in mode.recorder.groups.ranks:
+        _record_use(mode, call, call.args)
     if exchanged.follow(mode.recorder.values, call.func, call.args, group, mode.recorder.post):
         mode.recorder.note_once(exchanged.ALIKE)
     return collectives.collective(call.func, call.args)
 
 
 def _functional_collective(mode: RecordingMode, call: OperatorCall) -> Any:
-    mode.recorder.groups.note_functional(call.func, call.args)
-    return NOT_HANDLED
+    if not mode.recorder.groups.note_functional(call.func, call.args):
+        return NOT_HANDLED
+    out = mode.finish(call, call.run())
+    _record_use(mode, call, (*call.args, out))
+    return out
+
+
+def _record_use(mode: RecordingMode, call: OperatorCall, tensors: Any) -> None:
+    """What older versions tell the allocator of the tensors of a collective."""
+    recorder = mode.recorder
+    if collectives.records_use(call.func, call.args, recorder.card.torch_version, os.environ):
+        for tensor in tensors_in(tensors):
+            recorder.storages.record_stream(tensor, collectives.NCCL_STREAM)
 
 
 def _bookkeeping(_: RecordingMode, call: OperatorCall) -> Any:

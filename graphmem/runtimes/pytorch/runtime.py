@@ -102,7 +102,8 @@ def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Ru
     """The runs with what would be reserved if no event of another stream were ready before the program synchronizes.
 
     A tensor that another stream uses (``record_stream``) is freed when that stream's work is done, which takes time
-    that a trace does not have: in the runs it is done at once. How late it is depends on the card; this is the worst.
+    that a trace does not have: in the runs it is done at once. How late it is depends on the card; this is the worst,
+    and more than can be where the program waits for single events or streams, which a trace does not have either.
     """
     late = replay(
         trace, PyTorchCachingAllocator(None, options.conf, options.version, driver=CudaDriver(event_lag=None))
@@ -113,7 +114,8 @@ def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Ru
     if more > _TOLD * runs.main.peak_reserved_bytes:
         words = (
             f"work of other streams was taken to be done at once; if none were done before the program synchronizes, "
-            f"{format_bytes(more)} more would be reserved"
+            f"{format_bytes(more)} more would be reserved (waiting for single events, as FSDP's limit of all-gathers "
+            "does, is not followed and makes it less)"
         )
         remarks = (*remarks, Diagnostic("note", words))
     return replace(runs, diagnostics=remarks, details={**runs.details, "late_events": told})
