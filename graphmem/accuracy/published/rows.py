@@ -37,9 +37,9 @@ _XMEM_NAMES = {
 }  # fmt: skip
 #: What xMem's process takes beside its allocator after the first sample. Each run is repeated in the same process under
 #: a cap of the estimate, where kernels and libraries are there already; of runs that the cap does not bind the repeated
-#: figure (``2nd verification`` of ``solution``) is less by this: T5-small b10, GPT-Neo b13, DistilGPT-2 b28 and b37 by
-#: 18 MiB each, MobileNetV3-small b258, b378 and b638 and MobileNetV2 b638 by 26. A repeat in a new process
-#: (``DNNmem``: T5-small b10, MobileNetV3-small b258) has the first figure to the MiB.
+#: figure (``2nd verification`` of ``solution``) is less by this: T5-small b10, GPT-Neo b13, DistilGPT-2 b28 and b37,
+#: GPT-2 b27 and OPT-350M b13 by 18 MiB each, MobileNetV3-small b258, b378 and b638 and MobileNetV2 b638 by 26. A repeat
+#: in a new process (``DNNmem``: T5-small b10, OPT-350M b13, MobileNetV3-small b258) has the first figure to the MiB.
 _XMEM_GROWTH = {"transformers": 18 * MIB, "torchvision": 26 * MIB}
 #: SchedTune names its cards by their CUDA cores.
 _SCHEDTUNE_CARDS = {"2560": "T4-16GB", "5120": "V100-16GB", "10496": "RTX-3090"}
