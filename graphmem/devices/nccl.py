@@ -128,7 +128,9 @@ class _Nccl:
     """NCCL of one version under one environment on one kind of card."""
 
     def __init__(self, version: tuple[int, int], environment: Mapping[str, str], links: Links) -> None:
-        self.version, self._environment, self._links = version, environment, links
+        self.version, self._environment = version, environment
+        self._through_host = self._number("NCCL_P2P_DISABLE", 0) != 0 or self._text("NCCL_P2P_LEVEL") in ("loc", "0")
+        self._links = Links() if self._through_host else links
         self.set = [name for name in environment if name in HONOURED]
         self._cumem = self._number("NCCL_CUMEM_ENABLE", int(version >= _CUMEM_BY_DEFAULT)) != 0
         self.connects_late = version >= _CONNECTS_LATE and self._cumem and self._number("NCCL_RUNTIME_CONNECT", 1) != 0
@@ -137,13 +139,13 @@ class _Nccl:
         low128 = self._number("NCCL_LL128_BUFFSIZE", 4800 * KIB)
         self._simple = simple
         head = 4 * KIB  # flags before the buffers: ncclSendMem, ncclRecvMem
-        reads = links.reads
+        reads = self._links.reads
         self._send = _pages(head + simple * reads)
         self._receive = _pages(head + low + low128 + simple * (not reads))
         self._far_send, self._far_receive = _pages(low128 + simple), _pages(low + low128 + simple)
-        if not links.channels and self._number("NCCL_P2P_DISABLE", 0):
-            self._send = self._receive = 0  # through host memory
-        self._nvls = bool(links.nvls_channels[0]) and self._number("NCCL_NVLS_ENABLE", 2) != 0
+        if self._through_host:
+            self._send = self._receive = 0
+        self._nvls = bool(self._links.nvls_channels[0]) and self._number("NCCL_NVLS_ENABLE", 2) != 0
 
     # --- collectives ----------------------------------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class _Nccl:
         nodes = -(-one.ranks // near)
         channels = self._channels(near, nodes)
         ring, tree = self._ring(channels, near, nodes), self._tree(channels, one.place, near, nodes)
-        nvls = self._nvls_bytes(near, nodes)
+        nvls = self._nvls_bytes(near, nodes) if self._takes("nvls") else 0
         if not self.connects_late:
             at_once = ring + tree + nvls + self._shared(near, nodes)
             few = self._ring(self._fewest(channels), near, nodes)
@@ -161,7 +163,7 @@ class _Nccl:
         reduced = one.reduced_bytes
         size = ring if one.gathers or reduced is None or reduced > 0 else 0
         if reduced is None or reduced > 0:
-            size += tree if nodes > 1 else 0
+            size += tree if (nodes > 1 or not self._takes("ring")) and self._takes("tree") else 0
             size += nvls if nodes <= _NVLS_NODES and (reduced is None or reduced >= NVLS_FROM_BYTES) else 0
         least = self._ring(self._fewest(channels), near, nodes) if one.gathers else 0
         most = self._most(one, near, nodes) if size else 0
@@ -235,7 +237,7 @@ class _Nccl:
     @property
     def channel(self) -> int:
         """Bytes of one of them."""
-        measured = self._cumem and self._links.channels and "NCCL_BUFFSIZE" not in self._environment
+        measured = self._cumem and self._links.channels > 0 and "NCCL_BUFFSIZE" not in self._environment
         return _MEASURED_CHANNEL if measured else self._both
 
     def messages(self, one: Communicator) -> _Bytes:
@@ -267,6 +269,18 @@ class _Nccl:
         """Its ranks on this process's machine; up to eight where that is not known."""
         return max(1, min(one.on_node or _A_NODE, one.ranks))
 
+    def _takes(self, algorithm: str) -> bool:
+        """Whether ``NCCL_ALGO`` allows it: a list of names, or of those left out after a ``^``. Lists for single
+        collectives are not followed."""
+        text = self._text("NCCL_ALGO")
+        if not text or ":" in text:
+            return True
+        left_out = text.startswith("^")
+        return (algorithm in text.removeprefix("^").split(",")) != left_out
+
+    def _text(self, name: str) -> str:
+        return self._environment.get(name, "").strip().lower()
+
     def _number(self, name: str, default: int) -> int:
         """A variable as NCCL reads it (misc/param.cc): a whole number in C's spelling, else the default."""
         found = _NUMBER.match(self._environment.get(name, "").strip())
@@ -283,8 +297,8 @@ _A_NODE = 8
 HONOURED = frozenset({
     "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_NVLS_ENABLE", "NCCL_NVLS_NCHANNELS", "NCCL_NVLS_CHUNKSIZE",
-    "NCCL_CUMEM_ENABLE", "NCCL_RUNTIME_CONNECT", "NCCL_P2P_DISABLE", "NCCL_MAX_P2P_NCHANNELS",
-    "NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NVL_CHUNKSIZE", "NCCL_P2P_PCI_CHUNKSIZE",
+    "NCCL_CUMEM_ENABLE", "NCCL_RUNTIME_CONNECT", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_MAX_P2P_NCHANNELS",
+    "NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NVL_CHUNKSIZE", "NCCL_P2P_PCI_CHUNKSIZE", "NCCL_ALGO",
 })  # fmt: skip
 
 

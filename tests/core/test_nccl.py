@@ -70,6 +70,8 @@ def test_across_machines_channels_are_those_of_the_network() -> None:
 def test_variables_are_honoured() -> None:
     large = Communicator(8, on_node=8, reduced_bytes=64 * MIB)
     assert buffers("H100", large, NCCL_NVLS_ENABLE="0") == 288
+    assert buffers("H100", large, NCCL_ALGO="Ring,Tree") == buffers("H100", large, NCCL_ALGO="^NVLS") == 288
+    assert buffers("H100", large, NCCL_ALGO="allreduce:ring") > 288  # lists for single collectives are not followed
     assert buffers("H100", large, NCCL_NVLS_NCHANNELS="4") == 288 + 4 * 2 * 8 + 2
     assert buffers("H100", EIGHT, NCCL_MAX_NCHANNELS="2") == 24
     assert buffers("H100", EIGHT, NCCL_MAX_CTAS="0x4") == 48
@@ -84,7 +86,8 @@ def test_variables_are_honoured() -> None:
 
 def test_cards_without_links_need_little() -> None:
     assert buffers("A100-PCIE-40GB", EIGHT) < buffers("A100", EIGHT) / 5
-    assert buffers("RTX-4090", EIGHT, NCCL_P2P_DISABLE="1") == 1
+    assert buffers("RTX-4090", EIGHT, NCCL_P2P_DISABLE="1") == 1  # through host memory
+    assert buffers("H100", EIGHT, NCCL_P2P_LEVEL="LOC") == 1
     far = found("H100", Communicator(16, 8, 8, 8))["NCCL's buffers for messages"]
     assert far.bytes == 2 * 16 * 16 * 128 * 1024  # one buffer to send from and one to receive into, for all
 
