@@ -19,6 +19,11 @@ from graphmem.serving.base import Batch, Request, Scheduler, Served
 _POINTS = 240
 #: Steps that a load may take, tokens of all its answers, and copies that are tried.
 _MOST_STEPS, _MOST_ANSWERED, _MOST_COPIES = 5_000_000, 300_000_000, 1 << 10
+#: Seconds of a load that is followed to its end, whatever comes of it; of a longer one no more than shows that too many
+#: wait too long.
+_WHOLE = 3600.0
+#: The part of requests that may not wait too long.
+_MOST_PART = 0.99
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,10 @@ class Point:
 class LoadAnswer:
     """What a load does to one copy of an engine. Times are seconds from its start, by :class:`Speed`.
 
-    ``refused``: requests that the engine could never run. ``first_preemption`` is None without any. ``wait_p50`` and
-    ``wait_p99`` are from arrival to the first step of a request; those that still wait at the end count as so long.
+    ``given_up_at``: when so many had waited too long that this copy cannot be enough, and it was followed no further;
+    everything else is of the time until then. ``refused``: requests that the engine could never run.
+    ``first_preemption`` is None without any. ``wait_p50`` and ``wait_p99`` are from arrival to the first step of a
+    request; those that still wait at the end count as so long.
     """
 
     requests: int
@@ -73,11 +80,13 @@ class LoadAnswer:
     wait_p50: float
     wait_p99: float
     timeline: tuple[Point, ...]
+    given_up_at: float | None = None
 
 
 @dataclass(frozen=True)
 class Copies:
-    """The same load dealt out in turn to so many copies: what the first of them sees."""
+    """The same load dealt out in turn to so many copies: what the first of them sees, until the end or for ``followed``
+    seconds, after which it could not be enough any more."""
 
     copies: int
     cards: int
@@ -85,6 +94,7 @@ class Copies:
     preemptions: int
     wait_p99: float
     enough: bool
+    followed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,15 +132,17 @@ def loaded(
         )
     make = served.scheduler
     answers: dict[int, LoadAnswer] = {}
+    bears = max_wait if seconds > _WHOLE else None
 
     def enough(copies: int) -> bool:
-        answers[copies] = simulate(make(), requests[::copies], seconds, speed)
+        answers[copies] = simulate(make(), requests[::copies], seconds, speed, bears)
         return _enough(answers[copies], max_wait)
 
     fewest = _fewest(enough)
     tried = tuple(
         Copies(
-            number, number * served.cards, one.most_used, one.preemptions, one.wait_p99, _enough(one, max_wait)
+            number, number * served.cards, one.most_used, one.preemptions, one.wait_p99, _enough(one, max_wait),
+            one.given_up_at,
         )
         for number, one in sorted(answers.items())
     )  # fmt: skip
@@ -147,7 +159,7 @@ def loaded(
 
 
 def _enough(answer: LoadAnswer, max_wait: float) -> bool:
-    return answer.wait_p99 <= max_wait
+    return answer.given_up_at is None and answer.wait_p99 <= max_wait
 
 
 def _fewest(enough: Callable[[int], bool]) -> int | None:
@@ -164,14 +176,24 @@ def _fewest(enough: Callable[[int], bool]) -> int | None:
     return many
 
 
-def simulate(scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed) -> LoadAnswer:
-    """The load on one engine, from 0 to ``seconds``. Requests are in the order of their arrival."""
-    return _Run(scheduler, requests, seconds, speed).answer()
+def simulate(
+    scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed, bears: float | None = None
+) -> LoadAnswer:
+    """The load on one engine, from 0 to ``seconds``. Requests are in the order of their arrival. ``bears``: it is given
+    up once the 99th percentile of waiting will be more than so many seconds; None: it is followed to the end."""
+    return _Run(scheduler, requests, seconds, speed, bears).answer()
 
 
 class _Run:
-    def __init__(self, scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed) -> None:
+    def __init__(
+        self, scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed, bears: float | None
+    ) -> None:
         self._scheduler, self._requests, self._seconds, self._speed = scheduler, requests, seconds, speed
+        self._bears = bears
+        # What waits longest is at this place from the end, of all that arrive: so many may not wait too long.
+        self._may_be_late = len(requests) - int(_MOST_PART * len(requests)) - 1
+        self._late = 0
+        self._given_up_at: float | None = None
         self._now = 0.0
         self._next = 0
         self._first_step: dict[int, float] = {}
@@ -186,7 +208,8 @@ class _Run:
 
     def answer(self) -> LoadAnswer:
         self._follow()
-        late = [self._seconds - request.arrival for request in self._unbegun()]
+        until = self._seconds if self._given_up_at is None else self._given_up_at
+        late = [until - request.arrival for request in self._unbegun()]
         waits = sorted([*self._waits, *late])
         return LoadAnswer(
             requests=len(self._requests),
@@ -197,7 +220,7 @@ class _Run:
             steps=self._steps,
             tokens_computed=self._tokens,
             tokens_computed_again=self._scheduler.lost_tokens,
-            mean_used=self._area / self._seconds,
+            mean_used=self._area / until,
             most_used=self._most_used,
             most_running=self._most_running,
             most_waiting=self._most_waiting,
@@ -205,17 +228,19 @@ class _Run:
             preempted_requests=len(self._preempted),
             first_preemption=self._first_preemption,
             wait_p50=_quantile(waits, 0.5),
-            wait_p99=_quantile(waits, 0.99),
+            wait_p99=_quantile(waits, _MOST_PART),
             timeline=tuple(
                 Point(self._seconds * index / _POINTS, used, int(running), int(waiting), int(preemptions))
                 for index, (used, running, waiting, preemptions) in enumerate(self._points)
             ),
+            given_up_at=self._given_up_at,
         )
 
     def _unbegun(self) -> list[Request]:
+        arrived = self._requests if self._given_up_at is None else self._requests[: self._next]
         return [
             request
-            for number, request in enumerate(self._requests)
+            for number, request in enumerate(arrived)
             if number not in self._first_step and number not in self._refused
         ]
 
@@ -225,6 +250,9 @@ class _Run:
         free_at = 0.0
         while self._now < self._seconds and self._steps < _MOST_STEPS:
             self._arrive()
+            if self._late > self._may_be_late:
+                self._given_up_at = self._now
+                return
             batch = self._scheduler.schedule()
             self._note(batch)
             if batch.entries:
@@ -290,7 +318,9 @@ class _Run:
         for number in batch.admitted:
             if number not in self._first_step:
                 self._first_step[number] = self._now
-                self._waits.append(self._now - self._requests[number].arrival)
+                waited = self._now - self._requests[number].arrival
+                self._waits.append(waited)
+                self._late += self._bears is not None and waited > self._bears
 
 
 def _quantile(values: Sequence[float], part: float) -> float:

@@ -134,6 +134,11 @@ def _over_time(load: LoadReport) -> Iterator[str]:
             f"requests, first after {_time(answer.first_preemption)}; {answer.tokens_computed_again:,} of "
             f"{answer.tokens_computed:,} tokens computed again"
         )
+    if answer.given_up_at is not None:
+        yield (
+            f"  given up   after {_time(answer.given_up_at)}: more than 1 % of all requests had waited longer than "
+            f"{_time(load.max_wait)}; figures are of that time"
+        )
     yield f"  waiting    {_time(answer.wait_p50)} (median), {_time(answer.wait_p99)} (99 %) for the first step"
     if answer.left_waiting:
         yield f"             {_counted(answer.left_waiting, 'request')} had not begun at the end"
@@ -150,7 +155,7 @@ def _over_time(load: LoadReport) -> Iterator[str]:
     for one in load.tried:
         yield (
             f"             with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
-            f"{_time(one.wait_p99)}"
+            f"{_time(one.wait_p99)}{'' if one.followed is None else f' in the first {_time(one.followed)}'}"
         )
     given = "by default" if speed.assumed else "as given"
     yield (
@@ -165,13 +170,17 @@ def _counted(number: int, what: str) -> str:
 
 
 def _marks(answer: LoadAnswer) -> str:
-    """The timeline in one line of text: tenths of the cache, ``X`` where somebody was preempted."""
+    """The timeline in one line of text: tenths of the cache, ``X`` where somebody was preempted, ``?`` for what was not
+    followed."""
     width = 60
     per = len(answer.timeline) // width
     marks = []
     for index in range(width):
         part = answer.timeline[index * per : (index + 1) * per]
         most = max(point.used for point in part)
+        if answer.given_up_at is not None and part[0].seconds > answer.given_up_at:
+            marks.append("?")
+            continue
         marks.append("X" if any(point.preemptions for point in part) else " .:-=+*#%@"[min(9, int(most * 10))])
     return "[" + "".join(marks) + "]"
 

@@ -29,6 +29,8 @@ _FIELDS = {
     "kv_cache_dtype": "kv_cache_dtype", "quantization": "quantization", "dtype": "dtype", "block_size": "page_size",
 }  # fmt: skip
 #: Cards up to so many MiB: tokens of a prefill's chunk, largest batch of CUDA graphs on fewer than four cards, on more.
+#: ``srt/arg_groups/memory_hook.py`` of 0.5.23, "GPU-dependent capacity defaults"; in 0.5.6 (``srt/server_args.py``,
+#: ``_handle_gpu_memory_settings``) cards from 20 to 35 GiB had 2,048, 24 and 80, the others the same.
 _BY_MEMORY = (
     (20 * 1024, 2048, 8, 8), (35 * 1024, 4096, 48, 160), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512),
 )  # fmt: skip
@@ -105,8 +107,8 @@ def _board(device: Device) -> float:
 
 
 def default_fraction(device: Device, cards: int, chunk: int, graphs: int) -> float:
-    """``handle_gpu_memory_settings``: what is kept free is 512 MiB, 1.5 MiB a token of a chunk, 128 MiB a card, 2 MiB a
-    sequence of the largest graph, and at least 10 GiB on cards beyond 60."""
+    """The same file, ``handle_gpu_memory_settings``: what is kept free is 512 MiB, 1.5 MiB a token of a chunk, 128 MiB
+    a card, 2 MiB a sequence of the largest graph, and at least 10 GiB on cards beyond 60."""
     size = _board(device)
     kept = 512 + 1.5 * max(chunk, 2048) + cards / 8 * 1024 + 2 * graphs
     if size > 60 * 1024:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graphmem.planning.load import Speed, simulate
 from graphmem.serving.base import Request
+from graphmem.serving.loads import drawn
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import FreeBlocks, Scheduler
 from tests.recorded.scheduling import loads, stepped
@@ -96,3 +97,21 @@ def test_free_blocks_are_those_of_a_list(steps: list[tuple[int, int, int]]) -> N
         assert free.count == len(queue)
         for name in range(6):
             assert free.kept(name) == sum(one[0] == name for one in queue)
+
+
+@pytest.mark.parametrize("rate", [1.0, 6.0, 30.0])
+def test_a_load_is_given_up_only_where_it_is_hopeless(rate: float) -> None:
+    layout = Layout((Group(Spec(1, None), 1),), 16, 2048)
+    requests = drawn(rate, 60.0, ((50.0, 100), (99.0, 900)), ((50.0, 50), (99.0, 200)), 1200)
+
+    def fresh() -> Scheduler:
+        return Scheduler(layout, 150, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=1200)
+
+    whole = simulate(fresh(), requests, 60.0, Speed())
+    part = simulate(fresh(), requests, 60.0, Speed(), bears=2.0)
+    assert (part.given_up_at is not None) == (whole.wait_p99 > 2.0)
+    if part.given_up_at is None:
+        assert part == whole
+    else:
+        assert part.given_up_at < 60
+        assert part.steps < whole.steps

@@ -30,15 +30,19 @@ from graphmem.planning.layouts.bounds import compute_bytes, tokens, weight_bytes
 _FP32 = 4
 _GB = 10**9
 
-#: GB/s that a card sends to others of its machine, in one direction: half of what NVIDIA's data sheets give for both
-#: (V100 300, A100 600, H100, H200 and H20 900, B200 1800; A800 and others: by their own).
+#: GB/s that a card sends to others of its machine, in one direction: half of what NVIDIA's data sheets call "NVLink" or
+#: "interconnect bandwidth", which counts both: V100 300 (V100 data sheet, January 2020), A100 600 (A100 80GB, June
+#: 2021), H100 SXM 900 (H100, 2023), H200 900 (H200, 2024), GH200 900 between GPUs (GH200, 2023), B200 14.4 TB/s for
+#: eight (DGX B200, 2024). Of the H20 there is no public data sheet: **assumed**, 900 as its NVLink is that of the H100.
 _NVLINK = {
     "V100-16GB": 150, "V100-32GB": 150, "A100-40GB": 300, "A100-80GB": 300, "H100-80GB": 450, "H200-141GB": 450,
     "H20-96GB": 450, "GH200-96GB": 450, "B200-180GB": 900,
 }  # fmt: skip
-#: PCI Express 4.0 with 16 lanes, one direction: what other cards have, and what offloading goes over.
+#: PCI Express 4.0 with 16 lanes, one direction: 16 GT/s a lane, 31.5 GB/s after its 128/130 code (PCI-SIG, PCI Express
+#: base specification 4.0). **Assumed** for every other card, and for offloading, whatever the machine has.
 _PCIE = 32
-#: A network of 400 Gb/s for each card (NVIDIA's DGX H100 has eight ConnectX-7).
+#: A network of 400 Gb/s for each card: eight ConnectX-7 in NVIDIA's DGX H100 (its data sheet, 2023). **Assumed** for
+#: every machine; ``--links`` says otherwise.
 _NETWORK = 50
 
 
