@@ -28,7 +28,8 @@ from graphmem.estimate import Estimate
 from graphmem.question import Question as Analysis
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.options import DTYPE, flag, one_of, options_of, share, whole
-from graphmem.serving.values import count
+from graphmem.serving.values import count, counted
+from graphmem.sources.configurations import generation_values
 from graphmem.trace import Category, EventKind, Place
 from graphmem.training import WEIGHTS, Inference
 from graphmem.training.generation import CACHE_IMPLEMENTATIONS, Generation
@@ -358,7 +359,7 @@ def _texts(batch: int) -> str:
 def _run(question: Question, found: dict[str, Any], name: str) -> _Run:
     given = {name: found[name] for name in _OF_GENERATION if name in found}
     arguments = {name: found[name] for name in _ARGUMENTS if name in found}
-    new = found.get("max_new_tokens") or _NEW_TOKENS
+    new = found.get("max_new_tokens") or _new_tokens(question) or _NEW_TOKENS
     return _Run(
         name,
         question.device,
@@ -367,6 +368,14 @@ def _run(question: Question, found: dict[str, Any], name: str) -> _Run:
         _dtype(question, found.get("dtype", "auto")),
         found.get("quantization"),
     )
+
+
+def _new_tokens(question: Question) -> int | None:
+    """What ``generation_config.json`` beside the model says. Raises :class:`graphmem.errors.GraphmemError`."""
+    path = question.model.path
+    file = None if path is None else path.with_name("generation_config.json")
+    value = None if file is None or not file.exists() else generation_values(file).get("max_new_tokens")
+    return None if value is None else counted(question.model, "max_new_tokens", value)
 
 
 def _dtype(question: Question, asked: str) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.documents import read_json, shown
-from graphmem.errors import SourceError, first_line
+from graphmem.errors import SourceError, UsageError, first_line
+from graphmem.training.generation import ASSISTED, NO_ASSISTANCE, Generation
 
 
 def values_of(path: Path) -> dict[str, Any]:
@@ -20,6 +21,26 @@ def values_of(path: Path) -> dict[str, Any]:
         raise SourceError(f"{path} names the model type {shown(kind)}, which is no name")
     found: dict[str, Any] = values
     return found
+
+
+def generation_values(path: Path) -> dict[str, Any]:
+    """The values of a ``generation_config.json``. Raises :class:`SourceError`, for assisted decoding too."""
+    values = read(path, "a readable JSON configuration")
+    if not isinstance(values, dict):
+        raise SourceError(f"{path} is no configuration of a generation: it holds {shown(values)}")
+    for name in ASSISTED:
+        if values.get(name) is not None:
+            raise SourceError(f"{path}: {name}: {NO_ASSISTANCE}; remove it to analyse the model without")
+    try:
+        Generation(1, **{name: values[name] for name in _CHECKED if values.get(name) is not None})
+    except UsageError as error:
+        raise SourceError(f"{path}: {error}") from None
+    found: dict[str, Any] = values
+    return found
+
+
+#: What is checked as the options of the same names are.
+_CHECKED = ("do_sample", "num_beams", "num_return_sequences", "cache_implementation", "prefill_chunk_size")
 
 
 def read(path: Path, what: str) -> Any:

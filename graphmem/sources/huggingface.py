@@ -16,7 +16,7 @@ from graphmem.documents import shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources import hub
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
-from graphmem.sources.configurations import values_of
+from graphmem.sources.configurations import generation_values, values_of
 from graphmem.training import DTYPES
 from graphmem.training.generation import Generation
 
@@ -95,7 +95,7 @@ def _load(transformers: Any, name: str) -> TorchModel:
     notes += (f"the model is that of transformers {transformers.__version__}", *origin, *_dtype_notes(config))
     return TorchModel(
         f"hf:{name} ({architecture.__name__})",
-        lambda sizes: _build(architecture, config, sizes),
+        lambda sizes: _build(architecture, config, sizes, _path(transformers, name)),
         notes=notes,
         quantizes=True,
         masks=True,
@@ -128,18 +128,23 @@ def _torch_version() -> str:
     return str(torch.__version__)
 
 
-def _configuration(transformers: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """The configuration that ``name`` means, and what a reader is told of where it is from."""
+def _path(transformers: Any, name: str) -> Path | None:
+    """The configuration's file; None for a model type, and for a model of the table."""
     path = Path(name)
     if path.is_dir():
-        path = path / "config.json"
+        return path / "config.json"
     if path.suffix == ".json" or path.exists():
+        return path
+    return None if name in transformers.CONFIG_MAPPING else hub.cached_configuration(name)
+
+
+def _configuration(transformers: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+    """The configuration that ``name`` means, and what a reader is told of where it is from."""
+    path = _path(transformers, name)
+    if path is not None:
         return _configuration_file(transformers, path), ()
     if name in transformers.CONFIG_MAPPING:
         return transformers.CONFIG_MAPPING[name](), ()
-    cached = hub.cached_configuration(name)
-    if cached is not None:
-        return _configuration_file(transformers, cached), ()
     known = hub.known_model(name)
     if known is not None:
         note = f"its configuration is that of {known} in graphmem's table of public models"
@@ -265,7 +270,7 @@ def _task(architecture: Any) -> str:
     return "base"
 
 
-def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
+def _build(architecture: Any, config: Any, sizes: Sizes, path: Path | None) -> Built:
     task = _task(architecture)
     started = task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None
     if started:  # a model type's default configuration leaves out what its checkpoints fill in
@@ -273,10 +278,36 @@ def _build(architecture: Any, config: Any, sizes: Sizes) -> Built:
     with _offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
+    said: list[str] = []
     if sizes.generate is not None:
         _check_generates(model)
+        said = _generation_beside(model, path)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, tuple(notes), lambda other: _inputs(model, task, other)[0])
+    return Built(model, inputs, None, (*notes, *said), lambda other: _inputs(model, task, other)[0])
+
+
+def _generation_beside(model: Any, path: Path | None) -> list[str]:
+    """What ``generation_config.json`` beside the configuration says becomes the model's, as ``from_pretrained`` has it;
+    a note of that. Raises :class:`SourceError`."""
+    file = None if path is None else path.with_name("generation_config.json")
+    if file is None or not file.exists():
+        return []
+    import transformers
+
+    values = generation_values(file)
+    try:
+        model.generation_config = transformers.GenerationConfig.from_dict(values)
+    except Exception as error:
+        raise SourceError(f"{file} is no configuration of a generation: {first_line(error)}") from None
+    given = ", ".join(f"{name}={values[name]}" for name in sorted(values) if name in _DECIDING)
+    return [f"generation_config.json beside it is followed{': ' if given else ''}{given}"]
+
+
+#: What of a generation's configuration decides memory, for the note.
+_DECIDING = (
+    "do_sample", "num_beams", "num_return_sequences", "cache_implementation", "prefill_chunk_size", "use_cache",
+    "top_k", "top_p", "guidance_scale", "output_scores", "penalty_alpha",
+)  # fmt: skip
 
 
 def _check_generates(model: Any) -> None:

@@ -33,7 +33,9 @@ _FIELDS = (
     "cache_config",
     "prefill_chunk_size",
 )
-_ASSISTED = ("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens", "assistant_early_exit")
+#: Arguments of assisted decoding, and why it is refused.
+ASSISTED = ("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens", "assistant_early_exit")
+NO_ASSISTANCE = "how many drafted tokens are right is data; assisted decoding has no analysis"
 _DECIDED = ("max_length", "min_length", "min_new_tokens", "inputs", "input_ids", "attention_mask", "streamer")
 
 Options = tuple[tuple[str, OptionValue], ...]
@@ -80,10 +82,8 @@ class Generation:
         for name, _ in self.arguments:
             if name in _FIELDS:
                 raise UsageError(f"{name} is an option of its own; leave it out of the generation's arguments")
-            if name in _ASSISTED:
-                raise UsageError(
-                    f"{name}: how many drafted tokens are right is data; assisted decoding has no analysis"
-                )
+            if name in ASSISTED:
+                raise UsageError(f"{name}: {NO_ASSISTANCE}")
             if name in _DECIDED:
                 raise UsageError(f"{name} is not for generation's arguments: max_new_tokens says how long texts are")
 

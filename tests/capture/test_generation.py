@@ -60,6 +60,31 @@ def test_a_static_cache_has_all_its_places_from_the_beginning(tmp_path: Path) ->
     assert estimate.breakdown["KV_CACHE"] == 3 * (2 * (40 + 9 - 1) * _TOKEN + 8)  # and how many there are
 
 
+def test_the_generation_beside_a_folders_configuration_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"num_beams": 3, "bos_token_id": 1, "eos_token_id": 2, "max_new_tokens": 400}))
+    estimate = _generated(tmp_path, _LLAMA, Generation(3), batch=2, seq_len=40)
+    assert any("followed: num_beams=3" in line for line in estimate.assumptions)
+    file.unlink()
+    assert estimate.peak == _generated(tmp_path, _LLAMA, Generation(3, num_beams=3), batch=2, seq_len=40).peak
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "no configuration of a generation"),
+        ("{", "not a readable JSON"),
+        ('{"num_beams": 0}', "generation_config.json"),
+        ('{"prompt_lookup_num_tokens": 3}', "assisted decoding has no analysis"),
+    ],
+)
+def test_a_bad_generation_beside_it_is_one_line(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(GraphmemError, match=said) as caught:
+        _generated(tmp_path, _LLAMA, Generation(3), batch=2, seq_len=40)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_encoder_decoder_keeps_the_encoders_keys_too(tmp_path: Path) -> None:
     estimate = _generated(tmp_path, _T5, Generation(12), batch=2, seq_len=4)
     of_encoder = 2 * 2 * 4 * _TOKEN
