@@ -74,6 +74,7 @@ _OF_NO_INFLUENCE = {
 _READ = {
     "distributed_type", "mixed_precision", "num_processes", "num_machines", "machine_rank", "main_process_ip",
     "main_process_port", "use_cpu", "dynamo_config", "fsdp_config", "deepspeed_config", "gradient_accumulation_steps",
+    "parallelism_config",
 }  # fmt: skip
 _DISTRIBUTED = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 
@@ -101,6 +102,7 @@ def accelerate_launch(path: Path) -> Launch:
     values |= _dynamo(given.get("dynamo_config") or {}, path)
     values |= _fsdp(given.get("fsdp_config") or {}, path, kind)
     values |= _deepspeed(given.get("deepspeed_config") or {}, path, kind)
+    values |= _parallelism(given.get("parallelism_config") or {}, path, kind, values)
     machines = _whole(path, given, "num_machines", 1, 1)
     processes = _whole(path, given, "num_processes", 1, 1)
     if kind == "NO":
@@ -187,6 +189,35 @@ def _deepspeed(config: Mapping[str, Any], path: Path, kind: str) -> dict[str, st
     }
 
 
+#: What the launcher passes on of ``parallelism_config`` where the file says nothing
+#: (``prepare_extend_env_parallelism_config``, accelerate/utils/launch.py of 1.15).
+_PARALLELISM_DEFAULTS = {
+    "DP_REPLICATE_SIZE": "1", "DP_SHARD_SIZE": "1", "TP_SIZE": "1", "CP_SIZE": "1", "CP_BACKEND": "torch",
+    "SP_SIZE": "1", "SP_BACKEND": "deepspeed",
+}  # fmt: skip
+_PARALLELISM = (*_PARALLELISM_DEFAULTS, "CP_COMM_STRATEGY", "SP_SEQ_LENGTH", "SP_SEQ_LENGTH_IS_VARIABLE",
+                "SP_ATTN_IMPLEMENTATION")  # fmt: skip
+
+
+def _parallelism(config: Mapping[str, Any], path: Path, kind: str, others: Mapping[str, str]) -> dict[str, str]:
+    """The mesh that ``Accelerator`` makes; programs read its sizes from there."""
+    if not config:
+        return {}
+    if kind != "DEEPSPEED" and others.get("FSDP_VERSION") != "2":
+        raise UsageError(
+            f"{path}: accelerate takes parallelism_config with distributed_type FSDP and fsdp_version 2, or DEEPSPEED"
+        )
+    for key in config:
+        if key.endswith("_size"):
+            _whole(path, config, key, 1, 1)
+    names: dict[str, tuple[str, Callable[[Any], str]]] = {
+        f"parallelism_config_{name.lower()}": (f"PARALLELISM_CONFIG_{name}", str) for name in _PARALLELISM
+    }
+    defaults = {f"PARALLELISM_CONFIG_{name}": value for name, value in _PARALLELISM_DEFAULTS.items()}
+    given = _translated(config, names, path, "parallelism_config")
+    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **defaults, **given}
+
+
 def _translated(
     config: Mapping[str, Any], names: Mapping[str, tuple[str, Callable[[Any], str]]], path: Path, section: str
 ) -> dict[str, str]:
@@ -224,7 +255,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not YAML: {error}") from None
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise UsageError(f"{path} is no configuration of accelerate: it has no keys")
-    for section in ("fsdp_config", "dynamo_config", "deepspeed_config"):
+    for section in ("fsdp_config", "dynamo_config", "deepspeed_config", "parallelism_config"):
         if not isinstance(given.get(section) or {}, dict):
             raise UsageError(f"{path}: {section} is a table of keys")
     return given

@@ -75,6 +75,21 @@ def test_accelerate(program: str, tmp_path: Path) -> None:
     assert result.stderr.splitlines()[:2] == ["0 0 4 2 29500", "0 4 bf16"]
 
 
+def test_a_mesh_is_told_as_accelerate_tells_it(tmp_path: Path) -> None:
+    text = """
+distributed_type: FSDP
+num_processes: 8
+fsdp_config: {fsdp_version: 2}
+parallelism_config: {parallelism_config_dp_shard_size: 4, parallelism_config_cp_size: 2}
+"""
+    told = dict(accelerate_launch(Path(configuration(tmp_path, text))).environment)
+    sizes = {name: told[f"PARALLELISM_CONFIG_{name}_SIZE"] for name in ("DP_REPLICATE", "DP_SHARD", "CP", "TP", "SP")}
+    assert sizes == {"DP_REPLICATE": "1", "DP_SHARD": "4", "CP": "2", "TP": "1", "SP": "1"}
+    assert told["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    with pytest.raises(UsageError, match="parallelism_config_cp_size is a whole number of at least 1, not 0"):
+        accelerate_launch(Path(configuration(tmp_path, text.replace("cp_size: 2", "cp_size: 0"))))
+
+
 def test_fsdp2_is_told_as_accelerate_tells_it(tmp_path: Path) -> None:
     text = """
 distributed_type: FSDP
@@ -139,6 +154,8 @@ deepspeed_config:
         ("use_cpu: true\n", "use_cpu is set"),
         ("megatron_lm_config: {tp: 2}\n", "megatron_lm_config is not modelled"),
         ("something_new: 1\n", "something_new is not modelled"),
+        ("parallelism_config: 7\n", "parallelism_config is a table of keys"),
+        ("parallelism_config: {parallelism_config_cp_size: 2}\n", "with distributed_type FSDP and fsdp_version 2"),
         ("distributed_type: MULTI_GPU\nnum_processes: 3\nnum_machines: 2\n", "no multiple"),
         ("num_processes: many\n", "whole number"),
         ("[1, 2]\n", "no configuration"),

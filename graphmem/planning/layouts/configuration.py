@@ -88,7 +88,6 @@ def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
     if layout.wrapper == "fsdp":
         config["fsdp_config"] = _accelerate_fsdp(job, layout)
         if layout.replicas > 1 or layout.context > 1:
-            config["use_parallelism_config"] = True
             config["parallelism_config"] = {
                 "parallelism_config_dp_replicate_size": layout.replicas,
                 "parallelism_config_dp_shard_size": layout.shards // layout.context,
