@@ -147,6 +147,10 @@ class GroupBook(Protocol):
     #: This process's rank.
     rank: int
 
+    @property
+    def alone(self) -> set[str]:
+        """Names of groups on cards that have this process alone."""
+
 
 class RankBook(Protocol):
     """What is noted of one process of several."""

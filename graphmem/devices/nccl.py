@@ -211,7 +211,9 @@ class _Nccl:
 
     def _channels(self, near: int, nodes: int) -> int:
         """Channels of rings and trees."""
-        if not self._links.channels:
+        if near * nodes == 1:
+            found = 64  # rings of nothing: as many as there may be
+        elif not self._links.channels:
             found = self._links.bridged_channels
         elif nodes == 1:
             found = self._links.channels
@@ -257,7 +259,7 @@ class _Nccl:
         channels = _power(self._channels(near, nodes))
         if nodes > 1:
             chunk = self._number("NCCL_P2P_NET_CHUNKSIZE", _OTHER_CHUNK)
-        elif self._links.channels:
+        elif self._links.channels or near == 1:  # of one card all paths are NVLink's
             chunk = self._number("NCCL_P2P_NVL_CHUNKSIZE", _NVLINK_CHUNK)
         else:
             chunk = self._number("NCCL_P2P_PCI_CHUNKSIZE", _OTHER_CHUNK)

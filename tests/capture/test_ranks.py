@@ -168,12 +168,15 @@ def test_a_communicator_knows_its_machine_and_what_went_through_it() -> None:
         dist.all_to_all_single(torch.empty_like(x), x, group=across)
         dist.all_reduce(torch.ones(1 << 20, device="cuda"), group=across)
         dist.all_reduce(torch.ones(4), group=idle)  # of the host: gloo's
+        own, _ = dist.new_group([5]), dist.new_group([5])
+        dist.all_reduce(x, group=own)
 
     processes = Processes(16, rank=5, per_node=8)
     captured = capture(step, source="", device=H100, torch_version=TORCH_VERSION, processes=processes)
     assert set(captured.communicators) == {
         Communicator(16, 0, 0, 8, 5, gathers=True, reduced_bytes=0),
         Communicator(4, 3, 2, 2, 1, gathers=False, reduced_bytes=4 << 20),
+        Communicator(1, 0, 0, 1, reduced_bytes=1),
     }
 
 

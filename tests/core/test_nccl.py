@@ -38,6 +38,15 @@ def test_what_others_measured_lies_inside() -> None:
     assert six < 1.8e9 / MIB < eight + 100  # NCCL#864: about 1.6 GB
 
 
+@pytest.mark.parametrize("card", ["B300", "RTX-3090"])
+def test_a_communicator_of_one_rank_that_is_connected_at_once(card: str) -> None:
+    """NCCL#2363 and pull request 2366: 512 MiB with NCCL 2.28."""
+    alone = Communicator(1, 0, 0, 1, reduced_bytes=1)
+    assert buffers(card, alone, (2, 28), NCCL_RUNTIME_CONNECT="0") == 512
+    assert buffers(card, alone, (2, 28)) == 1
+    assert buffers(card, alone, (2, 21)) == 256  # half as many channels
+
+
 def test_collectives_connect_what_they_take() -> None:
     rings = 24 * 12
     assert buffers("H100", EIGHT) == rings

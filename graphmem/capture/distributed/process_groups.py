@@ -118,7 +118,9 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
         group, store = make(size, rank, ranks, dist.Backend.FAKE, store, *args, **kwargs)
         if group in module._world.pg_map:
             asked_for.note(group, str(backend), store)
-            if size > 1 and str(backend) != "gloo":
+            if size == 1 and str(backend) != "gloo":
+                book.groups.alone.add(str(group.group_name))
+            elif str(backend) != "gloo":
                 book.on_forward = look
                 members = tuple(ranks) or tuple(range(size))
                 book.groups.ranks[str(group.group_name)] = members

@@ -115,10 +115,14 @@ class ProcessGroups:
     def __init__(self) -> None:
         self.ranks: dict[str, tuple[int, ...]] = {}  # of all processes, by the group's name
         self.rank = 0  # of this process
+        self.alone: set[str] = set()  # groups that have this process alone
+        self._used_alone: set[str] = set()
         self._used: dict[str, _Used] = {}
 
     def note(self, func: Any, args: Sequence[Any], group: Group) -> None:
         """An operator of ``c10d`` goes through the group."""
+        if group.name in self.alone and not _is_of_host(args):
+            self._used_alone.add(group.name)
         if group.name not in self.ranks or _is_of_host(args):
             return
         used = self._used.setdefault(group.name, _Used())
@@ -140,6 +144,7 @@ class ProcessGroups:
 
     def note_functional(self, func: Any, args: Sequence[Any]) -> bool:
         """An operator of ``_c10d_functional`` goes through the group that it names; whether it names one."""
+        self._used_alone |= self.alone.intersection(name for name in args if isinstance(name, str))
         names = [name for name in args if isinstance(name, str) and name in self.ranks]
         for name in names:
             used = self._used.setdefault(name, _Used())
@@ -154,11 +159,12 @@ class ProcessGroups:
     def communicators(self, on_node: int | None) -> tuple[Communicator, ...]:
         """Those of the groups that were used; ``on_node`` processes are in a machine, None for what
         :class:`~graphmem.training.processes.Processes` takes."""
+        alone = tuple(Communicator(1, 0, 0, 1, reduced_bytes=1) for _ in self._used_alone)
         if not self._used:
-            return ()
+            return alone
         if on_node is None:
             on_node = Processes(max(map(len, self.ranks.values()))).on_node
-        return tuple(self._communicator(name, used, on_node) for name, used in self._used.items())
+        return (*(self._communicator(name, used, on_node) for name, used in self._used.items()), *alone)
 
     def _communicator(self, name: str, used: _Used, on_node: int) -> Communicator:
         members = self.ranks[name]
