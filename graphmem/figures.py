@@ -92,6 +92,13 @@ class Spread:
         """Bytes that it may be more; None where nothing says how many."""
         return None if self.above else self.points[-1][1]
 
+    @property
+    def open_end(self) -> str:
+        """In words, where nothing bounds it; "" where both ends are known."""
+        if self.below and self.above:
+            return "without bound: nothing says how much less or more"
+        return "without upper bound" if self.above else "without lower bound" if self.below else ""
+
     def at(self, share: float) -> int:
         """Bytes that it is off at most in this share of runs, as far as bounds or measurements tell."""
         index = bisect_left(self.points, share, key=lambda point: point[0])
@@ -150,9 +157,11 @@ class Cause:
         levels = {
             level: {"least_bytes": spread.least, "most_bytes": spread.most} for level, spread in self.spreads.items()
         }
+        ends = [spread.open_end for spread in self.spreads.values()]
         return {
             "name": self.name,
             "basis": self.basis,
+            "bound": next(filter(None, ends), "both ends are known"),
             "source": self.source,
             "expected_inside": self.inside,
             "measured_runs": self.count,

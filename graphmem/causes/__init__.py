@@ -158,7 +158,8 @@ def _of_diagnostics(diagnostics: Sequence[Diagnostic]) -> Iterator[Cause]:
     if any(item.kind == "headline" and item.message.endswith(CUT_SHORT) for item in diagnostics):
         yield unknown("a program that failed", "what it would have done after")
     if decided:
-        yield unknown("values assumed", f"{len(decided)} that decide a size or a branch (--assume)", below=True)
+        which = f"{len(decided)} that decide a size or a branch, which nothing bounds until --assume says what they are"
+        yield unknown("values assumed", which, below=True)
     if others:
         yield unknown("assumptions", "; ".join(others), below=True)
 

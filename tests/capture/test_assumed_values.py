@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,3 +295,72 @@ def test_settings_that_are_none(given: Any) -> None:
     for kind in (Training, Inference):
         with pytest.raises(UsageError, match="assume"):
             kind(assume=given)
+
+
+_MEASURES = '''
+import math
+import torch
+
+def spread():
+    return math.sqrt(torch.rand((), device="cuda").item())
+
+def share():
+    return torch.rand(3, device="cuda").tolist()
+
+def rows(x, part):
+    return torch.zeros(int(part * 8), 4, device="cuda")
+
+def note(x, part, name="share"):
+    print(f"{name}: {part:.2f}")
+'''
+_PROGRAM = '''
+import math
+import measures_of_a_test as measures
+from measures_of_a_test import note, rows, spread, share
+import torch
+
+def returned():
+    number = spread()
+    torch.zeros(int(32 * number), device="cuda")
+
+def returned_in_a_list():
+    first, *_ = share()
+    torch.zeros(int(100 * first), device="cuda")
+
+def given():
+    rows(None, math.sqrt(torch.rand((), device="cuda").item()))
+
+def given_by_name():
+    measures.rows(None, part=float(torch.rand((), device="cuda").item()))
+
+def noted():
+    note(None, math.sqrt(torch.rand((), device="cuda").item()))
+    measures.note(None, part=float(torch.rand((), device="cuda").item()))
+    print(spread(), share())
+'''
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        ("returned", "measures_of_a_test.py:6"),
+        ("returned_in_a_list", "measures_of_a_test.py:9"),
+        ("given", "program_of_a_test.py:16"),
+        ("given_by_name", "program_of_a_test.py:19"),
+        ("noted", None),
+    ],
+)
+def test_numbers_are_followed_into_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, line: str | None
+) -> None:
+    (tmp_path / "measures_of_a_test.py").write_text(_MEASURES)
+    (tmp_path / "program_of_a_test.py").write_text(_PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = importlib.import_module("program_of_a_test")
+    try:
+        estimate = analyze(getattr(program, function), cudnn="never", torch_version="2.13")
+    finally:
+        for name in ("program_of_a_test", "measures_of_a_test"):
+            del sys.modules[name]
+    named = [one.message for one in estimate.diagnostics if one.kind == "assumed"]
+    assert [line in message for message in named] == [True] if line is not None else named == []

@@ -112,7 +112,7 @@ class AssumedValues:
     def _number(self, place: str, file: str, line: int, is_decisive: bool, what: str) -> None:
         """A floating-point number is read, which tells itself what it decides, unless it gets lost on its way there."""
         self._last = place, what
-        if self._reading == "item" and self._judge(reading_lines.becomes_whole, file, line):
+        if self._reading == "item" and self._judge(reading_lines.becomes_whole, callers.user_frames()):
             self.decides(place, what, "a whole number")
         elif is_decisive:
             self._name(place, what)
@@ -131,7 +131,8 @@ class AssumedValues:
         if is_data and is_question and callers.is_library(file):
             return value
         is_float = type(value) is float and self._reading not in ("int", "index")
-        is_log = self._judge(reading_lines.only_logs, file, line, is_float, self._reading == "bool")
+        frames = callers.user_frames() if is_float else ()
+        is_log = self._judge(reading_lines.only_logs, file, line, is_float, self._reading == "bool", frames)
         if type(value) is float and self._reading == "item":
             self._number(place, file, line, False, _DRAW)
         elif is_log or (is_question and self._is_check(file, line)):
@@ -160,7 +161,10 @@ class AssumedValues:
         """An array of numbers is read that nobody knows, or that were drawn on the card: only its line shows what it
         decides."""
         place, file, line = callers.user_place()
-        if self.told(place) is None and not self._judge(reading_lines.only_logs, file, line, is_floating):
+        frames = callers.user_frames() if is_floating else ()
+        if self.told(place) is None and not self._judge(
+            reading_lines.only_logs, file, line, is_floating, False, frames
+        ):
             self._name(place, _DRAW if is_drawn else _ONE)
 
     def drawn_list(self, is_floating: bool) -> None:

@@ -15,7 +15,7 @@ import sys
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -63,6 +63,30 @@ def user_place() -> tuple[str, str, int]:
             return f"{shown}:{frame.f_lineno}", code.co_filename, frame.f_lineno
         frame = frame.f_back
     return "", "", 0
+
+
+class Where(NamedTuple):
+    """A line that runs: of the user's, or of a model library's."""
+
+    file: str
+    line: int
+    function: str
+
+
+#: Callers beyond which nobody asks what becomes of a number that is returned.
+_MOST_CALLERS = 8
+
+
+def user_frames() -> tuple[Where, ...]:
+    """The lines that run, from the innermost outwards: where a number is read, and who called that function."""
+    found: list[Where] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < _MOST_CALLERS:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OWN_LOOP) and _shorten(code.co_filename):
+            found.append(Where(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def is_library(filename: str) -> bool:

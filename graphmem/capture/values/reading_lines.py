@@ -3,13 +3,21 @@
 A whole number goes into sizes, indices and bounds through C, where nobody can follow it. So the line that reads it is
 looked up in the program: a number that only reaches logs, counts of metrics and divisions decides nothing. What is not
 recognised as that decides.
+
+A number is followed out of the function that reads it and into functions that it is given to, those of other files too:
+who called is known from the lines that run, and what a name means in a file from the modules that are loaded.
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
+from types import CodeType, FunctionType, ModuleType
+
+from graphmem.capture.values.callers import Where, is_library
 
 #: Functions that write a number down, and functions through which it goes on.
 _LOGS = {
@@ -31,16 +39,19 @@ _MATHEMATICS = {"math", "np", "numpy"}
 _READS = {"item", "tolist", "numpy", "int", "float", "bool", "__int__", "__float__"}
 
 
-def only_logs(file: str, line: int, is_number: bool = False, is_question: bool = False) -> bool:
+def only_logs(
+    file: str, line: int, is_number: bool = False, is_question: bool = False, frames: tuple[Where, ...] = ()
+) -> bool:
     """Whether what is read at this line of a file is only written down. ``is_number``: of floats, what is not seen to
-    decide is taken to be logged. ``is_question``: it is ``bool`` that reads, or a branch."""
+    decide is taken to be logged. ``is_question``: it is ``bool`` that reads, or a branch. ``frames``: the lines that
+    run, this one first."""
     program = _parsed(file)
     if program is None:
         return is_number
     reads = program.reads_at(line)
     if is_question:
         reads = [node for node in reads if isinstance(node, ast.Call) and _name(node) == "bool"]
-    return bool(reads or is_number) and all(_Use(program, is_number).is_harmless(node) for node in reads)
+    return bool(reads or is_number) and all(_Use(program, is_number, frames).is_harmless(node) for node in reads)
 
 
 def passes_if(file: str, line: int) -> bool | None:
@@ -85,11 +96,14 @@ def _is_of_warning(program: _Program, statement: ast.stmt, outer: ast.If) -> boo
     )
 
 
-def becomes_whole(file: str, line: int) -> bool:
-    """Whether a floating-point number that is read at this line becomes a whole one behind a function that makes
-    another object of it, of which nobody can tell then where it comes from: ``int(32 * math.sqrt(1 - x))``."""
-    program = _parsed(file)
-    return program is not None and any(_Way(program).is_whole(node) for node in program.reads_at(line, "item"))
+def becomes_whole(frames: tuple[Where, ...]) -> bool:
+    """Whether a floating-point number that is read at the first of these lines, which run, becomes a whole one behind a
+    function that makes another object of it, of which nobody can tell then where it comes from:
+    ``int(32 * math.sqrt(1 - x))``."""
+    program = _parsed(frames[0].file) if frames else None
+    if program is None:
+        return False
+    return any(_Way(program, frames).is_whole(node) for node in program.reads_at(frames[0].line, "item"))
 
 
 def _is_compared_with_answer(test: ast.expr) -> bool:
@@ -105,8 +119,8 @@ def _is_negated(test: ast.expr) -> bool:
 class _Program:
     """A parsed file, with what stands around every node."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
+    def __init__(self, tree: ast.Module, file: str) -> None:
+        self.tree, self.file = tree, file
         self.parents: dict[ast.AST, ast.AST] = {
             child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
         }
@@ -147,8 +161,58 @@ class _Program:
     def calls_of(self, node: ast.AST) -> list[ast.Call]:
         """The calls of the function around a node, by its name."""
         function = self.scope(node)
-        name = getattr(function, "name", "")
+        return self.calls(getattr(function, "name", ""))
+
+    def calls(self, name: str) -> list[ast.Call]:
+        """The calls of a function of this name."""
         return [one for one in ast.walk(self.tree) if name and isinstance(one, ast.Call) and _name(one) == name]
+
+    def results(self, node: ast.AST, frames: tuple[Where, ...]) -> Iterator[tuple[_Program, ast.Call]]:
+        """The calls whose result is what the function around a node returns: those of this file, and that of another
+        one which waits for it now."""
+        name = getattr(self.scope(node), "name", "")
+        for call in self.calls_of(node):
+            yield self, call
+        inner = [number for number, one in enumerate(frames) if (one.file, one.function) == (self.file, name)]
+        outer = frames[inner[0] + 1] if inner and inner[0] + 1 < len(frames) else None
+        if outer is None or outer.file == self.file:
+            return
+        program = _parsed(outer.file)
+        if program is not None:
+            for call in program.calls(name):
+                if call.lineno <= outer.line <= (call.end_lineno or call.lineno):
+                    yield program, call
+
+    def parameter(self, call: ast.Call, given: ast.AST) -> tuple[_Program, ast.FunctionDef, str] | None:
+        """The function of a program's own file that is called, and the name that it has for an argument."""
+        found = self._called(call)
+        if found is None:
+            return None
+        program, function = found
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if isinstance(given, ast.keyword):
+            every = (*names, *(one.arg for one in function.args.kwonlyargs))
+            return (program, function, given.arg) if given.arg in every else None
+        if given not in call.args:
+            return None
+        is_method = isinstance(program.parents.get(function), ast.ClassDef) and names[:1] == ["self"]
+        at = call.args.index(given) + is_method
+        return (program, function, names[at]) if at < len(names) else None
+
+    def _called(self, call: ast.Call) -> tuple[_Program, ast.FunctionDef] | None:
+        own = self._functions(_name(call))
+        if own:
+            return (self, own[0]) if len(own) == 1 else None
+        code = _code_of(call.func, self.file)
+        program = None if code is None or is_library(code.co_filename) else _parsed(code.co_filename)
+        if code is None or program is None:
+            return None
+        firsts = {min([one.lineno, *(of.lineno for of in one.decorator_list)]): one for one in program._functions()}
+        return (program, firsts[code.co_firstlineno]) if code.co_firstlineno in firsts else None
+
+    def _functions(self, name: str | None = None) -> list[ast.FunctionDef]:
+        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
+        return [one for one in found if name in (None, one.name)]
 
     def loads(self, name: str, node: ast.AST) -> list[ast.Name]:
         """Where a variable of the function around a node is read."""
@@ -164,9 +228,11 @@ class _Program:
 class _Way:
     """The way of a floating-point number to a whole one."""
 
-    def __init__(self, program: _Program) -> None:
-        self._program = program
-        self._followed: set[str] = set()
+    def __init__(
+        self, program: _Program, frames: tuple[Where, ...], followed: set[tuple[str, str]] | None = None
+    ) -> None:
+        self._program, self._frames = program, frames
+        self._followed: set[tuple[str, str]] = set() if followed is None else followed
 
     def is_whole(self, node: ast.AST, is_lost: bool = False) -> bool:
         """Whether the way from an expression goes there. ``is_lost``: the number is another object by now."""
@@ -178,34 +244,63 @@ class _Way:
             if name in _WHOLE or (name == "round" and len(up.args) == 1):
                 return is_lost
             is_function = _is_mathematics(up)
-            return (is_function or name in ("float", "max", "min")) and self.is_whole(up, is_lost or is_function)
+            if is_function or name in ("float", "max", "min"):
+                return self.is_whole(up, is_lost or is_function or name == "float")
+            return self._is_whole_inside(up, node, is_lost)
+        if isinstance(up, ast.keyword):
+            call = self._program.parents.get(up)
+            return isinstance(call, ast.Call) and self._is_whole_inside(call, up, is_lost)
+        if isinstance(up, ast.Return):
+            return self._is_whole_result(up, is_lost)
         if isinstance(up, (ast.Assign, ast.AnnAssign)):
             targets = up.targets if isinstance(up, ast.Assign) else [up.target]
             names = [target.id for target in targets if isinstance(target, ast.Name)]
             return any(self._is_whole_name(name, up, is_lost) for name in names)
         return False
 
-    def _is_whole_name(self, name: str, node: ast.AST, is_lost: bool) -> bool:
-        if name in self._followed:
+    def _is_new(self, name: str) -> bool:
+        """Whether nobody has followed this name of the file yet."""
+        key = self._program.file, name
+        is_new = key not in self._followed
+        self._followed.add(key)
+        return is_new
+
+    def _is_whole_inside(self, call: ast.Call, given: ast.AST, is_lost: bool) -> bool:
+        found = self._program.parameter(call, given)
+        if found is None:
             return False
-        self._followed.add(name)
-        return any(self.is_whole(one, is_lost) for one in self._program.loads(name, node))
+        program, function, name = found
+        return _Way(program, (), self._followed)._is_whole_name(name, function.body[0], is_lost)
+
+    def _is_whole_result(self, node: ast.Return, is_lost: bool) -> bool:
+        name = getattr(self._program.scope(node), "name", "")
+        return self._is_new(f"{name}()") and any(
+            _Way(program, self._frames, self._followed).is_whole(call, is_lost)
+            for program, call in self._program.results(node, self._frames)
+        )
+
+    def _is_whole_name(self, name: str, node: ast.AST, is_lost: bool) -> bool:
+        return self._is_new(f"{name} of {getattr(self._program.scope(node), 'name', '')}") and any(
+            self.is_whole(one, is_lost) for one in self._program.loads(name, node)
+        )
 
 
 class _Use:
     """Where a value goes from an expression."""
 
-    def __init__(self, program: _Program, is_number: bool) -> None:
-        self._program = program
+    def __init__(
+        self, program: _Program, is_number: bool, frames: tuple[Where, ...] = (), followed: set[str] | None = None
+    ) -> None:
+        self._program, self._frames = program, frames
         self._otherwise = is_number
-        self._followed: set[str] = set()
+        self._followed: set[str] = set() if followed is None else followed
 
     def is_harmless(self, node: ast.AST) -> bool:
         up = self._program.parents.get(node)
         if isinstance(up, (ast.FormattedValue, ast.Expr, ast.keyword)):
             return not isinstance(up, ast.keyword) or self.is_harmless(up)
         if isinstance(up, ast.BinOp) and isinstance(up.op, ast.Div) and not self._otherwise:
-            return _Use(self._program, is_number=True).is_harmless(up)  # a share is no whole number any more
+            return _Use(self._program, True, self._frames).is_harmless(up)  # a share is no whole number any more
         if isinstance(up, ast.comprehension):
             return node is up.iter and self._is_harmless_target(up.target, up)
         if isinstance(up, ast.Compare):
@@ -219,7 +314,7 @@ class _Use:
             is_negation = isinstance(up, ast.UnaryOp) and isinstance(up.op, ast.Not)
             return not is_negation and self.is_harmless(up)
         if isinstance(up, ast.Call) and up.func is not node:
-            return self._is_harmless_call(up)
+            return self._is_harmless_call(up, node)
         if isinstance(up, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = up.targets if isinstance(up, ast.Assign) else [up.target]
             return all(self._is_harmless_target(target, up) for target in targets)
@@ -228,28 +323,47 @@ class _Use:
         decides = (ast.BoolOp, ast.If, ast.While, ast.IfExp, ast.Assert, ast.Subscript, ast.Slice, ast.For)
         return self._otherwise and not isinstance(up, (*decides, ast.comprehension))
 
-    def _is_harmless_call(self, call: ast.Call) -> bool:
+    def _is_harmless_call(self, call: ast.Call, given: ast.AST) -> bool:
         name = _name(call)
         if name in _LOGS:
             return True
         if self._otherwise and (name in _WHOLE or name in _SELECTS or (name == "where" and len(call.args) == 1)):
-            return name == "int" and _Use(self._program, is_number=False).is_harmless(call)
+            return name == "int" and _Use(self._program, False, self._frames).is_harmless(call)
         if self._otherwise and _is_mathematics(call):
             return self.is_harmless(call)
         if name in _PASSES:
             return self.is_harmless(call)
         if name in _GATHERS and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
             return self._is_harmless_name(call.func.value.id, call)
-        return self._otherwise
+        return self._otherwise and self._is_harmless_inside(call, given)
+
+    def _is_harmless_inside(self, call: ast.Call, given: ast.AST) -> bool:
+        """Whether what a function of the program makes of its argument is."""
+        found = self._program.parameter(call, given)
+        if found is None:
+            return True
+        program, function, name = found
+        key = f"{name} of {program.file}:{function.lineno}"
+        if key in self._followed:
+            return True
+        self._followed.add(key)
+        return _Use(program, True, (), self._followed).is_harmless_in(function, name)
+
+    def is_harmless_in(self, function: ast.FunctionDef, name: str) -> bool:
+        """Whether every use of a parameter is."""
+        loads = self._program.loads(name, function.body[0])
+        return all(self.is_harmless(one) for one in loads if not self._is_gathering(one))
 
     def _is_harmless_result(self, node: ast.Return) -> bool:
         """Whether what the function's callers make of its result is."""
-        calls = self._program.calls_of(node)
-        name = f"{_name(calls[0])}()" if calls else ""
-        if name in self._followed:
+        key = f"{getattr(self._program.scope(node), 'name', '')}() of {self._program.file}"
+        if key in self._followed:
             return True
-        self._followed.add(name)
-        return all(map(self.is_harmless, calls))
+        self._followed.add(key)
+        return all(
+            _Use(program, self._otherwise, self._frames, self._followed).is_harmless(call)
+            for program, call in self._program.results(node, self._frames)
+        )
 
     def _is_harmless_target(self, target: ast.AST, statement: ast.AST) -> bool:
         if isinstance(target, ast.Tuple):
@@ -262,10 +376,11 @@ class _Use:
 
     def _is_harmless_name(self, name: str, node: ast.AST) -> bool:
         """Whether every use of a variable is; one that is followed already is judged there."""
-        if name in self._followed:
-            return True
-        self._followed.add(name)
         scope = self._program.scope(node)
+        key = f"{name} of {self._program.file}:{getattr(scope, 'lineno', 0)}"
+        if key in self._followed:
+            return True
+        self._followed.add(key)
         if any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in ast.walk(scope)):
             return self._otherwise
         return all(self.is_harmless(one) for one in self._program.loads(name, node) if not self._is_gathering(one))
@@ -274,6 +389,24 @@ class _Use:
         """Whether it is the list in ``list.append(value)``."""
         up = self._program.parents.get(node)
         return isinstance(up, ast.Attribute) and up.attr in _GATHERS
+
+
+def _code_of(function: ast.expr, file: str) -> CodeType | None:
+    """The code of a Python function that a file knows by this name, or that a module which it knows has."""
+    if isinstance(function, ast.Attribute):
+        module = _known_as(function.value, file)
+        found = vars(module).get(function.attr) if isinstance(module, ModuleType) else None
+    else:
+        found = _known_as(function, file)
+    return found.__code__ if isinstance(found, FunctionType) else None
+
+
+def _known_as(name: ast.expr, file: str) -> object:
+    """What a name means in a file that is loaded as a module; None for what nobody knows."""
+    if not isinstance(name, ast.Name):
+        return None
+    loaded = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
+    return next((names[name.id] for names in loaded if names.get("__file__") == file and name.id in names), None)
 
 
 def _is_mathematics(call: ast.Call) -> bool:
@@ -290,12 +423,12 @@ def _name(call: ast.Call) -> str:
 
 def _parsed(file: str) -> _Program | None:
     linecache.checkcache(file)
-    return _parsed_text("".join(linecache.getlines(file)))
+    return _parsed_text("".join(linecache.getlines(file)), file)
 
 
 @lru_cache(maxsize=64)
-def _parsed_text(text: str) -> _Program | None:
+def _parsed_text(text: str, file: str) -> _Program | None:
     try:
-        return _Program(ast.parse(text)) if text else None
+        return _Program(ast.parse(text), file) if text else None
     except (SyntaxError, ValueError, RecursionError):
         return None
