@@ -297,7 +297,7 @@ def test_settings_that_are_none(given: Any) -> None:
             kind(assume=given)
 
 
-_MEASURES = '''
+_MEASURES = """
 import math
 import torch
 
@@ -312,8 +312,8 @@ def rows(x, part):
 
 def note(x, part, name="share"):
     print(f"{name}: {part:.2f}")
-'''
-_PROGRAM = '''
+"""
+_PROGRAM = """
 import math
 import measures_of_a_test as measures
 from measures_of_a_test import note, rows, spread, share
@@ -337,7 +337,7 @@ def noted():
     note(None, math.sqrt(torch.rand((), device="cuda").item()))
     measures.note(None, part=float(torch.rand((), device="cuda").item()))
     print(spread(), share())
-'''
+"""
 
 
 @pytest.mark.parametrize(
