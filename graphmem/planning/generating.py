@@ -27,6 +27,7 @@ from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.question import Question as Analysis
 from graphmem.serving.base import KVCache, Part, Question, Served
+from graphmem.serving.configurations import without_encoder
 from graphmem.serving.options import DTYPE, flag, one_of, options_of, share, whole
 from graphmem.serving.values import count, counted
 from graphmem.sources.configurations import generation_values
@@ -129,6 +130,7 @@ class Transformers:
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
+        without_encoder(question.model)
         found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
         return _Asked(self, question, found, _run(question, found, self._name(question))).answer()
 

@@ -48,8 +48,11 @@ def _gguf(path: Path) -> ServedModel:
 
 
 def _read(path: Path, name: str) -> ServedModel:
-    values = values_of(path)
-    text = values.get("text_config")
-    if isinstance(text, dict) and "hidden_size" not in values:  # a multimodal wrapper
-        raise SourceError(f"{path} is the configuration of a multimodal model, whose encoder is not followed yet")
-    return ServedModel(name, values, checkpoint_in(path.parent), path)
+    return ServedModel(name, values_of(path), checkpoint_in(path.parent), path)
+
+
+def without_encoder(model: ServedModel) -> ServedModel:
+    """The same model. Raises :class:`SourceError` for a configuration around a language model and encoders."""
+    if isinstance(model.config.get("text_config"), dict) and "hidden_size" not in model.config:
+        raise SourceError(f"{model.name} is a multimodal model, whose encoder is not followed yet")
+    return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from graphmem.errors import UsageError
 from graphmem.serving.vllm.engine import VLLM
 from tests.recorded.serving import families, predicted, question, runs
 
@@ -91,3 +92,21 @@ def test_a_pipeline_has_as_many_blocks_as_its_fullest_stage() -> None:
     answers = VLLM().stages_of(asked)
     assert VLLM().serve(asked).kv_cache.blocks == min(answer.kv_cache.blocks for answer in answers)
     assert [answer.kv_cache.block_bytes for answer in answers] == [16 * 65536] * 2
+
+
+def test_adapters_are_shared_out_over_a_pipeline() -> None:
+    """Embeddings' slots on the first stage, the head's on the last: both have a matrix of the vocabulary's size."""
+    asked = question("llama3-8b-pp2-first", families()["llama3-8b-pp2-first"])
+    options = (*asked.arguments, ("enable_lora", "true"), ("max_lora_rank", "64"))
+    stages = VLLM().stages_of(asked.with_(arguments=options))
+    parts = [{part.name: part.bytes for part in stage.parts} for stage in stages]
+    assert abs(parts[0]["adapters"] - parts[1]["adapters"]) < 1 << 20
+    assert parts[0]["adapters"] > 128256 * 64 * 2
+
+
+def test_a_model_that_takes_images_is_its_language_model_without_them() -> None:
+    asked = question("gemma3-4b-without-images", families()["gemma3-4b-without-images"])
+    with pytest.raises(UsageError, match="limit-mm-per-prompt"):
+        VLLM().serve(asked.with_(arguments=(("outside", "0"),)))
+    alone = VLLM().serve(asked.with_(arguments=(("outside", "0"), ("language_model_only", "true"))))
+    assert alone.kv_cache.blocks == families()["gemma3-4b-without-images"]["blocks"]

@@ -77,6 +77,7 @@ class VLLM:
     def stages_of(self, question: Question) -> list[Served]:
         """The answer of every stage of the pipeline, as if the others had as many blocks."""
         question = _text_alone(question)
+        families.checked_kind(question.model)
         settings = resolve(question)
         shape, method, told = self.shape(question, settings)
         answers = []
@@ -420,6 +421,10 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append("a warm start; the first one on a machine compiles, and charges that as activations: see --cold")
         if question.device.limits.vllm_attention != FlashAttention3.name:
             notes.append("CUDA graphs with kernels other than FlashAttention 3 are followed by their source only")
+    if not settings.eager and settings.more.speculation:
+        notes.append("activations are taken as in eager mode where tokens are drafted, and graphs of the draft as none")
+    if not settings.eager and settings.more.pipeline > 1:
+        notes.append("compiled stages of a pipeline, and their graphs, are followed by the engine's source only")
     if settings.more.host_cache_bytes:
         host = format_bytes(settings.more.host_cache_bytes)
         notes.append(

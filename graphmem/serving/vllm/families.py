@@ -28,6 +28,8 @@ _STYLES: dict[str, Style] = {
     "qwen2": Style(holds_gate_up=True, qkv_bias=True),
     "qwen3": Style(holds_gate_up=True, head_norms=True),
     "mixtral": Style(),
+    "phi3": Style(),
+    "gemma": Style(norm="gemma", holds_gate_up=True, scales_embedding=True, makes_tied_head=False),
     "qwen3_moe": Style(holds_gate_up=True, head_norms=True),
     "deepseek_v2": Style(holds_gate_up=True),
     "deepseek_v3": Style(holds_gate_up=True),
@@ -44,7 +46,7 @@ _STYLES: dict[str, Style] = {
 #: Every ``model_type`` that is followed.
 MODEL_TYPES = (*_STYLES, "opt", "mamba2", "granitemoehybrid")
 #: ``model_type`` whose embeddings are tied where the configuration does not say (transformers' defaults).
-_TIED = ("gemma2", "gemma3_text", "opt")
+_TIED = ("gemma", "gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
 _WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
 #: What a language model has from the configuration around it.
@@ -73,7 +75,7 @@ def text_alone(model: ServedModel, images: int | None) -> ServedModel:
     text = config.get("text_config")
     if not isinstance(text, Mapping) or config.get("model_type") in MODEL_TYPES:
         return model
-    kind = text.get("model_type")
+    kind = text.get("model_type", config.get("model_type"))
     if kind not in MODEL_TYPES:
         return ServedModel(model.name, {**config, "model_type": kind or config.get("model_type")}, model.checkpoint)
     if images != 0:
@@ -92,14 +94,19 @@ def style_of(model: ServedModel, shape: Shape) -> Style:
     return _STYLES[shape.kind]
 
 
-def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
-    """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for what is missing."""
-    config = model.config
-    kind = config.get("model_type")
+def checked_kind(model: ServedModel) -> str:
+    """Its ``model_type``. Raises :class:`UsageError` for a family that is not followed."""
+    kind = model.config.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         raise UsageError(
             f"{model.name}: model_type {shown(kind)} is not followed in vLLM yet; accepted: {', '.join(MODEL_TYPES)}"
         )
+    return kind
+
+
+def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
+    """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for what is missing."""
+    config, kind = model.config, checked_kind(model)
     if kind == "mamba2":
         return _state_only(model, itemsize, method)
     if kind == "granitemoehybrid":

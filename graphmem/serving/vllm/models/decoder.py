@@ -314,7 +314,8 @@ class Decoder(Family):
         if self.shape.experts is not None or self.shape.latent is not None:
             return super().adapt(adapters)
         wrapper(self.run, adapters)
-        made: list[Fillable] = [self.embedding.adapt(adapters, head=False)]
+        stage = self.shape.own
+        made: list[Fillable] = [self.embedding.adapt(adapters, head=False)] if stage.first else []
         for layer in self.layers:
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.mlp, FeedForward)
@@ -322,7 +323,7 @@ class Decoder(Family):
                 layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj,
             )  # fmt: skip
             made += [linear.adapt(adapters) for linear in linears]
-        return [*made, self.head.adapt(adapters, head=True)]
+        return [*made, self.head.adapt(adapters, head=True)] if stage.last else made
 
     def forward(self, tokens: int) -> Tensor:
         return self._forward(tokens, self.layers)
