@@ -77,6 +77,7 @@ def test_lengths_are_a_distribution_through_the_given_points() -> None:
         (["--enable-lora", "--max-lora-rank", "24"], "accepted: 1, 8, 16"),
         (["--pipeline-parallel-size", "40"], "more than the model's"),
         (["--compilation-config", "[]"], "accepted: a JSON object"),
+        (["--compilation-config", '{"mode": 0}'], "not compiled are not followed"),
         (["--cudagraph-capture-sizes", "0"], "whole numbers from 1"),
     ],
 )

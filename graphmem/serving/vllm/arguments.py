@@ -20,6 +20,8 @@ from graphmem.units import GIB, parse_bytes
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: ``CUDAGraphMode`` (config/compilation.py) that can be asked for.
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+#: ``cudagraph_mode`` by ``--optimization-level`` (config/vllm.py), which is 2 as a rule; 0 does not compile.
+_LEVELS, _USUAL_LEVEL = ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE", "FULL_AND_PIECEWISE"), 2
 #: ``CompilationMode``: all but the last leave the model to Python, or to torch.compile as it comes.
 _COMPILED = 3
 #: Options that change nothing here: who asks, how it is answered, how weights are read.
@@ -85,6 +87,8 @@ def read(given: tuple[tuple[str, str], ...]) -> Arguments:
     found = _Read()
     for name, text in given:
         key = name.replace("-", "_")
+        if key[:1] == "O" and key[1:].isdigit():
+            key, text = "O", key[1:]
         key = _SHORT.get(key, key)
         if key.startswith("no_") and key[3:] in _READERS:
             key, text = key[3:], "false"
@@ -104,10 +108,16 @@ def read(given: tuple[tuple[str, str], ...]) -> Arguments:
 
 def _resolved(values: Mapping[str, Any]) -> Arguments:
     compilation: Mapping[str, Any] = values.get("compilation_config", {})
-    mode = compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")
-    compiled = compilation.get("mode", _COMPILED) == _COMPILED
-    if not compiled and mode in ("PIECEWISE", "FULL_AND_PIECEWISE"):
-        mode = "NONE" if mode == "PIECEWISE" else "FULL"  # pieces are what is compiled (config/vllm.py)
+    level = values.get("optimization_level", _USUAL_LEVEL)
+    mode = compilation.get("cudagraph_mode", _LEVELS[level])
+    compiled = compilation.get("mode", _COMPILED if level else 0) == _COMPILED
+    if not compiled:  # pieces are what is compiled (``CUDAGraphMode.without_piecewise``)
+        mode = {"PIECEWISE": "NONE", "FULL_AND_PIECEWISE": "FULL_DECODE_ONLY"}.get(mode, mode)
+    if not compiled and mode != "NONE":
+        raise UsageError(
+            "CUDA graphs of a model that is not compiled are not followed: give --enforce-eager, or "
+            '--compilation-config \'{"cudagraph_mode": "NONE"}\' with it'
+        )
     sizes = values.get("cudagraph_capture_sizes", compilation.get("cudagraph_capture_sizes"))
     eplb: Mapping[str, Any] = values.get("eplb_config", {})
     size = values.get("kv_offloading_size")
@@ -253,7 +263,7 @@ _STATE_BYTES = {"auto": None, "float32": 4, "float16": 2, "bfloat16": 2}
 #: Short spellings of the engine's.
 _SHORT = {
     "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ep": "enable_expert_parallel",
-    "sc": "speculative_config", "cc": "compilation_config", "O": "compilation_config",
+    "sc": "speculative_config", "cc": "compilation_config", "O": "optimization_level",
 }  # fmt: skip
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "model_runner": one_of("v1", "v2"),
@@ -268,6 +278,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "max_lora_rank": whole(1, 512),
     "speculative_config": _speculative,
     "compilation_config": _compilation,
+    "optimization_level": whole(0, 3),
     "cudagraph_capture_sizes": _sizes,
     "max_cudagraph_capture_size": whole(),
     "kv_cache_memory_bytes": _size,
