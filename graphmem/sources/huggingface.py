@@ -281,6 +281,7 @@ def _build(architecture: Any, config: Any, sizes: Sizes, path: Path | None) -> B
     said: list[str] = []
     if sizes.generate is not None:
         _check_generates(model)
+        _check_cache(sizes.generate)
         said = _generation_beside(model, path)
     inputs, notes = _inputs(model, task, sizes)
     return Built(model, inputs, None, (*notes, *said), lambda other: _inputs(model, task, other)[0])
@@ -308,6 +309,14 @@ _DECIDING = (
     "do_sample", "num_beams", "num_return_sequences", "cache_implementation", "prefill_chunk_size", "use_cache",
     "top_k", "top_p", "guidance_scale", "output_scores", "penalty_alpha",
 )  # fmt: skip
+
+
+def _check_cache(generation: Generation) -> None:
+    """Raises :class:`SourceError` where the package of a quantised cache is missing."""
+    if generation.cache_implementation != "quantized" or dict(generation.cache_config).get("backend") == "hqq":
+        return
+    if importlib.util.find_spec("optimum") is None or importlib.util.find_spec("optimum.quanto") is None:
+        raise SourceError("a quantised cache is optimum-quanto's own code; install it: pip install optimum-quanto")
 
 
 def _check_generates(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ def test_a_bad_generation_beside_it_is_one_line(content: str, said: str, tmp_pat
     with pytest.raises(GraphmemError, match=said) as caught:
         _generated(tmp_path, _LLAMA, Generation(3), batch=2, seq_len=40)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("optimum") is not None, reason="optimum-quanto may be installed")
+def test_a_quantised_cache_without_its_package_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(GraphmemError, match="pip install optimum-quanto"):
+        _generated(tmp_path, _LLAMA, Generation(3, cache_implementation="quantized"), batch=2, seq_len=40)
 
 
 def test_an_encoder_decoder_keeps_the_encoders_keys_too(tmp_path: Path) -> None:

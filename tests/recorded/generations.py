@@ -70,7 +70,6 @@ class GeneratingProgram:
     is_padded: bool = False
     iterations: int = 1
     more_needs: tuple[str, ...] = field(default=())
-    compiles: bool = False  # values cannot be followed then; greedy decoding ends where the length does
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -176,17 +175,6 @@ def _cases() -> tuple[GeneratingProgram, ...]:
         case("sliding_mistral", _MISTRAL, Generation(120), batch=2, length=60),
         case("sliding_gemma", _GEMMA, Generation(100), batch=2, length=200),
         case("chunked_llama", _LLAMA, Generation(20, prefill_chunk_size=128), batch=2, length=600),
-        case(
-            "quanto_llama",
-            _LLAMA,
-            Generation(40, cache_implementation="quantized", cache_config=(("backend", "quanto"), ("nbits", 4))),
-            batch=2,
-            length=200,
-            more_needs=("optimum",),
-        ),
-        case(
-            "compiled_llama", _LLAMA, Generation(24, cache_implementation="static"), batch=2, length=100, compiles=True
-        ),
         case("greedy_t5", _T5, Generation(80), batch=4, length=96, dtype="fp32"),
     )
 
