@@ -344,8 +344,13 @@ class Training:
                 "tp and ep are not combined with ddp, by Accelerate and transformers neither; leave out ddp, replicas "
                 "are fsdp's (fsdp with fsdp_shard hybrid:NxM)"
             )
+        if self.zero is not None and self._is_for_autotp(self.zero):
+            return
         if self.fsdp is None:
-            raise UsageError("tp and ep go with fsdp or alone, as transformers distributes models; leave out zero")
+            raise UsageError(
+                "with zero, tp is DeepSpeed's AutoTP, by rules of its own, and divides its processes: leave out "
+                "ep, sp and tp_plan"
+            )
         if self.tp_in_mesh:
             return
         if self.fsdp.world_size % (self.tp or 1):
@@ -355,6 +360,9 @@ class Training:
             raise UsageError(
                 "with tp or ep, fsdp_shard is full or hybrid, and amp bf16 or off: transformers has no other way"
             )
+
+    def _is_for_autotp(self, zero: ZeRO) -> bool:
+        return not (self.ep or self.sp or self.tp_plan) and zero.world_size % (self.tp or 1) == 0
 
     @property
     def wrapper(self) -> DataParallel | FullyShard | ZeRO | None:

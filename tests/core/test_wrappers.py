@@ -106,7 +106,8 @@ def test_layers_and_experts_are_shared_among_processes(make: Any, processes: int
         (lambda: Training(tp=2, ddp=DataParallel(8)), "leave out ddp"),
         (lambda: Training(tp=2, fsdp=FullyShard(8, "grad-op")), "fsdp_shard is full"),
         (lambda: Training(tp=2, fsdp=FullyShard(8, "hybrid:2x4")), "is of 8 processes, and there are 4"),
-        (lambda: Training(tp=2, zero=ZeRO(8, 1)), "leave out zero"),
+        (lambda: Training(tp=3, zero=ZeRO(8, 1)), "DeepSpeed's AutoTP"),
+        (lambda: Training(tp=2, sp=True, zero=ZeRO(8, 1)), "leave out ep, sp and tp_plan"),
         (lambda: Inference(tp=2, weights="nf4"), "quantised weights are not distributed"),
     ],
 )

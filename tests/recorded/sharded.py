@@ -48,6 +48,7 @@ class ShardedProgram:
         _route_evenly()
         if "deepspeed" in self.needs:
             _find_kernels()
+            _agree_on_batches()
         return self.case.program()
 
     def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
@@ -124,6 +125,20 @@ def _find_kernels() -> None:
     if os.path.exists(os.path.join(folder, "fused_adam.so")):
         built = _import_module_from_library("fused_adam", folder, True)
         FusedAdamBuilder.load = lambda self, verbose=False: built
+
+
+def _agree_on_batches() -> None:
+    """The processes that share layers count how many of them have the same batch (``DeepSpeedEngine``,
+    ``check_dataloader_inputs_same_across_ranks``), and a group without others counts one."""
+    from deepspeed.runtime import engine
+
+    reduce = engine.dist.all_reduce
+
+    def counted(tensor: Any, *args: Any, group: Any = None, **options: Any) -> Any:
+        work = reduce(tensor, *args, group=group, **options)
+        return tensor.mul_(group.size()) if tensor.dim() == 0 and group is not None else work
+
+    engine.dist.all_reduce = counted
 
 
 @dataclass(frozen=True)

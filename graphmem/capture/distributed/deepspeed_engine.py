@@ -62,6 +62,8 @@ def configuration(model: nn.Module, training: Training, batch: int) -> dict[str,
             f"gradient_accumulation_steps is {config['gradient_accumulation_steps']} in DeepSpeed's configuration and "
             f"{training.grad_accum} here; give --grad-accum {config['gradient_accumulation_steps']}"
         )
+    if training.tp is not None:
+        _fill_tensor_parallel(config, training.tp)
     for section in ("optimizer", "scheduler"):
         own = config.get(section, {}).get("params", {})
         own.update({name: _OF_TRAINER.get(name, 0) for name, value in own.items() if value == "auto"})
@@ -71,6 +73,15 @@ def configuration(model: nn.Module, training: Training, batch: int) -> dict[str,
     config.setdefault("zero_force_ds_cpu_optimizer", False)
     config.setdefault("steps_per_print", 10**9)
     return config
+
+
+def _fill_tensor_parallel(config: dict[str, Any], processes: int) -> None:
+    """DeepSpeed shares the layers itself (AutoTP) before ZeRO shares out what is left of them."""
+    own = config.setdefault("tensor_parallel", {})
+    if own.setdefault("autotp_size", processes) != processes:
+        raise CaptureError(
+            f"tp is {processes}, and autotp_size {own['autotp_size']} in DeepSpeed's configuration; give one of them"
+        )
 
 
 def _fill_precision(config: dict[str, Any], training: Training) -> None:

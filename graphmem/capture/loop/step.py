@@ -81,7 +81,8 @@ def run_training(
     if training.pp is not None:
         return _run_pipeline(session, model, Batch(inputs, loss), training, iterations, own_optimizer)
     mesh = process_mesh(training) if training.mesh else None
-    is_parted = bool(training.tp or training.ep) and not training.tp_in_mesh  # by transformers, FSDP2 too
+    # By transformers, FSDP2 too; DeepSpeed shares layers itself.
+    is_parted = bool(training.tp or training.ep) and not training.tp_in_mesh and training.zero is None
     if is_parted or not training.casts_itself:  # else the wrapper moves what it shards
         model = model_on_device(session, model, training, mesh)
     given = _cuttable(Batch(inputs, loss), training)

@@ -34,6 +34,8 @@ STEPS = {
     "option_cp": Training(cp=4, fsdp=FullyShard(8), amp="bf16", rank=5),
     "option_ep": Training(ep=4, fsdp=FullyShard(4), amp="bf16", optimizer_args=(("foreach", False),)),
     "option_zero3": Training(zero=ZeRO(8, 3, {"zero_optimization": _SMALL}), amp="bf16", clip_grad_norm=1.0),
+    "option_zero1_tp": Training(zero=ZeRO(8, 1), tp=2, amp="bf16"),
+    "option_zero3_tp": Training(zero=ZeRO(8, 3, {"zero_optimization": _SMALL}), tp=4, amp="bf16"),
     "option_pp_gpipe": Training(pp=PipelineParallel(4, "gpipe", 4), dtype="bf16"),
     "option_pp_1f1b": Training(pp=PipelineParallel(4, "1f1b"), dtype="bf16", rank=3, clip_grad_norm=1.0),
     "option_pp_1f1b_middle": Training(
@@ -119,7 +121,7 @@ def sharded(
     del output
 
 
-def engine(stage: int, clip: float = 0.0, **options: Any) -> None:
+def engine(stage: int, clip: float = 0.0, tensor: int = 1, **options: Any) -> None:
     import deepspeed
 
     model, batch = model_and_batch()
@@ -128,6 +130,8 @@ def engine(stage: int, clip: float = 0.0, **options: Any) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     deepspeed.init_distributed("nccl")
     settings = config(stage, clip=clip, **options)
+    if tensor > 1:
+        settings["tensor_parallel"] = {"autotp_size": tensor}
     wrapped, *_ = deepspeed.initialize(
         model=model, model_parameters=list(model.parameters()), optimizer=optimizer, config=settings
     )
@@ -347,6 +351,8 @@ add("option_fsdp_kept", sharded, "transformers", mixed=True, accumulate=2, clip=
 add("option_fsdp_hybrid", sharded, "transformers", mixed=False, mesh=(2, 4), offload=True, optimizer="SGD")
 add("option_zero2", engine, "transformers", "deepspeed", stage=2)
 add("option_zero3", engine, "transformers", "deepspeed", stage=3, clip=1.0, **_SMALL)
+add("option_zero1_tp", engine, "transformers", "deepspeed", stage=1, tensor=2)
+add("option_zero3_tp", engine, "transformers", "deepspeed", stage=3, tensor=4, **_SMALL)
 add("option_tp", distributed, "transformers", world=4, tensor=4)
 add("option_tp_sp", sequence_parallel, "transformers", world=4)
 add("option_tp_plan", distributed, "transformers", world=4, tensor=4, plan={"lm_head": "replicate"})
