@@ -16,6 +16,7 @@ from graphmem.documents import shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources import hub
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
+from graphmem.sources.checkpoints import checkpoint_in
 from graphmem.sources.configurations import generation_values, values_of
 from graphmem.training import DTYPES
 from graphmem.training.generation import Generation
@@ -93,6 +94,7 @@ def _load(transformers: Any, name: str) -> TorchModel:
                 f"for torch {_torch_version()} ({_root_cause(second)})"
             ) from None
     notes += (f"the model is that of transformers {transformers.__version__}", *origin, *_dtype_notes(config))
+    notes += _checkpoint_notes(_path(transformers, name))
     return TorchModel(
         f"hf:{name} ({architecture.__name__})",
         lambda sizes: _build(architecture, config, sizes, _path(transformers, name)),
@@ -219,6 +221,20 @@ def _is_of_bitsandbytes(quantized: Any) -> bool:
         return False
     named = quantized.get("quant_method") in ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", None)
     return named and bool(quantized.get("load_in_4bit")) != bool(quantized.get("load_in_8bit"))
+
+
+def _checkpoint_notes(path: Path | None) -> tuple[str, ...]:
+    """What the headers of the checkpoint beside a configuration say, which the step's own precision may not be."""
+    if path is None or path.name != "config.json":
+        return ()
+    try:
+        found = checkpoint_in(path.parent)
+    except SourceError as error:
+        return (f"its checkpoint is not read: {error}",)
+    if found is None:
+        return ()
+    types = f": {found.describe()}" if found.types else ", as its index says"
+    return (f"its checkpoint has {len(found.tensors):,} tensors of {found.bytes / 1e9:,.2f} GB{types}",)
 
 
 def _dtype_notes(config: Any) -> tuple[str, ...]:

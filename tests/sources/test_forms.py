@@ -72,6 +72,17 @@ def test_a_configuration_without_a_model_type_is_named(tmp_path: Path, content: 
         load(f"hf:{tmp_path / 'config.json'}")
 
 
+def test_headers_of_the_checkpoint_beside_a_configuration_are_noted(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1}')
+    header = b'{"wte.weight": {"dtype": "BF16", "shape": [5000, 1000]}}'
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "its checkpoint has 1 tensors of 0.01 GB: BF16 0.01 GB" in load(f"hf:{tmp_path}").notes
+    file.write_bytes(b"{}")
+    assert any("is not read" in note for note in load(f"hf:{tmp_path}").notes)
+
+
 # --- factories --------------------------------------------------------------------------------------------------------
 
 
