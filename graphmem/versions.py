@@ -121,13 +121,21 @@ def other_compiler(asked: tuple[int, int], installed: tuple[int, int]) -> list[s
     ]
 
 
-#: Variables of the environment that say how large libraries' workspaces are and how long they stay.
+#: Variables of the environment that say how large libraries' workspaces are and how long they stay, and which library
+#: computes products with a bias and attention.
 WORKSPACE_VARIABLES = (
+    "DISABLE_ADDMM_CUDA_LT",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
     "TORCH_CUBLAS_WORKSPACE_CACHE",
 )
+
+
+def flag(environment: Mapping[str, str], name: str) -> bool | None:
+    """``c10::utils::check_env``: 0 and 1 are understood, anything else is as if it were not set."""
+    return {"0": False, "1": True}.get(environment.get(name, ""))
 
 
 def workspace_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -255,6 +263,25 @@ CUBLAS_WORKSPACES_GIVEN_BACK = Since(
     "workspaces of cuBLAS and cublasLt", (2, 15), "kept per thread and stream",
     "taken and given back by every product, 1 MiB by those of cublasLt; `TORCH_CUBLAS_WORKSPACE_CACHE=1` keeps them",
     "pull request 194311, ATen/cuda/CublasHandlePool.cpp", ("2.13.0", "2.14.1", "2.15.0"),
+)  # fmt: skip
+GROUPED_PRODUCTS_SMALLER = Since(
+    "CUTLASS's workspace of `grouped_mm`", (2, 11), "640 bytes a multiprocessor", "512 (Hopper)",
+    "seen of ATen/native/cuda/GroupMM.cu on the stub driver", ("2.10.0", "2.11.0", "2.13.0"),
+    "Blackwell is taken to differ by as much",
+)  # fmt: skip
+CUBLASLT_ALONE = Since(
+    "cublasLt with a buffer of its own (`TORCH_CUBLASLT_UNIFIED_WORKSPACE=0`)", (2, 12), "asks for cuBLAS's handle and "
+    "workspace too", "does not", "seen on the stub driver", ("2.9.1", "2.11.0", "2.13.0"),
+    "2.12 is taken to do as 2.13",
+)  # fmt: skip
+FP8_ROWS_BY_CUBLASLT = Since(
+    "`_scaled_mm` (fp8) with a scale per row", (2, 11), "CUTLASS, without a workspace", "cublasLt, on Hopper and later",
+    "seen of ATen/native/cuda/ScaledBlas.cpp on the stub driver", ("2.9.1", "2.10.0", "2.11.0", "2.13.0", "2.15.0"),
+)  # fmt: skip
+CUDNN_ATTENTION_DEPRIORITIZED = Since(
+    "`TORCH_CUDNN_SDPA_DEPRIORITIZED`", (2, 10), "not read", "1: cuDNN attention comes last on every card",
+    "`check_prefer_cudnn_attention`, sdp_utils.cpp; names in libtorch_cuda of the wheels",
+    ("2.9.1", "2.10.0", "2.11.0", "2.13.0", "2.15.0"),
 )  # fmt: skip
 LARGE_WORKSPACE_ON_BLACKWELL = Since(
     "cuBLAS's workspace on Blackwell", (2, 12), "8.1 MiB", "32 MiB", "pull request 175344", ("2.13.0",),
@@ -386,7 +413,7 @@ BOUNDS_IN_ONE_PASS = Since(
     ("2.6.0", "2.9.1", "2.11.0", "2.12.1", "2.13.0"),
 )  # fmt: skip
 SCATTERS_BY_COORDINATES = Since(
-    "deterministic `scatter`, `scatter_add` and gradient of `gather`", (2, 8),
+    "deterministic `scatter`, `scatter_add` and gradient of `gather`", (2, 9),
     "coordinates side by side are made one index of the flat tensor", "an index per dimension",
     "`_scatter_via_index_put`, ATen/native/TensorAdvancedIndexing.cpp", ("2.6.0", "2.7.1", "2.8.0", "2.9.1"),
 )  # fmt: skip

@@ -80,6 +80,8 @@ class Capability:
     cudnn_attention_192_128: bool
     #: Whether cuDNN attention is tried first where cuDNN is above 9.15 (sdp_utils.cpp, ``priority_order``).
     cudnn_attention_first: bool
+    #: Whether cublasLt multiplies fp8 matrices with a scale per row (ScaledBlas.cpp: 9.0 and later).
+    fp8_rows_by_cublaslt: bool
 
     #: Recurrent networks: whether PyTorch asks cuDNN to keep wide layers on the chip (RNN.cpp,
     #: ``use_persist_device_heuristics``), and, as cuDNN 9.20 tells of its spaces, whether it has kernels for that,
@@ -143,6 +145,7 @@ _PASCAL = Capability(
     cudnn_attention_head=128,
     cudnn_attention_192_128=False,
     cudnn_attention_first=False,
+    fp8_rows_by_cublaslt=False,
     rnn_persists=False,
     rnn_persistent_kernels=True,
     rnn_layer_workspaces=True,
@@ -230,6 +233,7 @@ _HOPPER = replace(
     cudnn_attention="hopper",
     cudnn_attention_head=256,
     cudnn_attention_first=True,
+    fp8_rows_by_cublaslt=True,
     rnn_layer_workspaces=True,
     grouped_product_bytes=(512, 512),
     tensorflow_system_bytes=1800 * MIB,

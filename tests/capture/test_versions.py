@@ -40,7 +40,13 @@ LINED_UP_OTHERWISE = ("2.11/steps/hf-bert", "2.6/steps/gpt2_", "2.9/steps/gpt2_"
 #: Seconds each; the others take longer.
 QUICK = ("mlp_64", "mlp_256_none", "mlp_256_adamw_fp32_clip", "gpt_tiny_8_adamw_bf16", "gpt_tiny_8_adamw_fp32")
 #: Versions whose rules all but a few show in others.
-FEW_QUICK = {"2.7": ("mlp_64",), "2.10": ("mlp_1_", "mlp_64"), "2.12": ("mlp_64",), "2.14": ("gpt_tiny_8_adamw_fp32",)}
+FEW_QUICK = {
+    "2.7": ("mlp_64",),
+    "2.8": ("mlp_1_", "mlp_64"),
+    "2.10": ("mlp_1_", "mlp_64"),
+    "2.12": ("mlp_64",),
+    "2.14": ("gpt_tiny_8_adamw_fp32",),
+}
 #: Of equal free blocks 2.12 takes the one that was made first: of tensors that go in one moment the order decides,
 #: which is not known. Bytes of the allocated peak; the reserved one is equal.
 ORDER_OF_FREES = {"2.12/steps/gpt2_8_adamw_amp_ckpt=1": -655_360}
@@ -339,6 +345,66 @@ def test_a_process_without_the_caching_allocator_is_refused(value: str, monkeypa
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", value)
     with pytest.raises(UsageError, match="PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
         graphmem.analyze(_linear, training=False)
+
+
+_LT, _OWN = LT_WORKSPACE, LARGE_WORKSPACE
+
+
+@pytest.mark.parametrize(
+    ("version", "by_row", "workspaces"),
+    [
+        ((2, 6), False, [_LT, _OWN, _LT]),
+        ((2, 9), False, [_OWN, _LT]),
+        ((2, 9), True, []),
+        ((2, 11), True, [_OWN, _LT]),
+        ((2, 13), True, [_OWN]),
+        ((2, 15), False, [_LT, _LT]),
+        ((2, 15), True, [_LT, _LT]),
+    ],
+)
+def test_products_of_fp8_take_the_workspaces_of_cublaslt(
+    version: tuple[int, int], by_row: bool, workspaces: list[int]
+) -> None:
+    """Two of them, as recorded with 2.6.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0."""
+
+    def step() -> None:
+        first = torch.empty(256, 512, device="cuda", dtype=torch.float8_e4m3fn)
+        second = torch.empty(1024, 512, device="cuda", dtype=torch.float8_e4m3fn).t()
+        of_first = torch.empty((256, 1) if by_row else (), device="cuda")
+        of_second = torch.empty((1, 1024) if by_row else (), device="cuda")
+        for _ in range(2):
+            torch._scaled_mm(first, second, scale_a=of_first, scale_b=of_second, out_dtype=torch.bfloat16)
+
+    assert [one.bytes for one in born_under(version, step) if one.category is Category.WORKSPACE] == workspaces
+
+
+@pytest.mark.parametrize(("version", "fused", "left"), [("2.9", 2, 1), ("2.15", LT_WORKSPACE, LARGE_WORKSPACE)])
+def test_cublaslt_can_be_told_to_leave_the_bias(
+    version: str, fused: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workspaces of 2.9 (how many) and of 2.15 (the largest)."""
+
+    def seen() -> list[int]:
+        run = lambda: F.linear(torch.empty(8, 8, device="cuda"), _leaf(8, 8), _leaf(8))  # noqa: E731
+        born = born_under(versions.version_named(version), run)
+        return [one.bytes for one in born if one.category is Category.WORKSPACE]
+
+    before = seen()
+    monkeypatch.setenv("DISABLE_ADDMM_CUDA_LT", "1")
+    of = len if version == "2.9" else max
+    assert (of(before), of(seen())) == (fused, left)
+
+
+def test_cudnn_attention_can_be_put_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def operators(version: tuple[int, int]) -> str:
+        query = lambda: torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+        step = lambda: F.scaled_dot_product_attention(query(), query(), query())  # noqa: E731
+        return " ".join(one.operator for one in born_under(version, step))
+
+    assert "cudnn_attention" in operators((2, 13))
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert "flash_attention" in operators((2, 13))
+    assert "cudnn_attention" not in operators((2, 13))
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ _aten = torch.ops.aten
 #: Operators that end in a cuBLAS call on CUDA, which may take a workspace.
 CALLS_CUBLAS = {
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addbmm.default,
+    _aten._scaled_mm.default, _aten._scaled_mm.out,
     _aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten.vdot.default, _aten._int_mm.default,
     _aten.addmm_.default, _aten.baddbmm_.default, _aten.mm.out, _aten.addmm.out, _aten.bmm.out, _aten.baddbmm.out,
     *(

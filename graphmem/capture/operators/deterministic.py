@@ -76,7 +76,7 @@ def _via_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *, acc
 
 
 def _via_flat_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *, accumulate: bool) -> Tensor:
-    """``_scatter_via_index_put`` up to 2.7: coordinates side by side, made one index of a flat tensor."""
+    """``_scatter_via_index_put`` up to 2.8: coordinates side by side, made one index of a flat tensor."""
     if written.dim() == 1:
         _aten._index_put_impl_.default(written, [index], src, accumulate, False)
         return written

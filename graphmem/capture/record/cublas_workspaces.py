@@ -61,13 +61,15 @@ class WorkspaceSettings:
     """What the environment says of workspaces, each variable in the versions that read it.
 
     ``cublas_bytes``, ``cublaslt_bytes``: their sizes, None for the default. ``kept``: a workspace stays with its thread
-    and stream. ``shared``: cublasLt takes cuBLAS's.
+    and stream. ``shared``: cublasLt takes cuBLAS's. ``adds_bias``: cublasLt adds the bias of ``addmm``, which
+    ``DISABLE_ADDMM_CUDA_LT`` (ATen/native/cuda/Blas.cpp) leaves to cuBLAS.
     """
 
     cublas_bytes: int | None
     cublaslt_bytes: int | None
     kept: bool
     shared: bool
+    adds_bias: bool
 
     @staticmethod
     def read(torch_version: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSettings:
@@ -75,22 +77,18 @@ class WorkspaceSettings:
         config = environment.get("CUBLAS_WORKSPACE_CONFIG")
         lt_size = environment.get("CUBLASLT_WORKSPACE_SIZE")
         kept = not versions.CUBLAS_WORKSPACES_GIVEN_BACK.holds(torch_version)
-        kept = kept or _flag(environment, "TORCH_CUBLAS_WORKSPACE_CACHE") is True
+        kept = kept or versions.flag(environment, "TORCH_CUBLAS_WORKSPACE_CACHE") is True
         shared = versions.CUBLASLT_SHARES_WORKSPACE.holds(torch_version)
         if versions.CUBLASLT_UNIFIED_OPTION.holds(torch_version):
-            asked = _flag(environment, "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+            asked = versions.flag(environment, "TORCH_CUBLASLT_UNIFIED_WORKSPACE")
             shared = shared if asked is None else asked
         return WorkspaceSettings(
             configured_workspace_bytes(config) if config else None,
             configured_lt_bytes(lt_size) if lt_size else None,
             kept,
             shared and kept,
+            environment.get("DISABLE_ADDMM_CUDA_LT") != "1",
         )
-
-
-def _flag(environment: Mapping[str, str], name: str) -> bool | None:
-    """``c10::utils::check_env``: 0 and 1 are understood, anything else is as if it were not set."""
-    return {"0": False, "1": True}.get(environment.get(name, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +124,7 @@ class Workspaces:
         self.size = default if self.settings.cublas_bytes is None else self.settings.cublas_bytes
         self._lt_size = LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
         self._version = torch_version
+        self._limits = limits
         self._held: set[tuple[str, bool, int]] = set()
 
     def use(
@@ -134,17 +133,28 @@ class Workspaces:
         """What this operator takes on ``stream``; notes what it keeps."""
         if func not in CALLS_CUBLAS or (func is _aten.bmm.default and is_outer_product(args[:2], self._version)):
             return NOTHING
+        if func in _SCALED and not self._scales_by_cublaslt(args, kwargs):
+            return NOTHING
         if not self.settings.kept:
-            if _fuses_bias(func, args, kwargs):
+            if func in _SCALED or (self.settings.adds_bias and _fuses_bias(func, args, kwargs)):
                 return self._temporary("cublasLt", self._lt_size)
             return self._temporary("cuBLAS", self.size, len(args[1]) if func is _aten.addbmm.default else 1)
-        kept = list(self.use_cublas(in_backward, stream).kept)
+        separate_lt = not self.settings.shared and self._lt_size > 0
+        adds_bias = self.settings.adds_bias and _uses_cublaslt(func, args, self._version)
+        separate_lt = separate_lt and (func in _SCALED or adds_bias)
         kept_lt = versions.CUBLASLT_BUFFER_KEPT.holds(self._version)
-        separate_lt = not self.settings.shared and self._lt_size > 0 and _uses_cublaslt(func, args, self._version)
+        alone = separate_lt and versions.CUBLASLT_ALONE.holds(self._version)
+        kept = [] if alone else list(self.use_cublas(in_backward, stream).kept)
         if separate_lt and kept_lt and self._is_first("cublasLt", in_backward, stream):
             kept.append((_label("cublasLt", in_backward, stream), self._lt_size))
         around = self._temporary("cublasLt", self._lt_size) if separate_lt and not kept_lt else NOTHING
         return WorkspaceUse(tuple(kept), around.temporary) if kept or around.temporary else NOTHING
+
+    def _scales_by_cublaslt(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a product of fp8 is cublasLt's: with one scale for all always, with one a row by version and card."""
+        scale = kwargs["scale_a"] if "scale_a" in kwargs else args[2]
+        by_rows = scale.numel() > 1 and scale.dtype is torch.float32
+        return not by_rows or (versions.FP8_ROWS_BY_CUBLASLT.holds(self._version) and self._limits.fp8_rows_by_cublaslt)
 
     def use_cublas(self, in_backward: bool, stream: int = 0) -> WorkspaceUse:
         """What a call of cuBLAS takes on ``stream``; notes what is kept."""
@@ -182,6 +192,8 @@ def _where(in_backward: bool, stream: int) -> str:
     return f"{thread}, stream {stream}" if stream else thread
 
 
+#: Products of fp8, which cublasLt scales.
+_SCALED = (_aten._scaled_mm.default, _aten._scaled_mm.out)
 #: In place the bias is the result, which cublasLt does not take.
 _ADDMM = (_aten.addmm.default, _aten.addmm.out)
 

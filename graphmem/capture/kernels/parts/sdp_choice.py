@@ -8,6 +8,7 @@ calls over compute capabilities 7.5 to 12.0: no difference.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -99,7 +100,11 @@ def choose_sdp_backend(
 
 
 def _priority_order(call: _Call) -> tuple[str, ...]:
-    if call.cudnn_version > 91500 and call.limits.cudnn_attention_first:
+    """``check_prefer_cudnn_attention`` of sdp_utils.cpp, and the order of ATen/Context.h."""
+    last = versions.CUDNN_ATTENTION_DEPRIORITIZED.holds(call.card.torch_version) and versions.flag(
+        os.environ, "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+    )
+    if call.cudnn_version > 91500 and call.limits.cudnn_attention_first and not last:
         return ("cudnn", "flash", "efficient", "math")
     return ("flash", "efficient", "math", "cudnn")
 

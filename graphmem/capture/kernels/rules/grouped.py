@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from graphmem import versions
 from graphmem.capture.kernels.parts.script import Call, Script, rule
 
 #: Three pointers, three strides and three 32-bit sizes of every group (GroupMM.cu).
@@ -31,6 +32,8 @@ def grouped_mm_rule(call: Call) -> Script | None:
     arguments = script.take(groups * _GROUP_ARGUMENTS, "arguments of every group")
     one, two = workspaces
     per_multiprocessor = one if _has_small_groups(first, second, groups) else two
+    if not versions.GROUPED_PRODUCTS_SMALLER.holds(call.card.torch_version):
+        per_multiprocessor += 128
     workspace = script.take(per_multiprocessor * call.card.sm_count, "workspace of CUTLASS")
     script.give(workspace, arguments)
     return script
