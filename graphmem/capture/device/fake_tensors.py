@@ -49,7 +49,7 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
         fake_mode, elem, device = _constructor_arguments(args, kwargs)
         if device is None or device_of(device).type == "cpu":
             return construct(cls, *args, **kwargs)
-        return _device_tensor(cls, fake_mode, elem)
+        return device_tensor(cls, fake_mode, elem)
 
     patches.set(FakeTensor, "__new__", staticmethod(new))
     patches.set(FakeTensorMode, "cache", _RESULTS.setdefault(cards().own, {}))
@@ -110,7 +110,8 @@ def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 _MAKE_SUBCLASS = torch.Tensor._make_subclass
 
 
-def _device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
+def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
+    """A fake tensor on the card of what is on ``meta``."""
     self = _MAKE_SUBCLASS(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
     torch._C._set_throw_on_mutable_data_ptr(self)
     attributes = self.__dict__

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.operators import collectives, nested, sparse
 from graphmem.capture.operators.attention import attention_backend_of_nested
 from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
@@ -54,6 +55,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.recorder = recorder
         self._routes: dict[Any, Route] = {}
+        self._results = FakeResults()
         self.in_body = False  # what runs now stands in place of a kernel, below autograd
 
     @classmethod
@@ -87,10 +89,14 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             result = attempt(self, call)
             if result is not NOT_HANDLED:
                 return result
-        out = call.run()
+        out = self.run(call)
         if call.facts.relaid is not None:
             out = call.facts.relaid(call.args, call.kwargs, out, self.recorder.card.torch_version)
         return self.finish(call, out)
+
+    def run(self, call: OperatorCall) -> Any:
+        """What the operator returns, of fake tensors."""
+        return self._results.run(call.func, call.args, call.kwargs)
 
     def go_on_as(self, func: Any, call: OperatorCall) -> Any:
         """Answer a call that is in the trace as one of another operator, with the memory of the one that is there."""
@@ -159,7 +165,7 @@ def _pinned_copy(mode: RecordingMode, call: OperatorCall) -> Any:
     device = call.kwargs.get("device")
     if device is None or device.type != "cpu":
         return NOT_HANDLED
-    out = call.run()
+    out = mode.run(call)
     mode.recorder.storages.see(out, place=Place.PINNED)
     out._graphmem_pinned = True
     return mode.finish(call, out)
@@ -291,7 +297,7 @@ def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
 def _accumulated_gradient(mode: RecordingMode, call: OperatorCall) -> Any:
     if not call.in_backward:
         return NOT_HANDLED
-    out = call.run()
+    out = mode.run(call)
     mode.recorder.births.record(call, out)
     if node_name() == "AccumulateGrad":
         mode.recorder.storages.label(out, Category.GRADIENT)

@@ -21,7 +21,3 @@ class OperatorCall:
         self.kwargs = kwargs
         self.in_backward = in_backward
         self.rule: BoundRule | None = facts.rule
-
-    def run(self) -> Any:
-        """What the operator returns, of fake tensors."""
-        return self.func(*self.args, **self.kwargs)

@@ -1,0 +1,181 @@
+"""What operators give on fake tensors, made anew without the dispatcher and without PyTorch's way to its own cache.
+
+``FakeTensorMode`` remembers what an operator gave for arguments of the same metadata, and makes such a tensor again
+(``_cached_dispatch_impl``, torch/_subclasses/fake_tensor.py). Most of a call's time is the way there: a pass through
+the dispatcher, a description of every argument in twenty fields, two context managers. Here a call that the mode's
+cache answered, or took, once is answered by what it gave then, for arguments that are the same in all that the cache
+compares: shapes, strides, offsets, types, devices, sizes of storages, flags, and the defaults that a factory takes.
+What the cache leaves to the operator (``cache_bypasses``: its outputs depend on data, or alias in ways that it does not
+know) is run.
+
+One operator more is remembered than there: ``aten._unsafe_view``, a view by another name, is one as the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from graphmem.capture.device.fake_tensors import device_tensor
+from graphmem.capture.device.pretend_device import cards
+
+_META = torch.device("meta")
+_HOST = torch.device("cpu")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+#: The function itself: ``torch.empty_strided`` is replaced in captures.
+_EMPTY: Callable[..., torch.Tensor] = torch._C._VariableFunctions.empty_strided
+
+#: Values that are told apart by equality alone; 1, 1.0 and True are equal, and not of one type.
+_PLAIN = frozenset((int, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format))
+_NUMBERS = frozenset((bool, float, complex))
+_SEQUENCES = frozenset((list, tuple, torch.Size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor that an operator makes; ``viewed`` is the position of the argument whose storage it shows, if any."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    is_on_card: bool
+    viewed: int | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """The argument at this position."""
+
+    position: int
+
+
+_Recipe = _Made | _Same | None
+
+
+class FakeResults:
+    """What operators gave under one fake mode."""
+
+    def __init__(self) -> None:
+        self._mode: Any = None
+        self._known: dict[tuple[Any, ...], tuple[_Recipe, ...] | _Recipe] = {}
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What ``func`` returns, called below every mode but the fake one."""
+        mode = torch._C._get_dispatch_mode(_FAKE)
+        if mode is None or torch._C._len_torch_dispatch_stack() != 1 or mode.shape_env is not None:
+            return func(*args, **kwargs)
+        if mode is not self._mode:
+            self._mode, self._known = mode, {}
+        key = [func, torch.get_default_dtype(), torch._C._get_default_device(), torch.is_inference_mode_enabled()]
+        if not (_describe(key, args, mode) and (not kwargs or _describe_named(key, kwargs, mode))):
+            return func(*args, **kwargs)
+        described = tuple(key)
+        recipe = self._known.get(described, self)
+        if recipe is self:
+            return self._learn(described, func, args, kwargs)
+        if type(recipe) is tuple:
+            return tuple([_follow(each, mode, args) for each in recipe])
+        return _follow(recipe, mode, args)
+
+    def _learn(self, key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the operator; where the mode's cache had, or took, what it gives, keep that."""
+        bypassed = sum(FakeTensorMode.cache_bypasses.values())
+        asked = FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
+        out = func(*args, **kwargs)
+        was_asked = asked != FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
+        is_cached = was_asked and bypassed == sum(FakeTensorMode.cache_bypasses.values())
+        if is_cached or func is _UNSAFE_VIEW:
+            outs = out if type(out) is tuple else (out,)
+            recipes = _recipes(func, args, kwargs, outs)
+            if recipes is not None:
+                self._known[key] = recipes if type(out) is tuple else recipes[0]
+        return out
+
+
+def _describe(key: list[Any], values: Iterable[Any], mode: Any) -> bool:
+    """Add to the key all that the results can depend on; False where that is more than a key can say."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            if value.fake_mode is not mode or value.constant is not None or value.layout is not torch.strided:
+                return False
+            key += (
+                kind, value.dtype, value.shape, value.stride(), value.storage_offset(),
+                value.untyped_storage().nbytes(), value.requires_grad, value.fake_device, value.is_conj(),
+                value.is_neg(), value.is_inference(),
+            )  # fmt: skip
+        elif kind in _PLAIN:
+            key.append(value)
+        elif kind in _SEQUENCES:
+            key += (kind, len(value))
+            if not _describe(key, value, mode):
+                return False
+        elif kind in _NUMBERS:
+            key += (kind, value)
+        else:
+            return False
+    return True
+
+
+def _describe_named(key: list[Any], values: Mapping[str, Any], mode: Any) -> bool:
+    key.append(dict)
+    key.extend(values)
+    return _describe(key, values.values(), mode)
+
+
+def _recipes(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outs: tuple[Any, ...]
+) -> tuple[_Recipe, ...] | None:
+    """How to make the outputs again; None where a call of the same key might give others."""
+    given = {
+        value.untyped_storage()._cdata
+        for each in (*args, *kwargs.values())
+        for value in (each if isinstance(each, (list, tuple)) else (each,))
+        if isinstance(value, torch.Tensor)
+    }
+    found: list[_Recipe] = []
+    for out in outs:
+        if out is None:
+            found.append(None)
+            continue
+        if type(out) is not FakeTensor or out.layout is not torch.strided or out.constant is not None:
+            return None
+        if out.requires_grad or out.is_conj() or out.is_neg() or out.fake_device not in (cards().own, _HOST):
+            return None
+        position = next((number for number, arg in enumerate(args) if arg is out), None)
+        if position is not None:
+            found.append(_Same(position))
+            continue
+        storage = out.untyped_storage()._cdata
+        viewed = None
+        if func.is_view or func is _UNSAFE_VIEW:
+            tensors = [number for number, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+            if len(tensors) != 1 or args[tensors[0]].untyped_storage()._cdata != storage:
+                return None
+            viewed = tensors[0]
+        elif storage in given or out.storage_offset():
+            return None
+        else:
+            given.add(storage)
+        is_on_card = out.fake_device.type == "cuda"
+        shape, stride = tuple(out.shape), out.stride()
+        found.append(_Made(shape, stride, out.dtype, is_on_card, viewed, out.storage_offset()))
+    return tuple(found)
+
+
+def _follow(recipe: _Recipe, mode: Any, args: Sequence[Any]) -> Any:
+    """The output that a recipe describes."""
+    if type(recipe) is _Made:
+        with torch._C._DisableTorchDispatch():
+            made = _EMPTY(recipe.shape, recipe.stride, dtype=recipe.dtype, device=_META)
+            if recipe.viewed is not None:
+                storage = args[recipe.viewed].untyped_storage()
+                made.set_(storage, recipe.offset, recipe.shape, recipe.stride)
+        return device_tensor(FakeTensor, mode, made) if recipe.is_on_card else FakeTensor(mode, made, _HOST)
+    return None if recipe is None else args[recipe.position]  # type: ignore[union-attr]
