@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,6 +325,50 @@ def test_what_saves_memory_needs_no_more() -> None:
         assert needs_no_more(smaller, layout)
         assert not needs_no_more(layout, smaller)
     assert not needs_no_more(replace(layout, shard="grad-op"), layout)
+
+
+def needing(bytes_of: Callable[[Layout], float], asked: Job) -> Callable[[Layout], tuple[Any, str]]:
+    """Captures that find what ``bytes_of`` says."""
+    capacity = asked.cluster.card.capacity_bytes
+
+    def capture(layout: Layout) -> tuple[Any, str]:
+        needed = int(bytes_of(layout))
+        fit = SimpleNamespace(
+            passes=needed <= capacity, needs_cache_flush=False, capacity_bytes=capacity, margin_bytes=capacity - needed
+        )
+        return SimpleNamespace(device=needed, fit=fit), ""
+
+    return capture
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_the_first_that_fits_is_the_cheapest_of_those_that_do(data: st.DataObject) -> None:
+    """Whatever lies above the bounds, as long as what saves memory needs no more."""
+    asked = job(sequences=32)
+    above = {recompute: data.draw(st.floats(1.0, 1.6), label=f"recompute={recompute}") for recompute in (False, True)}
+    above[False] = max(above.values())
+    states = data.draw(st.integers(0, 8 * GIB), label="beside them")
+
+    def needed(layout: Layout) -> float:
+        return above[layout.recompute] * bound(asked, layout).bytes + states
+
+    layouts = space(asked)
+    found = Search(asked, Links(450), 200, needing(needed, asked), lambda _: None).run(layouts)
+    fit = [one for one in found if needed(one.layout) <= asked.cluster.card.capacity_bytes]
+    chosen = [one for one in found if one.status == search.FITS]
+    assert bool(fit) == bool(chosen)
+    if fit:
+        assert min(chosen, key=lambda one: one.order) is min(fit, key=lambda one: one.order)
+
+
+def test_a_single_capture_is_of_one_that_surely_fits_and_not_of_the_smallest() -> None:
+    asked = job(sequences=32)
+    run = Search(asked, Links(450), 1, needing(lambda layout: bound(asked, layout).bytes, asked), lambda _: None)
+    (only,) = [one for one in run.run(space(asked)) if one.estimate is not None]
+    assert only.status == search.FITS
+    smallest = min(run.candidates, key=lambda one: one.bound.bytes)
+    assert only.cost.seconds < smallest.cost.seconds
 
 
 def test_a_plan_captures_the_cheapest_and_says_why_not_the_others(tiny: str) -> None:

@@ -3,6 +3,8 @@
 Layouts that a bound refuses are never captured. The others are tried from the cheapest on, as far as they may fit by an
 expectation that learns from every capture and is shown to nobody. What was captured settles others: what needs more
 than one that does not fit does not fit either, and a cheaper one that fits makes smaller ones of its kind needless.
+Once one fits, those are tried that would be cheaper and were not expected to fit, the likeliest first: an expectation
+must not keep the best one from being found.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ FITS, TIGHT, TOO_LARGE, REFUSED, IMPLIED, OPEN, NEEDLESS, FAILED = (
     "fits", "fits when cached segments are given back", "does not fit", "refused by its bound",
     "refused by a capture", "not captured", "smaller than one that fits", "cannot be analysed",
 )  # fmt: skip
-#: How much more than a card is still tried.
-_NEARLY = 1.1
+#: How much more than a card is still tried: in the order of cost; where a dearer one fits; and what the only capture
+#: that is left is of, so that it answers with one that fits.
+_NEARLY, _DOUBTED, _SURELY = 1.1, 1.4, 0.85
 #: Kinds of layouts that fit, after which the search may end.
 WANTED = 4
 
@@ -96,20 +99,27 @@ class Search:
         return found
 
     def _following(self) -> Candidate | None:
-        """The cheapest that may fit; where none is expected to, and none has fit, the one that needs the least."""
-        left = sorted((one for one in self.candidates if one.status == OPEN), key=lambda one: one.order)
-        fitting = {one.layout.family for one in self.candidates if one.status == FITS}
-        if not left or len(fitting) >= WANTED:
+        """The cheapest that may fit, or a cheaper one than those that do; where none is expected to, and none has fit,
+        the one that needs the least."""
+        left = sorted(self._open(), key=lambda one: one.order)
+        if not left:
             return None
+        fitting = [one for one in self.candidates if one.status == FITS]
         capacity = self.job.cluster.card.capacity_bytes - self.job.cluster.card.others_bytes
-        expected = {id(one): self._learned.expected(one) for one in left}
-        is_last = self.captured == self.budget - 1
-        if not (is_last and not fitting):
-            for one in left:
-                # Offloading costs so much that others are tried which an expectation just misses.
-                if expected[id(one)] <= capacity * (1.0 if one.layout.offload else _NEARLY):
-                    return one
-        return None if fitting else min(left, key=lambda one: expected[id(one)])
+        expected = {id(one): self._learned.expected(one) / capacity for one in left}
+        likeliest = min(left, key=lambda one: expected[id(one)])
+        if not fitting:
+            most = _SURELY if self.captured == self.budget - 1 else _NEARLY
+            # Offloading costs so much that others are tried which an expectation just misses.
+            may_fit = (one for one in left if expected[id(one)] <= (min(most, 1.0) if one.layout.offload else most))
+            return next(may_fit, likeliest)
+        first = min(one.order for one in fitting)
+        cheaper = [one for one in left if one.order < first and expected[id(one)] <= _DOUBTED]
+        if cheaper:
+            return min(cheaper, key=lambda one: expected[id(one)])
+        if len({one.layout.family for one in fitting}) >= WANTED:
+            return None
+        return next((one for one in left if expected[id(one)] <= (1.0 if one.layout.offload else _NEARLY)), None)
 
     def _confirm(self, candidate: Candidate) -> None:
         self.say(f"{self.captured + 1} of at most {self.budget}: {candidate.layout.words()}")
