@@ -63,7 +63,7 @@ class FakeResults:
 
     def __init__(self) -> None:
         self._mode: Any = None
-        self._known: dict[tuple[Any, ...], tuple[_Recipe, ...] | _Recipe] = {}
+        self._known: dict[tuple[Any, ...], tuple[bool, tuple[_Recipe, ...]]] = {}  # several outputs; each
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What ``func`` returns, called below every mode but the fake one."""
@@ -76,12 +76,13 @@ class FakeResults:
         if not (_describe(key, args, mode) and (not kwargs or _describe_named(key, kwargs, mode))):
             return func(*args, **kwargs)
         described = tuple(key)
-        recipe = self._known.get(described, self)
-        if recipe is self:
+        known = self._known.get(described)
+        if known is None:
             return self._learn(described, func, args, kwargs)
-        if type(recipe) is tuple:
-            return tuple([_follow(each, mode, args) for each in recipe])
-        return _follow(recipe, mode, args)
+        is_tuple, recipes = known
+        if is_tuple:
+            return tuple([_follow(each, mode, args) for each in recipes])
+        return _follow(recipes[0], mode, args)
 
     def _learn(self, key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the operator; where the mode's cache had, or took, what it gives, keep that."""
@@ -91,10 +92,10 @@ class FakeResults:
         was_asked = asked != FakeTensorMode.cache_hits + FakeTensorMode.cache_misses
         is_cached = was_asked and bypassed == sum(FakeTensorMode.cache_bypasses.values())
         if is_cached or func is _UNSAFE_VIEW:
-            outs = out if type(out) is tuple else (out,)
-            recipes = _recipes(func, args, kwargs, outs)
+            is_tuple = type(out) is tuple
+            recipes = _recipes(func, args, kwargs, out if is_tuple else (out,))
             if recipes is not None:
-                self._known[key] = recipes if type(out) is tuple else recipes[0]
+                self._known[key] = is_tuple, recipes
         return out
 
 
@@ -171,11 +172,11 @@ def _recipes(
 
 def _follow(recipe: _Recipe, mode: Any, args: Sequence[Any]) -> Any:
     """The output that a recipe describes."""
-    if type(recipe) is _Made:
+    if isinstance(recipe, _Made):
         with torch._C._DisableTorchDispatch():
             made = _EMPTY(recipe.shape, recipe.stride, dtype=recipe.dtype, device=_META)
             if recipe.viewed is not None:
                 storage = args[recipe.viewed].untyped_storage()
                 made.set_(storage, recipe.offset, recipe.shape, recipe.stride)
         return device_tensor(FakeTensor, mode, made) if recipe.is_on_card else FakeTensor(mode, made, _HOST)
-    return None if recipe is None else args[recipe.position]  # type: ignore[union-attr]
+    return None if recipe is None else args[recipe.position]

@@ -187,7 +187,7 @@ def _collective(mode: RecordingMode, call: OperatorCall) -> Any:
 def _functional_collective(mode: RecordingMode, call: OperatorCall) -> Any:
     if not mode.recorder.groups.note_functional(call.func, call.args):
         return NOT_HANDLED
-    out = mode.finish(call, call.run())
+    out = mode.finish(call, mode.run(call))
     _record_use(mode, call, (*call.args, out))
     return out
 
