@@ -138,7 +138,11 @@ def test_one_run_tells_what_two_give_of_the_zoo(name: str, captured: Callable[..
     pytest.importorskip(entry(name).library)
     step = usual_step(name)
     assert isinstance(step, Training)
-    assert_both_are_told(Question(f"zoo:{name}", batch=2, training=step, iterations=2), captured)
+    question = Question(f"zoo:{name}", batch=2, training=step, iterations=2)
+    if captured(question, True).other_loop is not None:
+        assert_both_are_told(question, captured)
+    else:  # an output that the loss does not need, as CLIP's of its two models, has nodes of its own
+        assert differences(captured(question, True).trace, captured(question, False).trace) == []
 
 
 def test_an_analysis_captures_once_for_the_figures_of_both_loops(monkeypatch: pytest.MonkeyPatch) -> None:
