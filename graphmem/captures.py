@@ -280,6 +280,7 @@ def _capture(
                 cudnn=cudnn,
                 program=loaded.program,
                 memory=runtime.live(options, question.setting, limited=limited),
+                own_settings=question.alloc_conf is None,
                 shortens=shortens,
                 leaves_alike=leaves_alike,
                 tells_both=tells_both and loaded.framework != "Keras",

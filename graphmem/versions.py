@@ -133,6 +133,12 @@ WORKSPACE_VARIABLES = (
 )
 
 
+def allocator_settings(environment: Mapping[str, str], torch_version: Version) -> str:
+    """The text of the caching allocator's options in this environment (CUDA's name wins, as in 2.13)."""
+    newer = environment.get("PYTORCH_ALLOC_CONF") if NAME_OF_OPTIONS.holds(torch_version) else None
+    return environment.get("PYTORCH_CUDA_ALLOC_CONF") or newer or ""
+
+
 def flag(environment: Mapping[str, str], name: str) -> bool | None:
     """``c10::utils::check_env``: 0 and 1 are understood, anything else is as if it were not set."""
     return {"0": False, "1": True}.get(environment.get(name, ""))

@@ -60,6 +60,8 @@ class MemoryBook(Protocol):
 
     def memory_fraction(self, fraction: float) -> None: ...
 
+    def allocator_settings(self, text: str) -> None: ...
+
     def allocator_event(self, name: str) -> None:
         """``synchronize`` or ``empty_cache``."""
 

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from graphmem.capture.values.callers import Where
 from graphmem.capture.values.reading_lines import becomes_whole, only_logs, only_warns
 
 #: Bodies of a function; the read is at the line that ends with "# read".
@@ -74,7 +75,7 @@ def test_a_question_for_a_warning_decides_nothing(body: str, expected: bool, tmp
 
 @pytest.mark.parametrize(("body", "expected"), _LOST.values(), ids=_LOST)
 def test_a_number_is_lost_behind_functions(body: str, expected: bool, tmp_path: Path) -> None:
-    assert becomes_whole(*_written(body, tmp_path)) is expected
+    assert becomes_whole((Where(*_written(body, tmp_path), "step"),)) is expected
 
 
 @pytest.mark.parametrize(

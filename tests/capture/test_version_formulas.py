@@ -16,7 +16,7 @@ from graphmem.capture.session.session import capture  # noqa: E402
 from tests.support.captures import H100, births  # noqa: E402
 
 _aten = torch.ops.aten
-TABLES = {
+TABLES: dict[str, dict[Any, Any]] = {
     "atan2 before 2.10": version_formulas._ATAN2_BEFORE,
     "atan2": version_formulas._ATAN2,
     "of two before 2.15": version_formulas._ONE_TAKES_ALL,

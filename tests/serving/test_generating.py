@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ _CONFIG = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4000,
     "max_position_embeddings": 1024, "dtype": "bfloat16",
 }  # fmt: skip
-_CARD = {"gpu": "H100", "gpu_memory": "1GiB"}
+_CARD: dict[str, Any] = {"gpu": "H100", "gpu_memory": "1GiB"}
 _NEW = (("max_new_tokens", "3"),)
 
 
@@ -86,7 +87,7 @@ def test_the_longest_is_found(model: str) -> None:
         ({"kv_cache_dtype": "fp8"}, "has no --kv-cache-dtype"),
     ],
 )
-def test_what_generate_has_not_is_one_line(model: str, options: dict[str, object], said: str) -> None:
+def test_what_generate_has_not_is_one_line(model: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         graphmem.serve(model, engine="hf", **{"arguments": _NEW, **_CARD, **options})
 

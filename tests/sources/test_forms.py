@@ -16,7 +16,7 @@ from torch import nn
 import graphmem
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.sources import load
-from graphmem.sources.base import Sizes, call_factory
+from graphmem.sources.base import Sizes, TorchModel, call_factory
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,21 @@ def test_a_configuration_without_a_model_type_is_named(tmp_path: Path, content: 
         load(f"hf:{tmp_path / 'config.json'}")
 
 
+def _notes(name: str) -> tuple[str, ...]:
+    model = load(name)
+    assert isinstance(model, TorchModel)
+    return model.notes
+
+
 def test_headers_of_the_checkpoint_beside_a_configuration_are_noted(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1}')
     header = b'{"wte.weight": {"dtype": "BF16", "shape": [5000, 1000]}}'
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header)
-    assert "its checkpoint has 1 tensors of 0.01 GB: BF16 0.01 GB" in load(f"hf:{tmp_path}").notes
+    assert "its checkpoint has 1 tensors of 0.01 GB: BF16 0.01 GB" in _notes(f"hf:{tmp_path}")
     file.write_bytes(b"{}")
-    assert any("is not read" in note for note in load(f"hf:{tmp_path}").notes)
+    assert any("is not read" in note for note in _notes(f"hf:{tmp_path}"))
 
 
 # --- factories --------------------------------------------------------------------------------------------------------

@@ -226,16 +226,26 @@ class PyTorchCachingAllocator(PoolInterface):
         """``torch._C._accelerator_setAllocatorSettings``: what ``text`` leaves out is as by default.
 
         Blocks stay as they are. Raises :class:`graphmem.errors.UsageError` for a text that PyTorch refuses, and for a
-        change of ``expandable_segments``, after which both kinds of segments are in use: that is not modelled.
+        change of ``expandable_segments`` while there are segments: both kinds are in use then, which is not modelled.
         """
         conf = parse_alloc_conf(text, self.torch_version)
-        if (conf.backend, conf.expandable_segments) != (self.conf.backend, self.conf.expandable_segments):
-            raise UsageError(f"allocator settings {text!r}: expandable_segments and backend stay as the run began")
+        if conf.backend != self.conf.backend:
+            raise UsageError(f"allocator settings {text!r}: the backend stays as the run began")
+        if conf.expandable_segments != self.conf.expandable_segments:
+            if self._heads or self._expandable_segments:
+                raise UsageError(
+                    f"allocator settings {text!r}: a change of expandable_segments while memory is held is not modelled"
+                )
+            self._expandable = conf.expandable_segments
+            for pool in (self._small, self._large):
+                pool.by_stream.clear()  # they know from which size on blocks are split
         self.conf = conf
         self._follow(conf)
         if self.stats is not None:
-            self.stats.follow(conf.max_split_size_bytes)
+            self.stats.follow(conf.max_split_size_bytes, conf.expandable_segments)
         # A fraction that the text does not name is not reset: it was given to the allocator, not to the settings.
+        if conf.per_process_memory_fraction != 1.0:
+            self.limit_to_fraction(conf.per_process_memory_fraction)
         self._rejects_above = self.driver.capacity_bytes if conf.throw_on_cudamalloc_oom else None
         self._collects = self._allowed is not None and conf.garbage_collection_threshold > 0.0
 

@@ -68,9 +68,9 @@ class DeviceStats:
         #: Private pools that ever held memory; they stay when the pool is gone.
         self._reserved_by_private_pools: dict[int, tuple[Stat, Stat, Stat]] = {}
 
-    def follow(self, max_split_bytes: int) -> None:
+    def follow(self, max_split_bytes: int, expandable: bool) -> None:
         """From now on blocks are oversize from this size on; those counted stay counted, as upstream."""
-        self._max_split = max_split_bytes
+        self._max_split, self._expandable = max_split_bytes, expandable
 
     def change(self, name: str, is_small: bool, amount: int) -> None:
         """Change a counter of one pool, and of both together."""

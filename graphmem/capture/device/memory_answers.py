@@ -95,6 +95,11 @@ class Answers:
         if self._book is not None:
             self._book.memory_fraction(float(fraction))
 
+    def set_settings(self, text: str, *_: Any) -> None:
+        """``torch._C._accelerator_setAllocatorSettings``, and its name before 2.9."""
+        if self._book is not None:
+            self._book.allocator_settings(str(text))
+
 
 def patch_memory(patches: Patches, teller: Teller, book: MemoryBook) -> None:
     """Let ``torch.cuda`` and ``torch.accelerator`` answer from the book's allocator."""
@@ -111,6 +116,8 @@ def patch_memory(patches: Patches, teller: Teller, book: MemoryBook) -> None:
     }
     for name, function in functions.items():
         patches.set(torch._C, f"_cuda_{name}", function)
+    for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):
+        patches.set(torch._C, name, answers.set_settings)
     for owner in (torch.cuda, torch.cuda.memory):
         for name in ("mem_get_info", "device_memory_used"):
             if name in vars(owner):

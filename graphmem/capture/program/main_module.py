@@ -102,14 +102,12 @@ def _restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(program: Program) -> Iterator[None]:
-    """The launcher's variables."""
-    before = {name: os.environ.get(name) for name, _ in program.environment}
+    """The launcher's variables; what the program sets besides ends with it."""
+    before = dict(os.environ)
     os.environ.update(dict(program.environment))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

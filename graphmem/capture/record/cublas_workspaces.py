@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -118,14 +119,26 @@ class Workspaces:
         environment: Mapping[str, str] | None = None,
         measured_bytes: int | None = None,
     ) -> None:
-        self.settings = WorkspaceSettings.read(torch_version, os.environ if environment is None else environment)
+        self._environment = environment
         by_rule = default_workspace_bytes(limits, torch_version)
-        default = by_rule if measured_bytes is None else measured_bytes
-        self.size = default if self.settings.cublas_bytes is None else self.settings.cublas_bytes
-        self._lt_size = LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
+        self._default = by_rule if measured_bytes is None else measured_bytes
         self._version = torch_version
         self._limits = limits
         self._held: set[tuple[str, bool, int]] = set()
+
+    @cached_property
+    def settings(self) -> WorkspaceSettings:
+        """Those of the first product: a program that sets a variable before it is heard (seen on the stub driver)."""
+        return WorkspaceSettings.read(self._version, os.environ if self._environment is None else self._environment)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a workspace of cuBLAS."""
+        return self._default if self.settings.cublas_bytes is None else self.settings.cublas_bytes
+
+    @cached_property
+    def _lt_size(self) -> int:
+        return LT_WORKSPACE if self.settings.cublaslt_bytes is None else self.settings.cublaslt_bytes
 
     def use(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], in_backward: bool, stream: int = 0

@@ -226,6 +226,11 @@ class Recorder:
         if self.memory is not None:
             self.memory.fraction_set(fraction)
 
+    def allocator_settings(self, text: str) -> None:
+        """The program gives PyTorch's allocator other settings, whatever it had."""
+        self.builder.allocator_settings(text, self.storages.operator)
+        self.note_once(f"the program gives the allocator the settings {text!r}")
+
     def refuse_in_graph_capture(self, what: str, tensor: torch.Tensor | None = None) -> None:
         """Raise :class:`CaptureError` if the current stream is captured; for a host ``tensor`` never."""
         if self.storages.pools.in_capture and (tensor is None or on_device(tensor)):

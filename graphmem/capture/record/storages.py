@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ class Storages:
         self.memory: DeviceMemory | None = None
         self.refusals: list[Refusal] = []
         self.error: weakref.ref[BaseException] | None = None  # of the last refusal, until it is settled
+        self.on_first: Callable[[], None] | None = None  # before the first storage on the card
         self.outgrown: set[int] = set()  # storages that ended because they were resized
         self._purpose: tuple[Category, str] | None = None
 
@@ -114,6 +115,9 @@ class Storages:
 
         Raises ``torch.OutOfMemoryError`` where the card would.
         """
+        if self.on_first is not None and place is Place.DEVICE:
+            begin, self.on_first = self.on_first, None
+            begin()
         stream = self.streams.current if stream is None else stream
         pool = self.pools.number_now(stream) if place is Place.DEVICE else 0
         index = self.builder.alloc(size, self.operator, category, stream=stream, place=place, label=label, pool=pool)

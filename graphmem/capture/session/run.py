@@ -87,6 +87,7 @@ def capture_model(
     shortens: bool = False,
     leaves_alike: bool = True,
     tells_both: bool = False,
+    own_settings: bool = True,
     post: Post | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> CapturedModel:
@@ -157,6 +158,7 @@ def capture_model(
         memory=memory,
         shortens=shortens,
         leaves_alike=leaves_alike,
+        own_settings=own_settings,
     )
     if not custom[0] and not isinstance(step, Training):
         notes.append(f"{ran[0]} iterations")

@@ -23,6 +23,7 @@ from graphmem.capture.program.held import label_held
 from graphmem.capture.program.leaving import Leaving
 from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
+from graphmem.capture.record.program_settings import ProgramSettings
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.record.storages import Refusal
 from graphmem.capture.session.error_messages import explained
@@ -120,6 +121,7 @@ def capture(
     shortens: bool = False,
     leaves_alike: bool = True,
     memory: DeviceMemory | None = None,
+    own_settings: bool = True,
 ) -> Captured:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
@@ -163,8 +165,11 @@ def capture(
             stack.enter_context(layer.install(context))
         if memory is not None:
             recorder.answer_from(memory)
+        settings = ProgramSettings(recorder, torch_version, are_followed=own_settings)
         with _readable_errors(recorder), interrupts.let_in():
             run(Session(recorder, context.watch, context.leaving))
+        if settings.differ:
+            teller.told.add("allocator")
         assumed = _assumptions(recorder) | context.compiled.assumed
         refusals = tuple(recorder.storages.refusals)
         if context.leaving is not None:

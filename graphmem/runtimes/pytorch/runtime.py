@@ -134,11 +134,8 @@ _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
 
 def configuration_text(given: str | None, torch_version: tuple[int, int] = versions.NEWEST) -> str:
-    """The allocator configuration: the given one, else that of the environment (CUDA's name wins, as in 2.13)."""
-    if given is not None:
-        return given
-    newer = os.environ.get("PYTORCH_ALLOC_CONF") if versions.NAME_OF_OPTIONS.holds(torch_version) else None
-    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or newer or ""
+    """The allocator configuration: the given one, else that of the environment."""
+    return versions.allocator_settings(os.environ, torch_version) if given is None else given
 
 
 def default_allocator(text: str, capacity_bytes: int | None, torch_version: tuple[int, int]) -> PyTorchCachingAllocator:
