@@ -70,7 +70,9 @@ class Births:
         """Bytes of a copy of a buffer that shows no values: a backward pass that keeps its graph (``retain_graph``)
         gives cuDNN a copy of the reserve (``retain_variables``, tools/autograd/derivatives.yaml), whose size a rule
         knows and no fake tensor."""
-        if call.func is not torch.ops.aten.clone.default or call.args[0].numel():
+        if call.func is not torch.ops.aten.clone.default or call.args[0].layout is not torch.strided:
+            return None
+        if call.args[0].untyped_storage().nbytes():
             return None
         source = self._storages.of(call.args[0])
         return None if source is None else self._storages.builder.storage_bytes[source.index]
