@@ -352,7 +352,6 @@ add(
     partial(generated, do_sample=False, return_dict_in_generate=True, output_logits=True),
     true_values=True,
 )
-add("generate_beams", partial(generated, num_beams=2), refused="generate")
 
 
 def evaluated_with_gradients() -> Loop:
