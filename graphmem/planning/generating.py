@@ -9,12 +9,9 @@ answer are then analysed with all tokens.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,13 +123,12 @@ class Transformers:
             raise UsageError("--engine hf runs transformers; install it with: pip install 'graphmem[hf]'") from None
         self._captures = Captures()
         self._known: dict[tuple[_Run, int, int], _Analysis] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
         without_encoder(question.model)
         found = options_of(question, self, READERS, fields_as=_FIELDS, short=SHORT)
-        return _Asked(self, question, found, _run(question, found, self._name(question))).answer()
+        return _Asked(self, question, found, _run(question, found)).answer()
 
     def analysed(self, run: _Run, batch: int, length: int) -> _Analysis:
         """The analysis of so many texts of ``length`` tokens, prompt and answer together."""
@@ -152,16 +148,6 @@ class Transformers:
             )
             self._known[key] = _analysis(estimate)
         return self._known[key]
-
-    def _name(self, question: Question) -> str:
-        """The model as :func:`graphmem.analyze` is given it; a configuration of the table is written to a file."""
-        model = question.model
-        if model.path is not None:
-            return f"hf:{model.path}"
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="graphmem-")
-        path = Path(self._folder.name) / f"{model.name.replace('/', '--')}.json"
-        path.write_text(json.dumps(dict(model.config)), encoding="utf-8")
-        return f"hf:{path}"
 
 
 class _Asked:
@@ -367,12 +353,13 @@ def _texts(batch: int) -> str:
 # --- what is run ------------------------------------------------------------------------------------------------------
 
 
-def _run(question: Question, found: dict[str, Any], name: str) -> _Run:
+def _run(question: Question, found: dict[str, Any]) -> _Run:
+    model = question.model
     given = {name: found[name] for name in _OF_GENERATION if name in found}
     arguments = {name: found[name] for name in _ARGUMENTS if name in found}
     new = found.get("max_new_tokens") or _new_tokens(question) or _NEW_TOKENS
     return _Run(
-        name,
+        f"hf:{model.path or model.name}",
         question.device,
         question.alloc_conf or None,
         Generation(new, arguments=tuple(arguments.items()), **given),

@@ -19,7 +19,7 @@ from typing import Any
 from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
-from graphmem.serving.values import count, counted, mapping
+from graphmem.serving.values import count, counted, mapping, matches
 
 #: Decoders whose tensors are listed here.
 FAMILIES = frozenset(
@@ -447,10 +447,7 @@ def _not_named(config: Mapping[str, Any], *names: str) -> Callable[[Matrix], boo
 def _is_named(module: str, excluded: str) -> bool:
     """Of layers the first one stands for all, so numbers of layers are not compared."""
     if excluded.startswith("re:"):
-        try:
-            return re.match(excluded[3:], module) is not None
-        except re.error:
-            return False
+        return matches(excluded[3:], module)
     plain = re.sub(r"\.layers\.\d+\.", ".layers.0.", excluded)
     module = re.sub(r"\.layers\.\d+\.", ".layers.0.", module)
     return (

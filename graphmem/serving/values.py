@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,3 +53,12 @@ def mapping(model: ServedModel, name: str) -> Mapping[str, Any]:
 def rope_of(model: ServedModel) -> Mapping[str, Any]:
     """How rotary tables are stretched."""
     return mapping(model, "rope_scaling") or mapping(model, "rope_parameters")
+
+
+def matches(expression: str, name: str) -> bool:
+    """Whether the name of a module begins as the regular expression says, of a configuration from elsewhere; one that
+    cannot be read matches nothing."""
+    try:
+        return re.match(expression, name) is not None
+    except re.error:
+        return False

@@ -78,14 +78,15 @@ def _offline() -> Iterator[None]:
 
 def _load(transformers: Any, name: str) -> TorchModel:
     notes: tuple[str, ...] = ()
+    path = _path(transformers, name)
     try:
-        config, origin = _configuration(transformers, name)
+        config, origin = _configuration(transformers, name, path)
         architecture = _architecture(transformers, config)
     except (ImportError, RuntimeError) as error:
         if not without_broken_torchvision():
             raise SourceError(f"hf:{name}: transformers cannot import its model class: {_root_cause(error)}") from None
         notes = ("torchvision is installed, but does not import beside this PyTorch: taken to be absent",)
-        config, origin = _configuration(transformers, name)
+        config, origin = _configuration(transformers, name, path)
         try:
             architecture = _architecture(transformers, config)
         except (ImportError, RuntimeError) as second:
@@ -94,10 +95,10 @@ def _load(transformers: Any, name: str) -> TorchModel:
                 f"for torch {_torch_version()} ({_root_cause(second)})"
             ) from None
     notes += (f"the model is that of transformers {transformers.__version__}", *origin, *_dtype_notes(config))
-    notes += _checkpoint_notes(_path(transformers, name))
+    notes += _checkpoint_notes(path)
     return TorchModel(
         f"hf:{name} ({architecture.__name__})",
-        lambda sizes: _build(architecture, config, sizes, _path(transformers, name)),
+        lambda sizes: _build(architecture, config, sizes, path),
         notes=notes,
         quantizes=True,
         masks=True,
@@ -140,9 +141,9 @@ def _path(transformers: Any, name: str) -> Path | None:
     return None if name in transformers.CONFIG_MAPPING else hub.cached_configuration(name)
 
 
-def _configuration(transformers: Any, name: str) -> tuple[Any, tuple[str, ...]]:
-    """The configuration that ``name`` means, and what a reader is told of where it is from."""
-    path = _path(transformers, name)
+def _configuration(transformers: Any, name: str, path: Path | None) -> tuple[Any, tuple[str, ...]]:
+    """The configuration that ``name`` means, in the file ``path`` if it has one, and what a reader is told of where it
+    is from."""
     if path is not None:
         return _configuration_file(transformers, path), ()
     if name in transformers.CONFIG_MAPPING:

@@ -16,6 +16,8 @@ from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.trace import Category, EventKind
 
+_CLONE = torch.ops.aten.clone.default
+
 
 class Births:
     """Writes one operator's allocations, in the order of a CUDA build. ``graph`` gets the operator too, if given."""
@@ -55,7 +57,7 @@ class Births:
                 call.func, call.args, call.kwargs, call.in_backward, storages.streams.current
             )
         if script is None:
-            reserve = self._copied_reserve(call)
+            reserve = self._copied_reserve(call.args[0]) if call.func is _CLONE else None
             for tensor in outputs:
                 storages.see(tensor, reserve)
         else:
@@ -66,15 +68,13 @@ class Births:
         if workspaces is not NOTHING:
             self._take(workspaces)
 
-    def _copied_reserve(self, call: OperatorCall) -> int | None:
+    def _copied_reserve(self, buffer: torch.Tensor) -> int | None:
         """Bytes of a copy of a buffer that shows no values: a backward pass that keeps its graph (``retain_graph``)
         gives cuDNN a copy of the reserve (``retain_variables``, tools/autograd/derivatives.yaml), whose size a rule
         knows and no fake tensor."""
-        if call.func is not torch.ops.aten.clone.default or call.args[0].layout is not torch.strided:
+        if buffer.layout is not torch.strided or buffer.untyped_storage().nbytes():
             return None
-        if call.args[0].untyped_storage().nbytes():
-            return None
-        source = self._storages.of(call.args[0])
+        source = self._storages.of(buffer)
         return None if source is None else self._storages.builder.storage_bytes[source.index]
 
     def clear_workspaces(self, stream: int | None = None) -> None:

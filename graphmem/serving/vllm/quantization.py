@@ -7,7 +7,6 @@ Followed from vllm 0.32.0, ``layers/quantization`` (auto_awq, auto_gptq, compres
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from graphmem.devices.capabilities import reaches
 from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import Question, ServedModel
-from graphmem.serving.values import counted, mapping
+from graphmem.serving.values import counted, mapping, matches
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod, Unquantized, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
@@ -243,10 +242,7 @@ class Excluding:
     @staticmethod
     def _excludes(pattern: str, name: str) -> bool:
         if pattern.startswith("re:"):
-            try:
-                return re.match(pattern[3:], name) is not None
-            except re.error:
-                return False
+            return matches(pattern[3:], name)
         return pattern in name
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:

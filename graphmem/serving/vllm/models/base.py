@@ -36,9 +36,11 @@ class Family(ABC):
     def forward(self, tokens: int) -> Tensor:
         """The last hidden states of so many tokens, without attention."""
 
-    @abstractmethod
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """The same as torch.compile makes it: in pieces, attention between them, of all layers or of the first."""
+        """The same as torch.compile makes it: in pieces, attention between them, of all layers or of the first. As
+        without a compiler where what Inductor makes of the family is not followed."""
+        with piece():
+            return self.forward(tokens)
 
     def receive(self, tokens: int) -> None:
         """Room for what the stage of the pipeline before this one sends. Raises :class:`UsageError` where the family

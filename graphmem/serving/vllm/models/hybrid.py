@@ -4,7 +4,7 @@ models/granitemoehybrid.py). Sums with the residual are torch operators: a produ
 from __future__ import annotations
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
-from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
+from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.decoder import FeedForward, Norm, Style
 from graphmem.serving.vllm.models.mamba import Mixer
 from graphmem.serving.vllm.run import Run, Tensor
@@ -80,7 +80,7 @@ class Layer:
 
 
 class GraniteHybrid(Family):
-    """The whole model."""
+    """The whole model. What Inductor makes of its sums is not followed."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.shape = run, shape
@@ -113,11 +113,6 @@ class GraniteHybrid(Family):
         result = run.new(hidden.bytes, "normed")
         run.free(*held)
         return result
-
-    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """As without a compiler: what Inductor makes of these sums is not followed."""
-        with piece():
-            return self.forward(tokens)
 
     def logits(self, rows: int) -> Tensor:
         return self.head.logits(rows)

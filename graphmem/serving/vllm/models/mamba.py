@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphmem.serving.vllm.layers import Embedding, Linear
-from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape, StateShape
+from graphmem.serving.vllm.models.base import Family, Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
@@ -93,7 +93,7 @@ class Mixer:
 
 
 class Mamba2(Family):
-    """The whole model."""
+    """The whole model. Scans are the engine's own operators and norms in place: Inductor makes nothing else of it."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.shape = run, shape
@@ -124,11 +124,6 @@ class Mamba2(Family):
             hidden = output
         run.free(residual)
         return hidden
-
-    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """As without a compiler: scans are operators of the engine's own, and norms in place."""
-        with piece():
-            return self.forward(tokens)
 
     def logits(self, rows: int) -> Tensor:
         return self.head.logits(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear
-from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
+from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 
 #: ``OPTLearnedPositionalEmbedding``: rows before the first position.
@@ -65,7 +65,7 @@ class Layer:
 
 
 class OPT(Family):
-    """The whole model."""
+    """The whole model. What Inductor makes of LayerNorm and biases is not followed."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.shape = run, shape
@@ -98,11 +98,6 @@ class OPT(Family):
         result = self.norm(tokens)
         run.free(hidden, embedded, places)
         return result
-
-    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """As without a compiler: what Inductor makes of LayerNorm and biases is not followed."""
-        with piece():
-            return self.forward(tokens)
 
     def logits(self, rows: int) -> Tensor:
         return self.head.logits(rows)

@@ -13,7 +13,7 @@ from torch import nn
 
 from graphmem.training import DataParallel, FullyShard, PipelineParallel, Training
 from tests.recorded.cases.sharded.models import BATCH, BF16, ITERATIONS, SEQUENCE, VOCABULARY, start
-from tests.recorded.cases.sharded.options import ROWS, Part, clip_over, loss_of, model_and_batch
+from tests.recorded.cases.sharded.options import ROWS, Part, clip_over, loss_of, model_and_batch, share_layers
 from tests.recorded.cases.sharded.registry import add
 
 _SINGLE = (("foreach", False),)
@@ -66,18 +66,7 @@ def in_sequence_parallel(model: Any, mesh: Any) -> None:
         styles.parallelize_module(base.norm, mesh, styles.SequenceParallel())
         head = styles.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
         styles.parallelize_module(model.lm_head, mesh, head)
-    for layer in base.layers:
-        plan: dict[str, Any] = {f"self_attn.{name}_proj": styles.ColwiseParallel() for name in "qkv"}
-        plan |= {f"mlp.{name}_proj": styles.ColwiseParallel() for name in ("gate", "up")}
-        plan |= {
-            name: styles.RowwiseParallel(output_layouts=Shard(1)) for name in ("self_attn.o_proj", "mlp.down_proj")
-        }
-        plan |= {name: styles.SequenceParallel() for name in ("input_layernorm", "post_attention_layernorm")}
-        plan["mlp"] = styles.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-        plan["self_attn"] = styles.PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
-        )
-        styles.parallelize_module(layer, mesh, plan)
+    share_layers(base.layers, mesh)
 
 
 def _by_plan(model: Any, mesh: Any) -> None:

@@ -143,6 +143,25 @@ def engine(stage: int, clip: float = 0.0, tensor: int = 1, **options: Any) -> No
     del output
 
 
+def share_layers(layers: Any, mesh: Any) -> None:
+    """Layers of llama in sequence parallelism: norms on a part of the sequence, the rest gathers and scatters it."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as styles
+
+    for layer in layers:
+        plan: dict[str, Any] = {f"self_attn.{name}_proj": styles.ColwiseParallel() for name in "qkv"}
+        plan |= {f"mlp.{name}_proj": styles.ColwiseParallel() for name in ("gate", "up")}
+        plan |= {
+            name: styles.RowwiseParallel(output_layouts=Shard(1)) for name in ("self_attn.o_proj", "mlp.down_proj")
+        }
+        plan |= {name: styles.SequenceParallel() for name in ("input_layernorm", "post_attention_layernorm")}
+        plan["mlp"] = styles.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+        plan["self_attn"] = styles.PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+        )
+        styles.parallelize_module(layer, mesh, plan)
+
+
 def sequence_parallel() -> None:
     """As torchtitan parallelizes a llama of transformers."""
     import torch.distributed as dist
@@ -161,18 +180,7 @@ def sequence_parallel() -> None:
         "lm_head": styles.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
     styles.parallelize_module(model, mesh, top)
-    for layer in model.model.layers:
-        plan = {f"self_attn.{name}_proj": styles.ColwiseParallel() for name in "qkv"}
-        plan |= {f"mlp.{name}_proj": styles.ColwiseParallel() for name in ("gate", "up")}
-        plan |= {
-            name: styles.RowwiseParallel(output_layouts=Shard(1)) for name in ("self_attn.o_proj", "mlp.down_proj")
-        }
-        plan |= {name: styles.SequenceParallel() for name in ("input_layernorm", "post_attention_layernorm")}
-        plan["mlp"] = styles.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-        plan["self_attn"] = styles.PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
-        )
-        styles.parallelize_module(layer, mesh, plan)
+    share_layers(model.model.layers, mesh)
     model = model.to_empty(device="cuda")
     batch = _on_card(batch)
     model.train()
