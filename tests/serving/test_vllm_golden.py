@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from graphmem.errors import UsageError
+from graphmem.serving.base import Question
+from graphmem.serving.vllm import arguments
 from graphmem.serving.vllm.engine import VLLM
 from tests.recorded.serving import families, predicted, question, runs
 
@@ -110,3 +112,43 @@ def test_a_model_that_takes_images_is_its_language_model_without_them() -> None:
         VLLM().serve(asked.with_(arguments=(("outside", "0"),)))
     alone = VLLM().serve(asked.with_(arguments=(("outside", "0"), ("language_model_only", "true"))))
     assert alone.kv_cache.blocks == families()["gemma3-4b-without-images"]["blocks"]
+
+
+def _asked(name: str, **settings: object) -> Question:
+    run = families()[name]
+    return question(name, run | {"settings": run["settings"] | settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "why"),
+    [
+        ("qwen3-moe-dp2-ep", {"all2all_backend": "deepep_low_latency"}, "library of its own"),
+        ("qwen3-moe-dp2-ep", {"data_parallel_size": 256}, "cannot be shared out"),
+        ("qwen3-moe-dp2", {"data_parallel_size": 5}, "cannot be cut"),
+        (
+            "qwen3-next-8l",
+            {"enable_expert_parallel": True, "data_parallel_size": 2, "tensor_parallel_size": 2},
+            "slices",
+        ),
+        ("qwen3-next-8l", {"pipeline_parallel_size": 2}, "decoders like Llama's only"),
+    ],
+)
+def test_what_replicas_exchange_otherwise_is_refused(name: str, settings: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        VLLM().serve(_asked(name, **settings))
+
+
+def test_the_removed_names_of_the_exchange_are_its_default() -> None:
+    answers = [VLLM().serve(_asked("qwen3-moe-dp2-ep", all2all_backend=one)) for one in arguments.GATHERED]
+    assert len({answer.kv_cache.blocks for answer in answers}) == 1
+
+
+def test_a_dense_models_replicas_know_nothing_of_each_other() -> None:
+    one, four = (VLLM().serve(_asked("phi3-mini-4k", data_parallel_size=number)) for number in (1, 4))
+    assert (four.cards, four.kv_cache.blocks) == (4, one.kv_cache.blocks)
+
+
+def test_states_in_fp32_make_larger_blocks() -> None:
+    """Of attention too, which are padded to them."""
+    half, full = (VLLM().serve(_asked("jamba-mini-8l", mamba_ssm_cache_dtype=kind)) for kind in ("auto", "float32"))
+    assert full.kv_cache.block_bytes > 1.7 * half.kv_cache.block_bytes

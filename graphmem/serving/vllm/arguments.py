@@ -16,6 +16,14 @@ from graphmem.serving.options import flag, one_of, whole
 from graphmem.serving.vllm.lora import Adapters
 from graphmem.units import GIB, parse_bytes
 
+#: ``All2AllBackend`` (config/parallel.py): the first is the default, and what the next two became; the others are
+#: libraries of their own.
+GATHERED = ("allgather_reducescatter", "naive", "pplx")
+_EXCHANGES = (
+    *GATHERED, "deepep_high_throughput", "deepep_low_latency", "deepep_v2", "mori_high_throughput", "mori_low_latency",
+    "moonep", "nixl_ep", "flashinfer_all2allv", "flashinfer_nvlink_two_sided", "flashinfer_nvlink_one_sided",
+    "passthrough",
+)  # fmt: skip
 #: ``MaxLoRARanks`` (config/lora.py).
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: ``CUDAGraphMode`` (config/compilation.py) that can be asked for.
@@ -57,6 +65,7 @@ class Arguments:
     expert_parallel: bool = False
     redundant_experts: int = 0
     balanced: bool = False
+    exchange: str = GATHERED[0]
     adapters: Adapters | None = None
     speculation: Speculation | None = None
     graph_mode: str = "FULL_AND_PIECEWISE"
@@ -129,6 +138,7 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
         expert_parallel=values.get("enable_expert_parallel", False),
         redundant_experts=eplb.get("num_redundant_experts", 0) if values.get("enable_eplb") else 0,
         balanced=values.get("enable_eplb", False),
+        exchange=values.get("all2all_backend", GATHERED[0]),
         adapters=_adapters(values),
         speculation=values.get("speculative_config"),
         graph_mode=mode,
@@ -272,6 +282,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "data_parallel_size": whole(1, 1024),
     "enable_expert_parallel": flag,
     "enable_eplb": flag,
+    "all2all_backend": one_of(*_EXCHANGES),
     "eplb_config": _redundant,
     "enable_lora": flag,
     "max_loras": whole(1, 1024),

@@ -170,16 +170,37 @@ def _check_experts(settings: Settings, shape: Shape) -> None:
         if more.expert_parallel:
             raise UsageError(f"enable_expert_parallel: {shape.kind} has no experts; leave it out")
         return
-    if more.data > 1:
-        raise UsageError(
-            "what experts gather from several data-parallel ranks is not known: ask for one replica, "
-            "--data-parallel-size 1, with --tensor-parallel-size for all its cards"
-        )
-    ranks, copies = settings.tensor_parallel, shape.experts.count + more.redundant_experts
+    ranks, copies = settings.tensor_parallel * more.data, shape.experts.count + more.redundant_experts
+    _check_replicas(settings, shape, ranks, copies)
     if more.balanced and (not more.expert_parallel or copies % ranks):
         raise UsageError(
             f"enable_eplb needs --enable-expert-parallel and ranks ({ranks}) that divide the experts and their copies "
             f"({copies}); give num_redundant_experts {-shape.experts.count % ranks} or that and a multiple of {ranks}"
+        )
+
+
+def _check_replicas(settings: Settings, shape: Shape, ranks: int, copies: int) -> None:
+    """Raises :class:`UsageError` for experts that cannot be shared out over so many ranks of all replicas, or whose
+    exchange is not followed."""
+    more = settings.more
+    if more.data > 1 and more.exchange not in arguments.GATHERED:
+        raise UsageError(
+            f"--all2all-backend {more.exchange} is a library of its own that vLLM does not install, and its buffers "
+            f"are not followed; accepted: {', '.join(arguments.GATHERED)}"
+        )
+    if more.expert_parallel and ranks > copies:
+        raise UsageError(f"{copies} experts cannot be shared out over {ranks} ranks; give {copies} cards or fewer")
+    assert shape.experts is not None
+    if not more.expert_parallel and shape.experts.width % ranks:
+        raise UsageError(
+            f"experts of width {shape.experts.width} cannot be cut over {ranks} ranks of all replicas; give "
+            "--enable-expert-parallel, or ranks that divide it"
+        )
+    sliced = more.expert_parallel and more.data > 1 and settings.tensor_parallel > 1
+    if sliced and shape.kind in families.SLICED_BETWEEN_LAYERS:
+        raise UsageError(
+            f"{shape.kind} with tensor, data and expert parallelism keeps its hidden states in slices between layers, "
+            "which is not followed; give --tensor-parallel-size 1, or --data-parallel-size 1"
         )
 
 

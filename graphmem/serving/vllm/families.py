@@ -6,7 +6,7 @@ Fields and their defaults are those of transformers' configurations and of vllm 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphmem.documents import shown
@@ -14,10 +14,11 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, number, rope_of
 from graphmem.serving.vllm.layers import LinearMethod
-from graphmem.serving.vllm.models.base import ExpertShape, Family, LatentShape, Shape, StateShape
+from graphmem.serving.vllm.models import deltanet, mamba1
+from graphmem.serving.vllm.models.base import ExpertShape, Family, LatentShape, Shape
 from graphmem.serving.vllm.models.decoder import Decoder, Style
 from graphmem.serving.vllm.models.hybrid import GraniteHybrid
-from graphmem.serving.vllm.models.mamba import Mamba2
+from graphmem.serving.vllm.models.mamba import Mamba2, ScanShape
 from graphmem.serving.vllm.models.opt import OPT
 from graphmem.serving.vllm.run import Run
 
@@ -43,8 +44,14 @@ _STYLES: dict[str, Style] = {
     ),
     "gemma3_text": Style(norm="gemma", holds_gate_up=True, post_norms=True, scales_embedding=True, head_norms=True),
 }
+#: Families in files of their own: what reads their sizes, and what they are.
+_OWN: dict[str, tuple[Callable[[ServedModel, int, LinearMethod], Shape], Callable[[Run, Shape], Family]]] = {
+    **dict.fromkeys(("mamba", "falcon_mamba"), (mamba1.mamba_shape, mamba1.Mamba)),
+    "jamba": (mamba1.jamba_shape, mamba1.Jamba),
+    **dict.fromkeys(deltanet.KINDS, (deltanet.delta_shape, deltanet.DeltaDecoder)),
+}
 #: Every ``model_type`` that is followed.
-MODEL_TYPES = (*_STYLES, "opt", "mamba2", "granitemoehybrid")
+MODEL_TYPES = (*_STYLES, "opt", "mamba2", "granitemoehybrid", *_OWN)
 #: ``model_type`` whose embeddings are tied where the configuration does not say (transformers' defaults).
 _TIED = ("gemma", "gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
@@ -53,12 +60,18 @@ _WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
 _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 #: ``model_type`` with latent attention.
 _LATENT = ("deepseek_v2", "deepseek_v3")
+#: Experts whose tokens tensor parallel ranks slice where replicas gather them (``is_sequence_parallel``).
+SLICED = ("qwen3_moe",)
+#: Those that stay in slices between layers then, which is not followed (``use_sequence_parallel_moe`` of their layers).
+SLICED_BETWEEN_LAYERS = (*_LATENT, "qwen3_next", "qwen3_5_moe_text")
 #: Kinds of stretched rotary tables that are multiplied by a factor of their own.
 _MULTIPLIED = ("yarn", "deepseek_yarn")
 
 
 def family(run: Run, shape: Shape) -> Family:
     """The model itself; making it asks for its weights."""
+    if shape.kind in _OWN:
+        return _OWN[shape.kind][1](run, shape)
     if shape.kind == "opt":
         return OPT(run, shape)
     if shape.kind == "mamba2":
@@ -107,6 +120,8 @@ def checked_kind(model: ServedModel) -> str:
 def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     """The sizes of the model. Raises :class:`UsageError` for a family that is not followed, and for what is missing."""
     config, kind = model.config, checked_kind(model)
+    if kind in _OWN:
+        return _OWN[kind][0](model, itemsize, method)
     if kind == "mamba2":
         return _state_only(model, itemsize, method)
     if kind == "granitemoehybrid":
@@ -148,7 +163,7 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
 def _state_only(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     """Mamba 2, which has no attention."""
     layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_heads"))
-    state = StateShape(
+    state = ScanShape(
         heads, count(model, "head_dim"), count(model, "n_groups", 1), count(model, "state_size", 128),
         count(model, "conv_kernel", 4, least=2), count(model, "chunk_size", 256),
         conv_bias=bool(model.config.get("use_conv_bias", True)), bias=bool(model.config.get("use_bias")),
@@ -171,7 +186,7 @@ def _granite(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
     kinds = _list(model, "layer_types") or _list(model, "layers_block_type")
     if len(kinds) != layers or not set(kinds) <= {"mamba", "attention"}:
         raise UsageError(f"{model.name}: layer_types are {shown(kinds)}; accepted: mamba or attention for each layer")
-    state = StateShape(
+    state = ScanShape(
         count(model, "mamba_n_heads"), count(model, "mamba_d_head"), count(model, "mamba_n_groups", 1),
         count(model, "mamba_d_state"), count(model, "mamba_d_conv", 4, least=2), count(model, "mamba_chunk_size", 256),
         conv_bias=bool(config.get("mamba_conv_bias", True)), bias=bool(config.get("mamba_proj_bias")),
@@ -224,6 +239,7 @@ def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
             shared_width=width * count(model, "n_shared_experts", 0, least=0),
             first=count(model, "first_k_dense_replace", 0, least=0),
             correction_bias=config.get("topk_method") == "noaux_tc",
+            grouped=True,
         )
     return None
 

@@ -52,7 +52,7 @@ def start(
     """The start of one rank up to where the engine knows what is left, as a trace that is not built yet."""
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
-    run.experts, run.cold = _expert_ranks(settings), settings.cold
+    run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
@@ -108,12 +108,13 @@ def start(
     return run.builder, Marks(buffers, weights, adapted, drafting, loaded, before, after, captured)
 
 
-def _expert_ranks(settings: Settings) -> ExpertRanks:
+def _expert_ranks(settings: Settings, shape: Shape) -> ExpertRanks:
     """``FusedMoEParallelConfig.make``: experts are shared out over tensor and data parallel ranks together."""
     more, ranks = settings.more, settings.tensor_parallel * settings.more.data
-    if more.expert_parallel:
-        return ExpertRanks(ranks, 1, more.redundant_experts, more.balanced)
-    return ExpertRanks(1, ranks)
+    if not more.expert_parallel:
+        return ExpertRanks(1, ranks, data=more.data)
+    sliced = shape.kind in families.SLICED and settings.tensor_parallel > 1 and more.data > 1
+    return ExpertRanks(ranks, 1, more.redundant_experts, more.balanced, more.data, sliced)
 
 
 def _fill(slots: list[Fillable], settings: Settings) -> None:

@@ -38,12 +38,16 @@ class Batch:
 @dataclass(frozen=True)
 class ExpertRanks:
     """How experts are shared out: whole ones over ``ranks`` (``--enable-expert-parallel``), or slices of each over
-    ``slices``. ``redundant``: copies of busy ones among all; ``balanced``: their load is watched."""
+    ``slices``. ``redundant``: copies of busy ones among all; ``balanced``: their load is watched. ``data``: replicas
+    whose batches are gathered before the experts; ``sliced``: each tensor parallel rank takes its slice of the tokens
+    there (``use_sequence_parallel_moe``, config/parallel.py)."""
 
     ranks: int = 1
     slices: int = 1
     redundant: int = 0
     balanced: bool = False
+    data: int = 1
+    sliced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ _BLOCK_STEP = 16
 DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
 #: ``model_type`` with layers of states, whose kernels Triton times once on a machine, compiled or not.
 STATES = ("mamba2", "granitemoehybrid")
+#: What tensor parallel ranks share out where there are no heads of attention.
+_SHARED_OUT = {"mamba2": "num_heads", "mamba": "hidden_size", "falcon_mamba": "hidden_size"}
 #: Keys that name the longest context, in the order of transformers_utils/model_arch_config_convertor.py.
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
 
@@ -231,7 +233,7 @@ def _dtype(question: Question, config: Mapping[str, Any]) -> tuple[str, int]:
 
 def check_parallel(model: ServedModel, tp: int) -> None:
     """``verify_with_parallel_config``. Raises :class:`UsageError` with the sizes that do."""
-    heads = count(model, "num_heads" if model.config.get("model_type") == "mamba2" else "num_attention_heads")
+    heads = count(model, _SHARED_OUT.get(str(model.config.get("model_type")), "num_attention_heads"))
     kv_heads = count(model, "num_key_value_heads", heads)
     if tp < 1:
         raise UsageError(f"tensor_parallel_size is {tp}; accepted: 1 and more")

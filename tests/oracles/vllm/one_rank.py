@@ -1,5 +1,6 @@
-"""Imported before vllm: this process is rank OWN_RANK of a group of RANKS (tensor parallel, or stages of a pipeline),
-whose collectives only allocate what the real ones do. The group has nobody else in it."""
+"""Imported before vllm: this process is rank OWN_RANK of a group of RANKS (tensor and data parallel, or stages of a
+pipeline), whose collectives only allocate what the real ones do. The group has nobody else in it; replicas are taken to
+have batches like this rank's, as they have while the engine profiles."""
 
 from __future__ import annotations
 
@@ -37,23 +38,38 @@ dist.new_group = torch.distributed.distributed_c10d.new_group = _fake_group
 dist.broadcast_object_list = lambda values, *arguments, **options: None
 dist.all_gather_object = _own_object
 
+import vllm.distributed.device_communicators.all2all as all2all  # noqa: E402
 import vllm.distributed.device_communicators.shm_broadcast as shm_broadcast  # noqa: E402
 import vllm.distributed.parallel_state as parallel_state  # noqa: E402
 import vllm.platforms as platforms  # noqa: E402
+import vllm.v1.worker.gpu.dp_utils as dp_utils  # noqa: E402
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase  # noqa: E402
 from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator  # noqa: E402
+
+
+class Silent:
+    """NCCL's collectives, which allocate nothing here."""
+
+    disabled, nccl_version = False, 22907
+
+    def __init__(self, world_size):
+        self.world_size = world_size
+        for name in ("all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "group_start", "group_end"):
+            setattr(self, name, lambda *arguments, **options: None)
 
 
 class Communicator(CudaCommunicator):
     """Without any library of collectives."""
 
     def __init__(self, *arguments, **options):
-        options.pop("use_all2all", None)
         DeviceCommunicatorBase.__init__(self, *arguments, **options)
-        for name in ("pynccl_comm", "ca_comm", "qr_comm", "symm_mem_comm", "fi_ar_comm", "fi_pcie_ipc_ar_comm",
+        for name in ("ca_comm", "qr_comm", "symm_mem_comm", "fi_ar_comm", "fi_pcie_ipc_ar_comm",
                      "all2all_manager", "aiter_ar_comm"):  # fmt: skip
             setattr(self, name, None)
         self.use_aiter_ag_rs = self.use_custom_allreduce = False
+        self.pynccl_comm = Silent(self.world_size)
+        if self.use_all2all:
+            self.all2all_manager = all2all.AgRsAll2AllManager(self.cpu_group)
 
     def all_reduce(self, tensor):
         return torch.empty_like(tensor)  # the real one is out of place too
@@ -73,3 +89,4 @@ platforms.current_platform.__class__.get_device_communicator_cls = classmethod(
 )
 parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * RANKS
 shm_broadcast.MessageQueue.create_from_process_group = staticmethod(lambda *arguments, **options: None)
+dp_utils.should_skip_dp_coordination = lambda: True

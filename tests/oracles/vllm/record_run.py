@@ -8,6 +8,7 @@ and modules (growth outside torch is 0), the driver's part of CUDA graphs, autot
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CASE: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-_RANKS = CASE["settings"].get("tensor_parallel_size", 1) * CASE["settings"].get("pipeline_parallel_size", 1)
+_RANKS = math.prod(CASE["settings"].get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
 if _RANKS > 1:
     os.environ |= {"RANKS": str(_RANKS), "OWN_RANK": str(CASE.get("rank", 0))}
     import one_rank  # noqa: F401
@@ -36,12 +37,22 @@ def _marked(name: str) -> None:
     method = getattr(gpu_worker.Worker, name)
 
     def marking(self: Any, *arguments: Any, **options: Any) -> Any:
+        _quieten()
         _note(f"before {name}")
         result = method(self, *arguments, **options)
         _note(f"after {name}")
         return result
 
     setattr(gpu_worker.Worker, name, marking)
+
+
+def _quieten() -> None:
+    """The stub cannot launch FlashInfer's kernels of the delta rule, whose workspaces are made before. They are
+    imported only where the model is one of those: a module that is imported early may leave a table elsewhere."""
+    if "after load_model" in stages and "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn" in sys.modules:
+        import flashinfer.gdn_kernels.delta_rule_dsl.delta_rule_cp_sm90 as kernels
+
+        kernels.get_cached_compile = lambda *arguments, **options: lambda *arguments, **options: None
 
 
 def _note(stage: str) -> None:

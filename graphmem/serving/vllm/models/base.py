@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from graphmem.errors import UsageError
@@ -68,7 +68,8 @@ class Family(ABC):
 @dataclass(frozen=True)
 class ExpertShape:
     """The experts of a layer: how many, how many a token is sent to, their width, and the width of those that every
-    token is sent to (0: none)."""
+    token is sent to (0: none). ``grouped``: they are chosen by groups; ``shared_gate``: what every token is sent to is
+    multiplied by a gate of its own."""
 
     count: int
     chosen: int
@@ -78,6 +79,8 @@ class ExpertShape:
     every: int = 1
     dense_layers: tuple[int, ...] = ()
     correction_bias: bool = False
+    grouped: bool = False
+    shared_gate: bool = False
 
     def in_layer(self, index: int) -> bool:
         """Whether the layer has experts."""
@@ -95,45 +98,22 @@ class LatentShape:
     value: int
 
 
-@dataclass(frozen=True)
-class StateShape:
-    """Layers of states (Mamba 2). ``size``: of a state for each element of a head; ``kernel``: of the convolution;
-    ``conv_bytes`` and ``state_bytes``: of an element of what is kept of both."""
+@dataclass(frozen=True, kw_only=True)
+class StateShape(ABC):
+    """Layers of states, each of a fixed size for a request. ``conv_bytes`` and ``state_bytes``: of an element of what
+    is kept of the convolution and of the state."""
 
-    heads: int
-    head_dim: int
-    groups: int
-    size: int
-    kernel: int
-    chunk: int
-    conv_bias: bool = True
-    bias: bool = False
     conv_bytes: int = 2
     state_bytes: int = 2
 
+    @abstractmethod
     def shared(self, tp: int) -> StateShape:
-        """One rank's share; groups that cannot be shared out are on every rank."""
-        return replace(self, heads=self.heads // tp, groups=max(1, self.groups // tp))
+        """One rank's share."""
 
     @property
-    def inner(self) -> int:
-        """Elements of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def convolved(self) -> int:
-        """Channels of the convolution: heads, and both projections of the groups."""
-        return self.inner + 2 * self.groups * self.size
-
-    @property
-    def state_elements(self) -> int:
-        """Of the states of all heads."""
-        return self.inner * self.size
-
-    @property
+    @abstractmethod
     def page_bytes(self) -> int:
-        """What is kept of one request (``MambaStateShapeCalculator.mamba2_state_shape``)."""
-        return (self.kernel - 1) * self.convolved * self.conv_bytes + self.state_elements * self.state_bytes
+        """What is kept of one request (``MambaStateShapeCalculator``, layers/mamba/mamba_utils.py)."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ in few places, each a field of :class:`Style`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
 from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
@@ -99,6 +101,20 @@ class Norm:
         return result
 
 
+class Mixing(Protocol):
+    """What a layer does before its feed-forward layer: attention, or a state."""
+
+    @property
+    def scales(self) -> AttentionScales | None:
+        """Of a quantised KV cache; None where there is none."""
+
+    def finish(self) -> None:
+        """After loading."""
+
+    def __call__(self, tokens: int) -> Tensor:
+        """Its output, which is of the hidden states' size; the input is the caller's."""
+
+
 class Attention:
     """Queries, keys and values in one product, and the output's projection."""
 
@@ -156,9 +172,17 @@ class FeedForward:
     """Gate and up in one product, an activation that multiplies them, and down."""
 
     def __init__(
-        self, run: Run, name: str, shape: Shape, style: Style, width: int | None = None, *, reduces: bool = True
+        self,
+        run: Run,
+        name: str,
+        shape: Shape,
+        style: Style,
+        width: int | None = None,
+        *,
+        reduces: bool = True,
+        gate: Linear | None = None,
     ) -> None:
-        self.run, self.name, self.style, self.size = run, name, style, shape.itemsize
+        self.run, self.name, self.style, self.size, self.gate = run, name, style, shape.itemsize, gate
         self.width = (shape.intermediate if width is None else width) // run.tp
         method, bias = shape.linear, shape.mlp_bias
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
@@ -182,21 +206,31 @@ class FeedForward:
             run.free(both)
         result = self.down_proj(tokens)
         run.free(acted)
+        if self.gate is not None:
+            result = self._gated(tokens, self.gate, result)
         if self.style.holds_gate_up:
             run.free(both)
         return result
 
+    def _gated(self, tokens: int, gate: Linear, result: Tensor) -> Tensor:
+        """The product with a token's gate, which is made last."""
+        run = self.run
+        raw = gate(tokens)
+        weight = run.new(raw.bytes)
+        run.free(raw)
+        product = run.new(result.bytes, "gated")
+        run.free(weight, result)
+        return product
+
 
 class Layer:
-    """One decoder layer."""
+    """One decoder layer. ``mixing`` makes what it does before the feed-forward layer."""
 
-    def __init__(self, run: Run, name: str, shape: Shape, style: Style, ropes: set[object], index: int) -> None:
+    def __init__(
+        self, run: Run, name: str, shape: Shape, style: Style, mixing: Callable[[str, int], Mixing], index: int
+    ) -> None:
         self.run, self.style, self.shape = run, style, shape
-        self.attention: Attention | LatentAttention
-        if shape.latent is not None:
-            self.attention = LatentAttention(run, f"{name}.self_attn", shape, shape.latent, ropes)
-        else:
-            self.attention = Attention(run, f"{name}.self_attn", shape, style, ropes, index)
+        self.attention = mixing(name, index)
         self.mlp: FeedForward | Experts
         if shape.experts is not None and shape.experts.in_layer(index):
             self.mlp = Experts(run, f"{name}.mlp", shape, shape.experts)
@@ -257,8 +291,7 @@ class Decoder(Family):
         size, stage = shape.itemsize, shape.own
         if stage.first or (shape.tied and stage.last):
             self.embedding = Embedding(run, "model.embed_tokens", shape.vocab, shape.hidden, size)
-        ropes = run.ropes
-        self.layers = [Layer(run, f"model.layers.{index}", shape, style, ropes, index) for index in stage.layers]
+        self.layers = [Layer(run, f"model.layers.{index}", shape, style, self.mixing, index) for index in stage.layers]
         if stage.last:
             self.norm = Norm(run, "model.norm", shape.hidden, size, style.norm)
         if style.scales_embedding:
@@ -270,6 +303,13 @@ class Decoder(Family):
         self.taps: tuple[int, ...] = ()
         self.tapped: list[Tensor] = []
         self._sent: Tensor | None = None
+
+    def mixing(self, name: str, index: int) -> Mixing:
+        """What the layer does before its feed-forward layer."""
+        run, shape = self.run, self.shape
+        if shape.latent is not None:
+            return LatentAttention(run, f"{name}.self_attn", shape, shape.latent, run.ropes)
+        return Attention(run, f"{name}.self_attn", shape, self.style, run.ropes, index)
 
     @classmethod
     def layers_alone(cls, run: Run, shape: Shape, style: Style) -> Decoder:
@@ -300,6 +340,8 @@ class Decoder(Family):
         return head
 
     def receive(self, tokens: int) -> None:
+        if self.shape.state is not None:
+            super().receive(tokens)
         run, size = self.run, tokens * self.shape.hidden * self.shape.itemsize
         hidden = run.new(size, "hidden states of the stage before", Category.BUFFER)
         self._received = hidden, run.new(size, "residual of the stage before", Category.BUFFER)
@@ -308,10 +350,11 @@ class Decoder(Family):
         for layer in self.layers:
             layer.finish()
         for layer in self.layers:
-            layer.attention.scales.finish()
+            if layer.attention.scales is not None:
+                layer.attention.scales.finish()
 
     def adapt(self, adapters: Adapters) -> list[Fillable]:
-        if self.shape.experts is not None or self.shape.latent is not None:
+        if self.shape.experts is not None or self.shape.latent is not None or self.shape.state is not None:
             return super().adapt(adapters)
         wrapper(self.run, adapters)
         stage = self.shape.own
@@ -380,7 +423,7 @@ class Decoder(Family):
         raise the piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py):
         rotated queries take the normed input's, the attention's output what the feed-forward layer returned.
         """
-        if self.shape.latent is not None:
+        if self.shape.latent is not None or self.shape.state is not None:
             with piece():
                 return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
         attended, residual = self._first_piece(tokens, attend, piece)
@@ -426,6 +469,7 @@ class Decoder(Family):
     def _fed(self, layer: Layer, tokens: int) -> tuple[Tensor, Tensor]:
         """(what attention's projection leaves, what the feed-forward layer returns), both alive."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
+        assert isinstance(layer.attention, Attention)
         projected = layer.attention.o_proj.product(tokens)
         first, normed = projected, projected
         if run.tp > 1:

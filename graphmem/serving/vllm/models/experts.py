@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
 _TILE = 128
+#: Experts that one kernel chooses among without scratch.
+_MOST_FUSED = 256
 
 
 class Experts:
@@ -33,11 +35,14 @@ class Experts:
         self.gate = Linear(run, f"{name}.gate", shape.hidden, [experts.count], plain, size)
         if experts.correction_bias:
             run.new(experts.count * 4, f"{name}.gate.e_score_correction_bias")
+        gate: Linear | None = None
+        if experts.shared_gate:
+            gate = Linear(run, f"{name}.shared_expert_gate", shape.hidden, [1], plain, size)
         self.shared: FeedForward | None = None
         if experts.shared_width:
             holds = Style(holds_gate_up=True)
             self.shared = FeedForward(
-                run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False
+                run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False, gate=gate
             )  # fmt: skip
         if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
             run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
@@ -53,25 +58,56 @@ class Experts:
 
     def __call__(self, tokens: int) -> Tensor:
         """The output; the input is the caller's."""
+        run = self.run
+        if not run.experts.sliced:
+            return run.all_reduce(self._own(tokens))
+        row, slice_of = self.shape.hidden * self.shape.itemsize, cdiv(tokens, run.tp)
+        whole = slice_of * run.tp * row  # padded; a slice of what was padded is a view of it
+        kept = run.new(slice_of * row if tokens % run.tp == 0 else whole, "slice of tokens")
+        output = self._own(slice_of)
+        gathered = run.new(whole, "gathered slices")
+        run.free(output, kept)
+        return gathered
+
+    def _own(self, tokens: int) -> Tensor:
+        """The output of this rank's tokens, of this rank's share of every expert."""
         run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
         scores = self.gate(tokens)
         shared = self.shared(tokens) if self.shared is not None else None
         run.enter(f"{self.name}.experts")
         weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
-        run.temporary(tokens * chosen * 4)
+        run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
         output = run.new(tokens * self.shape.hidden * size, "experts' output")
-        run.scratch(
-            tokens * chosen * (max(self.width, self.shape.hidden) + max(2 * self.width, self.shape.hidden)) * size
-        )
-        count = self.experts.count + run.experts.redundant
-        padded = tokens * chosen + count * (_TILE - 1)
-        run.temporary(padded * 4, cdiv(padded, _TILE) * 4, 4, (count + 1) * 4)
+        self._multiply(tokens)
         run.free(weights, ids, scores)
         if shared is not None:
             total = run.new(output.bytes, "experts' and shared output", Category.ACTIVATION)
             run.free(shared, output)
             output = total
-        return run.all_reduce(output)
+        return output
+
+    def _multiply(self, tokens: int) -> None:
+        """Experts on the tokens of all replicas, which are gathered with their weights and ids (``AgRsAll2AllManager``,
+        device_communicators/all2all.py); their sums are scattered into the output that is there already."""
+        run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
+        replicas = run.experts.data * (run.tp if run.experts.sliced else 1)
+        total, gathered = tokens * replicas, []
+        if replicas > 1:
+            gathered.append(run.new(total * self.shape.hidden * size, "tokens of all replicas"))
+            gathered += [run.new(total * chosen * 4, "experts of tokens of all replicas") for _ in range(2)]
+        widest = max(self.width, self.shape.hidden) + max(2 * self.width, self.shape.hidden)
+        run.scratch(total * chosen * widest * size)
+        count = self.experts.count + run.experts.redundant
+        padded = total * chosen + count * (_TILE - 1)
+        run.temporary(padded * 4, cdiv(padded, _TILE) * 4, 4, (count + 1) * 4)
+        run.free(*reversed(gathered))
+
+    def _softmax_scratch(self, tokens: int) -> list[int]:
+        """What choosing among so many experts takes in fp32 where they are no power of two up to 256
+        (``topk_softmax``, csrc/moe/topk_softmax_kernels.cu)."""
+        count = self.experts.count
+        fused = self.experts.grouped or (count <= _MOST_FUSED and count & (count - 1) == 0)
+        return [] if fused else [tokens * count * 4]
 
 
 #: Copies that an expert can have and one more, and steps whose load is remembered (distributed/eplb/eplb_state.py,

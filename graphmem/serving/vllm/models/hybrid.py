@@ -6,7 +6,7 @@ from __future__ import annotations
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.decoder import FeedForward, Norm, Style
-from graphmem.serving.vllm.models.mamba import Mixer
+from graphmem.serving.vllm.models.mamba import Mixer, ScanShape
 from graphmem.serving.vllm.run import Run, Tensor
 
 
@@ -49,7 +49,7 @@ class Layer:
         if attends:
             self.mixer = Attention(run, f"{name}.self_attn", shape)
         else:
-            assert shape.state is not None
+            assert isinstance(shape.state, ScanShape)
             self.mixer = Mixer(run, f"{name}.mixer", shape, shape.state)
         self.mlp = FeedForward(run, f"{name}.shared_mlp", shape, Style())
         for one in ("input_layernorm", "post_attention_layernorm"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from graphmem.serving.vllm.layers import Embedding, Linear
 from graphmem.serving.vllm.models.base import Family, Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Norm
@@ -12,11 +14,49 @@ from graphmem.trace import Category
 _TIMED = 256 << 20
 
 
+@dataclass(frozen=True)
+class ScanShape(StateShape):
+    """Mamba 2's. ``size``: of a state for each element of a head; ``kernel``: of the convolution."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    size: int
+    kernel: int
+    chunk: int
+    conv_bias: bool = True
+    bias: bool = False
+
+    def shared(self, tp: int) -> ScanShape:
+        """One rank's share; groups that cannot be shared out are on every rank."""
+        return replace(self, heads=self.heads // tp, groups=max(1, self.groups // tp))
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: heads, and both projections of the groups."""
+        return self.inner + 2 * self.groups * self.size
+
+    @property
+    def state_elements(self) -> int:
+        """Of the states of all heads."""
+        return self.inner * self.size
+
+    @property
+    def page_bytes(self) -> int:
+        """What is kept of one request (``MambaStateShapeCalculator.mamba2_state_shape``)."""
+        return (self.kernel - 1) * self.convolved * self.conv_bytes + self.state_elements * self.state_bytes
+
+
 class Mixer:
     """``MambaMixer2``. While the engine profiles it does not scan: it runs its kernels on one chunk. The first time on
     a machine Triton looks for their best configurations, which it keeps on the disk."""
 
-    def __init__(self, run: Run, name: str, shape: Shape, state: StateShape) -> None:
+    def __init__(self, run: Run, name: str, shape: Shape, state: ScanShape) -> None:
         self.run, self.name, self.shape, self.state = run, name, shape, state
         size, own = shape.itemsize, state.shared(run.tp)
         self.own = own
@@ -98,7 +138,7 @@ class Mamba2(Family):
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.shape = run, shape
         state, size = shape.state, shape.itemsize
-        assert state is not None
+        assert isinstance(state, ScanShape)
         self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, size)
         self.layers: list[Mixer] = []
         for index in range(shape.layers):

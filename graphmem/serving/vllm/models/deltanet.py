@@ -1,0 +1,244 @@
+"""Gated delta nets beside gated attention: Qwen3-Next and the language models of Qwen3.5 (vllm 0.32.0,
+models/{qwen3_next,qwen3_5}.py, layers/mamba/gdn/qwen_gdn_linear_attn.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count, number, rope_of
+from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod, rotary
+from graphmem.serving.vllm.models.base import ExpertShape, Shape, StateShape
+from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Style
+from graphmem.serving.vllm.run import Run, Tensor
+
+#: Tokens of the warm-up's one chunk (``FLA_CHUNK_SIZE``, third_party/flash_linear_attention/ops/utils.py).
+_CHUNK = 64
+#: A tensor map (``CUtensorMap``), one for each multiprocessor.
+_TENSOR_MAP_BYTES = 128
+#: Both kinds of configurations: with experts, and whether their tensors are as Qwen3-Next's, interleaved by key heads.
+KINDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+#: Rows of rotary tables of those that also turn by place in an image, by position (``mrope_positions_factor``,
+#: layers/rotary_embedding/mrope.py).
+_IMAGE_POSITIONS = 4
+_STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class DeltaShape(StateShape):
+    """Heads of keys and of values, their widths, and the convolution's kernel. ``drafted``: tokens that the convolution
+    remembers beside; ``interleaved``: a product has the parts of each key head side by side."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    interleaved: bool
+    drafted: int = 0
+
+    def shared(self, tp: int) -> DeltaShape:
+        return replace(self, key_heads=self.key_heads // tp, value_heads=self.value_heads // tp)
+
+    @property
+    def keys(self) -> int:
+        """Elements of all heads' keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Elements of all heads' values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def page_bytes(self) -> int:
+        kept = (self.kernel - 1 + self.drafted) * self.convolved * self.conv_bytes
+        return kept + self.values * self.key_dim * self.state_bytes
+
+
+class DeltaNet:
+    """``QwenGatedDeltaNetAttention``. While the engine profiles nothing is convolved or scanned but one chunk, once for
+    each layer, with FlashInfer's kernels for compute capability 9.0."""
+
+    def __init__(self, run: Run, name: str, shape: Shape, state: DeltaShape) -> None:
+        self.run, self.name, self.state, self.size = run, name, state.shared(run.tp), shape.itemsize
+        self.scales: AttentionScales | None = None
+        own, size, method = self.state, shape.itemsize, shape.linear
+        run.new(own.convolved * own.kernel * size, f"{name}.conv1d.weight")
+        parts = [own.keys, own.keys, own.values, own.values]
+        self.qkvz = Linear(
+            run, f"{name}.in_proj_qkvz", shape.hidden, [sum(parts)] if own.interleaved else parts, method, size
+        )  # fmt: skip
+        rates = [2 * own.value_heads] if own.interleaved else [own.value_heads] * 2
+        self.rates = Linear(run, f"{name}.in_proj_ba", shape.hidden, rates, method, size)
+        run.new(own.value_heads * size, f"{name}.dt_bias")
+        run.new(own.value_heads * 4, f"{name}.A_log")
+        run.new(own.value_dim * size, f"{name}.norm.weight")
+        self.out_proj = Linear(run, f"{name}.out_proj", own.values, [shape.hidden], method, size, reduce=True)
+        self._warm = False
+
+    def finish(self) -> None:
+        """After loading."""
+        for linear in (self.qkvz, self.rates, self.out_proj):
+            linear.finish()
+
+    def __call__(self, tokens: int) -> Tensor:
+        run, own, size = self.run, self.state, self.size
+        held = [self.qkvz(tokens), self.rates(tokens)]
+        rate = tokens * own.value_heads * size
+        run.enter(self.name)
+        if own.interleaved:  # values, gates and rates out of their heads, then queries and keys, then side by side
+            parts = (tokens * own.values * size, tokens * own.values * size, rate, rate)
+            held += [run.new(part) for part in (*parts, tokens * own.keys * size, tokens * own.keys * size)]
+            held.append(run.new(tokens * own.convolved * size, "queries, keys and values"))
+        scanned = run.new(tokens * own.values * size, "scanned")
+        rates = [] if own.interleaved else [run.new(rate) for _ in range(2)]
+        self._warm_up()
+        run.free(*rates)
+        normed = run.new(tokens * own.values * size, "gated and normed")
+        run.temporary(tokens * own.value_heads * 4)
+        output = self.out_proj(tokens)
+        run.free(normed, scanned, *held)
+        return output
+
+    def _warm_up(self) -> None:
+        """``_warmup_prefill_kernels``: a chunk, its parts, and a state; then FlashInfer's kernel, which takes the state
+        in fp32 and leaves workspaces (flashinfer 0.7, gdn_kernels/delta_rule_dsl/delta_rule_cp_sm90.py)."""
+        if self._warm:
+            return
+        self._warm = True
+        run, own, size, rate = self.run, self.state, self.size, _CHUNK * self.state.value_heads
+        states = own.values * own.key_dim
+        sizes = [_CHUNK * own.convolved * size, rate * size, rate * size]
+        sizes += [_CHUNK * own.keys * size] * 2 + [_CHUNK * own.values * size, rate * 4, rate * 4]
+        made = [run.new(one) for one in (*sizes, states * own.state_bytes, 8)]
+        wide = [] if own.state_bytes == 4 else [states * 4]
+        made += [run.new(one) for one in (*wide, 16, rate * 4, _CHUNK * own.values * size, states * 4)]
+        heads = max(own.key_heads, own.value_heads)
+        run.once("tiles of the delta rule", heads * _CHUNK * _CHUNK * size)
+        for part in ("transfer", "local state", "fixed state"):
+            run.once(f"{part} of the delta rule", heads * own.key_dim * own.key_dim * 4)
+        run.once("tensor maps of the delta rule", run.device.sm_count * _TENSOR_MAP_BYTES)
+        run.free(*made)
+
+
+class GatedAttention:
+    """Attention whose output is multiplied by a gate that comes with the queries; they and the keys are normed and
+    turned in one kernel."""
+
+    def __init__(self, run: Run, name: str, shape: Shape) -> None:
+        self.run, self.name, self.size = run, name, shape.itemsize
+        self.q = shape.heads // run.tp * shape.head_dim
+        self.kv = max(1, shape.kv_heads // run.tp) * shape.head_dim
+        method, size = shape.linear, shape.itemsize
+        outputs = [2 * self.q, self.kv, self.kv]
+        self.qkv_proj = Linear(
+            run, f"{name}.qkv_proj", shape.hidden, outputs, method, size, bias=shape.attention_bias
+        )  # fmt: skip
+        self.o_proj = Linear(run, f"{name}.o_proj", self.q, [shape.hidden], method, size, reduce=True)
+        rope = (None, shape.rope_positions, shape.rotary_dim)
+        if rope not in run.ropes:
+            run.ropes.add(rope)
+            rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, size, scaled=shape.rope_scaled)
+        self.scales = AttentionScales(run, f"{name}.attn")
+        for side in "qk":
+            run.new(shape.head_dim * size, f"{name}.{side}_norm.weight")
+
+    def finish(self) -> None:
+        """After loading."""
+        self.qkv_proj.finish()
+        self.o_proj.finish()
+
+    def __call__(self, tokens: int) -> Tensor:
+        run, size = self.run, self.size
+        qkv = self.qkv_proj(tokens)
+        run.enter(f"{self.name}.attn")
+        turned = [run.new(tokens * width * size) for width in (self.q, self.kv, self.q)]
+        attended, weight = (run.new(tokens * self.q * size) for _ in range(2))
+        gated = run.new(tokens * self.q * size, "gated")
+        run.free(weight, attended)
+        output = self.o_proj(tokens)
+        run.free(*turned, qkv, gated)
+        return output
+
+
+class DeltaDecoder(Decoder):
+    """The whole model."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        super().__init__(run, shape, Style(norm="gemma", holds_gate_up=True))
+
+    def mixing(self, name: str, index: int) -> Mixing:
+        assert isinstance(self.shape.state, DeltaShape)
+        if index in self.shape.attends:
+            return GatedAttention(self.run, f"{name}.self_attn", self.shape)
+        return DeltaNet(self.run, f"{name}.linear_attn", self.shape, self.shape.state)
+
+
+def delta_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
+    """Its sizes (transformers, ``Qwen3NextConfig`` and ``Qwen3_5TextConfig``)."""
+    config, kind = model.config, str(model.config.get("model_type"))
+    layers, hidden, heads = (count(model, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    positions, head_dim = count(model, "max_position_embeddings"), count(model, "head_dim", 256)
+    rope = rope_of(model)
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    images = "mrope_section" in rope
+    state = DeltaShape(
+        count(model, "linear_num_key_heads", 16), count(model, "linear_num_value_heads", 32),
+        count(model, "linear_key_head_dim", 128), count(model, "linear_value_head_dim", 128),
+        count(model, "linear_conv_kernel_dim", 4, least=2), interleaved=kind == "qwen3_next",
+        conv_bytes=itemsize, state_bytes=_state_bytes(model, kind, itemsize),
+    )  # fmt: skip
+    return Shape(
+        kind=kind, hidden=hidden, intermediate=count(model, "intermediate_size", hidden), layers=layers, heads=heads,
+        kv_heads=count(model, "num_key_value_heads", heads), head_dim=head_dim, vocab=count(model, "vocab_size"),
+        positions=positions, itemsize=itemsize, linear=method, tied=bool(config.get("tie_word_embeddings")),
+        windows=(None,) * layers, rope_positions=positions * (_IMAGE_POSITIONS if images else 1),
+        rotary_dim=int(head_dim * min(1.0, number(model, "partial_rotary_factor", partial, 0.25))),
+        attention_bias=bool(config.get("qkv_bias")), experts=_experts(model, kind), state=state,
+        attends=_attends(model, layers),
+    )  # fmt: skip
+
+
+def _state_bytes(model: ServedModel, kind: str, itemsize: int) -> int:
+    """Qwen3.5's configuration names the states' dtype (``Qwen3_5ForConditionalGenerationConfig``, models/config.py)."""
+    name = model.config.get("mamba_ssm_dtype")
+    if kind == "qwen3_next" or name is None:
+        return itemsize
+    if name not in _STATE_DTYPES:
+        raise UsageError(f"{model.name}: mamba_ssm_dtype is {shown(name)}; accepted: {', '.join(_STATE_DTYPES)}")
+    return _STATE_DTYPES[name]
+
+
+def _attends(model: ServedModel, layers: int) -> tuple[int, ...]:
+    kinds = model.config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"linear_attention", "full_attention"}:
+        return tuple(index for index, kind in enumerate(kinds) if kind == "full_attention")
+    if kinds is not None:
+        raise UsageError(
+            f"{model.name}: layer_types are {shown(kinds)}; accepted: linear_attention or full_attention for each layer"
+        )
+    every = count(model, "full_attention_interval", 4)
+    return tuple(range(every - 1, layers, every))
+
+
+def _experts(model: ServedModel, kind: str) -> ExpertShape | None:
+    if kind == "qwen3_5_text" or not model.config.get("num_experts", kind != "qwen3_next" or 512):
+        return None
+    listed = model.config.get("mlp_only_layers") or []
+    return ExpertShape(
+        count(model, "num_experts", 512 if kind == "qwen3_next" else 256),
+        count(model, "num_experts_per_tok", 10 if kind == "qwen3_next" else 8),
+        count(model, "moe_intermediate_size", 512),
+        shared_width=count(model, "shared_expert_intermediate_size", 512, least=0),
+        every=count(model, "decoder_sparse_step", 1),
+        dense_layers=tuple(one for one in listed if type(one) is int) if isinstance(listed, list) else (),
+        shared_gate=True,
+    )
