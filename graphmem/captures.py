@@ -37,6 +37,11 @@ _OWN_STEP = "custom step function"
 _OF_ONE_SIZE = ("ONNX", "Keras")
 
 
+def within(say: Say, what: str) -> Say:
+    """Tells how far a part of something longer is: ``what`` stands before it."""
+    return lambda stage: say(f"{what}: {stage}")
+
+
 def unheard(_: str) -> None:
     """Nobody is told."""
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from graphmem.captures import Captures
+from graphmem.captures import Captures, Say, unheard, within
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Diagnostic, Estimate
 from graphmem.question import Question
@@ -27,10 +27,8 @@ from graphmem.units import format_bytes
 #: Processes that are analysed at most: more that differ are told of, not analysed.
 MOST_ANALYSED = 32
 
-Say = Callable[[str], None]
 
-
-def fullest(question: Question, ranks: str | Sequence[int], say: Say = lambda _: None) -> Estimate:
+def fullest(question: Question, ranks: str | Sequence[int], say: Say = unheard) -> Estimate:
     """The estimate of the process that holds the most of the card; ``details["ranks"]`` has the others' figures.
 
     ``ranks``: which are analysed, or ``all`` that differ. Raises :class:`GraphmemError`.
@@ -61,11 +59,10 @@ class _Job:
     def analyse(self, rank: int) -> _Analysed:
         """The process of this rank, which is analysed once."""
         if rank not in self.done:
-            self.say(f"rank {rank}")
             one = replace(self.question, training=replace(self.step, rank=rank))
             shelf = Captures()
             try:
-                estimate = answer(one, shelf, self.say)
+                estimate = answer(one, shelf, within(self.say, f"rank {rank}"))
             except GraphmemError as error:
                 raise type(error)(f"rank {rank}: {error}") from error
             self.done[rank] = _Analysed(estimate, _digest(shelf.trace), shelf.groups)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from graphmem.capture.threads import turn
-from graphmem.captures import Captures, Recorded
+from graphmem.captures import Captures, Recorded, within
 from graphmem.causes import CUT_SHORT, cause_of_version, causes_of_context, causes_of_trace, neighbours, together
 from graphmem.cudnn.library import AUTO, NEVER
 from graphmem.errors import GraphmemError, TraceError, UsageError
@@ -89,8 +89,8 @@ def beside_other_loop(
     if loop is None or loop["output_bytes"] < _SMALL_OUTPUT * estimate.reserved:
         return estimate
     other = other_loop(step.loop)
-    say(f"the same with --loop {other}")
-    theirs = answer(replace(question, training=replace(step, loop=other), top=0), captures, say, figures_only=True)
+    question = replace(question, training=replace(step, loop=other), top=0)
+    theirs = answer(question, captures, within(say, f"with --loop {other}"), figures_only=True)
     levels = ("allocated", "reserved", "device")
     if all(abs(getattr(theirs, n) - getattr(estimate, n)) <= _TOLD_DIFFERENCE * getattr(estimate, n) for n in levels):
         return estimate
@@ -127,10 +127,9 @@ def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Versi
     that cannot be analysed are left out."""
     peaks = {}
     for version in neighbours(question.setting.torch_version):
-        say(f"the same with PyTorch {words(version)}")
         with contextlib.suppress(GraphmemError):
             other = replace(question, torch_version=words(version), top=0)
-            peaks[version] = answer(other, say=say, figures_only=True).peak
+            peaks[version] = answer(other, say=within(say, f"with PyTorch {words(version)}"), figures_only=True).peak
     return peaks
 
 

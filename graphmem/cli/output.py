@@ -35,7 +35,7 @@ def show(estimate: Estimate, options: Output) -> None:
     elif options.form == "html":
         report = html.render(estimate, options.budget_bytes)
     else:
-        report = text.render(estimate, options.details, options.top, _width(options.output), options.budget_bytes)
+        report = text.render(estimate, options.details, options.top, width(options.output), options.budget_bytes)
     emit(report, options.output)
     budget = options.budget_bytes
     if budget is not None and estimate.device > budget:
@@ -87,10 +87,11 @@ def check_output(output: str | None) -> None:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
 
 
-def _width(output: str | None) -> int:
+def width(output: str | None, elsewhere: int = text.DEFAULT_WIDTH) -> int:
+    """Columns of what is written: the terminal's, ``elsewhere`` in files and pipes."""
     if output not in (None, "-") or sys.stdout is None or not sys.stdout.isatty():
-        return text.DEFAULT_WIDTH
-    return min(shutil.get_terminal_size().columns, _WIDEST)
+        return elsewhere
+    return max(text.MINIMUM_WIDTH, min(shutil.get_terminal_size().columns, _WIDEST))
 
 
 @contextlib.contextmanager
@@ -106,7 +107,7 @@ def _status() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda stage: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))  # a narrow one cuts words
     status = Progress(*columns, console=Console(stderr=True), transient=True)
     task = status.add_task("analysing")
     timer = threading.Timer(PATIENCE, status.start)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, working
+from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, width, working
 from graphmem.errors import UsageError
 from graphmem.files import write_whole
 from graphmem.training import Training, parse_optimizer_arg
@@ -109,7 +109,7 @@ def plan_command(**options: Any) -> None:
         "json": lambda: json.dumps(found.to_dict(), indent=2) + "\n",
         "html": lambda: reports.html(found),
         "csv": lambda: reports.as_csv(found),
-        "text": lambda: reports.render(found),
+        "text": lambda: reports.render(found, width(options["output"], reports.WIDTH)),
     }[options["form"]]()
     emit(rendered, options["output"])
     if folder is not None and found.files:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
+from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, width, working
 from graphmem.errors import UsageError
 from graphmem.serving import BUILT_IN
 from graphmem.units import parse_bytes
@@ -93,43 +93,45 @@ def serve_command(**options: Any) -> None:
     from graphmem.reports import serving
 
     check_output(options["output"])
-    report = serve(
-        options["model"],
-        gpu=options["gpu"],
-        gpu_memory=options["gpu_memory"],
-        engine=options["engine"] or ("llamacpp" if options["model"].lower().endswith(".gguf") else "vllm"),
-        engine_version=options["engine_version"],
-        lengths=options["lengths"],
-        load=options["load"],
-        find=options["find"],
-        advice=options["advice"],
-        arrivals=options["arrivals"],
-        output_lengths=options["output_lengths"],
-        duration=options["duration"],
-        trace=options["trace"],
-        step_time=options["step_time"],
-        tokens_per_second=options["tokens_per_second"],
-        max_wait=options["max_wait"],
-        entry=options["entry"],
-        tensor_parallel_size=options["tp"],
-        max_model_len=options["max_model_len"],
-        max_num_seqs=options["max_num_seqs"],
-        max_num_batched_tokens=options["max_num_batched_tokens"],
-        gpu_memory_utilization=options["gpu_memory_utilization"],
-        kv_cache_dtype=options["kv_cache_dtype"],
-        quantization=options["quantization"],
-        dtype=options["dtype"],
-        enforce_eager=options["enforce_eager"],
-        cold=options["cold"],
-        block_size=options["block_size"],
-        alloc_conf=options["alloc_conf"],
-        non_torch_bytes=parse_bytes(options["non_torch"]),
-        arguments=(*(_named(text) for text in options["engine_arg"]), *_others(options["model"])),
-    )
+    with working() as progress:
+        report = serve(
+            options["model"],
+            gpu=options["gpu"],
+            gpu_memory=options["gpu_memory"],
+            engine=options["engine"] or ("llamacpp" if options["model"].lower().endswith(".gguf") else "vllm"),
+            engine_version=options["engine_version"],
+            lengths=options["lengths"],
+            load=options["load"],
+            find=options["find"],
+            advice=options["advice"],
+            arrivals=options["arrivals"],
+            output_lengths=options["output_lengths"],
+            duration=options["duration"],
+            trace=options["trace"],
+            step_time=options["step_time"],
+            tokens_per_second=options["tokens_per_second"],
+            max_wait=options["max_wait"],
+            say=progress,
+            entry=options["entry"],
+            tensor_parallel_size=options["tp"],
+            max_model_len=options["max_model_len"],
+            max_num_seqs=options["max_num_seqs"],
+            max_num_batched_tokens=options["max_num_batched_tokens"],
+            gpu_memory_utilization=options["gpu_memory_utilization"],
+            kv_cache_dtype=options["kv_cache_dtype"],
+            quantization=options["quantization"],
+            dtype=options["dtype"],
+            enforce_eager=options["enforce_eager"],
+            cold=options["cold"],
+            block_size=options["block_size"],
+            alloc_conf=options["alloc_conf"],
+            non_torch_bytes=parse_bytes(options["non_torch"]),
+            arguments=(*(_named(text) for text in options["engine_arg"]), *_others(options["model"])),
+        )
     rendered = {
         "json": lambda: json.dumps(report.to_dict(), indent=2) + "\n",
         "html": lambda: serving.html(report),
-        "text": lambda: serving.render(report),
+        "text": lambda: serving.render(report, width(options["output"], serving.WIDTH)),
     }[options["form"]]()
     emit(rendered, options["output"])
     if not report.starts:

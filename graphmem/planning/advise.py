@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graphmem.captures import Captures
+from graphmem.captures import Captures, Say, within
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
@@ -66,23 +66,20 @@ def advise(
     analysed.
     """
     request, captures = Request(model, example_inputs, options), Captures()
-    report = say or (lambda _: None)
-    report("as it is")
-    base = request.run(captures)
+    report = say or request.progress
+    base = request.run(captures, within(report, "as it is"))
     found = []
     for change in _changes(request, base):
-        report(change.change)
-        found.append(_tried(request, base, change, captures))
+        found.append(_tried(request, base, change, captures, report))
     together = _together([one for one in found if one.saved_bytes > 0])
     if together is not None:
-        report(together.change)
-        found.append(_tried(request, base, together, captures))
+        found.append(_tried(request, base, together, captures, report))
     return Advised(base, tuple(sorted(found, key=lambda one: (one.estimate is None, -one.saved_bytes))))
 
 
-def _tried(request: Request, base: Estimate, change: Advice, captures: Captures) -> Advice:
+def _tried(request: Request, base: Estimate, change: Advice, captures: Captures, report: Say) -> Advice:
     try:
-        estimate = request.changed(**change.settings).run(captures)
+        estimate = request.changed(**change.settings).run(captures, within(report, change.change))
     except GraphmemError as error:
         return replace(change, reason=str(error))
     return replace(change, estimate=estimate, saved_bytes=base.device - estimate.device)

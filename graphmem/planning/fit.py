@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from graphmem.captures import Captures
+from graphmem.captures import Captures, within
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
@@ -80,7 +80,7 @@ def fit(
         )
     if options.get(size) is not None:
         raise UsageError(f"{size} is what is searched; do not give it")
-    search = _Search(request, size, multiple_of, at_most // multiple_of, spare_bytes, say or (lambda _: None))
+    search = _Search(request, size, multiple_of, at_most // multiple_of, spare_bytes, say or request.progress)
     return search.run()
 
 
@@ -182,8 +182,10 @@ class _Search:
     def _analysed(self, count: int) -> Estimate:
         """The estimate of so many steps of the size, noted. Raises :class:`GraphmemError`."""
         value = count * self._step
-        self._say(f"{self._size} {value:,}")
-        estimate = self._request.changed(**{self._size: value}).run(self._captures)
+        name = self._size.replace("_", "-").removeprefix("dim:")
+        estimate = self._request.changed(**{self._size: value}).run(
+            self._captures, within(self._say, f"{name} {value:,}")
+        )
         self._tried.append((value, estimate.device))
         self._safe[count] = estimate if self._fits(estimate) and self._fits_for_sure(estimate) else None
         return estimate

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphmem import simulate
-from graphmem.captures import Captures
+from graphmem.captures import Captures, Say, unheard, within
 from graphmem.devices import Device
 from graphmem.documents import shown
 from graphmem.errors import UsageError
@@ -116,7 +116,8 @@ class Transformers:
     #: An answer without a batch, or without a length, has looked for it.
     searches = True
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say = unheard) -> None:
+        self._say = say
         try:  # the installed version, which is the one that is captured
             self.newest = ".".join(metadata.version("transformers").split(".")[:2])
         except metadata.PackageNotFoundError:
@@ -145,6 +146,7 @@ class Transformers:
                     alloc_conf=run.alloc_conf,
                 ),
                 self._captures,
+                within(self._say, f"batch {batch:,}, {length:,} tokens"),
             )
             self._known[key] = _analysis(estimate)
         return self._known[key]

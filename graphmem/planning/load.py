@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from graphmem.captures import Say, unheard, within
 from graphmem.errors import UsageError
 from graphmem.serving.base import Batch, Request, Scheduler, Served
 
@@ -22,6 +23,8 @@ _MOST_STEPS, _MOST_ANSWERED, _MOST_COPIES = 5_000_000, 300_000_000, 1 << 10
 #: Seconds of a load that is followed to its end, whatever comes of it; of a longer one no more than shows that too many
 #: wait too long.
 _WHOLE = 3600.0
+#: Steps after which it is told how far a load is.
+_TOLD_EVERY = 2000
 #: The part of requests that may not wait too long.
 _MOST_PART = 0.99
 
@@ -117,7 +120,13 @@ class LoadReport:
 
 
 def loaded(
-    served: Served, requests: Sequence[Request], seconds: float, speed: Speed, max_wait: float, described: str
+    served: Served,
+    requests: Sequence[Request],
+    seconds: float,
+    speed: Speed,
+    max_wait: float,
+    described: str,
+    say: Say = unheard,
 ) -> LoadReport:
     """The load on an engine that starts. Raises :class:`UsageError` for an engine whose scheduler is not followed."""
     if served.scheduler is None:
@@ -135,7 +144,8 @@ def loaded(
     bears = max_wait if seconds > _WHOLE else None
 
     def enough(copies: int) -> bool:
-        answers[copies] = simulate(make(), requests[::copies], seconds, speed, bears)
+        heard = within(say, f"the load on {copies:,} like this")
+        answers[copies] = simulate(make(), requests[::copies], seconds, speed, bears, heard)
         return _enough(answers[copies], max_wait)
 
     fewest = _fewest(enough)
@@ -177,19 +187,30 @@ def _fewest(enough: Callable[[int], bool]) -> int | None:
 
 
 def simulate(
-    scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed, bears: float | None = None
+    scheduler: Scheduler,
+    requests: Sequence[Request],
+    seconds: float,
+    speed: Speed,
+    bears: float | None = None,
+    say: Say = unheard,
 ) -> LoadAnswer:
     """The load on one engine, from 0 to ``seconds``. Requests are in the order of their arrival. ``bears``: it is given
     up once the 99th percentile of waiting will be more than so many seconds; None: it is followed to the end."""
-    return _Run(scheduler, requests, seconds, speed, bears).answer()
+    return _Run(scheduler, requests, seconds, speed, bears, say).answer()
 
 
 class _Run:
     def __init__(
-        self, scheduler: Scheduler, requests: Sequence[Request], seconds: float, speed: Speed, bears: float | None
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[Request],
+        seconds: float,
+        speed: Speed,
+        bears: float | None,
+        say: Say,
     ) -> None:
         self._scheduler, self._requests, self._seconds, self._speed = scheduler, requests, seconds, speed
-        self._bears = bears
+        self._bears, self._say = bears, say
         # What waits longest is at this place from the end, of all that arrive: so many may not wait too long.
         self._may_be_late = len(requests) - int(_MOST_PART * len(requests)) - 1
         self._late = 0
@@ -250,6 +271,8 @@ class _Run:
         free_at = 0.0
         while self._now < self._seconds and self._steps < _MOST_STEPS:
             self._arrive()
+            if self._steps % _TOLD_EVERY == 0:
+                self._say(f"{self._now / self._seconds:.0%} of the time")
             if self._late > self._may_be_late:
                 self._given_up_at = self._now
                 return

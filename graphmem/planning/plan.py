@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from graphmem import simulate
-from graphmem.captures import Captures, shape_of
+from graphmem.captures import Captures, Say, shape_of
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts import search
@@ -140,10 +140,10 @@ def plan(
             "give a multiple of the number of cards"
         )
 
-    def capture(layout: Layout, **changed: Any) -> tuple[Estimate, str]:
+    def capture(layout: Layout, say: Say, **changed: Any) -> tuple[Estimate, str]:
         arguments = _asked(asked, layout, step, changed)
         each = [replace(arguments["training"], rank=rank) for rank in layout.ranks]
-        found = [_captured(Question(model, example_inputs, **{**arguments, "training": one}), report) for one in each]
+        found = [_captured(Question(model, example_inputs, **{**arguments, "training": one}), say) for one in each]
         return max(found, key=lambda one: (one[0].fit is not None and not one[0].fit.fits, one[0].device))
 
     chosen = links or links_of(cluster.card.name)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from graphmem import simulate
-from graphmem.captures import Captures
+from graphmem.captures import Captures, Say, unheard
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.question import Question
@@ -57,10 +57,14 @@ class Request:
             options["training"] = replace(step, **of_step)
         return Request(self.model, self.example_inputs, options)
 
-    def run(self, captures: Captures | None = None) -> Estimate:
+    @property
+    def progress(self) -> Say:
+        """Who is told how far an analysis is."""
+        return self.options.get("progress") or unheard
+
+    def run(self, captures: Captures | None = None, say: Say | None = None) -> Estimate:
         """Analyse it, with what was captured for another request about the same model where that serves.
 
         The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`.
         """
-        say = self.options.get("progress") or (lambda _: None)
-        return replace(simulate.answer(self.question, captures, say), trace=None, timeline=None)
+        return replace(simulate.answer(self.question, captures, say or self.progress), trace=None, timeline=None)

@@ -6,12 +6,13 @@ Every figure is an answer of its own: longer contexts, other cards and changed o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from graphmem.captures import Say, unheard
 from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import GraphmemError, UsageError
@@ -137,6 +138,7 @@ def serve(
     step_time: float | str | None = None,
     tokens_per_second: float | None = None,
     max_wait: float | str = "10s",
+    say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> ServingReport:
     """What an inference engine leaves for the KV cache of ``model`` on a card, and how many requests that holds.
@@ -152,12 +154,14 @@ def serve(
     ``duration`` seconds or ``"1h"``; ``lengths`` are then those of prompts, and ``output_lengths`` of answers. Or
     ``trace``, a CSV file with columns timestamp, prompt and output. Speed is not predicted: a step takes
     ``step_time`` (seconds or ``"30ms"``), or its tokens at ``tokens_per_second`` where that is longer.
-    ``max_wait``: what waiting the 99th percentile of requests bears, by which copies are counted.
+    ``max_wait``: what waiting the 99th percentile of requests bears, by which copies are counted. ``say`` is told how
+    far it is.
 
     Raises :class:`graphmem.errors.GraphmemError` for what cannot be answered; an engine that would refuse to start for
     want of memory is an answer (:attr:`ServingReport.starts`).
     """
-    chosen = _engine(engine)
+    report = say or unheard
+    chosen = _engine(engine, report)
     assumptions: list[str] = []
     card = device
     if card is None:
@@ -183,16 +187,16 @@ def serve(
         changes=_changes(chosen, question, served) if advice else (),
         found=found,
         assumptions=tuple(assumptions),
-        over_time=None if over_time is None else _followed(served, over_time, speed, max_wait),
+        over_time=None if over_time is None else _followed(served, over_time, speed, max_wait, report),
     )
 
 
-def _engine(name: str) -> Engine:
+def _engine(name: str, say: Say) -> Engine:
     """The engine of this name. Raises :class:`UsageError`."""
     if name.strip().lower() == CAPTURED:
         from graphmem.planning import generating
 
-        return generating.Transformers()
+        return generating.Transformers(say)
     try:
         return engine_named(name)
     except UsageError as error:
@@ -259,14 +263,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
-def _followed(served: Served, load: _Load, speed: Speed, max_wait: float | str) -> LoadReport | None:
+def _followed(served: Served, load: _Load, speed: Speed, max_wait: float | str, say: Say) -> LoadReport | None:
     """The load on the engine; None where it does not start, which is the answer."""
     if served.refusal is not None:
         return None
     wait = loads.parse_seconds(max_wait, "--max-wait") if isinstance(max_wait, str) else float(max_wait)
     longest = int(served.settings["max_model_len"])
     requests = load.requests or loads.drawn(load.rate, load.seconds, load.prompts, load.outputs, longest)
-    return loaded(served, requests, load.seconds, speed, wait, load.described)
+    return loaded(served, requests, load.seconds, speed, wait, load.described, say)
 
 
 def _card(gpu: str | None, gpu_memory: int | str | None) -> Device:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pickle import PicklingError
 from typing import Any
 
-from graphmem.captures import Captures
+from graphmem.captures import Captures, Say, unheard, within
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.planning.request import Request
@@ -57,7 +57,8 @@ def sweep(
     for name, values in vary.items():
         if isinstance(values, (str, bytes)) or not values:
             raise UsageError(f"vary[{name!r}] is a list of at least one value, not {values!r}")
-    request, report = Request(model, example_inputs, options), say or (lambda _: None)
+    request = Request(model, example_inputs, options)
+    report = say or request.progress
     chosen = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     groups = _groups(request, chosen)
     answers: dict[int, _Answer] = {}
@@ -99,17 +100,16 @@ def _groups(request: Request, chosen: Sequence[Mapping[str, Any]]) -> list[list[
 
 def _answer_group(
     request: Request,
-    chosen: Sequence[Mapping[str, Any]],
-    report: Callable[[str], None] = lambda _: None,
+    chosen: Mapping[int, Mapping[str, Any]],
+    report: Callable[[int], Say] = lambda _: unheard,
     captures: Captures | None = None,
 ) -> list[_Answer]:
-    """One capture, and a replay for each combination."""
+    """One capture, and a replay for each combination, which has a number."""
     shared = captures or Captures()
     answers: list[_Answer] = []
-    for settings in chosen:
-        report(_words(settings))
+    for number, settings in chosen.items():
         try:
-            answers.append(request.changed(**settings).run(shared))
+            answers.append(request.changed(**settings).run(shared, report(number)))
         except GraphmemError as error:
             answers.append(error)
     return answers
@@ -119,8 +119,13 @@ def _one_by_one(
     request: Request, chosen: Sequence[Mapping[str, Any]], groups: Sequence[list[int]], report: Callable[[str], None]
 ) -> Iterator[_Answers]:
     captures = Captures()  # of one group at a time; an ONNX file is read for all of them
+    order = [number for numbers in groups for number in numbers]
+
+    def told(number: int) -> Say:
+        return within(report, f"{order.index(number) + 1} of {len(order)}, {_words(chosen[number])}")
+
     for numbers in groups:
-        yield numbers, _answer_group(request, [chosen[number] for number in numbers], report, captures)
+        yield numbers, _answer_group(request, {number: chosen[number] for number in numbers}, told, captures)
 
 
 def _side_by_side(
@@ -137,11 +142,14 @@ def _side_by_side(
     except ImportError:
         raise UsageError("more than one job needs joblib; install it with: pip install 'graphmem[parallel]'") from None
     silent = replace(request, options={name: value for name, value in request.options.items() if name != "progress"})
-    tasks = [delayed(_answer_group)(silent, [chosen[number] for number in numbers]) for numbers in groups]
+    tasks = [delayed(_answer_group)(silent, {number: chosen[number] for number in numbers}) for numbers in groups]
     try:
         found = Parallel(n_jobs=min(jobs, len(groups)), return_as="generator")(tasks)
+        report(f"0 of {len(chosen)} done")
+        done = 0
         for numbers, answers in zip(groups, found, strict=True):
-            report(_words(chosen[numbers[-1]]))
+            done += len(numbers)
+            report(f"{done} of {len(chosen)} done")
             yield numbers, answers
     except PicklingError:
         raise UsageError(
@@ -152,7 +160,13 @@ def _side_by_side(
 
 
 def _words(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"{name} {getattr(value, 'name', value)}" for name, value in settings.items())
+    """As the options are called."""
+    words = {None: "off", True: "on", False: "off"}
+    return ", ".join(
+        f"{'gpu' if name == 'device' else name.replace('_', '-')} "
+        f"{words[value] if value is None or isinstance(value, bool) else getattr(value, 'name', value)}"
+        for name, value in settings.items()
+    )
 
 
 def _rows(chosen: Sequence[Mapping[str, Any]], answers: Sequence[_Answer]) -> list[Row]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import textwrap
 from collections.abc import Iterator
 from html import escape
 
 from graphmem.planning.layouts.search import TIGHT, Candidate
 from graphmem.planning.plan import Plan, statuses
+from graphmem.reports.lines import columns, folded
+from graphmem.reports.pages import page
 from graphmem.reports.text import clean
 from graphmem.units import format_bytes
 
-_WIDTH = 110
+WIDTH = 110
 #: Layouts that were not captured, listed at most.
 _MOST_OPEN = 5
 #: Of several.
@@ -24,26 +24,14 @@ _STATUSES = {
     "fits when cached segments are given back": "tight",
     "smaller than one that fits": "smaller than ones that fit",
 }  # fmt: skip
-_STYLE = (
-    "body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 } "
-    "td, th { padding: .15em .9em .15em 0; text-align: left } td.n { text-align: right } pre { background: #f4f4f4; "
-    "padding: .6em } .no { color: #b00020; font-weight: 600 } .yes { font-weight: 600 }"
-)
 
 
-def render(plan: Plan) -> str:
-    """The text, ending in a newline."""
-    return "\n".join(part for line in _lines(plan) for part in _wrapped(line.rstrip())) + "\n"
+def render(plan: Plan, width: int = WIDTH) -> str:
+    """The text, ending in a newline, sentences in at most ``width`` columns."""
+    return "\n".join(part for line in _lines(plan, width) for part in folded(line, width)) + "\n"
 
 
-def _wrapped(line: str) -> list[str]:
-    indent = len(line) - len(line.lstrip()) + 2
-    if len(line) <= _WIDTH or "  " in line.strip():  # tables stand as they are
-        return [line]
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
-
-
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: Plan, width: int) -> Iterator[str]:
     job = plan.job
     capacity = job.cluster.card.capacity_bytes
     yield f"model    {clean(job.shape.name)}, {_count(job.shape.parameters)} parameters"
@@ -55,7 +43,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.fitting:
         yield ""
         yield "Layouts that fit, each captured; the cheapest first (s: seconds of a step)"
-        yield from _table(_rows(plan))
+        yield from columns([_TITLES, *_rows(plan)], width, words=1)
     yield ""
     yield from _why_not(plan)
     if plan.advice:
@@ -159,17 +147,6 @@ def _decimal(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size else "-"
 
 
-def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    table = [_TITLES, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_TITLES))]
-    for row in table:
-        cells = [
-            text.ljust(width) if column in (1, len(_TITLES) - 1) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells)
-
-
 def _why_not(plan: Plan) -> Iterator[str]:
     counts = statuses(plan)
     told = ", ".join(f"{count} {_STATUSES.get(status, status)}" for status, count in counts.most_common())
@@ -228,12 +205,10 @@ def html(plan: Plan) -> str:
     )
     files = "".join(f"<h3>{escape(one.name)}</h3><pre>{escape(one.text)}</pre>" for one in plan.files)
     notes = "".join(f"<li>{escape(clean(note))}</li>" for note in (*plan.assumptions, *plan.notes))
-    data = json.dumps(plan.to_dict()).replace("<", "\\u003c")
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p class={'yes' if plan.fitting else 'no'}>{head}</p>"
-        f"<h2>Layouts that fit</h2><table><tr>{titles}</tr>{rows}</table>"
-        f"<h2>Why others are not among them</h2><table>{reasons}</table>"
+    body = (
+        f"<p class={'yes' if plan.fitting else 'no'}>{head}</p>"
+        f"<h2>Layouts that fit</h2><div class=wide><table><tr>{titles}</tr>{rows}</table></div>"
+        f"<h2>Why others are not among them</h2><div class=wide><table>{reasons}</table></div>"
         f"<h2>In the first one</h2><ul>{advice}</ul>{files}<h2>Assumed</h2><ul>{notes}</ul>"
-        f"<script type='application/json' id=graphmem-plan>{data}</script></html>\n"
     )
+    return page(title, body, "graphmem-plan", plan.to_dict())

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator
 from html import escape
 
 from graphmem.planning.load import LoadAnswer, LoadReport
 from graphmem.planning.serving import ServingReport
+from graphmem.reports.lines import folded
+from graphmem.reports.pages import page
 from graphmem.reports.text import clean
 from graphmem.serving.base import BASES
 from graphmem.units import GIB, format_bytes
 
-_BAR = 30
-_WIDTH = 100
+#: Of a line of the waterfall: its bar, at least and at most, and what else stands there but its note.
+_LEAST_BAR, _BAR, _BESIDE_BAR = 10, 30, 42
+WIDTH = 110
 #: Width and height of the plot, and where it begins.
 _PLOT, _HEIGHT, _LEFT = 860, 180, 44
-_STYLE = (
-    "body { font: 15px/1.45 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #222 } "
-    "td, th { padding: .15em .9em .15em 0; text-align: left } td.n { text-align: right } "
-    "td.bar div { background: #0072b2; height: .8em } .no { color: #b00020; font-weight: 600 } "
-    "svg { max-width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #555 }"
-)
 
 
-def render(report: ServingReport) -> str:
-    """The text, ending in a newline."""
-    return "\n".join(part for line in _lines(report) for part in _wrapped(line.rstrip())) + "\n"
+def render(report: ServingReport, width: int = WIDTH) -> str:
+    """The text, ending in a newline, sentences in at most ``width`` columns."""
+    return "\n".join(part for line in _lines(report, width) for part in folded(line, width)) + "\n"
 
 
-def _wrapped(line: str) -> list[str]:
-    """Sentences in at most 100 columns; figures stand as they are."""
-    if len(line) <= _WIDTH or "     " in line:
-        return [line]
-    indent = (
-        "    "
-        if line.startswith("  - ")
-        else "             "
-        if line.startswith(("  assumed", "  preempted", "  copies"))
-        else ""
-    )
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-
-
-def _lines(report: ServingReport) -> Iterator[str]:
+def _lines(report: ServingReport, width: int) -> Iterator[str]:
     served, cache = report.served, report.served.kv_cache
     cards = f"{served.cards} x {served.gpu}" if served.cards > 1 else served.gpu
     yield f"{clean(served.model)} on {clean(cards)}, {served.engine} {served.version}"
@@ -59,7 +41,7 @@ def _lines(report: ServingReport) -> Iterator[str]:
     else:
         yield from _headline(report)
     yield ""
-    yield from _waterfall(report)
+    yield from _waterfall(report, width)
     yield ""
     if served.outside:
         yield "Besides, on each card before the engine looks: " + "; ".join(
@@ -111,12 +93,18 @@ def _headline(report: ServingReport) -> Iterator[str]:
     yield f"longest    {cache.longest:,} tokens"
 
 
-def _waterfall(report: ServingReport) -> Iterator[str]:
+def _waterfall(report: ServingReport, width: int) -> Iterator[str]:
+    """Bars where there is room for them beside the notes, which are folded where there is not."""
     served = report.served
+    room = width - _BESIDE_BAR - max((len(part.note) for part in served.parts), default=0)
+    size = min(_BAR, room) if room >= _LEAST_BAR else 0
     yield f"{'card':<26}{served.total_bytes / GIB:>9.3f} GiB"
     for part in served.parts:
-        bar = "#" * min(_BAR, round(_BAR * max(0, part.bytes) / served.total_bytes))
-        yield f"  - {part.name:<22}{part.bytes / GIB:>9.3f}      {bar:<{_BAR}} {part.note}"
+        bar = "#" * min(size, round(size * max(0, part.bytes) / served.total_bytes))
+        begin = f"  - {part.name:<22}{part.bytes / GIB:>9.3f}      {bar:<{size}}{' ' * bool(size)}"
+        first, *others = textwrap.wrap(part.note, width - len(begin), break_on_hyphens=False) or [""]
+        yield begin + first
+        yield from (" " * len(begin) + other for other in others)
     yield f"{'  = KV cache':<26}{served.kv_cache.available_bytes / GIB:>9.3f} GiB"
 
 
@@ -124,7 +112,9 @@ def _over_time(load: LoadReport) -> Iterator[str]:
     answer, speed = load.answer, load.speed
     yield f"Over time: {clean(load.described)}"
     yield f"  cache      {answer.most_used:.0%} held at most, {answer.mean_used:.0%} on average"
-    yield f"             {_marks(answer)} (of the time, 0 to {_time(answer.seconds)})"
+    yield f"             {_marks(answer)}"
+    preempted = "; X: somebody is preempted" if answer.preemptions else ""
+    yield f"             from 0 to {_time(answer.seconds)}, tenths of the cache from blank to @{preempted}"
     yield f"  at once    {answer.most_running:,} running at most, {answer.most_waiting:,} waiting"
     if answer.first_preemption is None:
         yield "  preempted  none"
@@ -214,20 +204,18 @@ def html(report: ServingReport) -> str:
     title = escape(f"{clean(served.model)} on {served.cards} x {served.gpu}, {served.engine} {served.version}")
     head = escape(clean(served.refusal)) if served.refusal else "<br>".join(map(escape, _headline(report)))
     kind = "no" if served.refusal else "yes"
-    data = json.dumps(report.to_dict()).replace("<", "\\u003c")
     notes = "".join(f"<li>{escape(clean(note))}</li>" for note in (*report.assumptions, *served.notes))
     changes = "".join(
         f"<li>{escape(change.option)}: {change.tokens:,} tokens ({change.gained_tokens:+,})</li>"
         for change in report.changes
     )
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p>from {escape(BASES[served.basis])}</p>"
-        f"<p class={kind}>{head}</p><table>{''.join(rows)}</table>"
+    body = (
+        f"<p>from {escape(BASES[served.basis])}</p>"
+        f"<p class={kind}>{head}</p><div class=wide><table>{''.join(rows)}</table></div>"
         f"{_over_time_html(report.over_time)}"
         f"<h2>What would bring more tokens</h2><ul>{changes}</ul><h2>Assumed</h2><ul>{notes}</ul>"
-        f"<script type='application/json' id=graphmem-serving>{data}</script></html>\n"
     )
+    return page(title, body, "graphmem-serving", report.to_dict())
 
 
 def _over_time_html(load: LoadReport | None) -> str:

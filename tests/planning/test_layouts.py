@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import graphmem
 from graphmem import simulate
-from graphmem.captures import shape_of
+from graphmem.captures import Say, shape_of
 from graphmem.cli.launch import accelerate_launch
 from graphmem.devices import Device, custom_device
 from graphmem.errors import UsageError
@@ -327,11 +327,11 @@ def test_what_saves_memory_needs_no_more() -> None:
     assert not needs_no_more(replace(layout, shard="grad-op"), layout)
 
 
-def needing(bytes_of: Callable[[Layout], float], asked: Job) -> Callable[[Layout], tuple[Any, str]]:
+def needing(bytes_of: Callable[[Layout], float], asked: Job) -> Callable[[Layout, Say], tuple[Any, str]]:
     """Captures that find what ``bytes_of`` says."""
     capacity = asked.cluster.card.capacity_bytes
 
-    def capture(layout: Layout) -> tuple[Any, str]:
+    def capture(layout: Layout, say: Say) -> tuple[Any, str]:
         needed = int(bytes_of(layout))
         fit = SimpleNamespace(
             passes=needed <= capacity, needs_cache_flush=False, capacity_bytes=capacity, margin_bytes=capacity - needed

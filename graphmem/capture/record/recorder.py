@@ -130,7 +130,7 @@ class Recorder:
         self.storages.born_as = Category.ACTIVATION if stage in _FORWARD else Category.TEMPORARY
         self._phase = self.builder.phase(self._iteration, stage)
         self.storages.operator = self.builder.operator(f"({stage})", phase=self._phase)
-        self.say(f"iteration {self._iteration} {stage}, {self.operator_count:,} operators so far")
+        self.say(f"iteration {self._iteration} {stage}, {self.operator_count:,} operators")
 
     @contextlib.contextmanager
     def stage_of(self, name: str) -> Iterator[None]:

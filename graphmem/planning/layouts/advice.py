@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphmem.captures import within
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 from graphmem.planning.layouts.axes import Job, Layout
@@ -42,9 +43,9 @@ def tweaks_of(job: Job, best: Candidate, capture: Capture, say: Callable[[str], 
     assert best.estimate is not None
     conf = {"alloc_conf": best.alloc_conf} if best.alloc_conf else {}
     for change, option, changed in _changes(job, best.layout):
-        say(f"advice: {change}")
         try:
-            device = capture(**{"layout": best.layout, **changed, **conf})[0].device
+            heard = within(say, f"advice, {change}")
+            device = capture(**{"layout": best.layout, "say": heard, **changed, **conf})[0].device
         except GraphmemError as error:
             yield Tweak(change, option, None, None, str(error))
         else:
