@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
-from graphmem.cli.tables import plain_table
 from graphmem.documents import fits, read_json
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Fit
+from graphmem.reports.tables import plain_table
 from graphmem.reports.text import WORDS, clean
 from graphmem.units import format_bytes, parse_bytes
 

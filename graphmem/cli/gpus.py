@@ -8,9 +8,9 @@ from dataclasses import asdict
 import click
 
 from graphmem.cli.output import check_output, emit
-from graphmem.cli.tables import plain_table
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
 from graphmem.figures import Communicator, Figure
+from graphmem.reports.tables import plain_table
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.gpus/1"

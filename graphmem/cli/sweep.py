@@ -13,11 +13,9 @@ import click
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import device_of, model_options, plan_output_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
-from graphmem.cli.tables import assumed_card, plain_table, verdict_words
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS
 from graphmem.training import amp_named, dtype_named
-from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
     from graphmem.planning.sweep import Row
@@ -121,7 +119,7 @@ def sweep_command(**options: Any) -> None:
         from graphmem.planning.sweep import sweep
 
         rows = sweep(options["model"], vary=vary, jobs=options["jobs"], say=progress, **request_of(options))
-    emit(_FORMS[options["form"]](names, rows), options["output"])
+    emit(_FORMS[options["form"]](rows), options["output"])
     if any(row.estimate is None for row in rows):
         click.get_current_context().exit(1)
 
@@ -149,44 +147,29 @@ def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
     return names, vary
 
 
-def _settings(row: Row) -> list[str]:
-    """The values of a row as people wrote them."""
-    words = {None: "off", True: "on", False: "off", "": "default"}
-    return [str(words.get(v, v)) if isinstance(v, (str, bool, type(None))) else str(getattr(v, "name", v))
-            for v in row.settings.values()]  # fmt: skip
+def _table(rows: Sequence[Row]) -> str:
+    from graphmem.reports.sheets import of_sweep
+
+    return of_sweep(rows).text()
 
 
-def _table(names: list[str], rows: list[Row]) -> str:
-    lines = []
-    for row in rows:
-        estimate = row.estimate
-        if estimate is None:
-            lines.append([*_settings(row), "-", "-", "-", "error"])
-            continue
-        fit = estimate.fit
-        verdict = "" if fit is None else f"{verdict_words(fit).replace('does not fit', 'DOES NOT FIT')} {fit.gpu}"
-        levels = (estimate.allocated, estimate.reserved, estimate.device)
-        lines.append([*_settings(row), *map(format_bytes, levels), verdict])
-    titles = [*(f"{name}>" for name in names), *(f"{level}>" for level in LEVELS[1:]), ""]
-    errors = [f"{' '.join(_settings(row))}: {row.error}\n" for row in rows if row.error]
-    notes = [f"{line}\n" for line in assumed_card(next((row.estimate for row in rows if row.estimate), None))]
-    return plain_table(titles, lines) + ("\n" if errors or notes else "") + "".join([*errors, *notes])
-
-
-def _json(names: list[str], rows: list[Row]) -> str:
+def _json(rows: Sequence[Row]) -> str:
     return json.dumps({"schema": "graphmem.sweep/1", "rows": [row.to_dict() for row in rows]}, indent=2) + "\n"
 
 
-def _csv(names: list[str], rows: list[Row]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
+    from graphmem.planning.sweep import words_of
+
+    settings = [words_of(row.settings) for row in rows]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*names, *(f"{level}_bytes" for level in LEVELS), "capacity_bytes", "fits", "error"])
-    for row in rows:
+    writer.writerow([*settings[0], *(f"{level}_bytes" for level in LEVELS), "capacity_bytes", "fits", "error"])
+    for row, words in zip(rows, settings, strict=True):
         estimate = row.estimate
         figures: list[Any] = ["" for _ in LEVELS] if estimate is None else [getattr(estimate, n) for n in LEVELS]
         fit = estimate.fit if estimate else None
         verdict = ["", ""] if fit is None else [fit.capacity_bytes, ", ".join(filter(None, (fit.verdict, fit.chance)))]
-        writer.writerow([*_settings(row), *figures, *verdict, row.error])
+        writer.writerow([*words.values(), *figures, *verdict, row.error])
     return buffer.getvalue()
 
 

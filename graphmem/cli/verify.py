@@ -11,8 +11,8 @@ import click
 from graphmem.cli.options import measured_step_options
 from graphmem.cli.output import working
 from graphmem.cli.step_options import step_of
-from graphmem.cli.tables import plain_table
 from graphmem.estimate import LEVELS
+from graphmem.reports.tables import plain_table
 from graphmem.units import format_bytes
 
 

@@ -11,7 +11,7 @@ import click
 
 from graphmem.cli.output import check_output, emit
 from graphmem.cli.progress import progress_bar
-from graphmem.cli.tables import plain_table
+from graphmem.reports.tables import plain_table
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.zoo/1"

@@ -48,6 +48,20 @@ class Advised:
     base: Estimate
     advice: tuple[Advice, ...]
 
+    def __str__(self) -> str:
+        """The answer of ``graphmem advise``."""
+        from graphmem.reports.sheets import advice_text
+
+        return advice_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Advised: {len(self.advice)} changes of {self.base.model}>"
+
+    def _repr_html_(self) -> str:
+        from graphmem.reports.sheets import of_advice
+
+        return of_advice(self).html()
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.advice/1``; memory in bytes)."""
         return {

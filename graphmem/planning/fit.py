@@ -9,7 +9,7 @@ from typing import Any
 from graphmem.captures import Captures, within
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.planning.request import Request
+from graphmem.planning.request import Request, option_of
 
 #: Larger sizes are not tried unless asked for.
 AT_MOST = 1 << 20
@@ -35,6 +35,25 @@ class Largest:
     tried: tuple[tuple[int, int], ...]
     safe_value: int = 0
     safe: Estimate | None = None
+
+    @property
+    def name(self) -> str:
+        """The size as its option is called."""
+        return option_of(self.size)
+
+    def __str__(self) -> str:
+        """The answer of ``graphmem fit``."""
+        from graphmem.reports.sheets import of_fit
+
+        return of_fit(self).text()
+
+    def __repr__(self) -> str:
+        return f"<Largest {self.name}: {self.value:,}>"
+
+    def _repr_html_(self) -> str:
+        from graphmem.reports.sheets import of_fit
+
+        return of_fit(self).html()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.fit/1``; memory in bytes)."""
@@ -182,7 +201,7 @@ class _Search:
     def _analysed(self, count: int) -> Estimate:
         """The estimate of so many steps of the size, noted. Raises :class:`GraphmemError`."""
         value = count * self._step
-        name = self._size.replace("_", "-").removeprefix("dim:")
+        name = option_of(self._size).removeprefix("dim:")
         estimate = self._request.changed(**{self._size: value}).run(
             self._captures, within(self._say, f"{name} {value:,}")
         )

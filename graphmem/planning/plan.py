@@ -47,6 +47,20 @@ class Plan:
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """The answer of ``graphmem plan``."""
+        from graphmem.reports.plan import render
+
+        return render(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.job.shape.name}: {len(self.fitting)} layouts fit>"
+
+    def _repr_html_(self) -> str:
+        from graphmem.reports.plan import for_notebook
+
+        return for_notebook(self)
+
     @property
     def best(self) -> Candidate | None:
         """The first of those that fit."""

@@ -18,6 +18,11 @@ from graphmem.training import Inference, Training
 SETTINGS = ("batch", "seq_len", "device", "runtime", "alloc_conf", "iterations", "torch_version", "build_on")
 
 
+def option_of(setting: str) -> str:
+    """The option of a setting: ``gpu`` of ``device``, ``seq-len`` of ``seq_len``; a dimension is called as it is."""
+    return "gpu" if setting == "device" else setting if ":" in setting else setting.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class Request:
     """A model and the keywords of :func:`graphmem.analyze` for it."""

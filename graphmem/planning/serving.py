@@ -74,6 +74,22 @@ class ServingReport:
     assumptions: tuple[str, ...] = field(default=())
     over_time: LoadReport | None = None
 
+    def __str__(self) -> str:
+        """The answer of ``graphmem serve``."""
+        from graphmem.reports.serving import render
+
+        return render(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ServingReport of {self.served.model}: {self.served.kv_cache.blocks:,} blocks on each {self.served.gpu}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from graphmem.reports.serving import for_notebook
+
+        return for_notebook(self)
+
     @property
     def starts(self) -> bool:
         """Whether the engine starts."""

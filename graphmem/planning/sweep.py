@@ -16,7 +16,7 @@ from typing import Any
 from graphmem.captures import Captures, Say, unheard, within
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
-from graphmem.planning.request import Request
+from graphmem.planning.request import Request, option_of
 from graphmem.question import CaptureKey, capture_key, check_counts
 
 
@@ -36,6 +36,21 @@ class Row:
             "estimate": self.estimate.to_dict() if self.estimate else None,
             "error": self.error or None,
         }
+
+
+class Rows(list[Row]):
+    """All combinations, which print as a table."""
+
+    def __str__(self) -> str:
+        """The table of ``graphmem sweep``."""
+        from graphmem.reports.sheets import of_sweep
+
+        return of_sweep(self).text()
+
+    def _repr_html_(self) -> str:
+        from graphmem.reports.sheets import of_sweep
+
+        return of_sweep(self).html()
 
 
 def sweep(
@@ -122,7 +137,8 @@ def _one_by_one(
     order = [number for numbers in groups for number in numbers]
 
     def told(number: int) -> Say:
-        return within(report, f"{order.index(number) + 1} of {len(order)}, {_words(chosen[number])}")
+        words = ", ".join(map(" ".join, words_of(chosen[number]).items()))
+        return within(report, f"{order.index(number) + 1} of {len(order)}, {words}")
 
     for numbers in groups:
         yield numbers, _answer_group(request, {number: chosen[number] for number in numbers}, told, captures)
@@ -159,22 +175,23 @@ def _side_by_side(
         raise SourceError("a process of the sweep was killed, perhaps for lack of memory; use fewer jobs") from None
 
 
-def _words(settings: Mapping[str, Any]) -> str:
-    """As the options are called."""
-    words = {None: "off", True: "on", False: "off"}
-    return ", ".join(
-        f"{'gpu' if name == 'device' else name.replace('_', '-')} "
-        f"{words[value] if value is None or isinstance(value, bool) else getattr(value, 'name', value)}"
-        for name, value in settings.items()
-    )
+def words_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Options and their values as people write them."""
+    return {option_of(name): _value(value) for name, value in settings.items()}
 
 
-def _rows(chosen: Sequence[Mapping[str, Any]], answers: Sequence[_Answer]) -> list[Row]:
+def _value(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    return "default" if value == "" else str(getattr(value, "name", value))
+
+
+def _rows(chosen: Sequence[Mapping[str, Any]], answers: Sequence[_Answer]) -> Rows:
     """The rows in the order of the combinations. Raises the first error where there is nothing else."""
     errors = [answer for answer in answers if isinstance(answer, GraphmemError)]
     if errors and len(errors) == len(answers):
         raise errors[0]
-    return [
+    return Rows(
         Row(settings, None, str(answer)) if isinstance(answer, GraphmemError) else Row(settings, answer)
         for settings, answer in zip(chosen, answers, strict=True)
-    ]
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.estimate import CardUse, Diagnostic, Estimate, Moment, Timeline
-from graphmem.reports import certainty, post_mortem
+from graphmem.reports import certainty, pages, post_mortem
 from graphmem.reports.text import (
     DECIDED,
     SURE,
@@ -74,7 +74,7 @@ def render(estimate: Estimate, budget_bytes: int | None = None) -> str:
 
 def _sections(estimate: Estimate) -> Iterator[str]:
     about = (("step", estimate.step), ("runtime", estimate.runtime), ("allocator", estimate.allocator))
-    yield _table((), [*about, ("gpu", estimate.gpu)])
+    yield rows_of((), [*about, ("gpu", estimate.gpu)])
     yield _verdict(estimate)
     if "out_of_memory" in estimate.details:
         yield from _death(estimate.details["out_of_memory"])
@@ -94,7 +94,7 @@ def _sections(estimate: Estimate) -> Iterator[str]:
     if estimate.phases:
         yield _heading("Peak by phase") + _phases(estimate)
     if estimate.doubts.causes:
-        yield _heading(SURE) + _table(("", "", ""), [tuple(map(clean, row)) for row in certainty.rows(estimate)])
+        yield _heading(SURE) + rows_of(("", "", ""), [tuple(map(clean, row)) for row in certainty.rows(estimate)])
     if estimate.assumptions:
         yield _heading("Assumed") + _list(estimate.assumptions)
     for kind, heading in (("unknown", "Unknown: counted, not modelled"), ("warning", "Warnings"), ("note", "Notes")):
@@ -105,7 +105,7 @@ def _sections(estimate: Estimate) -> Iterator[str]:
 
 def table(estimate: Estimate) -> str:
     """The verdict, the levels and the breakdown, for a notebook."""
-    return f"{_verdict(estimate)}\n{_levels(estimate)}\n{_breakdown(estimate)}"
+    return pages.notebook(f"{_verdict(estimate)}\n{_levels(estimate)}\n{_breakdown(estimate)}")
 
 
 def _verdict(estimate: Estimate) -> str:
@@ -115,14 +115,14 @@ def _verdict(estimate: Estimate) -> str:
 
 
 def _death(dead: post_mortem.Dead) -> Iterator[str]:
-    yield _heading(post_mortem.HEAP) + _table(("", ">", ""), post_mortem.heap_rows(dead))
-    yield _heading(post_mortem.HOLDERS) + _table((">", ">", ""), list(post_mortem.holder_rows(dead)))
-    yield _heading(post_mortem.ATTEMPTS) + _table(("", ""), list(post_mortem.attempt_rows(dead)))
+    yield _heading(post_mortem.HEAP) + rows_of(("", ">", ""), post_mortem.heap_rows(dead))
+    yield _heading(post_mortem.HOLDERS) + rows_of((">", ">", ""), list(post_mortem.holder_rows(dead)))
+    yield _heading(post_mortem.ATTEMPTS) + rows_of(("", ""), list(post_mortem.attempt_rows(dead)))
 
 
 def _card(estimate: Estimate, card: CardUse) -> str:
     rows = [(_indented(name), format_bytes(size), words) for name, size, words in card_rows(estimate, card)]
-    return _table(("", ">", ""), rows)
+    return rows_of(("", ">", ""), rows)
 
 
 def _indented(name: str) -> str:
@@ -134,7 +134,7 @@ def _indented(name: str) -> str:
 def _levels(estimate: Estimate) -> str:
     rows = [(name, format_bytes(getattr(estimate, name)), words) for name, words in levels_of(estimate.runtime)]
     rows.append(("ideal", format_bytes(estimate.ideal_bytes), "lower bound: live bytes, no rounding, no gaps"))
-    return _table(("", ">", ""), rows)
+    return rows_of(("", ">", ""), rows)
 
 
 def _timeline(estimate: Estimate, timeline: Timeline) -> str:
@@ -215,7 +215,7 @@ def _breakdown(estimate: Estimate) -> str:
         rows.append((_Markup(name), format_bytes(count), _Exact(f"{count:,} B"), f"{share:.1f} %"))
     rows.append((_Markup("sum"), format_bytes(total), _Exact(f"{total:,} B"), "100.0 %" if total else "-"))
     svg = f'<svg viewBox="0 0 100 6" width="960" role="img" aria-label="shares">{"".join(bar)}</svg>'
-    return svg + _table(("", ">", ">", ">"), rows)
+    return svg + rows_of(("", ">", ">", ">"), rows)
 
 
 def _top(estimate: Estimate) -> str:
@@ -231,7 +231,7 @@ def _top(estimate: Estimate) -> str:
         )
         for one in estimate.top
     ]
-    return _table((">requested", "for", "name", "operator", "module", "source", "made in"), rows)
+    return rows_of((">requested", "for", "name", "operator", "module", "source", "made in"), rows)
 
 
 def _phases(estimate: Estimate) -> str:
@@ -241,7 +241,7 @@ def _phases(estimate: Estimate) -> str:
         peak = phase.peak
         figures = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
         rows.append((name, *map(format_bytes, figures)))
-    return _table(("", ">requested", ">allocated", ">reserved", ">device"), rows)
+    return rows_of(("", ">requested", ">allocated", ">reserved", ">device"), rows)
 
 
 class _Markup(str):
@@ -252,8 +252,8 @@ class _Exact(str):
     """A figure that stands there in a shorter way too, for which a phone has no room."""
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A title that begins with ``>`` stands over figures."""
+def rows_of(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table, of which a title that begins with ``>`` stands over figures."""
     classes = [' class="n"' if title.startswith(">") else "" for title in titles]
     head = ""
     if any(title.strip(">") for title in titles):

@@ -1,4 +1,4 @@
-"""The page around the HTML of a plan and of a serving engine: one file that needs nothing else."""
+"""What is around the HTML of a plan, of a serving engine and of what a notebook shows: it needs nothing else."""
 
 from __future__ import annotations
 
@@ -24,3 +24,18 @@ def page(title: str, body: str, element: str, document: Mapping[str, Any]) -> st
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>{body}"
         f"<script type='application/json' id={element}>{data}</script></html>\n"
     )
+
+
+#: Notebooks have rules for tables of their own.
+_IN_NOTEBOOK = (
+    ".graphmem td, .graphmem th { text-align: left } .graphmem td.n, .graphmem th.n { text-align: right } "
+    ".graphmem .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em } "
+    ".graphmem td.bar div { background: #0072b2; height: .8em } .graphmem .wide { overflow-x: auto } "
+    ".graphmem .no { color: #b00020; font-weight: 600 } .graphmem .yes { font-weight: 600 } "
+    ".graphmem svg { max-width: 100%; height: auto }"
+)
+
+
+def notebook(body: str) -> str:
+    """HTML among other cells."""
+    return f'<div class="graphmem"><style>{_IN_NOTEBOOK}</style>{body}</div>'

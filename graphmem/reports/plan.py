@@ -10,7 +10,7 @@ from html import escape
 from graphmem.planning.layouts.search import TIGHT, Candidate
 from graphmem.planning.plan import Plan, statuses
 from graphmem.reports.lines import columns, folded
-from graphmem.reports.pages import page
+from graphmem.reports.pages import notebook, page
 from graphmem.reports.text import clean
 from graphmem.units import format_bytes
 
@@ -188,6 +188,15 @@ def _csv_row(one: Candidate) -> tuple[object, ...]:
 def html(plan: Plan) -> str:
     """One HTML file that needs nothing else; the JSON is inside, in the element ``graphmem-plan``."""
     title = escape(f"{clean(plan.job.shape.name)} on {plan.job.cluster.describe()}")
+    return page(title, _body(plan), "graphmem-plan", plan.to_dict())
+
+
+def for_notebook(plan: Plan) -> str:
+    """The same among other cells."""
+    return notebook(_body(plan))
+
+
+def _body(plan: Plan) -> str:
     head = "<br>".join(escape(clean(line.strip())) for line in _verdict(plan))
     titles = "".join(f"<th>{escape(name)}</th>" for name in _TITLES)
     rows = "".join(
@@ -205,10 +214,9 @@ def html(plan: Plan) -> str:
     )
     files = "".join(f"<h3>{escape(one.name)}</h3><pre>{escape(one.text)}</pre>" for one in plan.files)
     notes = "".join(f"<li>{escape(clean(note))}</li>" for note in (*plan.assumptions, *plan.notes))
-    body = (
+    return (
         f"<p class={'yes' if plan.fitting else 'no'}>{head}</p>"
         f"<h2>Layouts that fit</h2><div class=wide><table><tr>{titles}</tr>{rows}</table></div>"
         f"<h2>Why others are not among them</h2><div class=wide><table>{reasons}</table></div>"
         f"<h2>In the first one</h2><ul>{advice}</ul>{files}<h2>Assumed</h2><ul>{notes}</ul>"
     )
-    return page(title, body, "graphmem-plan", plan.to_dict())

@@ -9,7 +9,7 @@ from html import escape
 from graphmem.planning.load import LoadAnswer, LoadReport
 from graphmem.planning.serving import ServingReport
 from graphmem.reports.lines import folded
-from graphmem.reports.pages import page
+from graphmem.reports.pages import notebook, page
 from graphmem.reports.text import clean
 from graphmem.serving.base import BASES
 from graphmem.units import GIB, format_bytes
@@ -190,6 +190,17 @@ def _shown(value: object) -> str:
 def html(report: ServingReport) -> str:
     """One HTML file that needs nothing else; the JSON is inside, in the element ``graphmem-serving``."""
     served = report.served
+    title = escape(f"{clean(served.model)} on {served.cards} x {served.gpu}, {served.engine} {served.version}")
+    return page(title, _body(report), "graphmem-serving", report.to_dict())
+
+
+def for_notebook(report: ServingReport) -> str:
+    """The same among other cells."""
+    return notebook(_body(report))
+
+
+def _body(report: ServingReport) -> str:
+    served = report.served
     total = max(1, served.total_bytes)
     rows = [
         f"<tr><td>{escape(part.name)}</td><td class=n>{format_bytes(part.bytes)}</td>"
@@ -201,7 +212,6 @@ def html(report: ServingReport) -> str:
         f"<tr><th>KV cache</th><td class=n>{format_bytes(served.kv_cache.available_bytes)}</td>"
         f"<td class=bar><div style='width:{max(0, served.kv_cache.available_bytes) * 300 // total}px'></div></td></tr>"
     )
-    title = escape(f"{clean(served.model)} on {served.cards} x {served.gpu}, {served.engine} {served.version}")
     head = escape(clean(served.refusal)) if served.refusal else "<br>".join(map(escape, _headline(report)))
     kind = "no" if served.refusal else "yes"
     notes = "".join(f"<li>{escape(clean(note))}</li>" for note in (*report.assumptions, *served.notes))
@@ -209,13 +219,12 @@ def html(report: ServingReport) -> str:
         f"<li>{escape(change.option)}: {change.tokens:,} tokens ({change.gained_tokens:+,})</li>"
         for change in report.changes
     )
-    body = (
+    return (
         f"<p>from {escape(BASES[served.basis])}</p>"
         f"<p class={kind}>{head}</p><div class=wide><table>{''.join(rows)}</table></div>"
         f"{_over_time_html(report.over_time)}"
         f"<h2>What would bring more tokens</h2><ul>{changes}</ul><h2>Assumed</h2><ul>{notes}</ul>"
     )
-    return page(title, body, "graphmem-serving", report.to_dict())
 
 
 def _over_time_html(load: LoadReport | None) -> str:
