@@ -33,12 +33,14 @@ BASES = {
 @dataclass(frozen=True)
 class ServedModel:
     """A model's configuration: its name for people, the values of its ``config.json``, and what the headers of the
-    checkpoint beside it say, where there is one. ``path``: the file of the configuration, None for one of the table."""
+    checkpoint beside it say, where there is one. ``path``: the file of the configuration, None for one of the table.
+    ``around``: the whole model, where this is the language model within one that has encoders too."""
 
     name: str
     config: Mapping[str, Any]
     checkpoint: Checkpoint | None = None
     path: Path | None = None
+    around: ServedModel | None = None
 
 
 @dataclass(frozen=True)

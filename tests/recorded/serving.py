@@ -27,6 +27,8 @@ from tests import places
 FILE = places.GOLDEN / "vllm" / "runs.json.gz"
 #: Runs of what those do not have: adapters, pipelines, experts shared out, drafts.
 FAMILIES = places.GOLDEN / "vllm" / "families.json.gz"
+#: Runs of models that take images, with the files of their processors.
+ENCODERS = places.GOLDEN / "vllm" / "encoders.json.gz"
 _PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
 #: The card of a compute capability that the stub stood for.
 _CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
@@ -55,6 +57,13 @@ def families() -> dict[str, Run]:
     return _read(FAMILIES)
 
 
+@cache
+def encoders() -> dict[str, Run]:
+    """Those of :data:`ENCODERS`. ``files`` are what lay beside the configuration, by name: how images are prepared, and
+    a vocabulary of the special tokens alone."""
+    return _read(ENCODERS)
+
+
 def _read(file: Path) -> dict[str, Run]:
     found: dict[str, Run] = json.loads(gzip.decompress(file.read_bytes()))
     return found
@@ -77,8 +86,9 @@ def question(name: str, run: Run) -> Question:
     others = {option: value for option, value in run["settings"].items() if option not in _OPTIONS}
     if "draft_config" in run:
         others["speculative_config"] = others["speculative_config"] | {"model": _draft(name)}
+    path = _config(name) if "files" in run else None
     return Question(
-        ServedModel(name, run["model_config"]),
+        ServedModel(name, run["model_config"], path=path),
         card(run),
         entry="llm",
         cold=name in COLD or "cold" in run,
@@ -91,6 +101,17 @@ def question(name: str, run: Run) -> Question:
         ),
         **options,
     )
+
+
+@cache
+def _config(name: str) -> Path:
+    """A run's configuration in a folder with its files."""
+    folder = Path(_FOLDERS.name, name)
+    folder.mkdir()
+    run = encoders()[name]
+    for file, values in (("config.json", run["model_config"]), *run["files"].items()):
+        (folder / file).write_text(json.dumps(values))
+    return folder / "config.json"
 
 
 @cache
@@ -107,7 +128,7 @@ _FOLDERS = tempfile.TemporaryDirectory()
 
 def predicted(name: str) -> Served:
     """graphmem's answer to a run."""
-    run = runs().get(name) or families()[name]
+    run = (runs() | families() | encoders())[name]
     asked = question(name, run)
     if "rank" in run:
         return VLLM().stages_of(asked)[run["rank"]]
@@ -122,7 +143,7 @@ class Serving:
         python, stub = (os.environ.get(name) for name in ("GRAPHMEM_VLLM_PYTHON", "GRAPHMEM_STUB_DRIVER"))
         if not python or not stub:
             raise SystemExit("GRAPHMEM_VLLM_PYTHON and GRAPHMEM_STUB_DRIVER say with what to record")
-        known = {FILE: dict(runs()), FAMILIES: dict(families())}
+        known = {FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders())}
         for name in arguments or [name for recorded in known.values() for name in recorded]:
             recorded = next((recorded for recorded in known.values() if name in recorded), None)
             if recorded is None:
@@ -138,7 +159,7 @@ class Serving:
 
     def table(self, arguments: list[str]) -> int:
         """Every run: bytes and blocks, recorded and predicted."""
-        for name, run in (runs() | families()).items():
+        for name, run in (runs() | families() | encoders()).items():
             try:
                 cache = predicted(name).kv_cache
             except Exception as error:
@@ -154,7 +175,7 @@ class Serving:
 def _started(python: str, stub: str, run: Run) -> Run | None:
     with tempfile.TemporaryDirectory() as folder:
         case, out = Path(folder, "case.json"), Path(folder, "out.json")
-        keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold")
+        keys = ("settings", "environment", "model_config", "rank", "draft_config", "cold", "files")
         case.write_text(json.dumps({key: run[key] for key in keys if key in run}))
         environment = os.environ | run["environment"] | {"LD_PRELOAD": stub, "PYTHONPATH": str(_PROGRAM.parent)}
         subprocess.run([python, str(_PROGRAM), str(case), str(out)], env=environment, check=False)

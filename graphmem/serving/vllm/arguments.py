@@ -56,7 +56,8 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the further options come to. Sizes are bytes; None where the engine decides."""
+    """What the further options come to. Sizes are bytes; None where the engine decides. ``items_per_prompt`` and
+    ``processor`` are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
 
     model_runner: str | None = None
     outside: int | None = None
@@ -78,7 +79,11 @@ class Arguments:
     async_scheduling: bool | None = None
     prefix_caching: bool = True
     dummy_weights: bool = False
-    images: int | None = None
+    text_only: bool = False
+    items_per_prompt: str = "{}"
+    processor: str = "{}"
+    skip_mm_profiling: bool = False
+    encoder_data_parallel: bool = False
     conv_state_bytes: int | None = None
     scan_state_bytes: int | None = None
 
@@ -151,22 +156,14 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
         async_scheduling=values.get("async_scheduling"),
         prefix_caching=values.get("enable_prefix_caching", True),
         dummy_weights=values.get("load_format") == "dummy",
-        images=_images(values),
+        text_only=values.get("language_model_only", False),
+        items_per_prompt=json.dumps(values.get("limit_mm_per_prompt", {})),
+        processor=json.dumps(values.get("mm_processor_kwargs", {})),
+        skip_mm_profiling=values.get("skip_mm_profiling", False),
+        encoder_data_parallel=values.get("mm_encoder_tp_mode") == "data",
         conv_state_bytes=_STATE_BYTES[values.get("mamba_cache_dtype", "auto")],
         scan_state_bytes=_STATE_BYTES[values.get("mamba_ssm_cache_dtype", values.get("mamba_cache_dtype", "auto"))],
     )
-
-
-def _images(values: Mapping[str, Any]) -> int | None:
-    """Images that a prompt may have, None where nobody says."""
-    if values.get("language_model_only"):
-        return 0
-    limit = values.get("limit_mm_per_prompt", {}).get("image")
-    if isinstance(limit, Mapping):
-        limit = limit.get("count")
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise UsageError(f"limit_mm_per_prompt of images is {shown(limit)}; accepted: a whole number from 0 on")
-    return limit
 
 
 def _adapters(values: Mapping[str, Any]) -> Adapters | None:
@@ -298,6 +295,9 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "async_scheduling": flag,
     "limit_mm_per_prompt": _mapping,
     "language_model_only": flag,
+    "mm_processor_kwargs": _mapping,
+    "mm_encoder_tp_mode": one_of("weights", "data"),
+    "skip_mm_profiling": flag,
     "mamba_cache_dtype": one_of(*_STATE_BYTES),
     "mamba_ssm_cache_dtype": one_of(*_STATE_BYTES),
     "load_format": lambda name, text: text,

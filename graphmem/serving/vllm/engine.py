@@ -21,7 +21,7 @@ from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
 from graphmem.serving.values import count
-from graphmem.serving.vllm import arguments, families, graphs, order, versions
+from graphmem.serving.vllm import arguments, encoders, families, graphs, order, versions
 from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
@@ -76,7 +76,7 @@ class VLLM:
 
     def stages_of(self, question: Question) -> list[Served]:
         """The answer of every stage of the pipeline, as if the others had as many blocks."""
-        question = _text_alone(question)
+        question = encoders.language_model(question, families.MODEL_TYPES)
         families.checked_kind(question.model)
         settings = resolve(question)
         shape, method, told = self.shape(question, settings)
@@ -132,7 +132,7 @@ class VLLM:
                 state_bytes=more.scan_state_bytes or shape.state.state_bytes,
             )
             shape = replace(shape, state=state)
-        return shape, name, told
+        return encoders.with_encoder(shape, question, settings), name, told
 
     def layout(self, settings: Settings, shape: Shape) -> Layout:
         """The KV cache's groups."""
@@ -148,19 +148,13 @@ class VLLM:
 
     def trace(self, question: Question) -> Trace:
         """The start of one rank, as a Trace."""
-        question = _text_alone(question)
+        question = encoders.language_model(question, families.MODEL_TYPES)
         settings = resolve(question)
         shape, _, _ = self.shape(question, settings)
         cublas = _cublas_bytes(question.device, settings)
         layout = self.layout(settings, shape)
         draft = self.draft(settings)
         return order.start(settings, shape, layout, question.device, question.alloc_conf, cublas, draft)[0].build()
-
-
-def _text_alone(question: Question) -> Question:
-    """The question of the language model alone, where that is what is asked."""
-    images = arguments.read(question.arguments).images
-    return question.with_(model=families.text_alone(question.model, images))
 
 
 def _check_experts(settings: Settings, shape: Shape) -> None:
@@ -469,6 +463,7 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
             f"the checkpoint's headers: {len(checkpoint.tensors):,} tensors, {format_bytes(checkpoint.bytes)}"
             + ("; it has no head of its own, as tied embeddings have none" if headless else "")
         )
+    notes += encoders.notes(shape, question.model, settings)
     return (*notes, *families.notes(shape, settings.eager))
 
 

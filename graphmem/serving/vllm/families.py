@@ -56,8 +56,10 @@ MODEL_TYPES = (*_STYLES, "opt", "mamba2", "granitemoehybrid", *_OWN)
 _TIED = ("gemma", "gemma2", "gemma3_text", "opt")
 #: Layers between those that attend to everything (transformers, Gemma2Config and Gemma3TextConfig).
 _WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
-#: What a language model has from the configuration around it.
-_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+#: Rows of rotary tables of several positions a token, for each of the model's (``positions_factor``, mrope.py).
+MROPE_ROWS = 4
+#: ``model_type`` whose tables are so long; Qwen3-VL's are only where videos are pruned (``mrope_positions_factor``).
+_LONGER_ROPES = ("qwen2",)
 #: ``model_type`` with latent attention.
 _LATENT = ("deepseek_v2", "deepseek_v3")
 #: Experts whose tokens tensor parallel ranks slice where replicas gather them (``is_sequence_parallel``).
@@ -79,25 +81,6 @@ def family(run: Run, shape: Shape) -> Family:
     if shape.kind == "granitemoehybrid":
         return GraniteHybrid(run, shape)
     return Decoder(run, shape, _STYLES[shape.kind])
-
-
-def text_alone(model: ServedModel, images: int | None) -> ServedModel:
-    """The language model of one that also takes images, where it is asked for no image: the engine then loads nothing
-    else. Raises :class:`UsageError` where it may be asked for one."""
-    config = model.config
-    text = config.get("text_config")
-    if not isinstance(text, Mapping) or config.get("model_type") in MODEL_TYPES:
-        return model
-    kind = text.get("model_type", config.get("model_type"))
-    if kind not in MODEL_TYPES:
-        return ServedModel(model.name, {**config, "model_type": kind or config.get("model_type")}, model.checkpoint)
-    if images != 0:
-        raise UsageError(
-            f"{model.name} takes images, and what its encoder takes in the profile run is not followed; it is as a "
-            "language model: --limit-mm-per-prompt '{\"image\": 0}' or --language-model-only"
-        )
-    inherited = {name: config[name] for name in _INHERITED if name in config}
-    return ServedModel(model.name, {**inherited, **text}, model.checkpoint)
 
 
 def style_of(model: ServedModel, shape: Shape) -> Style:
@@ -266,6 +249,8 @@ def _latent(model: ServedModel) -> LatentShape:
 def _rope_positions(model: ServedModel, rope: Mapping[str, Any], positions: int) -> int:
     """Rows of the rotary tables: stretched ones have more (layers/rotary_embedding)."""
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if "mrope_section" in rope and model.config.get("model_type") in _LONGER_ROPES:
+        positions *= MROPE_ROWS
     factor = number(model, "factor of rope_scaling", rope.get("factor"), 1.0)
     if kind in ("linear", "dynamic"):
         return _limited(model, positions * factor)

@@ -53,6 +53,7 @@ def start(
     source = f"vLLM {'.'.join(map(str, settings.version))}"
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
+    run.native = not settings.eager and settings.more.compiled
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version
@@ -63,6 +64,7 @@ def start(
         _limited(run, versions.SPLIT_WHILE_LOADING.holds(version)),
         run.phase("weights", Category.PARAMETER),
     ):
+        tower = shape.encoder.tower(run, settings.batch) if shape.encoder is not None else None
         model = families.family(run, shape)
         run.empty_cache()
         if isinstance(shape.linear, Unquantized):
@@ -87,8 +89,10 @@ def start(
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
     ):
+        encoded = tower.profile() if tower is not None and not settings.more.skip_mm_profiling else []
         _fill(slots, settings)
         runner.profile(profiled)
+        run.free(*encoded)
     run.empty_cache()
     after = run.mark() - 1
     captured = None

@@ -81,6 +81,9 @@ class Run:
         self.module = ""
         #: Whether the machine has not met the model before.
         self.cold = False
+        #: Whether the engine's own operators outside of compiled code run as torch operators, as they do where the
+        #: model is compiled (``CustomOp.dispatch_forward``, model_executor/custom_op.py).
+        self.native = False
         #: Rotary tables that were made, by what tells them apart: the engine keeps one for equal arguments.
         self.ropes: set[object] = set()
         #: How layers of experts are shared out.

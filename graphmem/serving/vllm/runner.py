@@ -77,6 +77,12 @@ class V2(ModelRunner):
         )  # fmt: skip
 
     def after_loading(self, model: Family) -> None:
+        tokens, shape = self.batch.tokens, self.shape
+        if shape.encoder is not None:  # mm/encoder_runner.py: ids have become embeddings before the model sees them
+            self.run.enter("input embeddings")
+            model.give(self.run.new(tokens * shape.hidden * shape.itemsize, "input embeddings", Category.BUFFER))
+        if shape.position_rows:  # mm/rope.py, with a place more
+            self.buffers("positions of M-RoPE", shape.position_rows * (tokens + 1) * 8)
         state_index(self.run, self.shape)
         if self.shape.own.last:
             self._sampling_buffers()
@@ -157,11 +163,17 @@ class V1(ModelRunner):
         self.buffers("sampling parameters", *[requests * 4] * 6)
         self.buffers("input buffers", tokens * 4, tokens * 8, tokens, (requests + 1) * 4, *[requests * 4] * 3)
         self.buffers("input buffers", tokens * 8, requests * 8, requests * 4, requests * 4)
-        self.buffers("input embeddings", tokens * self.shape.hidden * self.shape.itemsize)
-        self.buffers("input buffers", tokens, requests, requests * 4, requests * 4, max(requests + 1, tokens) * 8)
+        self.run.enter("input embeddings")
+        size = tokens * self.shape.hidden * self.shape.itemsize
+        self._embeddings = self.run.new(size, "input embeddings", Category.BUFFER)
+        self.buffers("input buffers", tokens, requests, requests * 4, requests * 4)
+        if self.shape.position_rows:
+            self.buffers("positions of M-RoPE", self.shape.position_rows * (tokens + 1) * 8)
+        self.buffers("input buffers", max(requests + 1, tokens) * 8)
 
     def after_loading(self, model: Family) -> None:
-        """Nothing more."""
+        if self.shape.encoder is not None:
+            model.give(self._embeddings)
 
     def profile(self, model: Family) -> None:
         run, rows = self.run, self.batch.profiled_requests

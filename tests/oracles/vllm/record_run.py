@@ -72,11 +72,14 @@ if _RANKS > 1:
 
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "config.json").write_text(json.dumps(CASE["model_config"]))
+    for name, values in CASE.get("files", {}).items():
+        Path(folder, name).write_text(json.dumps(values))
     if "draft_config" in CASE:
         Path(folder, "draft").mkdir()
         Path(folder, "draft", "config.json").write_text(json.dumps(CASE["draft_config"]))
         CASE["settings"]["speculative_config"]["model"] = str(Path(folder, "draft"))
-    engine = LLM(model=folder, skip_tokenizer_init=True, load_format="dummy", **CASE["settings"])
+    # A model that takes images needs its processor, so what of it lies beside the configuration.
+    engine = LLM(model=folder, skip_tokenizer_init="files" not in CASE, load_format="dummy", **CASE["settings"])
     if "draft_config" in CASE:
         del CASE["settings"]["speculative_config"]["model"]
 core = engine.llm_engine.engine_core.engine_core

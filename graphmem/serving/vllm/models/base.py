@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.lora import Adapters, Fillable
-from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.serving.vllm.run import Batch, Run, Tensor
+
+if TYPE_CHECKING:
+    from graphmem.serving.vllm.encoders.budget import Items
 
 #: What a call of attention allocates for so many tokens, and a context in which a compiled piece runs.
 Attend: TypeAlias = Callable[[int], None]
@@ -46,6 +49,11 @@ class Family(ABC):
         """Room for what the stage of the pipeline before this one sends. Raises :class:`UsageError` where the family
         is not followed in a pipeline."""
         raise UsageError("--pipeline-parallel-size is followed for decoders like Llama's only")
+
+    def give(self, embeddings: Tensor) -> None:
+        """Embeddings come from this buffer, not from ids. Raises :class:`UsageError` where the family is not followed
+        with an encoder."""
+        raise UsageError("an encoder is followed before decoders like Llama's only: add --language-model-only")
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Hidden states after these layers are kept in every step. Raises :class:`UsageError`."""
@@ -138,10 +146,34 @@ def stages(layers: int, count: int) -> tuple[Stage, ...]:
     )
 
 
+class Tower(ABC):
+    """An encoder of one rank. Making it asks for its weights."""
+
+    @abstractmethod
+    def profile(self) -> list[Tensor]:
+        """Encode what the engine profiles with; the embeddings, which stay until the language model has run."""
+
+
+class Encoder(Protocol):
+    """The encoder that a configuration describes. ``deep``: its layers whose states go to the language model's first
+    layers as well; ``items``: what the engine profiles with."""
+
+    @property
+    def deep(self) -> tuple[int, ...]: ...
+
+    @property
+    def items(self) -> Items: ...
+
+    def tower(self, run: Run, batch: Batch) -> Tower:
+        """Its weights on this rank."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a model as the engine reads them. ``windows``: of each layer, the tokens it attends to, None for
-    all. ``attends``: the layers of attention among those of states."""
+    all. ``attends``: the layers of attention among those of states. ``encoder``: what comes before the model where it
+    takes images, and gives it embeddings instead of ids. ``position_rows``: positions of one token, where it has more
+    than one (M-RoPE)."""
 
     kind: str
     hidden: int
@@ -168,6 +200,8 @@ class Shape:
     stage: Stage | None = None
     state: StateShape | None = None
     attends: tuple[int, ...] = ()
+    encoder: Encoder | None = None
+    position_rows: int = 0
 
     @property
     def own(self) -> Stage:

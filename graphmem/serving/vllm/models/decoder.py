@@ -161,6 +161,9 @@ class Attention:
         own = [qkv]
         if self.norms is not None:
             own += [self.norms[0].plain(tokens, self.heads), self.norms[1].plain(tokens, self.kv_heads)]
+        if self.shape.position_rows:  # rows of the table for each position, and both halves of what is taken of them
+            table = self.shape.position_rows * tokens * self.shape.rotary_dim * size
+            run.temporary(table, table // 2, table // 2)
         run.enter(f"{self.name}.attn")
         attended = run.new(tokens * self.q * size, "attention output")
         output = self.o_proj(tokens)
@@ -299,6 +302,8 @@ class Decoder(Family):
         if stage.last:
             self.head = self._head()
         self._received: tuple[Tensor, Tensor] | None = None
+        #: Embeddings that come from an encoder's buffer.
+        self._given: Tensor | None = None
         #: Layers after which hidden states are kept for a draft, and what was kept.
         self.taps: tuple[int, ...] = ()
         self.tapped: list[Tensor] = []
@@ -374,13 +379,18 @@ class Decoder(Family):
     def _forward(self, tokens: int, layers: list[Layer]) -> Tensor:
         run = self.run
         hidden, residual = self._entered(tokens)
-        kept = self._received or ()
+        kept = self._received or (() if self._given is None else (self._given,))
+        deep = len(self.shape.encoder.deep) if self.shape.encoder is not None else 0
         for number, layer in enumerate(layers, start=1):
             before = hidden, residual
             hidden, residual = layer(tokens, hidden, residual)
             for old in dict.fromkeys(before):
                 if old is not None and old not in (hidden, residual, *kept):
                     run.free(old)
+            if number <= deep:  # states of the encoder's layers are added
+                added = run.new(hidden.bytes, "with the encoder's states")
+                run.free(hidden)
+                hidden = added
             if number in self.taps:
                 self.tapped.append(run.new(hidden.bytes, "kept for the draft"))
         assert residual is not None
@@ -397,12 +407,17 @@ class Decoder(Family):
         """(hidden, residual) before the first layer of this stage."""
         if self._received is not None:
             return self._received
+        if self._given is not None:
+            return self._given, None
         run, hidden = self.run, self.embedding(tokens)
         if self.style.scales_embedding:
             scaled = run.new(hidden.bytes, "scaled embedding")
             run.free(hidden)
             hidden = scaled
         return hidden, None
+
+    def give(self, embeddings: Tensor) -> None:
+        self._given = embeddings
 
     def tap(self, layers: tuple[int, ...]) -> None:
         self.taps = layers
@@ -437,6 +452,8 @@ class Decoder(Family):
         with piece():
             if self._received is not None:  # the sum of what came, and its norm
                 residual, normed = run.new(width, "residual"), run.new(width, "normed")
+            elif self._given is not None:
+                residual, normed = self._given, run.new(width, "normed")
             else:
                 normed = run.new(width, "embedded")
                 residual = run.new(width, "embedded and reduced") if run.tp > 1 else normed
@@ -452,6 +469,8 @@ class Decoder(Family):
         """(queries, keys and values; the rotated ones): in the normed input's buffer where it has their size."""
         run, attention, size = self.run, self._attention(), self.shape.itemsize
         qkv = attention.qkv_proj(tokens)
+        if self.shape.position_rows:  # cosines and sines of every token, put together of its positions
+            run.temporary(*[tokens * self.shape.rotary_dim // 2 * size] * 2)
         rotated = normed
         if normed.bytes != self._attended_bytes(tokens):
             run.free(normed)
@@ -508,7 +527,9 @@ class Decoder(Family):
                     run.free(output)
             qkv, kept = self._projected(tokens, normed)
             result = run.new(self._attended_bytes(tokens), "attention output") if spare is None else spare
-        run.free(attended, residual)
+        run.free(attended)
+        if residual != self._given:
+            run.free(residual)
         attend(tokens)
         run.free(*kept[:1], qkv, *kept[1:])
         return result, after
@@ -523,7 +544,9 @@ class Decoder(Family):
                 output = reduced
             if not self.shape.own.last:
                 self._sent = run.new(width, "residual for the next stage")
-        run.free(first, attended, residual)
+        run.free(first, attended)
+        if residual != self._given:
+            run.free(residual)
         return output
 
     def logits(self, rows: int) -> Tensor:

@@ -1,0 +1,220 @@
+"""Models that take images: their language model, and the encoder before it.
+
+Followed from vllm 0.32.0. One family is one module with ``tokens_of`` and ``encoder``; :data:`_FAMILIES` names them by
+``model_type`` of the configuration around the language model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from graphmem.documents import shown
+from graphmem.errors import SourceError, UsageError
+from graphmem.serving.base import Question, ServedModel
+from graphmem.serving.values import mapping, rope_of
+from graphmem.serving.vllm import arguments
+from graphmem.serving.vllm.arguments import Arguments
+from graphmem.serving.vllm.encoders import llava, qwen
+from graphmem.serving.vllm.encoders.budget import limits_of, profiled
+from graphmem.serving.vllm.models.base import Shape
+from graphmem.serving.vllm.settings import Settings
+from graphmem.sources.configurations import read
+
+Encoder: TypeAlias = qwen.Qwen | llava.Images
+
+
+@dataclass(frozen=True)
+class _Family:
+    """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``tied``:
+    what transformers' configuration says of its embeddings where nothing is said."""
+
+    module: ModuleType
+    modalities: tuple[str, ...]
+    text: str
+    tied: bool = False
+
+
+_FAMILIES: dict[str, _Family] = {
+    "qwen2_vl": _Family(qwen, ("image", "video"), "qwen2"),
+    "qwen2_5_vl": _Family(qwen, ("image", "video"), "qwen2"),
+    "qwen3_vl": _Family(qwen, ("image", "video"), "qwen3"),
+    "llava": _Family(llava, ("image",), "llama"),
+    "gemma3": _Family(llava, ("image",), "gemma3_text", tied=True),
+    "mistral3": _Family(llava, ("image",), "mistral", tied=True),
+}
+#: ``model_type`` of language models within others that are those of another name.
+_SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+#: What transformers' configurations of language models have where nothing is said.
+_TEXT: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "max_position_embeddings": 2048, "vocab_size": 32000, "tie_word_embeddings": False,
+    },
+    "mistral": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 131072, "vocab_size": 32000,
+        "tie_word_embeddings": False,
+    },
+    "gemma3_text": {
+        "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072, "vocab_size": 262208,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+#: What a language model has from the configuration around it.
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+#: The file of how images are prepared, beside the configuration.
+PREPROCESSOR = "preprocessor_config.json"
+
+
+def language_model(question: Question, followed: tuple[str, ...]) -> Question:
+    """The question of the language model within one that takes images; others as they are. ``followed``: every
+    ``model_type`` of a language model that is. Raises :class:`UsageError` for an encoder that is not followed, where it
+    may be asked for."""
+    model = question.model
+    text, kind = model.config.get("text_config"), model.config.get("model_type")
+    family = _FAMILIES.get(str(kind))
+    if kind in followed or (family is None and not isinstance(text, Mapping)):
+        return question
+    own = dict(text) if isinstance(text, Mapping) else _flat(model)
+    own_kind = own.get("model_type", family.text if family else kind)
+    own["model_type"] = _SAME.get(str(own_kind), family.text if family and own_kind == kind else own_kind)
+    inherited = {name: model.config[name] for name in _INHERITED if name in model.config}
+    defaults = _TEXT.get(str(own["model_type"]), {}) if family else {}
+    values = {**defaults, **inherited, **own}
+    if family is not None:
+        values["tie_word_embeddings"] = _tied(model, family)
+    inner = ServedModel(model.name, values, model.checkpoint, model.path, around=model)
+    if own["model_type"] in followed and family is None and not _text_only(question):
+        raise UsageError(
+            f"{model.name} takes images, and what its encoder takes in the profile run is not followed "
+            f"(model_type {shown(kind)}; accepted: {', '.join(_FAMILIES)}); it is as a language model: "
+            "--language-model-only"
+        )
+    return question.with_(model=inner)
+
+
+def _tied(model: ServedModel, family: _Family) -> bool:
+    """The whole model's word counts (``with_hf_config``, config/vllm.py), unless its checkpoint has a head of its own
+    (``maybe_untie_word_embeddings``, config/model.py)."""
+    if model.checkpoint is not None and model.checkpoint.has_head:
+        return False
+    return bool(model.config.get("tie_word_embeddings", family.tied))
+
+
+def _flat(model: ServedModel) -> dict[str, Any]:
+    """A configuration that has the language model's values beside the encoder's."""
+    return {name: value for name, value in model.config.items() if name not in ("vision_config", "architectures")}
+
+
+def _text_only(question: Question) -> bool:
+    """Whether nothing but text may come, by the options alone."""
+    more = arguments.read(question.arguments)
+    return more.text_only or json.loads(more.items_per_prompt).get("image") == 0
+
+
+def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
+    """The shape with its encoder, where the model has one that may be used. Raises :class:`UsageError`."""
+    model = question.model
+    sections = rope_of(model).get("mrope_section")
+    if isinstance(sections, list):
+        shape = replace(shape, position_rows=len(sections))
+    around, more = model.around, settings.more
+    family = _FAMILIES.get(str(around.config.get("model_type"))) if around is not None else None
+    if around is None or family is None or more.text_only:
+        return shape
+    limits = limits_of(json.loads(more.items_per_prompt), family.modalities)
+    if not any(limits.values()):
+        return shape
+    if not question.device.limits.bfloat16:  # TORCH_SDPA (platforms/cuda.py, ``get_supported_vit_attn_backends``)
+        raise UsageError(
+            f"{model.name}: encoders on cards below compute capability 8.0, as {question.device.name} is, are not "
+            "followed; the language model alone is: --language-model-only"
+        )
+    _check(around, settings)
+    vision = _vision(around, family)
+    processor = _processor(around, more)
+    tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch, settings.batch.length)
+    items = profiled(tokens, limits, settings.batch)
+    assert items is not None
+    made = family.module.encoder(
+        _outer(around, model), vision, processor, items, settings.itemsize, settings.batch.length
+    )
+    return replace(shape, encoder=made)
+
+
+def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ...]:
+    """What a reader is told of the encoder."""
+    if shape.encoder is None or model.around is None:
+        return ()
+    items = shape.encoder.items
+    told = [
+        f"the encoder is profiled with {items.count} {items.modality} item{'s' if items.count > 1 else ''} of "
+        f"{items.tokens:,} tokens; encoder cache: {items.cache:,} tokens"
+        if not settings.more.skip_mm_profiling
+        else "the encoder is not profiled (--skip-mm-profiling): what it takes with images is not kept free"
+    ]
+    if model.path is None or not (model.path.parent / PREPROCESSOR).is_file():
+        told.append(f"there is no {PREPROCESSOR} beside the configuration: sizes of images are those usually published")
+    return tuple(told)
+
+
+def _outer(around: ServedModel, model: ServedModel) -> ServedModel:
+    """The whole model's configuration, with what its language model has."""
+    return ServedModel(around.name, {**model.config, **around.config}, path=around.path)
+
+
+def _vision(around: ServedModel, family: _Family) -> ServedModel:
+    config = mapping(around, "vision_config")
+    if not config:
+        raise UsageError(f"{around.name} has no vision_config; as a language model: --language-model-only")
+    defaults = llava.DEFAULTS.get(str(config.get("model_type")), {})
+    vision = ServedModel(around.name, {**defaults, **config})
+    if family.module is llava:
+        llava.check(around, vision)
+    return vision
+
+
+def _processor(around: ServedModel, more: Arguments) -> Mapping[str, Any]:
+    """How images are prepared: the file beside the configuration, and what ``mm_processor_kwargs`` says instead. Values
+    of the call that are not told apart by modality are for both."""
+    path = around.path.parent / PREPROCESSOR if around.path is not None else None
+    values: Any = read(path, "a readable JSON file") if path is not None and path.is_file() else {}
+    if not isinstance(values, dict):
+        raise SourceError(f"{path} holds {shown(values)}; accepted: an object")
+    asked: dict[str, Any] = json.loads(more.processor)
+    flat = {name: value for name, value in asked.items() if name not in ("images_kwargs", "videos_kwargs")}
+    for scope in ("images_kwargs", "videos_kwargs"):
+        own = asked.get(scope) or {}
+        if not isinstance(own, Mapping):
+            raise UsageError(f"{scope} of mm_processor_kwargs is {shown(own)}; accepted: an object")
+        values[scope] = {**flat, **own}
+    return values
+
+
+def _check(around: ServedModel, settings: Settings) -> None:
+    """Raises :class:`UsageError` for options that are not followed with an encoder."""
+    more, name = settings.more, around.name
+    alone = "; the language model alone is: --language-model-only"
+    if more.adapters:
+        raise UsageError(f"{name}: adapters of a model with an encoder are not followed{alone}")
+    if more.speculation:
+        raise UsageError(f"{name}: drafts of a model with an encoder are not followed{alone}")
+    if more.pipeline > 1:
+        raise UsageError(f"{name}: a pipeline of a model with an encoder is not followed{alone}")
+    if more.encoder_data_parallel and settings.tensor_parallel > 1:
+        raise UsageError("--mm-encoder-tp-mode data is not followed with several cards; accepted: weights")
+    method = around.config.get("quantization_config")
+    if isinstance(method, Mapping) and not _spared(method):
+        raise UsageError(f"{name}: quantization_config does not say that the encoder stays as it is{alone}")
+
+
+def _spared(method: Mapping[str, Any]) -> bool:
+    """Whether modules of the encoder are named among those that are not quantised."""
+    named = [method.get(key) for key in ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules")]
+    modules = [str(one) for found in named if isinstance(found, list) for one in found]
+    return any(part in one for one in modules for part in ("visual", "vision", "mm_projector"))

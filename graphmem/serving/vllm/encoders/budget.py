@@ -1,0 +1,65 @@
+"""How many items the engine encodes at once while it profiles, and of which modality.
+
+Followed from vllm 0.32.0, ``multimodal/encoder_budget.py`` (``MultiModalBudget``) and
+``v1/core/encoder_cache_manager.py`` (``compute_mm_encoder_budget``). ``max_num_encoder_input_tokens`` and
+``encoder_cache_size`` are both ``max_num_batched_tokens``, or one item of the largest modality where that is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.vllm.run import Batch
+
+#: ``get_limit_per_prompt`` (config/multimodal.py): items of a modality in a prompt where nobody says.
+LIMIT = 999
+
+
+@dataclass(frozen=True)
+class Items:
+    """What is encoded in the profile run: so many items of a modality, of so many tokens each; ``cache``: tokens that
+    the encoder cache may hold."""
+
+    modality: str
+    count: int
+    tokens: int
+    cache: int
+
+
+def limits_of(asked: Mapping[str, Any], modalities: tuple[str, ...]) -> dict[str, int]:
+    """Items of every modality that a prompt may have. Raises :class:`UsageError`."""
+    for name in asked:
+        if name not in modalities:
+            raise UsageError(f"limit_mm_per_prompt of {shown(name)}; accepted for this model: {', '.join(modalities)}")
+    return {name: _limit(name, asked.get(name)) for name in modalities}
+
+
+def _limit(modality: str, value: Any) -> int:
+    if isinstance(value, Mapping):
+        sizes = sorted(set(value) - {"count"})
+        if sizes:
+            raise UsageError(
+                f"{shown(sizes[0])} of {modality} in limit_mm_per_prompt is not followed: give a count, and the "
+                "largest size by --mm-processor-kwargs"
+            )
+        value = value.get("count")
+    if value is None:
+        return LIMIT
+    if type(value) is not int or value < 0:
+        raise UsageError(f"limit_mm_per_prompt of {modality} is {shown(value)}; accepted: a whole number from 0 on")
+    return value
+
+
+def profiled(tokens: Mapping[str, int], limits: Mapping[str, int], batch: Batch) -> Items | None:
+    """What is encoded where an item of each modality has at most so many ``tokens``; None where none is allowed."""
+    tokens = {name: count for name, count in tokens.items() if limits[name]}
+    if not tokens:
+        return None
+    cache = max(batch.tokens, *tokens.values())
+    most, modality = max((count, name) for name, count in tokens.items())
+    in_prompt = max(1, min(limits[modality], batch.length // most))
+    return Items(modality, max(1, min(cache // most, batch.requests * in_prompt)), most, cache)

@@ -1,0 +1,491 @@
+"""Encoders of images of one size, and Pixtral's of any size: CLIP, SigLIP and Pixtral as LLaVA, Gemma 3 and Mistral 3
+have them.
+
+Followed from vllm 0.32.0, ``model_executor/models/{clip,siglip,pixtral,llava,gemma3_mm,mistral3}.py``, and of Pixtral's
+rotary tables transformers' ``models/pixtral/modeling_pixtral.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count, counted, mapping
+from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.parts import (
+    Attention,
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    RMSNorm,
+    Sequences,
+    Widths,
+    linear,
+    shared,
+    through,
+)
+from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.models.decoder import Norm
+from graphmem.serving.vllm.run import Batch, Run, Tensor
+from graphmem.trace import Category
+
+#: ``model_type`` of encoders that are followed.
+CLIP, SIGLIP, PIXTRAL = "clip_vision_model", "siglip_vision_model", "pixtral"
+#: What transformers' configurations of these have where nothing is said.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    CLIP: {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "image_size": 224, "patch_size": 32,
+    },
+    SIGLIP: {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "image_size": 224, "patch_size": 16,
+    },
+    PIXTRAL: {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "image_size": 1024, "patch_size": 16,
+    },
+}  # fmt: skip
+_CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class Images:
+    """An encoder of images and what puts its states into the language model's width. ``side``: patches of an image's
+    side; ``merge``: patches side by side that become one embedding; ``text_hidden``: the language model's width;
+    ``biased``: its projector has biases; ``quick``: its activation is QuickGELU."""
+
+    model: str
+    kind: str
+    widths: Widths
+    layers: int
+    patch: int
+    side: int
+    items: Items
+    text_hidden: int
+    merge: int = 1
+    biased: bool = True
+    quick: bool = False
+
+    def tower(self, run: Run, batch: Batch) -> Tower:
+        """Its weights on this rank."""
+        return _MODELS[self.model](run, self)
+
+    @property
+    def deep(self) -> tuple[int, ...]:
+        """No states of layers in between are used."""
+        return ()
+
+    @property
+    def patches(self) -> int:
+        """Of all images."""
+        return self.items.count * self.side**2
+
+
+def tokens_of(
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], batch: Batch, length: int
+) -> dict[str, int]:
+    """Tokens of the largest image."""
+    side, merge = _side(model, vision, processor)
+    tokens = (side // merge) ** 2
+    if model.config["model_type"] == "gemma3":
+        tokens = count(model, "mm_tokens_per_image", 256)
+    whole = vision.config.get("model_type") == CLIP and model.config.get("vision_feature_select_strategy") == "full"
+    return {"image": tokens + (1 if whole else 0)}
+
+
+def encoder(
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+) -> Images:
+    """What the configuration describes."""
+    side, merge = _side(model, vision, processor)
+    layers, kind = count(vision, "num_hidden_layers"), str(vision.config.get("model_type"))
+    widths = Widths(
+        count(vision, "hidden_size"), count(vision, "intermediate_size"), count(vision, "num_attention_heads"), itemsize
+    )
+    return Images(
+        str(model.config["model_type"]),
+        kind,
+        widths,
+        layers if model.config["model_type"] == "gemma3" else _feature_layers(model, layers),
+        count(vision, "patch_size"),
+        side,
+        items,
+        count(ServedModel(model.name, mapping(model, "text_config")), "hidden_size"),
+        merge,
+        quick=vision.config.get("hidden_act", "quick_gelu" if kind == CLIP else "") == "quick_gelu",
+        biased=bool(model.config.get("multimodal_projector_bias", model.config["model_type"] == "llava")),
+    )
+
+
+def check(model: ServedModel, vision: ServedModel) -> None:
+    """Raises :class:`UsageError` for an encoder that such a model has and that is not followed."""
+    kind, own = vision.config.get("model_type"), _ENCODERS[str(model.config["model_type"])]
+    if kind not in own:
+        raise UsageError(
+            f"{model.name}: an encoder of model_type {shown(kind)} is not followed; accepted: {', '.join(own)}, or the "
+            "language model alone by --language-model-only"
+        )
+
+
+_ENCODERS = {"llava": (CLIP, SIGLIP, PIXTRAL), "gemma3": (SIGLIP,), "mistral3": (PIXTRAL,)}
+
+
+def _side(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any]) -> tuple[int, int]:
+    """(patches of the largest image's side, of those one embedding's)."""
+    patch, size = count(vision, "patch_size"), count(vision, "image_size")
+    if vision.config.get("model_type") != PIXTRAL:
+        return size // patch, 1
+    merge = count(model, "spatial_merge_size", 2) if model.config["model_type"] == "mistral3" else 1
+    if merge > 1:
+        for values in (processor, processor.get("images_kwargs") or {}):
+            sizes = mapping(ServedModel(model.name, values), "size")
+            size = counted(model, "longest_edge of size", sizes.get("longest_edge"), size)
+    return ((size - 1) // (patch * merge) + 1) * merge, merge
+
+
+def _feature_layers(model: ServedModel, layers: int) -> int:
+    """Layers up to the deepest whose states are taken (``_get_num_hidden_layers``)."""
+    asked = model.config.get("vision_feature_layer", -2 if model.config["model_type"] == "llava" else -1)
+    if type(asked) is not int or not -layers <= asked <= layers:
+        raise UsageError(f"{model.name}: vision_feature_layer is {shown(asked)}; accepted: one of {layers} layers")
+    return asked if asked >= 0 else layers + asked + 1
+
+
+class _Clip(Tower):
+    """``CLIPVisionModel``: what is added is a new tensor; a class token goes first."""
+
+    def __init__(self, run: Run, shape: Images) -> None:
+        self.run, self.shape = run, shape
+        size, hidden, tokens = shape.widths.itemsize, shape.widths.hidden, shape.side**2 + 1
+        self.rows = shape.items.count * tokens
+        self.positions = tokens * hidden * size
+        run.new(hidden * size, "vision_tower.class_embedding")
+        run.new(hidden * _CHANNELS * shape.patch**2 * size, "vision_tower.patch_embedding.weight")
+        run.new(self.positions, "vision_tower.position_embedding.weight")
+        run.new(tokens * 8, "vision_tower.position_ids", Category.BUFFER)
+        self.norm = LayerNorm(run, "vision_tower.pre_layrnorm", hidden, size)
+        self.blocks: list[Block] = [
+            _ClipBlock(run, f"vision_tower.layers.{index}", shape.widths, quick=shape.quick)
+            for index in range(shape.layers)
+        ]
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        size = self.rows * shape.widths.hidden * shape.widths.itemsize
+        run.enter("vision_tower.embeddings")
+        patches = run.new(shape.patches * shape.widths.hidden * shape.widths.itemsize, "patches")
+        joined = run.new(size, "with class tokens")
+        positions = run.new(self.positions, "learned positions")
+        embedded = run.new(size, "with positions")
+        run.free(positions, joined, patches)
+        hidden = self.norm(self.rows)
+        run.free(embedded)
+        first, sequences = hidden, Sequences(self.rows, shape.items.count, known=False)
+        hidden = through(run, self.blocks, hidden, sequences, keeps_first=True)
+        if hidden is not first:
+            run.free(first)
+        return [hidden]
+
+
+class _ClipBlock(Block):
+    """``CLIPEncoderLayer``."""
+
+    def __init__(self, run: Run, name: str, widths: Widths, *, quick: bool = False) -> None:
+        self.run, self.widths = run, widths
+        self.attention = Attention(run, f"{name}.self_attn", widths, named=("qkv_proj", "out_proj"))
+        first = LayerNorm(run, f"{name}.layer_norm1", widths.hidden, widths.itemsize)
+        self.mlp = FeedForward(run, f"{name}.mlp", widths, quick=quick)
+        self.norms = [first, LayerNorm(run, f"{name}.layer_norm2", widths.hidden, widths.itemsize)]
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        run, rows = self.run, sequences.rows
+        size = rows * self.widths.hidden * self.widths.itemsize
+        normed = self.norms[0](rows)
+        attended = self.attention(sequences)
+        run.free(normed)
+        middle = run.new(size, "with attention")
+        run.free(attended)
+        normed = self.norms[1](rows)
+        fed = self.mlp(rows)
+        run.free(normed)
+        result = run.new(size, "with the feed-forward layer")
+        run.free(fed, middle)
+        return result
+
+
+class _Siglip(Tower):
+    """``SiglipVisionModel``: sums are made in place. ``normed``: its last states are normed."""
+
+    def __init__(self, run: Run, shape: Images, *, normed: bool) -> None:
+        self.run, self.shape = run, shape
+        size, hidden, tokens = shape.widths.itemsize, shape.widths.hidden, shape.side**2
+        self.rows = shape.patches
+        self.positions = tokens * hidden * size
+        run.new(hidden * _CHANNELS * shape.patch**2 * size, "vision_tower.patch_embedding.weight")
+        run.new(hidden * size, "vision_tower.patch_embedding.bias")
+        run.new(self.positions, "vision_tower.position_embedding.weight")
+        run.new(tokens * 8, "vision_tower.position_ids", Category.BUFFER)
+        self.blocks: list[Block] = [
+            _SiglipBlock(run, f"vision_tower.layers.{index}", shape.widths) for index in range(shape.layers)
+        ]
+        self.norm = LayerNorm(run, "vision_tower.post_layernorm", hidden, size) if normed else None
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        run.enter("vision_tower.embeddings")
+        embedded = run.new(self.rows * shape.widths.hidden * shape.widths.itemsize, "patches")
+        run.temporary(self.positions)
+        sequences = Sequences(self.rows, shape.items.count, known=False)
+        # The first layer's input lies channel by channel, which its norm puts in order first.
+        unordered = run.new(embedded.bytes, "patches in order")
+        hidden = self.blocks[0](sequences)
+        run.free(unordered)
+        hidden = through(run, self.blocks[1:], hidden, sequences, keeps_first=False)
+        if self.norm is not None:
+            normed = self.norm(self.rows)
+            run.free(hidden)
+            hidden = normed
+        run.free(embedded)
+        return [hidden]
+
+
+class _SiglipBlock(_ClipBlock):
+    """``SiglipEncoderLayer``."""
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        run, rows = self.run, sequences.rows
+        normed = self.norms[0](rows)
+        attended = self.attention(sequences)
+        run.free(normed)
+        normed = self.norms[1](rows)
+        fed = self.mlp(rows)
+        run.free(normed, attended)
+        return fed
+
+
+class _Pixtral(Tower):
+    """``PixtralHFVisionModel``. ``normalises``: pixels come as bytes (Mistral 3), else as numbers."""
+
+    def __init__(self, run: Run, shape: Images, *, normalises: bool) -> None:
+        self.run, self.shape, self.normalises = run, shape, normalises
+        widths, size, hidden = shape.widths, shape.widths.itemsize, shape.widths.hidden
+        self.rows = shape.patches
+        for side in ("weight", "bias") if normalises else ():
+            run.new(_CHANNELS * 4, f"vision_tower.input_norm.{side}", Category.BUFFER)
+        run.new(hidden * _CHANNELS * shape.patch**2 * size, "vision_tower.patch_conv.weight")
+        self.norm = RMSNorm(run, "vision_tower.ln_pre", hidden, size)
+        self.blocks: list[Block] = [
+            _PixtralBlock(run, f"vision_tower.transformer.layers.{index}", widths) for index in range(shape.layers)
+        ]
+        for _ in range(2):
+            run.new(widths.head_dim // 2 * 4, "vision_tower.patch_positional_embedding.inv_freq", Category.BUFFER)
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        held = self._patches()
+        run.enter("vision_tower.patch_positional_embedding")
+        positions = run.new(self.rows * 2 * 8, "positions")
+        held += [positions, *self._rotary_tables()]
+        sequences = Sequences(self.rows, shape.items.count)
+        held.append(run.new((sequences.count + 1) * 4, "ends of sequences"))
+        hidden = through(run, self.blocks, held[0], sequences, keeps_first=True)
+        run.free(*(one for one in held if one is not hidden))
+        return [hidden]
+
+    def _patches(self) -> list[Tensor]:
+        """(normed patches, what else is held of them)."""
+        run, size = self.run, self.rows * self.shape.widths.hidden * self.shape.widths.itemsize
+        pixels = self.rows * _CHANNELS * self.shape.patch**2
+        run.enter("vision_tower.patch_conv")
+        if self.normalises:
+            packed = run.new(pixels, "packed patches")
+            normalised = run.new(pixels * self.shape.widths.itemsize, "normalised patches")
+            projected = [run.matmul(size, "patches")]
+            run.free(normalised, packed)
+            return [self.norm(self.rows), *projected]
+        count = self.shape.items.count
+        projected = [run.new(size // count, "patches of an image") for _ in range(count)]
+        joined = run.new(size, "patches")
+        normed = self.norm(self.rows)
+        run.free(joined)
+        return [normed, *projected]
+
+    def _rotary_tables(self) -> list[Tensor]:
+        """``PixtralRotaryEmbedding``: made anew for every batch, in fp32; rows and columns are put together."""
+        run = self.run
+        wide = self.rows * self.shape.widths.head_dim * 4
+        axes = run.new(self.rows * 8)
+        angles = run.new(wide)
+        run.free(axes)
+        tables = []
+        for _ in range(2):  # cosines and sines, and each times a factor
+            raw = run.new(wide)
+            tables.append(run.new(wide))
+            run.free(raw)
+        composed = []
+        for table in tables:
+            half = run.new(wide // 2)
+            composed.append(run.new(wide))
+            run.free(half, table)
+        made = [run.new(wide * self.shape.widths.itemsize // 4, "rotary table") for _ in range(2)]
+        run.free(*composed, angles)
+        return made
+
+
+class _PixtralAttention(Attention):
+    """Turned by torch operators: queries times cosines, and halves that change places times sines."""
+
+    def rotated(self, rows: int) -> list[Tensor]:
+        run, size = self.run, rows * self.width * self.widths.itemsize
+        made = []
+        for _ in range(2):
+            straight = run.new(size)
+            half = run.new(size // 2)
+            turned = run.new(size)
+            run.free(half)
+            product = run.new(size)
+            run.free(turned)
+            made.append(run.new(size, "rotated"))
+            run.free(product, straight)
+        return made
+
+
+class _PixtralBlock(Block):
+    """``PixtralHFTransformerBlock``, which holds what attention returned until the feed-forward layer has."""
+
+    def __init__(self, run: Run, name: str, widths: Widths) -> None:
+        self.run, self.widths = run, widths
+        first = RMSNorm(run, f"{name}.attention_norm", widths.hidden, widths.itemsize)
+        self.attention = _PixtralAttention(
+            run, f"{name}.attention", widths, bias=False, named=("qkv_proj", "o_proj")
+        )  # fmt: skip
+        self.mlp = GatedFeedForward(run, f"{name}.feed_forward", widths, bias=False)
+        self.norms = [first, RMSNorm(run, f"{name}.ffn_norm", widths.hidden, widths.itemsize)]
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        run, rows = self.run, sequences.rows
+        size = rows * self.widths.hidden * self.widths.itemsize
+        normed = self.norms[0](rows)
+        attended = self.attention(sequences)
+        run.free(normed)
+        middle = run.new(size, "with attention")
+        fed = self.mlp(rows, given=self.norms[1](rows))
+        run.free(attended)
+        result = run.new(size, "with the feed-forward layer")
+        run.free(fed, middle)
+        return result
+
+
+class _Llava(Tower):
+    """``LlavaForConditionalGeneration``'s encoder and projector."""
+
+    def __init__(self, run: Run, shape: Images) -> None:
+        self.run, self.shape = run, shape
+        self.vision: Tower
+        if shape.kind == CLIP:
+            self.vision = _Clip(run, shape)
+        elif shape.kind == SIGLIP:
+            self.vision = _Siglip(run, shape, normed=False)
+        else:
+            self.vision = _Pixtral(run, shape, normalises=False)
+        self.projector = _Projector(run, shape)
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        run.enter("vision_tower")
+        values = shape.patches * shape.patch**2 * _CHANNELS
+        pixels = run.new(values * shape.widths.itemsize, "pixels")
+        states = self.vision.profile()
+        if shape.kind == PIXTRAL:
+            states.append(run.new(states[0].bytes, "patches of all images"))
+        embedded = self.projector(shape.items.count * shape.items.tokens)
+        run.free(*states, pixels)
+        return [embedded]
+
+
+class _Projector:
+    """Two layers into the language model's width."""
+
+    def __init__(self, run: Run, shape: Images) -> None:
+        size, inner = shape.widths.itemsize, shared(run, "projected channels", shape.text_hidden)
+        self.run, bias = run, shape.biased
+        name = "multi_modal_projector.linear"
+        self.first = linear(run, f"{name}_1", shape.widths.hidden, [inner], size, bias=bias)
+        self.second = linear(run, f"{name}_2", inner, [shape.text_hidden], size, bias=bias, reduce=True)
+
+    def __call__(self, rows: int) -> Tensor:
+        """Embeddings; the input is the caller's."""
+        first = self.first(rows)
+        acted = self.run.new(first.bytes, "activated")
+        self.run.free(first)
+        result = self.second(rows)
+        self.run.free(acted)
+        return result
+
+
+class _Gemma3(Tower):
+    """``Gemma3ForConditionalGeneration``'s: states are pooled to a fixed number of tokens."""
+
+    def __init__(self, run: Run, shape: Images) -> None:
+        self.run, self.shape = run, shape
+        size, hidden = shape.widths.itemsize, shape.widths.hidden
+        self.vision = _Siglip(run, shape, normed=True)
+        run.new(hidden * shape.text_hidden * size, "multi_modal_projector.mm_input_projection_weight")
+        self.norm = Norm(run, "multi_modal_projector.mm_soft_emb_norm", hidden, size, "gemma")
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        size, hidden = shape.widths.itemsize, shape.widths.hidden
+        run.enter("vision_tower")
+        pixels = run.new(shape.patches * shape.patch**2 * _CHANNELS * size, "pixels")
+        (states,) = self.vision.profile()
+        run.enter("multi_modal_projector")
+        planes = run.new(states.bytes, "states channel by channel")
+        rows = shape.items.count * isqrt(shape.items.tokens) ** 2
+        pooled = run.new(rows * hidden * size, "pooled")
+        normed = self.norm.plain(rows)
+        ordered = run.new(normed.bytes, "normed, in order")
+        embedded = run.matmul(rows * shape.text_hidden * size, "embeddings")
+        run.free(ordered, normed, pooled, planes, states, pixels)
+        return [embedded]
+
+
+class _Mistral3(Tower):
+    """``Mistral3ForConditionalGeneration``'s: four patches become one."""
+
+    def __init__(self, run: Run, shape: Images) -> None:
+        self.run, self.shape = run, shape
+        size, hidden = shape.widths.itemsize, shape.widths.hidden
+        self.vision = _Pixtral(run, shape, normalises=True)
+        self.norm = RMSNorm(run, "multi_modal_projector.norm", hidden, size)
+        run.new(shape.merge**2 * hidden * hidden * size, "multi_modal_projector.patch_merger.merging_layer.weight")
+        self.projector = _Projector(run, shape)
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        run.enter("vision_tower")
+        pixels = run.new(shape.patches * shape.patch**2 * _CHANNELS, "pixels")
+        (states,) = self.vision.profile()
+        joined = run.new(states.bytes, "patches of all images")
+        normed = self.norm(shape.patches)
+        run.enter("multi_modal_projector.patch_merger")
+        unfolded = []
+        for _ in range(shape.items.count):
+            unfolded.append(run.new(states.bytes // shape.items.count, "patches side by side"))
+            run.temporary(unfolded[-1].bytes)
+        together = run.new(states.bytes, "patches side by side")
+        merged = run.matmul(states.bytes // shape.merge**2, "merged")
+        run.free(together, *unfolded, normed)
+        embedded = self.projector(shape.patches // shape.merge**2)
+        run.free(merged, joined, states, pixels)
+        return [embedded]
+
+
+_MODELS: dict[str, Callable[[Run, Images], Tower]] = {"llava": _Llava, "gemma3": _Gemma3, "mistral3": _Mistral3}

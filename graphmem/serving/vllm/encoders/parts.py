@@ -1,0 +1,233 @@
+"""Parts of encoders: norms, attention, feed-forward layers, in the order in which they allocate.
+
+Followed from vllm 0.32.0, ``model_executor/layers`` and, of attention, ``layers/attention/mm_encoder_attention.py`` and
+``v1/attention/ops/vit_attn_wrappers.py``: FlashAttention with variable lengths on every card that has it. Encoders run
+as they are written, compiled or not (``compile_mm_encoder`` is off). A tensor lives as long as a name of the engine's
+Python holds it. Sizes are bytes of one rank.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from graphmem.errors import UsageError
+from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
+from graphmem.serving.vllm.run import Run, Tensor
+
+#: Sequences whose schedule FlashAttention 3 lays out together (hopper/flash_api.cpp: rounded up to 4).
+_SCHEDULED = 4
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Of a transformer: hidden states, the feed-forward layer, heads, and bytes of an element."""
+
+    hidden: int
+    inner: int
+    heads: int
+    itemsize: int
+
+    @property
+    def head_dim(self) -> int:
+        """Of one head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What attends to itself: ``count`` sequences of ``rows`` in all; ``known``: their lengths are on the card."""
+
+    rows: int
+    count: int
+    known: bool = True
+
+
+class LayerNorm:
+    """``torch.nn.LayerNorm``: the result, then mean and inverse deviation of every row, which nobody keeps."""
+
+    def __init__(self, run: Run, name: str, width: int, itemsize: int) -> None:
+        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
+        run.new(width * itemsize, f"{name}.weight")
+        run.new(width * itemsize, f"{name}.bias")
+
+    def __call__(self, rows: int) -> Tensor:
+        """Normed, as a new tensor."""
+        self.run.enter(self.name)
+        result = self.run.new(rows * self.width * self.itemsize, "normed")
+        self.run.temporary(rows * 4, rows * 4)
+        return result
+
+
+class RMSNorm:
+    """``RMSNorm``, by its kernel, or as torch operators (vllm/ir/ops/layernorm.py)."""
+
+    def __init__(self, run: Run, name: str, width: int, itemsize: int) -> None:
+        self.run, self.name, self.width, self.itemsize = run, name, width, itemsize
+        run.new(width * itemsize, f"{name}.weight")
+
+    def __call__(self, rows: int) -> Tensor:
+        """Normed, as a new tensor."""
+        run, size = self.run, rows * self.width * self.itemsize
+        run.enter(self.name)
+        if not run.native:
+            return run.new(size, "normed")
+        wide = run.new(rows * self.width * 4)
+        return self._native(rows, wide)
+
+    def added(self, rows: int) -> list[Tensor]:
+        """(normed, with what was added): new tensors, or none where the kernel writes in place."""
+        run = self.run
+        run.enter(self.name)
+        if not run.native:
+            return []
+        wide = rows * self.width * 4
+        terms = [run.new(wide) for _ in range(2)]
+        total = run.new(wide)
+        run.free(*reversed(terms))
+        result = run.new(rows * self.width * self.itemsize, "residual")
+        return [self._native(rows, total), result]
+
+    def _native(self, rows: int, wide: Tensor) -> Tensor:
+        """From the states in fp32: squares, their mean, its inverse root, two products, back to the model's type."""
+        run, size = self.run, rows * self.width * self.itemsize
+        squares = run.new(wide.bytes)
+        mean = run.new(rows * 4)
+        run.free(squares)
+        shifted, root = run.new(rows * 4), run.new(rows * 4)
+        run.free(shifted)
+        scaled = run.new(wide.bytes)
+        run.free(root)
+        narrow = run.new(size)
+        result = run.new(size, "normed")
+        run.free(narrow, scaled, mean, wide)
+        return result
+
+
+def quick_gelu(run: Run, size: int) -> Tensor:
+    """``QuickGELU``, by its kernel, or as torch operators: a product and its sigmoid before the result."""
+    if not run.native:
+        return run.new(size, "activated")
+    product = run.new(size)
+    sigmoid = run.new(size)
+    run.free(product)
+    result = run.new(size, "activated")
+    run.free(sigmoid)
+    return result
+
+
+def linear(
+    run: Run, name: str, inputs: int, outputs: list[int], itemsize: int, *, bias: bool = True, reduce: bool = False
+) -> Linear:
+    """A layer of an encoder, which is not quantised; sizes are this rank's."""
+    return Linear(run, name, inputs, outputs, Unquantized(itemsize), itemsize, bias=bias, reduce=reduce)
+
+
+def shared(run: Run, what: str, size: int) -> int:
+    """One rank's share. Raises :class:`UsageError` where ranks do not divide it."""
+    if size % run.tp:
+        raise UsageError(f"the encoder's {what} ({size}) are not divisible by tensor parallel size ({run.tp})")
+    return size // run.tp
+
+
+class Attention:
+    """Queries, keys and values in one product, attention within every sequence, and its projection."""
+
+    def __init__(self, run: Run, name: str, widths: Widths, *, bias: bool = True, named: tuple[str, str]) -> None:
+        self.run, self.name, self.widths = run, name, widths
+        self.heads = shared(run, "heads", widths.heads)
+        self.width = self.heads * widths.head_dim
+        size = widths.itemsize
+        self.qkv = linear(run, f"{name}.{named[0]}", widths.hidden, [self.width] * 3, size, bias=bias)
+        self.proj = linear(run, f"{name}.{named[1]}", self.width, [widths.hidden], size, bias=bias, reduce=True)
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        """The projected output; the input is the caller's."""
+        qkv = self.qkv(sequences.rows)
+        self.run.enter(self.name)
+        held = self.rotated(sequences.rows)
+        attended = self._attended(sequences)
+        result = self.proj(sequences.rows)
+        self.run.free(attended, *reversed(held), qkv)
+        return result
+
+    def rotated(self, rows: int) -> list[Tensor]:
+        """Queries and keys as they are rotated, which stay until the layer returns."""
+        return []
+
+    def _attended(self, sequences: Sequences) -> Tensor:
+        run, rows, ends = self.run, sequences.rows, (sequences.count + 1) * 4
+        lengths = [] if sequences.known else [run.new(ends, "ends of sequences")]
+        result = run.new(rows * self.width * self.widths.itemsize, "attended")
+        schedule = (1 + cdiv(sequences.count, _SCHEDULED) * _SCHEDULED) * 4
+        run.temporary(ends, self.heads * rows * 4, schedule)
+        run.free(*lengths)
+        return result
+
+
+class HalvesTogether(Attention):
+    """Queries and keys are put together and rotated by one kernel (Qwen)."""
+
+    def rotated(self, rows: int) -> list[Tensor]:
+        both = 2 * rows * self.width * self.widths.itemsize
+        return [self.run.new(both, "queries and keys"), self.run.new(both, "rotated queries and keys")]
+
+
+class FeedForward:
+    """Two layers with an activation between them, which is torch's own but for ``quick``: QuickGELU."""
+
+    def __init__(
+        self, run: Run, name: str, widths: Widths, *, named: tuple[str, str] = ("fc1", "fc2"), quick: bool = False
+    ) -> None:
+        self.run, self.name, self.size, self.quick = run, name, widths.itemsize, quick
+        self.inner = shared(run, "intermediate channels", widths.inner)
+        self.first = linear(run, f"{name}.{named[0]}", widths.hidden, [self.inner], self.size)
+        self.second = linear(run, f"{name}.{named[1]}", self.inner, [widths.hidden], self.size, reduce=True)
+
+    def __call__(self, rows: int) -> Tensor:
+        """The output; the input is the caller's."""
+        inner = self.first(rows)
+        acted = quick_gelu(self.run, inner.bytes) if self.quick else self.run.new(inner.bytes, "activated")
+        self.run.free(inner)
+        result = self.second(rows)
+        self.run.free(acted)
+        return result
+
+
+class GatedFeedForward:
+    """Gate and up in one product, which is held until the layer returns."""
+
+    def __init__(self, run: Run, name: str, widths: Widths, *, bias: bool) -> None:
+        self.run, self.name, self.size = run, name, widths.itemsize
+        self.inner = shared(run, "intermediate channels", widths.inner)
+        self.gate_up = linear(run, f"{name}.gate_up_proj", widths.hidden, [self.inner] * 2, self.size, bias=bias)
+        self.down = linear(run, f"{name}.down_proj", self.inner, [widths.hidden], self.size, bias=bias, reduce=True)
+
+    def __call__(self, rows: int, given: Tensor | None = None) -> Tensor:
+        """The output. ``given``: the input, where the layer's name for it is the only one."""
+        both = self.gate_up(rows)
+        acted = self.run.new(rows * self.inner * self.size, "activated")
+        if given is not None:
+            self.run.free(given)
+        result = self.down(rows)
+        self.run.free(acted, both)
+        return result
+
+
+class Block(ABC):
+    """A layer of an encoder."""
+
+    @abstractmethod
+    def __call__(self, sequences: Sequences) -> Tensor:
+        """The hidden states after it, as a new tensor; what went in is the caller's."""
+
+
+def through(run: Run, blocks: list[Block], hidden: Tensor, sequences: Sequences, *, keeps_first: bool) -> Tensor:
+    """Hidden states after all layers. ``keeps_first``: what went into the first is held by somebody else."""
+    first = hidden
+    for block in blocks:
+        after = block(sequences)
+        if not (keeps_first and hidden is first):
+            run.free(hidden)
+        hidden = after
+    return hidden

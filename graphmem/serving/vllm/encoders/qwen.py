@@ -1,0 +1,458 @@
+"""The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of images and videos of any size.
+
+Followed from vllm 0.32.0, ``model_executor/models/{qwen2_vl,qwen2_5_vl,qwen3_vl}.py``, and of sizes transformers'
+``Qwen2VLImageProcessor`` (``smart_resize``). Pixels come as bytes and are normalised on the card
+(``mm_device_do_normalize``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count, counted, mapping
+from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.parts import (
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    HalvesTogether,
+    LayerNorm,
+    RMSNorm,
+    Sequences,
+    Widths,
+    linear,
+    shared,
+    through,
+)
+from graphmem.serving.vllm.layers import cdiv, rotary
+from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.run import Batch, Run, Tensor
+from graphmem.trace import Category
+
+#: Rows of the encoder's rotary table (``max_position`` of each of the three).
+_ROTARY_ROWS = 8192
+#: ``_MAX_FRAMES_PER_VIDEO`` (qwen2_vl.py).
+_FRAMES = 14
+#: The widest image that the processor takes, as wide as so many times its height.
+_RATIO = 200
+#: Pixels of an image at most by the preprocessor_config.json of the published checkpoints (of a video in Qwen3-VL, all
+#: frames together), for configurations without that file beside them.
+PIXELS = {"qwen2_vl": 12_845_056, "qwen2_5_vl": 12_845_056, "qwen3_vl": 16_777_216}
+VIDEO_PIXELS = 25_165_824
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Patches of one item: in time, down and across."""
+
+    time: int
+    height: int
+    width: int
+
+    @property
+    def patches(self) -> int:
+        """All of them."""
+        return self.time * self.height * self.width
+
+
+@dataclass(frozen=True)
+class Qwen:
+    """The encoder of one of the three. ``patch_values``: numbers of a patch; ``full``: layers that attend to all of an
+    item (none: all); ``window``: merged patches of a window's side; ``deep``: layers whose states are added to the
+    language model's first layers; ``grid``: of one item; ``positions``: learned ones."""
+
+    kind: str
+    widths: Widths
+    depth: int
+    patch_values: int
+    merge: int
+    out: int
+    items: Items
+    grid: Grid
+    text_hidden: int
+    window: int = 0
+    full: tuple[int, ...] = ()
+    deep: tuple[int, ...] = ()
+    positions: int = 0
+
+    def tower(self, run: Run, batch: Batch) -> Tower:
+        """Its weights on this rank."""
+        return _TOWERS[self.kind](run, self, batch)
+
+
+def tokens_of(
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], batch: Batch, length: int
+) -> dict[str, int]:
+    """Tokens of the largest image and of the largest video (``get_mm_max_tokens_per_item``)."""
+    images, videos = _grids(model, vision, processor, length)
+    merged = count(vision, "spatial_merge_size", 2) ** 2
+    return {"image": images.patches // merged, "video": videos.patches // merged}
+
+
+def encoder(
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+) -> Qwen:
+    """What the configuration describes."""
+    kind = str(model.config["model_type"])
+    images, videos = _grids(model, vision, processor, length)
+    old = kind == "qwen2_vl"
+    hidden = count(vision, "embed_dim", 1280) if old else count(vision, "hidden_size")
+    inner = int(hidden * count(vision, "mlp_ratio", 4)) if old else count(vision, "intermediate_size")
+    patch, merge = count(vision, "patch_size", 14), count(vision, "spatial_merge_size", 2)
+    channels = count(vision, "in_channels", count(vision, "in_chans", 3))
+    text_hidden = count(model, "hidden_size")
+    return Qwen(
+        kind,
+        Widths(hidden, inner, count(vision, "num_heads", 16), itemsize),
+        count(vision, "depth", 32),
+        channels * count(vision, "temporal_patch_size", 2) * patch**2,
+        merge,
+        count(vision, "hidden_size", text_hidden) if old else count(vision, "out_hidden_size", text_hidden),
+        items,
+        images if items.modality == "image" else videos,
+        text_hidden,
+        window=count(vision, "window_size", 112) // merge // patch if kind == "qwen2_5_vl" else 0,
+        full=_layers(vision, "fullatt_block_indexes"),
+        deep=_layers(vision, "deepstack_visual_indexes") if kind == "qwen3_vl" else (),
+        positions=count(vision, "num_position_embeddings") if kind == "qwen3_vl" else 0,
+    )
+
+
+def _layers(vision: ServedModel, name: str) -> tuple[int, ...]:
+    value = vision.config.get(name) or []
+    if not isinstance(value, list):
+        raise UsageError(f"{vision.name}: {name} is not a list of layers")
+    return tuple(counted(vision, name, one, least=0) for one in value)
+
+
+def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int) -> tuple[Grid, Grid]:
+    """(of the largest image, of the largest video)."""
+    kind = str(model.config["model_type"])
+    merge = count(vision, "spatial_merge_size", 2)
+    unit = count(vision, "patch_size", 14) * merge
+    down, across = _largest(_pixels(model, processor, "images_kwargs", PIXELS[kind]) // unit**2)
+    image = Grid(1, down * merge, across * merge)
+    if kind == "qwen3_vl":  # two frames, which are one patch deep, share the pixels of a video
+        pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
+        down, across = _largest(pixels // unit**2)
+        return image, Grid(1, down * merge, across * merge)
+    pairs = max(1, length // (down * across))  # of frames
+    frames = min(2 * pairs if length >= down * across else 1, _FRAMES)
+    return image, Grid(cdiv(frames, 2), image.height, image.width)
+
+
+def _largest(patches: int) -> tuple[int, int]:
+    """Merged patches (down, across) of the image with most of them: the factors nearest to each other
+    (``get_image_size_with_most_features``)."""
+    for number in range(patches, 0, -1):
+        down = next(one for one in range(isqrt(number), 0, -1) if number % one == 0)
+        if number // down <= _RATIO * down:
+            return down, number // down
+    raise UsageError("the largest image has less than one patch; give a larger max_pixels")
+
+
+def _pixels(model: ServedModel, processor: Mapping[str, Any], scope: str, otherwise: int) -> int:
+    """The most of an item: ``max_pixels``, or the longest "edge" of ``size``, of the call before the processor's own
+    (``_get_vision_size``)."""
+    found = otherwise
+    size = mapping(ServedModel(model.name, processor), "size")
+    for values in (processor, processor.get(scope) or {}):
+        given = ServedModel(model.name, values)
+        size = mapping(given, "size")
+        found = counted(model, "longest_edge of size", size.get("longest_edge"), found)
+        found = count(given, "max_pixels", found)
+    return found
+
+
+class _Merger:
+    """Norm, and two layers over four patches side by side."""
+
+    def __init__(self, run: Run, name: str, shape: Qwen, *, norm: type[LayerNorm] | type[RMSNorm], after: bool) -> None:
+        size, hidden = shape.widths.itemsize, shape.widths.hidden
+        self.run, self.merged = run, shape.merge**2
+        self.wide = hidden * self.merged
+        self.after = after
+        self.norm = norm(run, f"{name}.norm", self.wide if after else hidden, size)
+        inner = shared(run, "merged channels", self.wide)
+        self.first = linear(run, f"{name}.linear_fc1", self.wide, [inner], size)
+        self.second = linear(run, f"{name}.linear_fc2", inner, [shape.out], size, reduce=True)
+
+    def __call__(self, patches: int) -> Tensor:
+        """Embeddings; the input is the caller's."""
+        rows = patches // self.merged
+        normed = self.norm(rows if self.after else patches)
+        first = self.first(rows)
+        acted = self.run.new(first.bytes, "activated")
+        self.run.free(first)
+        result = self.second(rows)
+        self.run.free(acted, normed)
+        return result
+
+
+class _Block(Block):
+    """Qwen2-VL's and Qwen3-VL's: what is added is a new tensor."""
+
+    def __init__(self, run: Run, name: str, widths: Widths, named: tuple[str, str], *, quick: bool = False) -> None:
+        self.run, self.widths = run, widths
+        self.norms = [LayerNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
+        self.attention = self._attention(name)
+        self.mlp = FeedForward(run, f"{name}.mlp", widths, named=named, quick=quick)
+
+    def _attention(self, name: str) -> HalvesTogether:
+        return HalvesTogether(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        run, rows = self.run, sequences.rows
+        size = rows * self.widths.hidden * self.widths.itemsize
+        normed = self.norms[0](rows)
+        attended = self.attention(sequences)
+        run.free(normed)
+        middle = run.new(size, "with attention")
+        run.free(attended)
+        normed = self.norms[1](rows)
+        fed = self.mlp(rows)
+        run.free(normed)
+        result = run.new(size, "with the feed-forward layer")
+        run.free(fed, middle)
+        return result
+
+
+class _Gathered(HalvesTogether):
+    """Qwen2-VL's with several ranks: their queries, keys and values are gathered first (``split_qkv``)."""
+
+    def rotated(self, rows: int) -> list[Tensor]:
+        run = self.run
+        if run.tp == 1:
+            return super().rotated(rows)
+        size = 3 * rows * self.width * self.widths.itemsize * run.tp
+        gathered = run.new(size, "gathered")
+        whole = run.new(size, "gathered, side by side")
+        run.free(gathered)
+        return [whole, *super().rotated(rows)]
+
+
+class _OldBlock(_Block):
+    """Qwen2-VL's."""
+
+    def _attention(self, name: str) -> HalvesTogether:
+        return _Gathered(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
+
+
+class _GatedBlock(Block):
+    """Qwen2.5-VL's: the second norm adds, in place where it can."""
+
+    def __init__(self, run: Run, name: str, widths: Widths) -> None:
+        self.run, self.widths = run, widths
+        self.norms = [RMSNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
+        self.attention = HalvesTogether(run, f"{name}.attn", widths, named=("qkv", "proj"))
+        self.mlp = GatedFeedForward(run, f"{name}.mlp", widths, bias=True)
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        run, rows = self.run, sequences.rows
+        normed = self.norms[0](rows)
+        attended = self.attention(sequences)
+        run.free(normed)
+        added = self.norms[1].added(rows)
+        fed = self.mlp(rows)
+        result = run.new(rows * self.widths.hidden * self.widths.itemsize, "with the feed-forward layer")
+        run.free(fed, *added, attended)
+        return result
+
+
+class _Tower(Tower):
+    """What the three have in common."""
+
+    def __init__(self, run: Run, shape: Qwen) -> None:
+        self.run, self.shape = run, shape
+        size, hidden = shape.widths.itemsize, shape.widths.hidden
+        self.rows = shape.items.count * shape.grid.patches
+        for side in ("weight", "bias"):
+            run.new(3 * 4, f"visual.input_norm.{side}", Category.BUFFER)
+        run.new(hidden * shape.patch_values * size, "visual.patch_embed.proj.weight")
+
+    def rotary_table(self) -> None:
+        """Half of every head is turned."""
+        widths = self.shape.widths
+        rotary(self.run, "visual.rotary_pos_emb", _ROTARY_ROWS, widths.head_dim // 2, widths.itemsize)
+
+    def _pixels(self) -> Tensor:
+        """Bytes of all patches."""
+        self.run.enter("visual.input_norm")
+        return self.run.new(self.rows * self.shape.patch_values, "pixels")
+
+    def _embedded(self) -> Tensor:
+        """Patches as hidden states: normalised, and one product."""
+        run, shape = self.run, self.shape
+        normalised = run.new(self.rows * shape.patch_values * shape.widths.itemsize, "normalised pixels")
+        run.enter("visual.patch_embed")
+        embedded = run.matmul(self._hidden_bytes, "patches")
+        run.free(normalised)
+        return embedded
+
+    @property
+    def _hidden_bytes(self) -> int:
+        return self.rows * self.shape.widths.hidden * self.shape.widths.itemsize
+
+    def _positions(self, items: int) -> Tensor:
+        """Row and column of every patch of so many items, as made on the card (``rot_pos_emb``)."""
+        run, grid = self.run, self.shape.grid
+        plane = grid.height * grid.width * 8
+        rows, columns = run.new(grid.height * 8), run.new(grid.width * 8)
+        down = run.new(plane)
+        run.free(rows)
+        across = run.new(plane)
+        run.free(columns)
+        pairs = run.new(2 * plane)
+        repeated = run.new(2 * plane * grid.time)
+        run.free(pairs, down, across)
+        return repeated
+
+    def _turned_bytes(self, patches: int) -> int:
+        """Of the cosines of so many patches: a quarter of a head for the row and for the column."""
+        return patches * 2 * (self.shape.widths.head_dim // 4) * self.shape.widths.itemsize
+
+
+class _Qwen2(_Tower):
+    """``Qwen2VisionTransformer``."""
+
+    def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
+        super().__init__(run, shape)
+        self.rotary_table()
+        self.blocks: list[Block] = [
+            _OldBlock(run, f"visual.blocks.{index}", shape.widths, ("fc1", "fc2"), quick=True)
+            for index in range(shape.depth)
+        ]
+        self.merger = _Merger(run, "visual.merger", shape, norm=LayerNorm, after=False)
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        pixels = self._pixels()
+        hidden = self._embedded()
+        each = [self._positions(1) for _ in range(shape.items.count)]
+        positions = run.new(sum(one.bytes for one in each), "positions")
+        run.free(*each)
+        cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
+        run.free(positions)
+        sequences = Sequences(self.rows, shape.items.count * shape.grid.time)
+        ends = run.new((sequences.count + 1) * 4, "ends of sequences")
+        hidden = through(run, self.blocks, hidden, sequences, keeps_first=False)
+        embedded = self.merger(self.rows)
+        run.free(hidden, ends, cosines, sines, pixels)
+        return [embedded]
+
+
+class _Qwen25(_Tower):
+    """``Qwen2_5_VisionTransformer``: layers attend within windows but for some."""
+
+    def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
+        super().__init__(run, shape)
+        self.rotary_table()
+        self.blocks: list[Block] = [
+            _GatedBlock(run, f"visual.blocks.{index}", shape.widths) for index in range(shape.depth)
+        ]
+        self.merger = _Merger(run, "visual.merger", shape, norm=RMSNorm, after=False)
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        pixels = self._pixels()
+        hidden = self._embedded()
+        held = self._metadata()
+        ordered = run.new(self._hidden_bytes, "patches by windows")
+        run.free(hidden)
+        hidden = ordered
+        items, grid = shape.items.count, shape.grid
+        whole = Sequences(self.rows, items * grid.time)
+        windows = Sequences(self.rows, items * grid.time * self._windows())
+        for index, block in enumerate(self.blocks):
+            after = block(whole if index in shape.full else windows)
+            run.free(hidden)
+            hidden = after
+        merged = self.merger(self.rows)
+        run.free(hidden)
+        embedded = run.new(merged.bytes, "embeddings in order")
+        run.free(merged, *held, pixels)
+        return [embedded]
+
+    def _windows(self) -> int:
+        """Windows of one frame."""
+        grid, side = self.shape.grid, self.shape.merge * self.shape.window
+        return cdiv(grid.height, side) * cdiv(grid.width, side)
+
+    def _metadata(self) -> list[Tensor]:
+        """``prepare_encoder_metadata``. Cosines and sines of a size are kept for ever (``get_rope_by_thw``)."""
+        run, patches = self.run, self.shape.grid.patches
+        items, grid = self.shape.items.count, self.shape.grid
+        positions = self._positions(1)
+        size = self._turned_bytes(patches)
+        cosines, sines = run.new(size), run.new(size)
+        run.free(positions)
+        order = run.new(patches // self.shape.merge**2 * 8, "order of windows")
+        run.new(size, "cosines by windows", Category.WORKSPACE)
+        run.free(cosines)
+        run.new(size, "sines by windows", Category.WORKSPACE)
+        run.free(sines, order)
+        frames, merged = items * grid.time, items * patches // self.shape.merge**2
+        ends = ((frames + 1) * 4, (frames * self._windows() + 1) * 4)
+        return [run.new(one) for one in (size * items, size * items, *ends, merged * 8, merged * 8)]
+
+
+class _Qwen3(_Tower):
+    """``Qwen3_VisionTransformer``: learned positions, and states of some layers beside the last ones."""
+
+    def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
+        super().__init__(run, shape)
+        size, hidden = shape.widths.itemsize, shape.widths.hidden
+        run.new(hidden * size, "visual.patch_embed.proj.bias")
+        run.new(shape.positions * hidden * size, "visual.pos_embed.weight")
+        self.rotary_table()
+        self.merger = _Merger(run, "visual.merger", shape, norm=LayerNorm, after=False)
+        self.deep = [
+            _Merger(run, f"visual.deepstack_merger_list.{index}", shape, norm=LayerNorm, after=True)
+            for index in range(len(shape.deep))
+        ]
+        self.blocks: list[Block] = [
+            _Block(run, f"visual.blocks.{index}", shape.widths, ("linear_fc1", "linear_fc2"))
+            for index in range(shape.depth)
+        ]
+        for index in range(len(shape.deep)):
+            run.new(batch.tokens * shape.text_hidden * size, f"deepstack_input_embeds.{index}", Category.BUFFER)
+
+    def profile(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        pixels = self._pixels()
+        hidden = self._embedded()
+        items, grid = shape.items.count, shape.grid
+        each = [run.new(self._hidden_bytes // items, "learned positions") for _ in range(items)]
+        learned = run.new(self._hidden_bytes, "learned positions")
+        run.free(*each)
+        positions = run.new(self.rows * 2 * 8, "positions")
+        cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
+        run.free(positions)
+        sequences = Sequences(self.rows, items * grid.time)
+        ends = run.new((sequences.count + 1) * 4, "ends of sequences")
+        added = run.new(self._hidden_bytes, "patches with positions")
+        run.free(hidden)
+        hidden, features = added, []
+        for index, block in enumerate(self.blocks):
+            after = block(sequences)
+            run.free(hidden)
+            hidden = after
+            if index in shape.deep:
+                features.append(self.deep[shape.deep.index(index)](self.rows))
+        features.insert(0, self.merger(self.rows))
+        run.free(hidden)
+        result = run.new(sum(one.bytes for one in features), "embeddings side by side")
+        run.free(*features, ends, cosines, sines, learned, pixels)
+        return [result]
+
+
+_TOWERS: dict[str, Callable[[Run, Qwen, Batch], Tower]] = {
+    "qwen2_vl": _Qwen2,
+    "qwen2_5_vl": _Qwen25,
+    "qwen3_vl": _Qwen3,
+}

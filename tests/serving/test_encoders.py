@@ -1,0 +1,186 @@
+"""Models that take images in vLLM: what is profiled, what is refused, what a reader is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphmem.devices import device_named
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.serving.base import Question, Served, ServedModel
+from graphmem.serving.vllm.encoders import budget, qwen
+from graphmem.serving.vllm.engine import VLLM
+from graphmem.serving.vllm.run import Batch
+from tests.recorded.serving import encoders, predicted, question
+
+QWEN, LLAVA, GEMMA = "qwen2.5-vl-7b-video", "llava-1.5-7b", "gemma3-4b-images"
+
+
+def asked(name: str, *arguments: tuple[str, str], **changes: Any) -> Question:
+    return question(name, encoders()[name]).with_(arguments=(("outside", "0"), *arguments), **changes)
+
+
+def served(name: str, *arguments: tuple[str, str], **changes: Any) -> Served:
+    return VLLM().serve(asked(name, *arguments, **changes))
+
+
+def parts(answer: Served) -> dict[str, int]:
+    return {part.name: part.bytes for part in answer.parts}
+
+
+#: What the engine has consumed after its profile run.
+HELD = ("weights", "buffers for batches", "buffers per sequence", "workspaces", "segment slack")
+
+
+@pytest.mark.parametrize("name", list(encoders()))
+def test_starts_with_encoders_are_the_engines(name: str) -> None:
+    """Weights and buffers, the encoder's profile run, what is kept of it, graphs: all to the byte."""
+    run, answer = encoders()[name], predicted(name)
+    parts = {part.name: part.bytes for part in answer.parts}
+    assert answer.kv_cache.available_bytes == run["available"]
+    assert answer.kv_cache.blocks == run["blocks"]
+    assert parts["weights"] == run["weights"]
+    assert parts["activation peak"] == run["headroom"]
+    assert parts.get("CUDA graphs, estimated", 0) == run["graphs_estimate"]
+    assert sum(parts.get(part, 0) for part in HELD) == run["consumed"]
+    wanted = run["resolved"] | {"model_runner": run["resolved"]["model_runner"].upper()}
+    assert {key: answer.settings[key] for key in wanted} == wanted
+
+
+def test_one_item_of_the_largest_modality_fits_always() -> None:
+    batch = Batch(tokens=2048, requests=64, length=8192, block_size=16)
+    found = budget.profiled({"image": 576, "video": 4096}, {"image": 999, "video": 999}, batch)
+    assert found == budget.Items("video", 1, 4096, 4096)
+    assert budget.profiled({"image": 576, "video": 4096}, {"image": 2, "video": 0}, batch) == budget.Items(
+        "image", 3, 576, 2048
+    )
+    assert budget.profiled({"image": 576}, {"image": 0}, batch) is None
+
+
+def test_requests_and_their_limits_bound_the_items() -> None:
+    batch = Batch(tokens=65536, requests=2, length=4096, block_size=16)
+    assert budget.profiled({"image": 256}, {"image": 3}, batch) == budget.Items("image", 6, 256, 65536)
+    assert budget.profiled({"image": 256}, {"image": 999}, batch) == budget.Items("image", 32, 256, 65536)
+
+
+@given(patches=st.integers(1, 20_000))
+def test_the_largest_image_is_as_square_as_its_patches_allow(patches: int) -> None:
+    down, across = qwen._largest(patches)
+    assert down <= across <= 200 * down
+    assert down * across <= patches
+    assert patches - down * across <= 200  # a multiple of what makes the sides near enough is never far
+
+
+def test_nothing_of_the_encoder_is_loaded_where_nothing_may_be_encoded() -> None:
+    with_images = parts(served(QWEN))
+    for alone in (
+        served(QWEN, ("language_model_only", "true")),
+        served(QWEN, ("limit_mm_per_prompt", '{"image": 0, "video": 0}')),
+    ):
+        assert parts(alone)["weights"] < with_images["weights"]
+        assert not any("encoder" in note for note in alone.notes)
+    images = served(QWEN, ("limit_mm_per_prompt", '{"video": 0}'))
+    assert parts(images)["weights"] == with_images["weights"]
+
+
+def test_what_is_profiled_is_told() -> None:
+    assert "the encoder is profiled with 14 image items of 576 tokens" in " ".join(served(LLAVA).notes)
+    told = " ".join(served(LLAVA, ("skip_mm_profiling", "true")).notes)
+    assert "not profiled" in told
+
+
+def test_smaller_images_leave_more_for_the_cache() -> None:
+    small = served(QWEN, ("mm_processor_kwargs", '{"max_pixels": 1003520}'), ("limit_mm_per_prompt", '{"video": 0}'))
+    nested = served(
+        QWEN, ("mm_processor_kwargs", '{"images_kwargs": {"max_pixels": 1003520}}'),
+        ("limit_mm_per_prompt", '{"video": 0}'),
+    )  # fmt: skip
+    assert small.kv_cache.blocks == nested.kv_cache.blocks > served(QWEN).kv_cache.blocks
+
+
+def test_without_the_processors_file_usual_sizes_are_taken_and_told() -> None:
+    run = encoders()[QWEN]
+    model = ServedModel("qwen", run["model_config"])
+    answer = VLLM().serve(asked(QWEN).with_(model=model))
+    assert answer.kv_cache.blocks == run["blocks"]
+    assert any("preprocessor_config.json" in note for note in answer.notes)
+
+
+def test_configurations_of_transformers_5_are_the_same_model() -> None:
+    """The language model's values in a configuration of their own."""
+    config = dict(encoders()[QWEN]["model_config"])
+    outer = ("architectures", "model_type", "vision_config", "torch_dtype", "image_token_id", "video_token_id")
+    text = {name: value for name, value in config.items() if name not in outer} | {"model_type": "qwen2_5_vl_text"}
+    nested = {name: config[name] for name in outer} | {"text_config": text}
+    answer = VLLM().serve(asked(QWEN).with_(model=ServedModel("qwen", nested)))
+    assert answer.kv_cache.blocks == encoders()[QWEN]["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        (QWEN, (("limit_mm_per_prompt", '{"audio": 1}'),), "accepted for this model: image, video"),
+        (QWEN, (("limit_mm_per_prompt", '{"image": -1}'),), "whole number"),
+        (QWEN, (("limit_mm_per_prompt", '{"image": {"count": 1, "width": 9}}'),), "'width' of image"),
+        (QWEN, (("mm_processor_kwargs", "7"),), "JSON object"),
+        (QWEN, (("mm_processor_kwargs", '{"max_pixels": 1}'),), "less than one patch"),
+        (QWEN, (("mm_processor_kwargs", '{"max_pixels": "many"}'),), "max_pixels"),
+        (QWEN, (("enable_lora", "true"),), "adapters of a model with an encoder"),
+        (QWEN, (("pipeline_parallel_size", "2"),), "a pipeline of a model with an encoder"),
+        (LLAVA, (("speculative_config", '{"method": "ngram", "num_speculative_tokens": 2}'),), "drafts"),
+    ],
+)
+def test_what_is_not_followed_is_refused_in_one_line(
+    name: str, arguments: tuple[tuple[str, str], ...], words: str
+) -> None:
+    with pytest.raises(GraphmemError, match=words) as refused:
+        served(name, *arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_data_parallel_encoders_are_refused_with_several_cards_only() -> None:
+    option = ("mm_encoder_tp_mode", "data")
+    assert served(QWEN, option).kv_cache.blocks == served(QWEN).kv_cache.blocks
+    with pytest.raises(UsageError, match="mm-encoder-tp-mode"):
+        served(QWEN, option, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vision_config": {"model_type": "eva"}}, "not followed"),
+        ({"vision_config": None}, "no vision_config"),
+        ({"vision_config": 3}, "accepted: an object"),
+        ({"vision_feature_layer": 99}, "vision_feature_layer"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ],
+)
+def test_encoders_that_are_not_known_are_refused(changes: dict[str, Any], words: str) -> None:
+    config = encoders()[LLAVA]["model_config"] | changes
+    with pytest.raises(UsageError, match=words):
+        VLLM().serve(asked(LLAVA).with_(model=ServedModel("one", config)))
+
+
+def test_heads_that_cards_do_not_divide_are_refused() -> None:
+    config = json.loads(json.dumps(encoders()[GEMMA]["model_config"]))
+    config["vision_config"]["num_attention_heads"] = 9
+    with pytest.raises(UsageError, match="the encoder's heads"):
+        VLLM().serve(asked(GEMMA, tensor_parallel_size=2).with_(model=ServedModel("one", config)))
+
+
+def test_an_unknown_family_names_those_that_are_known() -> None:
+    config = encoders()[LLAVA]["model_config"] | {"model_type": "newcomer"}
+    with pytest.raises(UsageError, match=r"model_type 'newcomer'.*qwen2_5_vl.*--language-model-only"):
+        VLLM().serve(asked(LLAVA).with_(model=ServedModel("one", config)))
+    alone = asked(LLAVA, ("language_model_only", "true"))
+    assert VLLM().serve(alone.with_(model=ServedModel("one", config))).kv_cache.blocks > 0
+
+
+def test_old_cards_are_refused() -> None:
+    model = ServedModel("one", encoders()[LLAVA]["model_config"])
+    with pytest.raises(UsageError, match="compute capability"):
+        VLLM().serve(Question(model, device_named("T4"), dtype="float16"))
