@@ -25,6 +25,9 @@ _PROTOCOL = 4
 
 Interval = tuple[int, int]
 
+#: What taking and giving back memory is called, of cudaMalloc and of expandable segments.
+_SEGMENT_ACTIONS = {False: ("segment_alloc", "segment_free"), True: ("segment_map", "segment_unmap")}
+
 
 def render(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> bytes:
     """The snapshot as a pickle of plain values. Raises :class:`graphmem.errors.UsageError` for settings that PyTorch
@@ -55,7 +58,7 @@ class _Recording(PyTorchCachingAllocator):
         self._trace = trace
         self._allocations = self._operators(EventKind.ALLOC)
         self._frees = self._operators(EventKind.FREE)
-        self._ranges: list[Interval] = []
+        self._ranges: dict[bool, list[Interval]] = {}
         self._reserved = 0
         self._frames_of: dict[int, list[dict[str, Any]]] = {}
 
@@ -86,13 +89,15 @@ class _Recording(PyTorchCachingAllocator):
     def _note_segments(self, stream: int, frames: list[dict[str, Any]]) -> None:
         if self.reserved_bytes == self._reserved:
             return
-        expandable = self.conf.expandable_segments
-        taken, given = ("segment_map", "segment_unmap") if expandable else ("segment_alloc", "segment_free")
-        ranges = [(view.address, view.address + view.total_size) for view in self.segments()]
-        for action, changed in ((given, _without(self._ranges, ranges)), (taken, _without(ranges, self._ranges))):
-            for begin, end in changed:
-                self._note(action, begin, end - begin, stream, frames)
-        self._ranges, self._reserved = ranges, self.reserved_bytes
+        views = self.segments()
+        for expandable, (taken, given) in _SEGMENT_ACTIONS.items():
+            held = self._ranges.get(expandable, [])
+            ranges = [(v.address, v.address + v.total_size) for v in views if v.is_expandable == expandable]
+            for action, changed in ((given, _without(held, ranges)), (taken, _without(ranges, held))):
+                for begin, end in changed:
+                    self._note(action, begin, end - begin, stream, frames)
+            self._ranges[expandable] = ranges
+        self._reserved = self.reserved_bytes
 
     def _note(self, action: str, address: int, size: int, stream: int, frames: list[dict[str, Any]]) -> None:
         row = {"action": action, "addr": address, "size": size, "stream": stream, "time_us": len(self.rows)}

@@ -2,9 +2,10 @@
 
 The recordings were made with PyTorch's CUDA build 2.13.0, and some with 2.6, 2.9, 2.11 and 2.15, on a stub of the CUDA
 driver (real allocator code, no GPU). Groups: a default settings, b other settings, c streams, d out of memory, e
-address policies.
+address policies, f expandable segments switched on and off.
 A recording has the events (``a`` id size stream, ``f`` id, ``r`` id stream, ``s`` synchronise, ``e`` empty cache,
-``p`` memory fraction), 15 columns of state after each event, the statistics at the end, and the final snapshot.
+``p`` memory fraction, ``c`` settings), 15 columns of state after each event, the statistics at the end, and the final
+snapshot.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def test_every_column_of_every_event(path: Path) -> None:
 
 
 def test_all_recordings_are_there() -> None:
-    assert (len(NEWEST), len(OLDER)) == (101, 14)
+    assert (len(NEWEST), len(OLDER)) == (117, 14)
     assert {path.parent.parent.name for path in OTHERS} == {"2.6", "2.9", "2.12", "2.14", "2.15"}
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphmem.allocators.alloc_conf import AllocConf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
@@ -338,7 +339,15 @@ def test_settings_change_in_mid_run() -> None:
     assert replay(_loaded("", ""), PyTorchCachingAllocator()).reserved_bytes[-1] == (48 + 24) * MIB
 
 
-@pytest.mark.parametrize("text", ["expandable_segments:True", "backend:cudaMallocAsync", "max_split_size_mb:1"])
+def test_expandable_segments_begin_and_end_in_mid_run() -> None:
+    """Both kinds lie side by side: the rest of the 24 MiB, which is free, serves while they are switched on, and then
+    what was mapped does not."""
+    assert replay(_loaded("expandable_segments:True", ""), PyTorchCachingAllocator()).reserved_bytes[-1] == 72 * MIB
+    grown = PyTorchCachingAllocator(conf=AllocConf(expandable_segments=True))
+    assert replay(_loaded("expandable_segments:True", ""), grown).reserved_bytes[-1] == (80 + 20) * MIB
+
+
+@pytest.mark.parametrize("text", ["backend:cudaMallocAsync", "max_split_size_mb:1"])
 def test_settings_that_cannot_be_followed_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         replay(_loaded(text, ""), PyTorchCachingAllocator())

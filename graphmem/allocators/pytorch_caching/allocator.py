@@ -82,7 +82,7 @@ class PyTorchCachingAllocator(PoolInterface):
         self.conf = conf
         self.torch_version = torch_version
         self.driver = CudaDriver(capacity_bytes) if driver is None else driver
-        self.stats = DeviceStats(conf.max_split_size_bytes, conf.expandable_segments) if track_stats else None
+        self.stats = DeviceStats(conf.max_split_size_bytes) if track_stats else None
 
         self.allocated_bytes = 0
         self.reserved_bytes = 0  # total_allocated_memory upstream
@@ -97,7 +97,7 @@ class PyTorchCachingAllocator(PoolInterface):
 
         self._small = Pool(is_small=True)
         self._large = Pool(is_small=False)
-        self._expandable = conf.expandable_segments
+        self._expandable_segments: list[ExpandableSegment] = []
         self._follow(conf)
         self.counts_blocks = versions.OLDEST_BLOCK_FIRST.holds(torch_version)
         self._keeps_segment_order = versions.OLDEST_SEGMENT_FIRST.holds(torch_version)
@@ -105,7 +105,6 @@ class PyTorchCachingAllocator(PoolInterface):
             self.counts_blocks = False
         self._next_serial = 0
         self._heads: dict[int, Block] = {}  # first block of every cudaMalloc'ed segment
-        self._expandable_segments: list[ExpandableSegment] = []
         self._stream_uses: dict[Block, set[int]] = {}
         self._events = EventQueues()
         self._allowed: int | None = None
@@ -225,24 +224,20 @@ class PyTorchCachingAllocator(PoolInterface):
     def change_settings(self, text: str) -> None:
         """``torch._C._accelerator_setAllocatorSettings``: what ``text`` leaves out is as by default.
 
-        Blocks stay as they are. Raises :class:`graphmem.errors.UsageError` for a text that PyTorch refuses, and for a
-        change of ``expandable_segments`` while there are segments: both kinds are in use then, which is not modelled.
+        Blocks stay as they are, also where expandable segments are switched on or off: those of the other kind are
+        free for what was asked before, and each goes back in its own way. Raises
+        :class:`graphmem.errors.UsageError` for a text that PyTorch refuses.
         """
         conf = parse_alloc_conf(text, self.torch_version)
         if conf.backend != self.conf.backend:
             raise UsageError(f"allocator settings {text!r}: the backend stays as the run began")
-        if conf.expandable_segments != self.conf.expandable_segments:
-            if self._heads or self._expandable_segments:
-                raise UsageError(
-                    f"allocator settings {text!r}: a change of expandable_segments while memory is held is not modelled"
-                )
-            self._expandable = conf.expandable_segments
-            for pool in (self._small, self._large):
-                pool.by_stream.clear()  # they know from which size on blocks are split
         self.conf = conf
         self._follow(conf)
+        for pool in (self._small, self._large, *self.private_pools.pools()):
+            for free_set in pool.by_stream.values():
+                free_set.split_from = self._split_from(pool)
         if self.stats is not None:
-            self.stats.follow(conf.max_split_size_bytes, conf.expandable_segments)
+            self.stats.follow(conf.max_split_size_bytes)
         # A fraction that the text does not name is not reset: it was given to the allocator, not to the settings.
         if conf.per_process_memory_fraction != 1.0:
             self.limit_to_fraction(conf.per_process_memory_fraction)
@@ -250,8 +245,10 @@ class PyTorchCachingAllocator(PoolInterface):
         self._collects = self._allowed is not None and conf.garbage_collection_threshold > 0.0
 
     def _follow(self, conf: AllocConf) -> None:
+        self._expandable = conf.expandable_segments
         self._max_split = conf.max_split_size_bytes
-        self._limits_reuse = self._expandable or self._max_split <= ONE_EXBIBYTE
+        expandable = self._expandable or bool(self._expandable_segments)
+        self._limits_reuse = expandable or self._max_split <= ONE_EXBIBYTE
         self._divisions = conf.roundup_power2_divisions if any(conf.roundup_power2_divisions) else None
 
     def segments(self) -> tuple[SegmentView, ...]:
@@ -281,10 +278,18 @@ class PyTorchCachingAllocator(PoolInterface):
         blocks = free_set.blocks
         if self._expandable:
             # A block in front of unmapped space counts with the size it can grow to.
-            while position + 1 < len(blocks) and _expandable_size(blocks[position + 1]) < _expandable_size(
-                blocks[position]
+            while (
+                blocks[position].segment is not None
+                and position + 1 < len(blocks)
+                and _expandable_size(blocks[position + 1]) < _expandable_size(blocks[position])
             ):
                 position += 1
+        else:
+            # Switched off since: whoever did so wants memory of cudaMalloc, to share it with another process.
+            while blocks[position].segment is not None:
+                position += 1
+                if position == len(blocks):
+                    return None
         size = blocks[position].size
         if rounded < self._max_split:
             return None if size >= self._max_split else position
@@ -398,13 +403,15 @@ class PyTorchCachingAllocator(PoolInterface):
         return self._heads[address]
 
     def _new_free_set(self, pool: Pool, stream: int) -> FreeSet:
-        # should_split: a remainder of at least 512 bytes in the small pool and in expandable segments; in the large
-        # pool more than 1 MiB.
-        split_from = MIN_BLOCK_BYTES if pool.is_small or self._expandable else SMALL_BYTES + 1
-        if not self.private_pools.splits(pool.private_pool):
-            split_from = ONE_EXBIBYTE
-        pool.by_stream[stream] = FreeSet(pool, stream, split_from)
+        pool.by_stream[stream] = FreeSet(pool, stream, self._split_from(pool))
         return pool.by_stream[stream]
+
+    def _split_from(self, pool: Pool) -> int:
+        """``should_split``: a remainder of at least 512 bytes in the small pool and with expandable segments, whatever
+        the block lies in; in the large pool more than 1 MiB."""
+        if not self.private_pools.splits(pool.private_pool):
+            return ONE_EXBIBYTE
+        return MIN_BLOCK_BYTES if pool.is_small or self._expandable else SMALL_BYTES + 1
 
     # ------------------------------------------------------------------ freeing
 
@@ -537,10 +544,6 @@ class PyTorchCachingAllocator(PoolInterface):
         segment = ExpandableSegment(self, free_set, page)
         self._expandable_segments.append(segment)
         return segment
-
-    def expandable_segment_of(self, block: Block) -> ExpandableSegment:
-        """The expandable segment a block lies in."""
-        return next(segment for segment in self._expandable_segments if segment.contains(block))
 
     def drop_expandable_segment(self, segment: ExpandableSegment) -> None:
         """``release_expandable_segment``: nothing of the range is mapped any more."""

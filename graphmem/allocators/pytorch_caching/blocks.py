@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphmem.allocators.pytorch_caching.expandable import ExpandableSegment
 
 # The states of a block. Upstream spreads them over `allocated`, `event_count`, `stream_uses` and `mapped`.
 FREE = 0
@@ -24,12 +28,20 @@ class Block:
 
     The first block of a segment stays the same object as long as the segment lives: splitting leaves the front in
     place, merging keeps the lower neighbour. ``order`` decides between free blocks of one size, smaller first.
+    ``segment``: the expandable segment it lies in; None: a segment of cudaMalloc.
     """
 
-    __slots__ = ("free_set", "gc_count_base", "next", "order", "prev", "requested_size", "size", "state")
+    __slots__ = ("free_set", "gc_count_base", "next", "order", "prev", "requested_size", "segment", "size", "state")
 
     def __init__(
-        self, order: int, size: int, free_set: FreeSet, state: int, prev: Block | None, next_: Block | None
+        self,
+        order: int,
+        size: int,
+        free_set: FreeSet,
+        state: int,
+        prev: Block | None,
+        next_: Block | None,
+        segment: ExpandableSegment | None = None,
     ) -> None:
         self.order = order
         self.size = size
@@ -37,6 +49,7 @@ class Block:
         self.state = state
         self.prev = prev
         self.next = next_
+        self.segment = segment
         self.requested_size = 0
         self.gc_count_base = 0
 
@@ -66,7 +79,7 @@ class Block:
 
     def split_off(self, size: int, state: int) -> Block:
         """Keep the first ``size`` bytes; the rest becomes a new block of ``state`` behind this one."""
-        rest = Block(self.order + size, self.size - size, self.free_set, state, self, self.next)
+        rest = Block(self.order + size, self.size - size, self.free_set, state, self, self.next, self.segment)
         if self.next is not None:
             self.next.prev = rest
         self.next = rest

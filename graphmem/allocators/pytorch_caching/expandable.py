@@ -29,11 +29,7 @@ class ExpandableSegment:
         self.size = -(-room // page_bytes) * page_bytes
         self.address = allocator.driver.reserve_address(self.size)
         order = allocator.order_of_new_segment(self.address)
-        self.head = Block(order, self.size, free_set, UNMAPPED, None, None)
-
-    def contains(self, block: Block) -> bool:
-        """Whether the block lies in this range."""
-        return self.address <= block.address < self.address + self.size
+        self.head = Block(order, self.size, free_set, UNMAPPED, None, None, self)
 
     def mapped_ranges(self) -> Iterator[Block]:
         """The first block of every contiguous mapped range."""
@@ -91,7 +87,8 @@ def _has_available_address_space(start: Block, rounded: int) -> bool:
 def map_block(allocator: PyTorchCachingAllocator, block: Block, size: int) -> Block | None:
     """Map whole pages over the first ``size`` bytes of an unmapped block; the free block that results, or ``None``."""
     free_set = block.free_set
-    page = allocator.expandable_segment_of(block).page_bytes
+    assert block.segment is not None
+    page = block.segment.page_bytes
     pages = -(-size // page)
     if not allocator.driver.create(pages, page):
         return None
@@ -120,7 +117,8 @@ def map_block(allocator: PyTorchCachingAllocator, block: Block, size: int) -> Bl
 def unmap_block(allocator: PyTorchCachingAllocator, block: Block) -> None:
     """Unmap the pages that lie wholly inside a free block; drop the segment when nothing of it is mapped any more."""
     free_set = block.free_set
-    segment = allocator.expandable_segment_of(block)
+    segment = block.segment
+    assert segment is not None
     page = segment.page_bytes
     begin = -(-(block.address - segment.address) // page) * page + segment.address
     end = (block.address + block.size - segment.address) // page * page + segment.address

@@ -106,6 +106,12 @@ class PrivatePools:
         """Bytes of the segments of each."""
         return {number: pool.reserved_bytes for number, pool in self.by_number.items()}
 
+    def pools(self) -> Iterator[Pool]:
+        """The small and the large pool of each."""
+        for private in self.by_number.values():
+            yield private.small
+            yield private.large
+
     def free_bytes(self) -> int:
         """Bytes of free blocks in all of them."""
         return sum(pool.free_bytes() for pool in self.by_number.values())

@@ -40,30 +40,33 @@ def release_cached_blocks(allocator: PyTorchCachingAllocator, large: Pool, small
 
 
 def _release_blocks(allocator: PyTorchCachingAllocator, pool: Pool) -> None:
-    for free_set in pool.by_stream.values():
-        if allocator.conf.expandable_segments:
-            for block in list(free_set.blocks):
-                unmap_block(allocator, block)
-            continue
-        for block in [block for block in free_set.blocks if not block.is_split]:
+    free = [block for free_set in pool.by_stream.values() for block in free_set.blocks]
+    for block in free:
+        if block.segment is None and not block.is_split:
             allocator.release_block(block)
+    for block in free:
+        if block.segment is not None:
+            unmap_block(allocator, block)
 
 
 def release_available_cached_blocks(allocator: PyTorchCachingAllocator, free_set: FreeSet, rounded: int) -> bool:
     """With ``max_split_size``: give back just enough oversize segments of this stream; whether it was enough."""
     max_split = allocator.conf.max_split_size_bytes
-    if max_split > ONE_EXBIBYTE or allocator.conf.expandable_segments:
+    if max_split > ONE_EXBIBYTE:
         return False
     target = max(rounded, max_split)
     position = bisect_left(free_set.keys, target << ORDER_BITS)
-    if position < len(free_set.keys):
+    if position < len(free_set.keys) and free_set.blocks[position].segment is None:
         allocator.release_block(free_set.blocks[position])
         return True
     # No single block is large enough: several, beginning with the largest.
     released = 0
-    while released < target and free_set.blocks and free_set.blocks[-1].size >= max_split:
-        released += free_set.blocks[-1].size
-        allocator.release_block(free_set.blocks[-1])
+    for block in reversed(free_set.blocks[:position]):
+        if released >= target or block.size < max_split:
+            break
+        if block.segment is None:
+            released += block.size
+            allocator.release_block(block)
     return released >= target
 
 
@@ -82,8 +85,7 @@ def garbage_collect_cached_blocks(allocator: PyTorchCachingAllocator, large: Poo
     reclaimed = 0
     while reclaimed < target and whole:
         mean_age = total_age / len(whole)
-        expandable = allocator.conf.expandable_segments
-        old = [] if expandable else [block for block in whole if now - block.gc_count_base >= mean_age]
+        old = [block for block in whole if block.segment is None and now - block.gc_count_base >= mean_age]
         if not old:
             return
         for block in old:

@@ -60,17 +60,16 @@ class DeviceStats:
     counters of inactive splits (``free_block``).
     """
 
-    def __init__(self, max_split_bytes: int, expandable: bool) -> None:
+    def __init__(self, max_split_bytes: int) -> None:
         self._max_split = max_split_bytes
-        self._expandable = expandable
         self._pooled = {name: (Stat(), Stat(), Stat()) for name in POOLED}
         self._oversize = {name: Stat() for name in OVERSIZE}
         #: Private pools that ever held memory; they stay when the pool is gone.
         self._reserved_by_private_pools: dict[int, tuple[Stat, Stat, Stat]] = {}
 
-    def follow(self, max_split_bytes: int, expandable: bool) -> None:
+    def follow(self, max_split_bytes: int) -> None:
         """From now on blocks are oversize from this size on; those counted stay counted, as upstream."""
-        self._max_split, self._expandable = max_split_bytes, expandable
+        self._max_split = max_split_bytes
 
     def change(self, name: str, is_small: bool, amount: int) -> None:
         """Change a counter of one pool, and of both together."""
@@ -95,7 +94,7 @@ class DeviceStats:
     def count_alloc(self, block: Block, was_split: bool, splits: bool) -> None:
         """A block was handed out; its segment was split before, or a remainder was split off now."""
         small = block.free_set.is_small
-        if not self._expandable:
+        if block.segment is None:
             if splits and not was_split:
                 assert block.next is not None
                 self.change("inactive_split_bytes", small, block.next.size)
@@ -123,7 +122,7 @@ class DeviceStats:
     def count_free_completed(self, block: Block) -> None:
         """A block is about to be merged with its free neighbours and put among the free ones."""
         small = block.free_set.is_small
-        if not self._expandable:
+        if block.segment is None:
             self._count_inactive_split(block, small)
         self.change("active", small, -1)
         self.change("active_bytes", small, -block.size)

@@ -1,5 +1,5 @@
 """Which sequences are recorded under which configuration. Groups: a default, b options, c streams, d out of memory,
-e address policies of the driver."""
+e address policies of the driver, f expandable segments switched on and off in mid-run."""
 
 from __future__ import annotations
 
@@ -109,3 +109,20 @@ for _i in (2, 10):
     _add(_i, "d_oom_fraction", total=2.0, exactly=3000, fraction=0.43)
 for _i in (3, 9):
     _add(_i, "d_tight_maxsplit", "max_split_size_mb:64", 0.95, exactly=3000, empty=0.0005)
+_ON_AND_OFF = ("expandable_segments:True", "expandable_segments:False")
+_OFF_AND_ON = ("expandable_segments:False", "expandable_segments:True")
+for _i in (0, 1, 3, 10):
+    _add(_i, "f_switched", most=3000, change=0.004, settings=_ON_AND_OFF, empty=0.0005)
+for _i in (2, 5, 7, 16):
+    _add(_i, "f_switched_off", _OFF_AND_ON[1], most=3000, change=0.004, settings=_OFF_AND_ON, empty=0.0005)
+for _i in (3, 9):
+    _texts = tuple(f"{text},max_split_size_mb:64" for text in _ON_AND_OFF)
+    _add(_i, "f_switched_maxsplit", "max_split_size_mb:64", 1.3, 3000, change=0.004, settings=_texts)
+for _i in (1, 12):
+    _texts = tuple(f"{text},garbage_collection_threshold:0.6" for text in _OFF_AND_ON)
+    _add(_i, "f_switched_gc06", _texts[1], 1.3, 3000, change=0.004, settings=_texts, fraction=0.95)
+for _i in (5, 8):
+    _add(_i, "f_switched_oom", total=0.9, most=3000, change=0.004, settings=_ON_AND_OFF)
+for _i in (7, 11):
+    _options = {"streams": 3, "record": 0.2, "sync": 0.002}
+    _add(_i, "f_switched_streams", total=1.5, most=3000, change=0.004, settings=_ON_AND_OFF, **_options)

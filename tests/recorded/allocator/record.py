@@ -28,8 +28,8 @@ _BYTES = ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_b
 _COUNTS = ("allocation", "active", "segment", "inactive_split")
 _NUMBERS = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free")
 _FORMAT = (
-    "ev: [op,...] rows: ['a',id,size,stream] ['f',id] ['r',id,stream] ['s'] ['e'] ['p',fraction]; d: per column, "
-    "differences from the previous event (first from 0), one per event, taken AFTER the event. addr is the returned "
+    "ev: [op,...] rows: ['a',id,size,stream] ['f',id] ['r',id,stream] ['s'] ['e'] ['p',fraction] ['c',settings]; "
+    "d: per column, differences from the previous event (first from 0), one per event, taken AFTER the event. addr is the returned "
     "address minus base (cudaMalloc arena) or vbase (expandable arena); -1: OOM; -2: not an alloc or nothing done."
 )
 _OUT_OF_MEMORY, NOTHING = -1, -2
@@ -70,6 +70,8 @@ class Allocator:
                 torch.cuda.empty_cache()
             case ["p", fraction]:
                 torch.cuda.set_per_process_memory_fraction(fraction)
+            case ["c", text]:
+                torch.cuda.memory._set_allocator_settings(text)
             case _:
                 raise ValueError(event)
         return NOTHING

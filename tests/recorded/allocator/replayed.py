@@ -74,6 +74,8 @@ class Run:
                 self.allocator.empty_cache()
             case ["p", fraction]:
                 self.allocator.set_memory_fraction(fraction)
+            case ["c", text]:
+                self.allocator.change_settings(text)
             case _:
                 raise AssertionError(event)
         return NOTHING

@@ -1,13 +1,15 @@
 """Random sequences of allocator events, the same from the same arguments.
 
 An event is a list: ``["a", id, bytes, stream]`` allocate, ``["f", id]`` free, ``["r", id, stream]`` record_stream,
-``["s"]`` synchronize, ``["e"]`` empty_cache, ``["p", fraction]`` set_per_process_memory_fraction.
+``["s"]`` synchronize, ``["e"]`` empty_cache, ``["p", fraction]`` set_per_process_memory_fraction, ``["c", text]``
+other settings of the allocator.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from graphmem.units import KIB, MIB
@@ -41,7 +43,8 @@ MIXES = {
 @dataclass(frozen=True)
 class Wanted:
     """Arguments of a sequence. ``kind``: ``random``, ``net`` (training steps) or ``grow`` (growing buffers); ``cap``:
-    the most MiB alive; ``empty``, ``record``, ``sync``: chances of these events."""
+    the most MiB alive; ``empty``, ``record``, ``sync``, ``change``: chances of these events; ``settings``: the texts
+    that a change takes in turn."""
 
     kind: str
     seed: int
@@ -53,6 +56,8 @@ class Wanted:
     record: float = 0.0
     sync: float = 0.0
     fraction: float | None = None
+    change: float = 0.0
+    settings: tuple[str, ...] = ()
 
 
 def make(wanted: Wanted) -> list[Event]:
@@ -88,6 +93,7 @@ class _Sequence:
         self.live: list[Block] = []  # in the order of allocation
         self.total = 0
         self.number = 0
+        self.settings = cycle(wanted.settings)
 
     @property
     def more(self) -> bool:
@@ -126,6 +132,8 @@ class _Sequence:
             self.events.append(["e"])
         if self.wanted.sync and self.draw.random() < self.wanted.sync * often:
             self.events.append(["s"])
+        if self.wanted.change and self.draw.random() < self.wanted.change * often:
+            self.events.append(["c", next(self.settings)])
 
     def random(self) -> None:
         while self.more:
