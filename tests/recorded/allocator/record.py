@@ -29,8 +29,9 @@ _COUNTS = ("allocation", "active", "segment", "inactive_split")
 _NUMBERS = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free")
 _FORMAT = (
     "ev: [op,...] rows: ['a',id,size,stream] ['f',id] ['r',id,stream] ['s'] ['e'] ['p',fraction] ['c',settings]; "
-    "d: per column, differences from the previous event (first from 0), one per event, taken AFTER the event. addr is the returned "
-    "address minus base (cudaMalloc arena) or vbase (expandable arena); -1: OOM; -2: not an alloc or nothing done."
+    "d: per column, differences from the previous event (first from 0), one per event, taken AFTER the event. addr is "
+    "the returned address minus base (cudaMalloc arena) or vbase (expandable arena); -1: OOM; -2: not an alloc or "
+    "nothing done."
 )
 _OUT_OF_MEMORY, NOTHING = -1, -2
 _MESSAGES = 3
