@@ -239,7 +239,11 @@ def _compilation(name: str, text: str) -> dict[str, Any]:
 
 
 #: ``SpeculativeMethod``s that are followed, and those that need a model of their own.
-_METHODS, _OWN_MODEL = ("ngram", "draft_model", "eagle", "eagle3"), ("draft_model", "eagle", "eagle3")
+_METHODS, _OWN_MODEL = ("ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa"), (
+    "draft_model", "eagle", "eagle3", "medusa"
+)  # fmt: skip
+#: Other names of prediction by the model's own layers (``MTPModelTypes``).
+_PREDICTING = ("deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 
 
 def _speculative(name: str, text: str) -> Speculation:
@@ -247,6 +251,8 @@ def _speculative(name: str, text: str) -> Speculation:
     model, method = value.get("model"), value.get("method")
     if method is None:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
+    if method in _PREDICTING:
+        method = "mtp"
     if method not in _METHODS:
         raise UsageError(f"speculative method {shown(method)} is not followed; accepted: {', '.join(_METHODS)}")
     if method in _OWN_MODEL and not isinstance(model, str):

@@ -24,6 +24,10 @@ class AttentionBackend(Protocol):
     def metadata(self, batch: Batch) -> list[int]:
         """Sizes of buffers that stay while graphs are used."""
 
+    @property
+    def keeps_schedule(self) -> bool:
+        """Whether what is computed before a step stays until the next one's is there."""
+
     def scheduled(self, requests: int) -> list[int]:
         """Sizes of what is computed before a step of so many requests."""
 
@@ -34,22 +38,29 @@ class AttentionBackend(Protocol):
 @dataclass(frozen=True)
 class FlashAttention3:
     """FlashAttention 3 (compute capability 9.0): with CUDA graphs keys are split into up to 32 parts, whose results in
-    fp32 are put together (vllm-flash-attention, hopper/flash_api.cpp: ``out_accum``, ``softmax_lse_accum``)."""
+    fp32 are put together (vllm-flash-attention, hopper/flash_api.cpp: ``out_accum``, ``softmax_lse_accum``). Without
+    ``whole`` ones (``use_full_cuda_graph``) nothing is split, and a step's schedule is copied nowhere: it stays."""
 
     heads: int
     head_dim: int
+    whole: bool = True
     name: str = "FlashAttention 3"
+
+    @property
+    def keeps_schedule(self) -> bool:
+        return not self.whole
 
     def metadata(self, batch: Batch) -> list[int]:
         """The schedule of the largest batch (v1/attention/backends/flash_attn.py)."""
-        return [(1 + cdiv(batch.requests, 4) * 16) * 4, 1]
+        return [(1 + cdiv(batch.requests, 4) * 16) * 4, 1] if self.whole else [1]
 
     def scheduled(self, requests: int) -> list[int]:
-        return [(requests * 3 + 1) * 4]
+        return [(requests * 3 + 1) * 4] if self.whole else [(cdiv(requests, 4) * 8 + 1) * 4]
 
     def call(self, run: Run, tokens: int) -> None:
         rows = tokens * self.heads * 4
-        run.temporary((tokens + 1) * 4, rows, MAX_SPLITS * rows * self.head_dim, MAX_SPLITS * rows)
+        split = (MAX_SPLITS * rows * self.head_dim, MAX_SPLITS * rows) if self.whole else ()
+        run.temporary((tokens + 1) * 4, rows, *split)
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,7 @@ class FlashAttention2:
     heads: int
     head_dim: int
     name: str = "FlashAttention 2"
+    keeps_schedule: bool = False
 
     def metadata(self, batch: Batch) -> list[int]:
         return []
@@ -70,9 +82,10 @@ class FlashAttention2:
         run.temporary(tokens * self.heads * 4)
 
 
-def backend_for(device: Device, shape: Shape, tp: int) -> AttentionBackend:
-    """The kernels that the engine takes on this card; those of others than FlashAttention are not followed."""
+def backend_for(device: Device, shape: Shape, tp: int, *, whole: bool = True) -> AttentionBackend:
+    """The kernels that the engine takes on this card; those of others than FlashAttention are not followed. ``whole``:
+    batches are captured whole, not only piece by piece."""
     heads = max(1, shape.heads // tp)
     if device.limits.vllm_attention == FlashAttention3.name:
-        return FlashAttention3(heads, shape.head_dim)
+        return FlashAttention3(heads, shape.head_dim, whole)
     return FlashAttention2(heads, shape.head_dim)

@@ -25,6 +25,8 @@ from graphmem.serving.vllm import arguments, encoders, families, graphs, order, 
 from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
+from graphmem.serving.vllm.medusa import medusa_shape
+from graphmem.serving.vllm.models import deltanet
 from graphmem.serving.vllm.models.base import Shape, stages
 from graphmem.serving.vllm.quantization import method_for
 from graphmem.serving.vllm.scheduler import Scheduler
@@ -100,14 +102,18 @@ class VLLM:
             )
         return [replace(shape, stage=stage) for stage in stages(shape.layers, count)]
 
-    def draft(self, settings: Settings) -> Draft | None:
+    def draft(self, settings: Settings, target: Shape) -> Draft | None:
         """What drafts tokens, None where nothing does. Raises :class:`graphmem.errors.GraphmemError`."""
         asked = settings.more.speculation
         if asked is None:
             return None
+        if asked.method == "mtp":
+            return Draft(asked.method, asked.tokens, families.prediction(target, asked.tokens))
         if asked.model is None:
             return Draft(asked.method, asked.tokens)
         model = model_named(asked.model)
+        if asked.method == "medusa":
+            return Draft(asked.method, asked.tokens, heads=medusa_shape(model), itemsize=settings.itemsize)
         shape = families.shape_of(model, settings.itemsize, Unquantized(settings.itemsize))
         vocab = count(model, "draft_vocab_size", 0, least=0)
         checkpoint = model.checkpoint
@@ -118,7 +124,7 @@ class VLLM:
         )  # fmt: skip
 
     def _started(self, question: Question, settings: Settings, shape: Shape) -> Start:
-        layout, draft = self.layout(settings, shape), self.draft(settings)
+        layout, draft = self.layout(settings, shape), self.draft(settings, shape)
         return _start(settings_key(settings), shape, layout, question.device, question.alloc_conf, draft)
 
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
@@ -130,6 +136,7 @@ class VLLM:
                 shape.state,
                 conv_bytes=more.conv_state_bytes or shape.state.conv_bytes,
                 state_bytes=more.scan_state_bytes or shape.state.state_bytes,
+                drafted=more.speculation.tokens if more.speculation else 0,
             )
             shape = replace(shape, state=state)
         return encoders.with_encoder(shape, question, settings), name, told
@@ -138,7 +145,7 @@ class VLLM:
         """The KV cache's groups."""
         element = CACHE_DTYPES[settings.cache_dtype] or settings.itemsize
         in_flight = settings.batches_in_flight * settings.batch.tokens
-        draft = self.draft(settings)
+        draft = self.draft(settings, shape)
         drafting = draft.shape if draft is not None else None
         only_states = shape.state is not None and not shape.attends
         size = settings.batch.length if only_states else settings.batch.block_size
@@ -153,13 +160,18 @@ class VLLM:
         shape, _, _ = self.shape(question, settings)
         cublas = _cublas_bytes(question.device, settings)
         layout = self.layout(settings, shape)
-        draft = self.draft(settings)
+        draft = self.draft(settings, shape)
         return order.start(settings, shape, layout, question.device, question.alloc_conf, cublas, draft)[0].build()
 
 
 def _check_experts(settings: Settings, shape: Shape) -> None:
     """Raises :class:`UsageError` for what experts do that is not known."""
     more = settings.more
+    if more.speculation and shape.state is not None and shape.kind not in deltanet.KINDS:
+        raise UsageError(
+            f"{shape.kind} with speculative_config: what its states remember of drafted tokens is not followed; leave "
+            f"it out, or take one of {', '.join(deltanet.KINDS)}, or a model of attention"
+        )
     if shape.experts is None:
         if more.expert_parallel:
             raise UsageError(f"enable_expert_parallel: {shape.kind} has no experts; leave it out")

@@ -7,6 +7,7 @@ Fields and their defaults are those of transformers' configurations and of vllm 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from graphmem.documents import shown
@@ -90,6 +91,22 @@ def style_of(model: ServedModel, shape: Shape) -> Style:
     return _STYLES[shape.kind]
 
 
+def prediction(target: Shape, tokens: int) -> Shape:
+    """The sizes of the layers that predict so many tokens. Raises :class:`UsageError` where the model has none."""
+    layers = target.predicts
+    if target.kind not in (*deltanet.KINDS, "deepseek_v3") or not layers:
+        raise UsageError(
+            f"speculative_config of method mtp: {target.kind} has no layers of multi-token prediction that are "
+            f"followed (num_nextn_predict_layers); accepted: deepseek_v3, {', '.join(deltanet.KINDS)}"
+        )
+    if tokens > layers and tokens % layers:
+        raise UsageError(f"num_speculative_tokens:{tokens} must be divisible by n_predict={layers}")
+    experts = None if target.experts is None else replace(target.experts, first=0, dense_layers=())
+    return replace(
+        target, layers=layers, windows=(None,) * layers, state=None, attends=(), stage=None, experts=experts
+    )  # fmt: skip
+
+
 def checked_kind(model: ServedModel) -> str:
     """Its ``model_type``. Raises :class:`UsageError` for a family that is not followed."""
     kind = model.config.get("model_type")
@@ -140,6 +157,7 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         attention_bias=bool(config.get("attention_bias")),
         output_bias=bool(config.get("attention_bias")) and kind not in ("qwen2", "qwen3"),
         mlp_bias=bool(config.get("mlp_bias")),
+        predicts=count(model, "num_nextn_predict_layers", 0, least=0) if kind == "deepseek_v3" else 0,
     )
 
 

@@ -103,6 +103,7 @@ class GraphProfile:
         self.kinds = kinds
         self._pool = run.builder.pool("CUDA graphs")
         self._states: list[Tensor] = []
+        self._schedule: list[Tensor] = []
 
     def record(self, sizes: list[int], block_bytes: int, tables: list[int]) -> Marks:
         """As the second model runner does: all piecewise graphs, two whole ones. ``sizes`` are of batches in tokens,
@@ -189,7 +190,7 @@ class GraphProfile:
         return start
 
     def _end(self, kept: list[Tensor]) -> None:
-        self.run.free(*self._states, *kept)
+        self.run.free(*self._states, *self._schedule, *kept)
         self.run.builder.event(EventKind.RELEASE_POOL, 0, self._pool)
         self.run.empty_cache()
 
@@ -197,8 +198,11 @@ class GraphProfile:
         """The batch and the attention's metadata, which are copied into static buffers."""
         requests = min(size, self.batch.requests)
         made = [self.run.new(one) for one in (requests * 8, requests * 4, requests * 4, (requests + 1) * 4)]
-        self.run.temporary(*self.backend.scheduled(requests))
+        scheduled = [self.run.new(one) for one in self.backend.scheduled(requests)]
         self.run.free(*made)
+        if self.backend.keeps_schedule:
+            self._schedule, scheduled = scheduled, self._schedule
+        self.run.free(*scheduled)
 
     def _begin_graph(self) -> None:
         """``torch.cuda.graph.__enter__``: the cache is emptied, and the graph gets a random state."""

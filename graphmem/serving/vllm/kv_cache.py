@@ -126,16 +126,18 @@ def _state_specs(shape: Shape, tp: int, block_size: int, cache_bytes: int, *, pr
     are kept a request has three states (``MambaSpec.max_memory_usage_bytes``, mode align)."""
     assert shape.state is not None
     page = shape.state.shared(tp).page_bytes
+    drafted = shape.state.drafted
     if not shape.attends:
-        return [Spec(page, states=1)] * shape.layers, block_size
+        return [Spec(page, states=1 + drafted)] * shape.layers, block_size
     token = _spec(shape, tp, 1, cache_bytes, None).page_bytes
     size = max(block_size, cdiv(page, block_size * token) * block_size)
-    attention, state = Spec(size * token), Spec(size * token, states=_ALIGNED_STATES if prefixes else 1)
+    states = (_ALIGNED_STATES + shape.state.checkpoints if prefixes else 1) + drafted
+    attention, state = Spec(size * token), Spec(size * token, states=states)
     return [attention if layer in shape.attends else state for layer in range(shape.layers)], size
 
 
-#: Two, and one for the checkpoint of a prompt.
-_ALIGNED_STATES = 3
+#: States of a request where prefixes are kept (``MambaSpec.max_memory_usage_bytes``).
+_ALIGNED_STATES = 2
 
 
 def _spec(shape: Shape, tp: int, block_size: int, cache_bytes: int, window: int | None) -> Spec:

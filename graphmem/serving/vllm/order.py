@@ -97,7 +97,8 @@ def start(
     after = run.mark() - 1
     captured = None
     if settings.capture_sizes and versions.GRAPHS_CHARGED.holds(version):
-        backend = backend_for(device, shape, settings.tensor_parallel)
+        whole = settings.more.graph_mode != "PIECEWISE"
+        backend = backend_for(device, shape, settings.tensor_parallel, whole=whole)
         tables = [graphs.block_table_bytes(settings.batch, layout.block_size) for _ in layout.groups]
         with run.phase("CUDA graphs", Category.WORKSPACE):
             kinds = graphs.Kinds(

@@ -16,8 +16,8 @@ from graphmem.trace import Category, EventKind, TraceBuilder
 
 #: ``_scoped_allocator_max_split`` (v1/worker/gpu_worker.py): the least that PyTorch allows.
 MAX_SPLIT = "max_split_size_mb:20"
-#: Indices of streams beside the default one: where graphs are captured, and the engine's own.
-CAPTURE_STREAM, OWN_STREAM = 1, 2
+#: Indices of streams beside the default one: where graphs are captured, the engine's own, and the one beside it.
+CAPTURE_STREAM, OWN_STREAM, AUXILIARY_STREAM = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,12 @@ class Run:
         self._stream, self._pool = stream, pool
         yield
         self._stream, self._pool = before
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is allocated on the auxiliary stream (``aux_stream``, utils/torch_utils.py)."""
+        with self.placed(AUXILIARY_STREAM, self._pool):
+            yield
 
     def new(self, size: int, label: str = "", category: Category | None = None) -> Tensor:
         """A tensor of ``size`` bytes."""

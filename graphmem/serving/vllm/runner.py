@@ -157,7 +157,8 @@ class V1(ModelRunner):
         blocks = cdiv(batch.length, batch.block_size)
         step = max(1, _TABLE_ALIGNMENT // batch.block_size)
         width = cdiv(blocks, step) * step
-        self.buffers("logits processors", requests * 4, 4)
+        # The least probability's is left out where tokens are drafted (v1/sample/logits_processor).
+        self.buffers("logits processors", *([] if self.speculator is not None else [requests * 4]), 4)
         self.buffers("block table", requests * width * 4, tokens * 8)
         # Temperature, top-p, top-k and three penalties.
         self.buffers("sampling parameters", *[requests * 4] * 6)
@@ -197,15 +198,61 @@ class V1(ModelRunner):
         first = run.new(rows * 4, "sampled tokens")
         self._sample(rows, first=False)
         run.temporary(rows * 4)
-        run.free(noise, logits, *parameters, hidden, first, sampled)
+        drafted = self._reject_drafts(rows, logits) if self.speculator is not None else [logits]
+        run.free(noise, *drafted, *parameters, hidden, first, sampled)
 
-    def _sample(self, rows: int, *, first: bool) -> None:
+    def _reject_drafts(self, rows: int, logits: Tensor) -> list[Tensor]:
+        """``RejectionSampler`` on one drafted token of each request and the one after it: with some of them sampled,
+        then with the likeliest of all (v1/sample/rejection_sampler.py). Logits are new ones."""
+        run, row = self.run, self.shape.vocab * self.shape.itemsize
+        kept = [run.new(size) for size in (rows * 4, rows * 4, rows * 4, rows * 4, rows * 4, rows * 8)]
+        kept.append(run.new(2 * rows * row, "logits of drafts"))
+        run.free(logits)
+        for sampled in (True, False):
+            held = [self._copied(rows, row)]
+            held.append(run.new(rows * self.shape.vocab * 4, "raw logits"))
+            self._sample(rows, first=False, greedy=not sampled)
+            held.append(run.new(rows * 4))
+            target = self._copied(rows, row)
+            held.append(run.new(rows * self.shape.vocab * 4, "logits of drafts in fp32"))
+            run.free(target)
+            held.append(run.new(rows * self.shape.vocab * 4, "processed logits"))
+            if sampled:
+                run.temporary(rows * 4, rows * 8, rows * 4, rows * 4)
+            held.append(run.new(rows * 8, "accepted tokens"))
+            if sampled:
+                self._recover(rows)
+            else:
+                run.temporary(rows * 8)
+            run.free(*held)
+        return kept
+
+    def _copied(self, rows: int, row: int) -> Tensor:
+        """Rows of the logits, by index."""
+        index = self.run.new(rows * 8)
+        copy = self.run.new(rows * row)
+        self.run.free(index)
+        return copy
+
+    def _recover(self, rows: int) -> None:
+        """Tokens in place of rejected ones: probabilities, noise, and what is left of the target's."""
+        run, wide = self.run, rows * self.shape.vocab * 4
+        small = [run.new(size) for size in (rows, rows * 8, rows * 8)]
+        probabilities = run.new(wide, "probabilities")
+        noise, left = run.new(wide, "exponential noise"), run.new(wide, "what is left of probabilities")
+        recovered = run.new(rows * 4)
+        run.free(noise, left, *small, probabilities, recovered)
+
+    def _sample(self, rows: int, *, first: bool, greedy: bool = False) -> None:
         """``Sampler`` (v1/sample/sampler.py): logits in fp32, the likeliest tokens, top-k and top-p in place by a
         Triton kernel whose buffer stays (ops/topk_topp_triton.py: a row of logits for each multiprocessor),
         probabilities, and exponential noise of their size."""
         run, wide = self.run, rows * self.shape.vocab * 4
         logits = run.new(wide, "logits in fp32")
-        greedy = run.new(rows * 8)
+        likeliest = run.new(rows * 8)
+        if greedy:
+            run.free(likeliest, logits)
+            return
         run.temporary(rows, 4, rows * 4)
         if first:
             run.new(self.run.device.sm_count * self.shape.vocab * 4, "top-k and top-p buffer", Category.WORKSPACE)
@@ -216,7 +263,7 @@ class V1(ModelRunner):
         chosen = run.new(rows * 8)
         run.free(noise, probabilities)
         run.temporary(rows)
-        run.free(chosen, greedy, logits)
+        run.free(chosen, likeliest, logits)
 
 
 RUNNERS: dict[str, type[ModelRunner]] = {runner.name: runner for runner in (V1, V2)}

@@ -27,6 +27,8 @@ _BLOCK_STEP = 16
 DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
 #: ``model_type`` with layers of states, whose kernels Triton times once on a machine, compiled or not.
 STATES = ("mamba2", "granitemoehybrid")
+#: Speculative methods of the first model runner alone, which do not schedule ahead (config/vllm.py).
+_FIRST_RUNNER_ONLY = ("medusa",)
 #: What tensor parallel ranks share out where there are no heads of attention.
 _SHARED_OUT = {"mamba2": "num_heads", "mamba": "hidden_size", "falcon_mamba": "hidden_size"}
 #: Keys that name the longest context, in the order of transformers_utils/model_arch_config_convertor.py.
@@ -148,7 +150,12 @@ def resolve(question: Question) -> Settings:
 def _check_followed(more: Arguments, runner: str) -> None:
     """What is read and not followed yet."""
     asked = {
-        "speculative_config with model_runner v1": more.speculation and runner == "V1",
+        "speculative_config with model_runner v1": (
+            more.speculation and runner == "V1" and more.speculation.method not in _FIRST_RUNNER_ONLY
+        ),
+        "speculative method medusa with model_runner v2": (
+            more.speculation and runner == "V2" and more.speculation.method in _FIRST_RUNNER_ONLY
+        ),
         "speculative_config with a pipeline": more.speculation and more.pipeline > 1,
     }  # fmt: skip
     for name, given in asked.items():
@@ -157,7 +164,10 @@ def _check_followed(more: Arguments, runner: str) -> None:
 
 
 def _runner(more: Arguments, version: Version) -> str:
-    runner = (more.model_runner or ("v2" if versions.SECOND_RUNNER.holds(version) else "v1")).upper()
+    usual = "v2" if versions.SECOND_RUNNER.holds(version) else "v1"
+    if more.speculation and more.speculation.method in _FIRST_RUNNER_ONLY:
+        usual = "v1"
+    runner = (more.model_runner or usual).upper()
     if runner == "V2" and not versions.SECOND_RUNNER.holds(version):
         raise UsageError("model_runner is v2; accepted: v1, and since 0.32 v2")
     return runner
@@ -166,6 +176,8 @@ def _runner(more: Arguments, version: Version) -> str:
 def _batches_in_flight(more: Arguments, version: Version, runner: str) -> int:
     """``max_concurrent_batches`` (config/vllm.py): one a stage of the pipeline, and one more where scheduling is
     asynchronous, which the first model runner does not do with a pipeline."""
+    if more.speculation and more.speculation.method in _FIRST_RUNNER_ONLY:
+        return more.pipeline
     asynchronous = versions.ASYNC_SCHEDULING.holds(version) if more.async_scheduling is None else more.async_scheduling
     if asynchronous and (runner == "V2" or more.pipeline == 1):
         return more.pipeline + 1

@@ -8,6 +8,7 @@ one step of all tokens, then one of a token for each request, as many as are dra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from graphmem.errors import UsageError
@@ -24,9 +25,22 @@ _LONG = 8
 
 
 @dataclass(frozen=True)
+class MedusaShape:
+    """Medusa's sizes. ``heads`` of ``layers`` residual layers each; ``tables``: matrices of logits, all heads' own or
+    one."""
+
+    hidden: int
+    heads: int
+    layers: int
+    tables: int
+    vocab: int
+    bias: bool = False
+
+
+@dataclass(frozen=True)
 class Draft:
     """What drafts: its method, tokens, and the draft model's sizes. ``own_head``: its checkpoint has a head and
-    embeddings are the target's; else both are."""
+    embeddings are the target's; else both are. ``heads``: Medusa's sizes."""
 
     method: str
     tokens: int
@@ -34,6 +48,8 @@ class Draft:
     style: Style | None = None
     draft_vocab: int = 0
     own_head: bool = False
+    heads: MedusaShape | None = None
+    itemsize: int = 2
 
     @property
     def extra_slots(self) -> int:
@@ -133,14 +149,8 @@ class DraftModel(Speculator):
         run.free(*held, logits, chosen)
 
 
-class Eagle(Speculator):
-    """A layer or few that continue the target's hidden states. EAGLE-3 takes those of three layers, norms them, and
-    puts them beside the embeddings."""
-
-    @property
-    def third(self) -> bool:
-        """Whether it is EAGLE-3."""
-        return self.draft.method == "eagle3"
+class Dependent(Speculator):
+    """Continues the target's hidden states (``TargetDependentARSpeculator``)."""
 
     def make(self) -> None:
         shape = self._shape()
@@ -151,6 +161,16 @@ class Eagle(Speculator):
     def _shape(self) -> Shape:
         assert self.draft.shape is not None
         return self.draft.shape
+
+
+class Eagle(Dependent):
+    """A layer or few that continue the target's hidden states. EAGLE-3 takes those of three layers, norms them, and
+    puts them beside the embeddings."""
+
+    @property
+    def third(self) -> bool:
+        """Whether it is EAGLE-3."""
+        return self.draft.method == "eagle3"
 
     def taps(self, layers: int) -> tuple[int, ...]:
         """``get_eagle3_default_aux_hidden_state_layers`` of Llama."""
@@ -264,5 +284,11 @@ class Eagle(Speculator):
 
 def speculator_for(run: Run, batch: Batch, draft: Draft) -> Speculator:
     """What drafts by this method."""
-    kinds: dict[str, type[Speculator]] = {"ngram": NGram, "draft_model": DraftModel, "eagle": Eagle, "eagle3": Eagle}
+    from graphmem.serving.vllm.medusa import Medusa
+    from graphmem.serving.vllm.prediction import predictor_for
+
+    kinds: dict[str, Callable[[Run, Batch, Draft], Speculator]] = {
+        "ngram": NGram, "draft_model": DraftModel, "eagle": Eagle, "eagle3": Eagle, "mtp": predictor_for,
+        "medusa": Medusa,
+    }  # fmt: skip
     return kinds[draft.method](run, batch, draft)

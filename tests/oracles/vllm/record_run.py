@@ -8,8 +8,10 @@ and modules (growth outside torch is 0), the driver's part of CUDA graphs, autot
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +29,18 @@ from vllm import LLM  # noqa: E402
 from vllm.config.vllm import VllmConfig  # noqa: E402
 from vllm.v1.worker import gpu_worker  # noqa: E402
 
+tokens: list[int] = []
+
+
+class _Sizes(logging.Handler):
+    """What the engine says of its KV cache."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = re.search(r"GPU KV cache size: ([0-9,]+) tokens", record.getMessage())
+        tokens.extend([int(found[1].replace(",", ""))] if found else [])
+
+
+logging.getLogger("vllm").addHandler(_Sizes())
 _COUNTERS = ("allocated_bytes.all.current", "reserved_bytes.all.current", "requested_bytes.all.current")
 stages: dict[str, dict[str, int]] = {}
 profiles: list[Any] = []
@@ -102,6 +116,7 @@ CASE |= {
         "model_runner": "v2" if worker.use_v2_model_runner else "v1",
     },
     "blocks": cache.num_blocks,
+    "tokens": tokens[0],
     "groups": [
         {"layers": len(group.layer_names), "page_bytes": group.kv_cache_spec.page_size_bytes}
         for group in cache.kv_cache_groups

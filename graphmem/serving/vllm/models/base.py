@@ -113,6 +113,9 @@ class StateShape(ABC):
 
     conv_bytes: int = 2
     state_bytes: int = 2
+    #: Tokens that are drafted for a request, each of which may leave a state; and states of a prompt's checkpoint.
+    drafted: int = 0
+    checkpoints: int = 0
 
     @abstractmethod
     def shared(self, tp: int) -> StateShape:
@@ -202,6 +205,8 @@ class Shape:
     attends: tuple[int, ...] = ()
     encoder: Encoder | None = None
     position_rows: int = 0
+    #: Layers that predict further tokens, which are loaded where they are to draft.
+    predicts: int = 0
 
     @property
     def own(self) -> Stage:

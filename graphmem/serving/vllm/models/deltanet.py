@@ -20,16 +20,15 @@ _CHUNK = 64
 _TENSOR_MAP_BYTES = 128
 #: Both kinds of configurations: with experts, and whether their tensors are as Qwen3-Next's, interleaved by key heads.
 KINDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-#: Rows of rotary tables of those that also turn by place in an image, by position (``mrope_positions_factor``,
-#: layers/rotary_embedding/mrope.py).
-_IMAGE_POSITIONS = 4
+#: What counts the layers that predict further tokens.
+_PREDICTS = {"qwen3_next": "num_nextn_predict_layers"}
 _STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class DeltaShape(StateShape):
-    """Heads of keys and of values, their widths, and the convolution's kernel. ``drafted``: tokens that the convolution
-    remembers beside; ``interleaved``: a product has the parts of each key head side by side."""
+    """Heads of keys and of values, their widths, and the convolution's kernel, which remembers drafted tokens beside.
+    ``interleaved``: a product has the parts of each key head side by side."""
 
     key_heads: int
     value_heads: int
@@ -37,7 +36,6 @@ class DeltaShape(StateShape):
     value_dim: int
     kernel: int
     interleaved: bool
-    drafted: int = 0
 
     def shared(self, tp: int) -> DeltaShape:
         return replace(self, key_heads=self.key_heads // tp, value_heads=self.value_heads // tp)
@@ -120,13 +118,14 @@ class DeltaNet:
         sizes += [_CHUNK * own.keys * size] * 2 + [_CHUNK * own.values * size, rate * 4, rate * 4]
         made = [run.new(one) for one in (*sizes, states * own.state_bytes, 8)]
         wide = [] if own.state_bytes == 4 else [states * 4]
-        made += [run.new(one) for one in (*wide, 16, rate * 4, _CHUNK * own.values * size, states * 4)]
+        within = [run.new(one) for one in (*wide, 16, rate * 4, _CHUNK * own.values * size, states * 4)]
         heads = max(own.key_heads, own.value_heads)
         run.once("tiles of the delta rule", heads * _CHUNK * _CHUNK * size)
         for part in ("transfer", "local state", "fixed state"):
             run.once(f"{part} of the delta rule", heads * own.key_dim * own.key_dim * 4)
         run.once("tensor maps of the delta rule", run.device.sm_count * _TENSOR_MAP_BYTES)
-        run.free(*made)
+        run.free(*within, *made)
+        run.empty_cache()
 
 
 class GatedAttention:
@@ -189,7 +188,6 @@ def delta_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shap
     positions, head_dim = count(model, "max_position_embeddings"), count(model, "head_dim", 256)
     rope = rope_of(model)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    images = "mrope_section" in rope
     state = DeltaShape(
         count(model, "linear_num_key_heads", 16), count(model, "linear_num_value_heads", 32),
         count(model, "linear_key_head_dim", 128), count(model, "linear_value_head_dim", 128),
@@ -200,10 +198,11 @@ def delta_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shap
         kind=kind, hidden=hidden, intermediate=count(model, "intermediate_size", hidden), layers=layers, heads=heads,
         kv_heads=count(model, "num_key_value_heads", heads), head_dim=head_dim, vocab=count(model, "vocab_size"),
         positions=positions, itemsize=itemsize, linear=method, tied=bool(config.get("tie_word_embeddings")),
-        windows=(None,) * layers, rope_positions=positions * (_IMAGE_POSITIONS if images else 1),
+        windows=(None,) * layers, rope_positions=positions,
         rotary_dim=int(head_dim * min(1.0, number(model, "partial_rotary_factor", partial, 0.25))),
         attention_bias=bool(config.get("qkv_bias")), experts=_experts(model, kind), state=state,
         attends=_attends(model, layers),
+        predicts=count(model, _PREDICTS.get(kind, "mtp_num_hidden_layers"), 1, least=0),
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
 _TILE = 128
+#: VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD (envs.py).
+_BESIDE_TOKENS = 256
 #: Experts that one kernel chooses among without scratch.
 _MOST_FUSED = 256
 
@@ -72,8 +74,10 @@ class Experts:
     def _own(self, tokens: int) -> Tensor:
         """The output of this rank's tokens, of this rank's share of every expert."""
         run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
+        shared = self._beside(tokens)
         scores = self.gate(tokens)
-        shared = self.shared(tokens) if self.shared is not None else None
+        if shared is None and self.shared is not None:
+            shared = self.shared(tokens)
         run.enter(f"{self.name}.experts")
         weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
         run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
@@ -85,6 +89,15 @@ class Experts:
             run.free(shared, output)
             output = total
         return output
+
+    def _beside(self, tokens: int) -> Tensor | None:
+        """What every token is sent to, where batches are small: before the rest, on a stream of its own
+        (``SharedExperts.maybe_forward_async``, fused_moe/runner/shared_experts.py)."""
+        if self.shared is None or tokens > _BESIDE_TOKENS:
+            return None
+        self.run.leave_default_stream()
+        with self.run.beside():
+            return self.shared(tokens)
 
     def _multiply(self, tokens: int) -> None:
         """Experts on the tokens of all replicas, which are gathered with their weights and ids (``AgRsAll2AllManager``,

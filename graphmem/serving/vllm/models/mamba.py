@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from graphmem.serving.vllm.layers import Embedding, Linear
 from graphmem.serving.vllm.models.base import Family, Shape, StateShape
@@ -26,6 +26,7 @@ class ScanShape(StateShape):
     chunk: int
     conv_bias: bool = True
     bias: bool = False
+    checkpoints: int = field(default=1, kw_only=True)
 
     def shared(self, tp: int) -> ScanShape:
         """One rank's share; groups that cannot be shared out are on every rank."""
@@ -72,6 +73,7 @@ class Mixer:
             run, f"{name}.out_proj", own.inner, [shape.hidden], shape.linear, size, bias=state.bias, reduce=True
         )
         run.new(own.inner * size, f"{name}.norm.weight")
+        self._warm = False
 
     def finish(self) -> None:
         """After loading."""
@@ -93,7 +95,11 @@ class Mixer:
         return output
 
     def _warm_up(self) -> None:
-        """``_warmup_ssd_kernels``: a chunk without a state before it, then with one."""
+        """``_warmup_ssd_kernels``: a chunk without a state before it, then with one; the allocator's cache is emptied
+        while what they were given is there."""
+        if self._warm:
+            return
+        self._warm = True
         run, own, chunk, size = self.run, self.own, self.state.chunk, self.shape.itemsize
         timed = run.cold and "state kernels" not in run.named
         wide = chunk * own.heads * own.head_dim * size
@@ -103,6 +109,7 @@ class Mixer:
         self._chunk(timed=timed, again=False)
         made.append(run.new(own.state_elements * self.state.state_bytes))
         self._chunk(timed=timed, again=True)
+        run.empty_cache()
         run.free(*made)
         if timed:
             run.named["state kernels"] = made[0]
