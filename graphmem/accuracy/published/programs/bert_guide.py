@@ -1,9 +1,10 @@
 """The guide to training on one GPU in the documentation of transformers 4.20: BERT-large classifies 512 tokens.
 
 The Trainer of the time: one process, attention in parts, clipping, an AdamW that goes parameter by parameter. And
-PyTorch 1.10: ``zero_grad`` fills gradients with zeros and keeps them (until 2.0), and a softmax keeps its input beside
-its result for backward (``_softmax_backward_data`` in ``derivatives.yaml``, until 1.11). Arguments: the batch,
-micro-batches, ``fp32|fp16``, ``adamw|adafactor|adam8bit``, ``checkpoint``.
+PyTorch 1.9: ``zero_grad`` fills gradients with zeros and keeps them (until 2.0), a softmax keeps its input beside its
+result for backward (``_softmax_backward_data`` in ``derivatives.yaml``, until 1.11), and autocast computes ``gelu`` in
+fp32 (``ATen/autocast_mode.cpp``, until 1.9; pull request 59639). Arguments: the batch, micro-batches, ``fp32|fp16``,
+``adamw|adafactor|adam8bit``, ``checkpoint``.
 """
 
 import math
@@ -25,6 +26,11 @@ class Softmax(torch.autograd.Function):
     def backward(ctx, gradient):
         x, result = ctx.saved_tensors
         return torch._softmax_backward_data(gradient, result, -1, x.dtype)
+
+
+class Gelu(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.gelu(x.float() if torch.is_autocast_enabled() else x)
 
 
 def attend(module, query, key, value, attention_mask, dropout=0.0, **_):
@@ -91,6 +97,8 @@ def main():
     AttentionInterface.register("in parts, as of 2022", attend)
     config._attn_implementation = "in parts, as of 2022"
     model = BertForSequenceClassification(config).to("cuda")
+    for layer in model.bert.encoder.layer:
+        layer.intermediate.intermediate_act_fn = Gelu()
     if "checkpoint" in sys.argv:
         model.gradient_checkpointing_enable()
     optimizer = OPTIMIZERS[name](model.parameters())

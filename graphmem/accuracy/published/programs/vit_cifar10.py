@@ -1,15 +1,17 @@
-"""rasbt/pytorch-memory-optim, scripts 01 to 06: torchvision's ViT-L/16 trained on CIFAR-10 at 224 pixels.
+"""rasbt/pytorch-memory-optim, scripts 01 to 06, and rasbt/cvpr2023, scripts 01 to 04: torchvision's vision transformers
+trained on CIFAR-10 at 224 pixels.
 
-Arguments: the batch, the precision (``32-true``, ``16-mixed``, ``bf16-true``: as Lightning Fabric does them), the
-number of micro-batches, ``adam|sgd``. Without micro-batches gradients are cleared between forward and backward; with
-them after the optimizer, whose first step is after the first micro-batch. A pass over the validation set follows.
+Arguments: the batch, the precision (``32-true``, ``16-mixed``, ``bf16-mixed``, ``bf16-true``: as Lightning Fabric does
+them), the number of micro-batches, ``adam|sgd``, ``base`` for ViT-B/16 instead of ViT-L/16. Without micro-batches
+gradients are cleared between forward and backward; with them after the optimizer, whose first step is after the first
+micro-batch. A pass over the validation set follows.
 """
 
 import sys
 
 import torch
 from torch.nn import functional
-from torchvision.models import vit_l_16
+from torchvision.models import vit_b_16, vit_l_16
 
 FUSED = functional.scaled_dot_product_attention
 
@@ -52,8 +54,8 @@ class Adam(torch.optim.Optimizer):
 
 def main():
     batch, precision, parts, name = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    model = vit_l_16(weights=None)
-    model.heads.head = torch.nn.Linear(in_features=1024, out_features=10)
+    model = vit_b_16(weights=None) if "base" in sys.argv else vit_l_16(weights=None)
+    model.heads.head = torch.nn.Linear(in_features=model.heads.head.in_features, out_features=10)
     if precision == "bf16-true":
         model.to(torch.bfloat16)
     model.to("cuda")
@@ -62,7 +64,8 @@ def main():
     scaler = torch.amp.GradScaler("cuda") if precision == "16-mixed" else None
 
     def forward(images):
-        with torch.autocast("cuda", torch.float16, enabled=precision == "16-mixed"):
+        kind = torch.float16 if precision == "16-mixed" else torch.bfloat16
+        with torch.autocast("cuda", kind, enabled=precision.endswith("-mixed")):
             return model(images.to(torch.bfloat16) if precision == "bf16-true" else images).to(torch.float32)
 
     def update():
