@@ -5,6 +5,7 @@ Every figure is an answer of its own: longer contexts, other cards and changed o
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -514,6 +515,21 @@ def _holds(engine: Engine, question: Question, quantiles: Sequence[tuple[float, 
     return answer.refusal is None and _held(answer, quantiles) >= load
 
 
+def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[str, dict[str, Any]]]:
+    """Options of a model that takes more than text: each other modality left out, and all."""
+    named = [(one[0].replace("-", "_") == "limit_mm_per_prompt", one) for one in question.arguments]
+    others = tuple(one for limits_it, one in named if not limits_it)
+    own = next((json.loads(one[1]) for limits_it, one in named if limits_it), {})
+    allowed = [name for name, limit in limits.items() if limit]
+    tried: list[tuple[str, dict[str, Any]]] = []
+    for name in allowed if len(allowed) > 1 else ():
+        value = json.dumps({**own, name: 0})
+        tried.append((f"--limit-mm-per-prompt '{value}'", {"arguments": (*others, ("limit_mm_per_prompt", value))}))
+    if allowed:
+        tried.append(("--language-model-only", {"arguments": (*others, ("language_model_only", "true"))}))
+    return tried
+
+
 def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change, ...]:
     """Options that bring tokens, the most first."""
     tried: list[tuple[str, dict[str, Any]]] = []
@@ -529,6 +545,7 @@ def _changes(engine: Engine, question: Question, served: Served) -> tuple[Change
     if settings.get("gpu_memory_utilization", 1) < 0.95:
         tried.append(("--gpu-memory-utilization 0.95", {"gpu_memory_utilization": 0.95}))
     tried.append((f"--tp {2 * served.cards}", {"tensor_parallel_size": 2 * served.cards}))
+    tried += _fewer_items(question, settings.get("limit_mm_per_prompt") or {})
     changes = []
     for option, values in tried:
         try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphmem
 from graphmem.devices import device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving.base import Question, Served, ServedModel
@@ -102,6 +104,18 @@ def test_smaller_images_leave_more_for_the_cache() -> None:
     assert small.kv_cache.blocks == nested.kv_cache.blocks > served(QWEN).kv_cache.blocks
 
 
+def test_leaving_a_modality_out_is_among_what_brings_more(tmp_path: Path) -> None:
+    run = encoders()[QWEN]
+    for name, values in (("config.json", run["model_config"]), *run["files"].items()):
+        (tmp_path / name).write_text(json.dumps(values))
+    found = graphmem.serve(
+        str(tmp_path), gpu="H100", enforce_eager=True, arguments=(("limit_mm_per_prompt", '{"image": 3}'),)
+    )
+    options = [change.option for change in found.changes]
+    assert "--language-model-only" in options
+    assert '--limit-mm-per-prompt \'{"image": 3, "video": 0}\'' in options
+
+
 def test_without_the_processors_file_usual_sizes_are_taken_and_told() -> None:
     run = encoders()[QWEN]
     model = ServedModel("qwen", run["model_config"])
@@ -157,12 +171,32 @@ def test_data_parallel_encoders_are_refused_with_several_cards_only() -> None:
         ({"vision_config": 3}, "accepted: an object"),
         ({"vision_feature_layer": 99}, "vision_feature_layer"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"model_type": "llava_next"}, "image_grid_pinpoints"),
     ],
 )
 def test_encoders_that_are_not_known_are_refused(changes: dict[str, Any], words: str) -> None:
     config = encoders()[LLAVA]["model_config"] | changes
     with pytest.raises(UsageError, match=words):
         VLLM().serve(asked(LLAVA).with_(model=ServedModel("one", config)))
+
+
+def test_tiles_of_images_need_the_processors_word() -> None:
+    vision = {
+        "model_type": "internvl_vision",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 2,
+        "image_size": [448, 448],
+        "patch_size": [14, 14],
+    }
+    text = encoders()[QWEN]["model_config"] | {"model_type": "qwen2", "rope_scaling": None}
+    config = {"model_type": "internvl", "vision_config": vision, "text_config": text, "torch_dtype": "bfloat16"}
+    question = asked(QWEN).with_(model=ServedModel("one", config))
+    with pytest.raises(UsageError, match="crop_to_patches"):
+        VLLM().serve(question)
+    tiles = (("outside", "0"), ("mm_processor_kwargs", '{"crop_to_patches": true}'))
+    assert any("tokens" in note for note in VLLM().serve(question.with_(arguments=tiles)).notes)
 
 
 def test_heads_that_cards_do_not_divide_are_refused() -> None:

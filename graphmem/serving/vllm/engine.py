@@ -289,7 +289,7 @@ def _answer(
 ) -> Served:
     total = question.device.capacity_bytes
     requested = ceil(total * settings.utilization)
-    parts = _parts(question, settings, start, total - requested)
+    parts = _parts(question, settings, shape, start, total - requested)
     available = total - sum(part.bytes for part in parts)
     length = settings.batch.length
     blocks = settings.more.blocks or layout.blocks(available)
@@ -310,7 +310,7 @@ def _answer(
         model=question.model.name,
         gpu=question.device.name,
         cards=settings.cards,
-        settings=settings.shown(method),
+        settings=settings.shown(method) | encoders.shown(shape, settings),
         total_bytes=total,
         requested_bytes=requested,
         weights_bytes=start.weights,
@@ -343,7 +343,7 @@ def _words(shape: Shape, spec: Spec) -> str:
     return "full attention" if window is None else f"sliding window of {window}"
 
 
-def _parts(question: Question, settings: Settings, start: Start, unrequested: int) -> tuple[Part, ...]:
+def _parts(question: Question, settings: Settings, shape: Shape, start: Start, unrequested: int) -> tuple[Part, ...]:
     utilization = settings.utilization
     parts = [
         Part("not asked for", unrequested, f"gpu_memory_utilization {utilization:g}"),
@@ -366,7 +366,7 @@ def _parts(question: Question, settings: Settings, start: Start, unrequested: in
     else:  # weights, the peak above what was there before, and growth outside torch: buffers are not charged
         headroom = start.headroom + start.workspaces
     parts.append(
-        Part("activation peak", headroom, f"{settings.batch.tokens} tokens, and logits of the sampled rows")
+        Part("activation peak", headroom, encoders.peak_of(shape, settings))
     )  # fmt: skip
     if question.non_torch_bytes:
         parts.append(Part("outside torch", question.non_torch_bytes, "loaded while the engine profiles, as given"))

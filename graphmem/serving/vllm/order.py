@@ -17,7 +17,7 @@ from graphmem.serving.vllm.compiling import compile_cold
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
 from graphmem.serving.vllm.lora import Fillable
-from graphmem.serving.vllm.models.base import Family, Shape
+from graphmem.serving.vllm.models.base import Family, Shape, Tower
 from graphmem.serving.vllm.run import ExpertRanks, Run, Tensor
 from graphmem.serving.vllm.runner import RUNNERS
 from graphmem.serving.vllm.settings import Settings
@@ -89,7 +89,7 @@ def start(
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
     ):
-        encoded = tower.profile() if tower is not None and not settings.more.skip_mm_profiling else []
+        encoded = _encoded(run, tower, settings) if tower is not None and not settings.more.skip_mm_profiling else []
         _fill(slots, settings)
         runner.profile(profiled)
         run.free(*encoded)
@@ -120,6 +120,17 @@ def _expert_ranks(settings: Settings, shape: Shape) -> ExpertRanks:
         return ExpertRanks(1, ranks, data=more.data)
     sliced = shape.kind in families.SLICED and settings.tensor_parallel > 1 and more.data > 1
     return ExpertRanks(ranks, 1, more.redundant_experts, more.balanced, more.data, sliced)
+
+
+def _encoded(run: Run, tower: Tower, settings: Settings) -> list[Tensor]:
+    """What stays of the encoder's profile run until the language model's is done: the embeddings, and with the first
+    runner what they were made of (``batched_dummy_mm_inputs``, v1/worker/gpu_model_runner.py)."""
+    inputs = tower.inputs()
+    embeddings = tower.encode()
+    if settings.runner == "V1":
+        return [*embeddings, inputs]
+    run.free(inputs)
+    return embeddings
 
 
 def _fill(slots: list[Fillable], settings: Settings) -> None:

@@ -10,21 +10,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
-from graphmem.documents import shown
+from graphmem.documents import shown as quoted
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import mapping, rope_of
 from graphmem.serving.vllm import arguments
 from graphmem.serving.vllm.arguments import Arguments
-from graphmem.serving.vllm.encoders import llava, qwen
+from graphmem.serving.vllm.encoders import internvl, llava, qwen
 from graphmem.serving.vllm.encoders.budget import limits_of, profiled
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.settings import Settings
 from graphmem.sources.configurations import read
-
-Encoder: TypeAlias = qwen.Qwen | llava.Images
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,20 @@ _FAMILIES: dict[str, _Family] = {
     "qwen2_vl": _Family(qwen, ("image", "video"), "qwen2"),
     "qwen2_5_vl": _Family(qwen, ("image", "video"), "qwen2"),
     "qwen3_vl": _Family(qwen, ("image", "video"), "qwen3"),
+    "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe"),
+    "internvl": _Family(internvl, ("image", "video"), "qwen2"),
+    "llava_next": _Family(llava, ("image",), "llama"),
     "llava": _Family(llava, ("image",), "llama"),
     "gemma3": _Family(llava, ("image",), "gemma3_text", tied=True),
     "mistral3": _Family(llava, ("image",), "mistral", tied=True),
 }
 #: ``model_type`` of language models within others that are those of another name.
-_SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_SAME = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
 #: What transformers' configurations of language models have where nothing is said.
 _TEXT: dict[str, dict[str, Any]] = {
     "llama": {
@@ -92,7 +98,7 @@ def language_model(question: Question, followed: tuple[str, ...]) -> Question:
     if own["model_type"] in followed and family is None and not _text_only(question):
         raise UsageError(
             f"{model.name} takes images, and what its encoder takes in the profile run is not followed "
-            f"(model_type {shown(kind)}; accepted: {', '.join(_FAMILIES)}); it is as a language model: "
+            f"(model_type {quoted(kind)}; accepted: {', '.join(_FAMILIES)}); it is as a language model: "
             "--language-model-only"
         )
     return question.with_(model=inner)
@@ -138,7 +144,7 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
     _check(around, settings)
     vision = _vision(around, family)
     processor = _processor(around, more)
-    tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch, settings.batch.length)
+    tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch.length, limits)
     items = profiled(tokens, limits, settings.batch)
     assert items is not None
     made = family.module.encoder(
@@ -147,14 +153,33 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
     return replace(shape, encoder=made)
 
 
+def shown(shape: Shape, settings: Settings) -> dict[str, Any]:
+    """Options of the encoder, by the engine's own names."""
+    if shape.encoder is None:
+        return {}
+    processor, skipped = json.loads(settings.more.processor), settings.more.skip_mm_profiling
+    return {
+        "limit_mm_per_prompt": dict(shape.encoder.items.limits),
+        **({"mm_processor_kwargs": processor} if processor else {}),
+        **({"skip_mm_profiling": True} if skipped else {}),
+    }
+
+
+def peak_of(shape: Shape, settings: Settings) -> str:
+    """What the profile run is of, in words."""
+    step = f"{settings.batch.tokens} tokens, and logits of the sampled rows"
+    if shape.encoder is None or settings.more.skip_mm_profiling:
+        return step
+    return f"{shape.encoder.items}, or a step of {settings.batch.tokens}"
+
+
 def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ...]:
     """What a reader is told of the encoder."""
     if shape.encoder is None or model.around is None:
         return ()
     items = shape.encoder.items
     told = [
-        f"the encoder is profiled with {items.count} {items.modality} item{'s' if items.count > 1 else ''} of "
-        f"{items.tokens:,} tokens; encoder cache: {items.cache:,} tokens"
+        f"the encoder is profiled with {items}; encoder cache: {items.cache:,} tokens"
         if not settings.more.skip_mm_profiling
         else "the encoder is not profiled (--skip-mm-profiling): what it takes with images is not kept free"
     ]
@@ -185,13 +210,13 @@ def _processor(around: ServedModel, more: Arguments) -> Mapping[str, Any]:
     path = around.path.parent / PREPROCESSOR if around.path is not None else None
     values: Any = read(path, "a readable JSON file") if path is not None and path.is_file() else {}
     if not isinstance(values, dict):
-        raise SourceError(f"{path} holds {shown(values)}; accepted: an object")
+        raise SourceError(f"{path} holds {quoted(values)}; accepted: an object")
     asked: dict[str, Any] = json.loads(more.processor)
     flat = {name: value for name, value in asked.items() if name not in ("images_kwargs", "videos_kwargs")}
     for scope in ("images_kwargs", "videos_kwargs"):
         own = asked.get(scope) or {}
         if not isinstance(own, Mapping):
-            raise UsageError(f"{scope} of mm_processor_kwargs is {shown(own)}; accepted: an object")
+            raise UsageError(f"{scope} of mm_processor_kwargs is {quoted(own)}; accepted: an object")
         values[scope] = {**flat, **own}
     return values
 

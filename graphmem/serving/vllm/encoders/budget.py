@@ -8,7 +8,7 @@ Followed from vllm 0.32.0, ``multimodal/encoder_budget.py`` (``MultiModalBudget`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from graphmem.documents import shown
@@ -22,12 +22,16 @@ LIMIT = 999
 @dataclass(frozen=True)
 class Items:
     """What is encoded in the profile run: so many items of a modality, of so many tokens each; ``cache``: tokens that
-    the encoder cache may hold."""
+    the encoder cache may hold; ``limits``: items of every modality that a prompt may have."""
 
     modality: str
     count: int
     tokens: int
     cache: int
+    limits: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.modality} item{'s' if self.count > 1 else ''} of {self.tokens:,} tokens"
 
 
 def limits_of(asked: Mapping[str, Any], modalities: tuple[str, ...]) -> dict[str, int]:
@@ -62,4 +66,4 @@ def profiled(tokens: Mapping[str, int], limits: Mapping[str, int], batch: Batch)
     cache = max(batch.tokens, *tokens.values())
     most, modality = max((count, name) for name, count in tokens.items())
     in_prompt = max(1, min(limits[modality], batch.length // most))
-    return Items(modality, max(1, min(cache // most, batch.requests * in_prompt)), most, cache)
+    return Items(modality, max(1, min(cache // most, batch.requests * in_prompt)), most, cache, tuple(limits.items()))

@@ -7,6 +7,7 @@ rotary tables transformers' ``models/pixtral/modeling_pixtral.py``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isqrt
@@ -59,7 +60,8 @@ _CHANNELS = 3
 class Images:
     """An encoder of images and what puts its states into the language model's width. ``side``: patches of an image's
     side; ``merge``: patches side by side that become one embedding; ``text_hidden``: the language model's width;
-    ``biased``: its projector has biases; ``quick``: its activation is QuickGELU."""
+    ``biased``: its projector has biases; ``quick``: its activation is QuickGELU; ``grid``: crops (down,
+    across) that an image has besides the whole; ``selects``: the class token is left out."""
 
     model: str
     kind: str
@@ -72,6 +74,8 @@ class Images:
     merge: int = 1
     biased: bool = True
     quick: bool = False
+    grid: tuple[int, int] = (0, 0)
+    selects: bool = True
 
     def tower(self, run: Run, batch: Batch) -> Tower:
         """Its weights on this rank."""
@@ -85,11 +89,16 @@ class Images:
     @property
     def patches(self) -> int:
         """Of all images."""
-        return self.items.count * self.side**2
+        return self.views * self.side**2
+
+    @property
+    def views(self) -> int:
+        """Images, and the crops of all."""
+        return self.items.count * (1 + self.grid[0] * self.grid[1])
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], batch: Batch, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image."""
     side, merge = _side(model, vision, processor)
@@ -97,7 +106,27 @@ def tokens_of(
     if model.config["model_type"] == "gemma3":
         tokens = count(model, "mm_tokens_per_image", 256)
     whole = vision.config.get("model_type") == CLIP and model.config.get("vision_feature_select_strategy") == "full"
-    return {"image": tokens + (1 if whole else 0)}
+    tokens += 1 if whole else 0
+    if model.config["model_type"] == "llava_next":
+        down, across = _largest_grid(model, vision)
+        tokens += down * across * side**2 + down * side
+    return {"image": tokens}
+
+
+def _largest_grid(model: ServedModel, vision: ServedModel) -> tuple[int, int]:
+    """Crops (down, across) of the image with most embeddings: of a grid's own size, so that nothing is padded. Every
+    row of embeddings ends with one more (``get_image_size_with_most_features``, llava_next.py)."""
+    size, points = count(vision, "image_size"), model.config.get("image_grid_pinpoints")
+    if not isinstance(points, list) or not points or not all(isinstance(one, list) and len(one) == 2 for one in points):
+        raise UsageError(
+            f"{model.name}: image_grid_pinpoints is {shown(points)}; accepted: a list of heights and widths"
+        )
+    grids = [
+        (counted(model, "height", down, least=size) // size, counted(model, "width", across, least=size) // size)
+        for down, across in points
+    ]
+    side = size // count(vision, "patch_size")
+    return max(grids, key=lambda grid: grid[0] * grid[1] * side**2 + grid[0] * side)
 
 
 def encoder(
@@ -119,8 +148,10 @@ def encoder(
         items,
         count(ServedModel(model.name, mapping(model, "text_config")), "hidden_size"),
         merge,
+        selects=model.config.get("vision_feature_select_strategy") != "full",
+        grid=_largest_grid(model, vision) if model.config["model_type"] == "llava_next" else (0, 0),
         quick=vision.config.get("hidden_act", "quick_gelu" if kind == CLIP else "") == "quick_gelu",
-        biased=bool(model.config.get("multimodal_projector_bias", model.config["model_type"] == "llava")),
+        biased=bool(model.config.get("multimodal_projector_bias", str(model.config["model_type"]).startswith("llava"))),
     )
 
 
@@ -134,7 +165,12 @@ def check(model: ServedModel, vision: ServedModel) -> None:
         )
 
 
-_ENCODERS = {"llava": (CLIP, SIGLIP, PIXTRAL), "gemma3": (SIGLIP,), "mistral3": (PIXTRAL,)}
+_ENCODERS = {
+    "llava": (CLIP, SIGLIP, PIXTRAL),
+    "llava_next": (CLIP, SIGLIP),
+    "gemma3": (SIGLIP,),
+    "mistral3": (PIXTRAL,),
+}
 
 
 def _side(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any]) -> tuple[int, int]:
@@ -152,19 +188,42 @@ def _side(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any])
 
 def _feature_layers(model: ServedModel, layers: int) -> int:
     """Layers up to the deepest whose states are taken (``_get_num_hidden_layers``)."""
-    asked = model.config.get("vision_feature_layer", -2 if model.config["model_type"] == "llava" else -1)
+    asked = model.config.get("vision_feature_layer", -2 if str(model.config["model_type"]).startswith("llava") else -1)
     if type(asked) is not int or not -layers <= asked <= layers:
         raise UsageError(f"{model.name}: vision_feature_layer is {shown(asked)}; accepted: one of {layers} layers")
     return asked if asked >= 0 else layers + asked + 1
 
 
-class _Clip(Tower):
+class _Vision(ABC):
+    """The transformer of an encoder."""
+
+    @abstractmethod
+    def states(self) -> Tensor:
+        """The hidden states of all patches that are taken."""
+
+
+class _Images(Tower):
+    """An encoder of images and its projector."""
+
+    #: Bytes of a value of a pixel where pixels come as bytes, None where they come in the model's type.
+    value_bytes: int | None = None
+
+    def __init__(self, run: Run, shape: Images) -> None:
+        self.run, self.shape = run, shape
+
+    def inputs(self) -> Tensor:
+        self.run.enter("vision_tower")
+        size = self.value_bytes or self.shape.widths.itemsize
+        return self.run.new(self.shape.patches * self.shape.patch**2 * _CHANNELS * size, "pixels")
+
+
+class _Clip(_Vision):
     """``CLIPVisionModel``: what is added is a new tensor; a class token goes first."""
 
     def __init__(self, run: Run, shape: Images) -> None:
         self.run, self.shape = run, shape
         size, hidden, tokens = shape.widths.itemsize, shape.widths.hidden, shape.side**2 + 1
-        self.rows = shape.items.count * tokens
+        self.rows = shape.views * tokens
         self.positions = tokens * hidden * size
         run.new(hidden * size, "vision_tower.class_embedding")
         run.new(hidden * _CHANNELS * shape.patch**2 * size, "vision_tower.patch_embedding.weight")
@@ -176,7 +235,7 @@ class _Clip(Tower):
             for index in range(shape.layers)
         ]
 
-    def profile(self) -> list[Tensor]:
+    def states(self) -> Tensor:
         run, shape = self.run, self.shape
         size = self.rows * shape.widths.hidden * shape.widths.itemsize
         run.enter("vision_tower.embeddings")
@@ -187,11 +246,11 @@ class _Clip(Tower):
         run.free(positions, joined, patches)
         hidden = self.norm(self.rows)
         run.free(embedded)
-        first, sequences = hidden, Sequences(self.rows, shape.items.count, known=False)
+        first, sequences = hidden, Sequences(self.rows, shape.views, known=False)
         hidden = through(run, self.blocks, hidden, sequences, keeps_first=True)
         if hidden is not first:
             run.free(first)
-        return [hidden]
+        return hidden
 
 
 class _ClipBlock(Block):
@@ -220,7 +279,7 @@ class _ClipBlock(Block):
         return result
 
 
-class _Siglip(Tower):
+class _Siglip(_Vision):
     """``SiglipVisionModel``: sums are made in place. ``normed``: its last states are normed."""
 
     def __init__(self, run: Run, shape: Images, *, normed: bool) -> None:
@@ -237,12 +296,12 @@ class _Siglip(Tower):
         ]
         self.norm = LayerNorm(run, "vision_tower.post_layernorm", hidden, size) if normed else None
 
-    def profile(self) -> list[Tensor]:
+    def states(self) -> Tensor:
         run, shape = self.run, self.shape
         run.enter("vision_tower.embeddings")
         embedded = run.new(self.rows * shape.widths.hidden * shape.widths.itemsize, "patches")
         run.temporary(self.positions)
-        sequences = Sequences(self.rows, shape.items.count, known=False)
+        sequences = Sequences(self.rows, shape.views, known=False)
         # The first layer's input lies channel by channel, which its norm puts in order first.
         unordered = run.new(embedded.bytes, "patches in order")
         hidden = self.blocks[0](sequences)
@@ -253,7 +312,7 @@ class _Siglip(Tower):
             run.free(hidden)
             hidden = normed
         run.free(embedded)
-        return [hidden]
+        return hidden
 
 
 class _SiglipBlock(_ClipBlock):
@@ -270,7 +329,7 @@ class _SiglipBlock(_ClipBlock):
         return fed
 
 
-class _Pixtral(Tower):
+class _Pixtral(_Vision):
     """``PixtralHFVisionModel``. ``normalises``: pixels come as bytes (Mistral 3), else as numbers."""
 
     def __init__(self, run: Run, shape: Images, *, normalises: bool) -> None:
@@ -287,7 +346,7 @@ class _Pixtral(Tower):
         for _ in range(2):
             run.new(widths.head_dim // 2 * 4, "vision_tower.patch_positional_embedding.inv_freq", Category.BUFFER)
 
-    def profile(self) -> list[Tensor]:
+    def states(self) -> Tensor:
         run, shape = self.run, self.shape
         held = self._patches()
         run.enter("vision_tower.patch_positional_embedding")
@@ -297,7 +356,7 @@ class _Pixtral(Tower):
         held.append(run.new((sequences.count + 1) * 4, "ends of sequences"))
         hidden = through(run, self.blocks, held[0], sequences, keeps_first=True)
         run.free(*(one for one in held if one is not hidden))
-        return [hidden]
+        return hidden
 
     def _patches(self) -> list[Tensor]:
         """(normed patches, what else is held of them)."""
@@ -383,31 +442,47 @@ class _PixtralBlock(Block):
         return result
 
 
-class _Llava(Tower):
+class _Llava(_Images):
     """``LlavaForConditionalGeneration``'s encoder and projector."""
 
     def __init__(self, run: Run, shape: Images) -> None:
-        self.run, self.shape = run, shape
-        self.vision: Tower
+        super().__init__(run, shape)
+        self.vision: _Vision
         if shape.kind == CLIP:
             self.vision = _Clip(run, shape)
         elif shape.kind == SIGLIP:
             self.vision = _Siglip(run, shape, normed=False)
         else:
             self.vision = _Pixtral(run, shape, normalises=False)
+        if shape.model == "llava_next":
+            run.new(shape.text_hidden * shape.widths.itemsize, "image_newline")
         self.projector = _Projector(run, shape)
 
-    def profile(self) -> list[Tensor]:
+    def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
-        run.enter("vision_tower")
-        values = shape.patches * shape.patch**2 * _CHANNELS
-        pixels = run.new(values * shape.widths.itemsize, "pixels")
-        states = self.vision.profile()
+        states = [self.vision.states()]
         if shape.kind == PIXTRAL:
             states.append(run.new(states[0].bytes, "patches of all images"))
-        embedded = self.projector(shape.items.count * shape.items.tokens)
-        run.free(*states, pixels)
-        return [embedded]
+        whole = shape.side**2 + (0 if shape.selects or shape.kind != CLIP else 1)
+        embedded = self.projector(shape.views * whole)
+        run.free(*states)
+        if shape.model != "llava_next":
+            return [embedded]
+        made = [self._put_together() for _ in range(shape.items.count)]
+        run.free(embedded)
+        return made
+
+    def _put_together(self) -> Tensor:
+        """The crops of one image in their places, an embedding more at the end of every row, and the whole before them
+        (``_merge_image_patch_embeddings``, llava_next.py)."""
+        run, shape, width = self.run, self.shape, self.shape.text_hidden * self.shape.widths.itemsize
+        crops = shape.grid[0] * shape.grid[1] * shape.side**2 * width
+        placed = run.new(crops, "crops in their places")
+        ended = run.new(crops + shape.grid[0] * shape.side * width, "with ends of rows")
+        run.free(placed)
+        result = run.new(ended.bytes + shape.side**2 * width, "embeddings of an image")
+        run.free(ended)
+        return result
 
 
 class _Projector:
@@ -430,22 +505,20 @@ class _Projector:
         return result
 
 
-class _Gemma3(Tower):
+class _Gemma3(_Images):
     """``Gemma3ForConditionalGeneration``'s: states are pooled to a fixed number of tokens."""
 
     def __init__(self, run: Run, shape: Images) -> None:
-        self.run, self.shape = run, shape
+        super().__init__(run, shape)
         size, hidden = shape.widths.itemsize, shape.widths.hidden
         self.vision = _Siglip(run, shape, normed=True)
         run.new(hidden * shape.text_hidden * size, "multi_modal_projector.mm_input_projection_weight")
         self.norm = Norm(run, "multi_modal_projector.mm_soft_emb_norm", hidden, size, "gemma")
 
-    def profile(self) -> list[Tensor]:
+    def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
         size, hidden = shape.widths.itemsize, shape.widths.hidden
-        run.enter("vision_tower")
-        pixels = run.new(shape.patches * shape.patch**2 * _CHANNELS * size, "pixels")
-        (states,) = self.vision.profile()
+        states = self.vision.states()
         run.enter("multi_modal_projector")
         planes = run.new(states.bytes, "states channel by channel")
         rows = shape.items.count * isqrt(shape.items.tokens) ** 2
@@ -453,26 +526,26 @@ class _Gemma3(Tower):
         normed = self.norm.plain(rows)
         ordered = run.new(normed.bytes, "normed, in order")
         embedded = run.matmul(rows * shape.text_hidden * size, "embeddings")
-        run.free(ordered, normed, pooled, planes, states, pixels)
+        run.free(ordered, normed, pooled, planes, states)
         return [embedded]
 
 
-class _Mistral3(Tower):
+class _Mistral3(_Images):
     """``Mistral3ForConditionalGeneration``'s: four patches become one."""
 
+    value_bytes = 1
+
     def __init__(self, run: Run, shape: Images) -> None:
-        self.run, self.shape = run, shape
+        super().__init__(run, shape)
         size, hidden = shape.widths.itemsize, shape.widths.hidden
         self.vision = _Pixtral(run, shape, normalises=True)
         self.norm = RMSNorm(run, "multi_modal_projector.norm", hidden, size)
         run.new(shape.merge**2 * hidden * hidden * size, "multi_modal_projector.patch_merger.merging_layer.weight")
         self.projector = _Projector(run, shape)
 
-    def profile(self) -> list[Tensor]:
+    def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
-        run.enter("vision_tower")
-        pixels = run.new(shape.patches * shape.patch**2 * _CHANNELS, "pixels")
-        (states,) = self.vision.profile()
+        states = self.vision.states()
         joined = run.new(states.bytes, "patches of all images")
         normed = self.norm(shape.patches)
         run.enter("multi_modal_projector.patch_merger")
@@ -484,8 +557,13 @@ class _Mistral3(Tower):
         merged = run.matmul(states.bytes // shape.merge**2, "merged")
         run.free(together, *unfolded, normed)
         embedded = self.projector(shape.patches // shape.merge**2)
-        run.free(merged, joined, states, pixels)
+        run.free(merged, joined, states)
         return [embedded]
 
 
-_MODELS: dict[str, Callable[[Run, Images], Tower]] = {"llava": _Llava, "gemma3": _Gemma3, "mistral3": _Mistral3}
+_MODELS: dict[str, Callable[[Run, Images], Tower]] = {
+    "llava": _Llava,
+    "llava_next": _Llava,
+    "gemma3": _Gemma3,
+    "mistral3": _Mistral3,
+}

@@ -130,6 +130,17 @@ def shared(run: Run, what: str, size: int) -> int:
     return size // run.tp
 
 
+def attended(run: Run, sequences: Sequences, heads: int, widths: Widths) -> Tensor:
+    """``MMEncoderAttention`` of so many heads on this rank."""
+    rows, ends = sequences.rows, (sequences.count + 1) * 4
+    lengths = [] if sequences.known else [run.new(ends, "ends of sequences")]
+    result = run.new(rows * heads * widths.head_dim * widths.itemsize, "attended")
+    schedule = (1 + cdiv(sequences.count, _SCHEDULED) * _SCHEDULED) * 4
+    run.temporary(ends, heads * rows * 4, schedule)
+    run.free(*lengths)
+    return result
+
+
 class Attention:
     """Queries, keys and values in one product, attention within every sequence, and its projection."""
 
@@ -146,23 +157,14 @@ class Attention:
         qkv = self.qkv(sequences.rows)
         self.run.enter(self.name)
         held = self.rotated(sequences.rows)
-        attended = self._attended(sequences)
+        output = attended(self.run, sequences, self.heads, self.widths)
         result = self.proj(sequences.rows)
-        self.run.free(attended, *reversed(held), qkv)
+        self.run.free(output, *reversed(held), qkv)
         return result
 
     def rotated(self, rows: int) -> list[Tensor]:
         """Queries and keys as they are rotated, which stay until the layer returns."""
         return []
-
-    def _attended(self, sequences: Sequences) -> Tensor:
-        run, rows, ends = self.run, sequences.rows, (sequences.count + 1) * 4
-        lengths = [] if sequences.known else [run.new(ends, "ends of sequences")]
-        result = run.new(rows * self.width * self.widths.itemsize, "attended")
-        schedule = (1 + cdiv(sequences.count, _SCHEDULED) * _SCHEDULED) * 4
-        run.temporary(ends, self.heads * rows * 4, schedule)
-        run.free(*lengths)
-        return result
 
 
 class HalvesTogether(Attention):

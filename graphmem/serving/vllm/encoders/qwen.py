@@ -34,6 +34,8 @@ from graphmem.serving.vllm.models.base import Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.trace import Category
 
+#: ``model_type`` with Qwen3-VL's encoder.
+_NEW = ("qwen3_vl", "qwen3_vl_moe")
 #: Rows of the encoder's rotary table (``max_position`` of each of the three).
 _ROTARY_ROWS = 8192
 #: ``_MAX_FRAMES_PER_VIDEO`` (qwen2_vl.py).
@@ -42,7 +44,7 @@ _FRAMES = 14
 _RATIO = 200
 #: Pixels of an image at most by the preprocessor_config.json of the published checkpoints (of a video in Qwen3-VL, all
 #: frames together), for configurations without that file beside them.
-PIXELS = {"qwen2_vl": 12_845_056, "qwen2_5_vl": 12_845_056, "qwen3_vl": 16_777_216}
+PIXELS = {"qwen2_vl": 12_845_056, "qwen2_5_vl": 12_845_056, "qwen3_vl": 16_777_216, "qwen3_vl_moe": 16_777_216}
 VIDEO_PIXELS = 25_165_824
 
 
@@ -86,7 +88,7 @@ class Qwen:
 
 
 def tokens_of(
-    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], batch: Batch, length: int
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
 ) -> dict[str, int]:
     """Tokens of the largest image and of the largest video (``get_mm_max_tokens_per_item``)."""
     images, videos = _grids(model, vision, processor, length)
@@ -118,8 +120,8 @@ def encoder(
         text_hidden,
         window=count(vision, "window_size", 112) // merge // patch if kind == "qwen2_5_vl" else 0,
         full=_layers(vision, "fullatt_block_indexes"),
-        deep=_layers(vision, "deepstack_visual_indexes") if kind == "qwen3_vl" else (),
-        positions=count(vision, "num_position_embeddings") if kind == "qwen3_vl" else 0,
+        deep=_layers(vision, "deepstack_visual_indexes") if kind in _NEW else (),
+        positions=count(vision, "num_position_embeddings") if kind in _NEW else 0,
     )
 
 
@@ -137,7 +139,7 @@ def _grids(model: ServedModel, vision: ServedModel, processor: Mapping[str, Any]
     unit = count(vision, "patch_size", 14) * merge
     down, across = _largest(_pixels(model, processor, "images_kwargs", PIXELS[kind]) // unit**2)
     image = Grid(1, down * merge, across * merge)
-    if kind == "qwen3_vl":  # two frames, which are one patch deep, share the pixels of a video
+    if kind in _NEW:  # two frames, which are one patch deep, share the pixels of a video
         pixels = _pixels(model, processor, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
         down, across = _largest(pixels // unit**2)
         return image, Grid(1, down * merge, across * merge)
@@ -280,7 +282,7 @@ class _Tower(Tower):
         widths = self.shape.widths
         rotary(self.run, "visual.rotary_pos_emb", _ROTARY_ROWS, widths.head_dim // 2, widths.itemsize)
 
-    def _pixels(self) -> Tensor:
+    def inputs(self) -> Tensor:
         """Bytes of all patches."""
         self.run.enter("visual.input_norm")
         return self.run.new(self.rows * self.shape.patch_values, "pixels")
@@ -329,9 +331,8 @@ class _Qwen2(_Tower):
         ]
         self.merger = _Merger(run, "visual.merger", shape, norm=LayerNorm, after=False)
 
-    def profile(self) -> list[Tensor]:
+    def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
-        pixels = self._pixels()
         hidden = self._embedded()
         each = [self._positions(1) for _ in range(shape.items.count)]
         positions = run.new(sum(one.bytes for one in each), "positions")
@@ -342,7 +343,7 @@ class _Qwen2(_Tower):
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         hidden = through(run, self.blocks, hidden, sequences, keeps_first=False)
         embedded = self.merger(self.rows)
-        run.free(hidden, ends, cosines, sines, pixels)
+        run.free(hidden, ends, cosines, sines)
         return [embedded]
 
 
@@ -357,9 +358,8 @@ class _Qwen25(_Tower):
         ]
         self.merger = _Merger(run, "visual.merger", shape, norm=RMSNorm, after=False)
 
-    def profile(self) -> list[Tensor]:
+    def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
-        pixels = self._pixels()
         hidden = self._embedded()
         held = self._metadata()
         ordered = run.new(self._hidden_bytes, "patches by windows")
@@ -375,7 +375,7 @@ class _Qwen25(_Tower):
         merged = self.merger(self.rows)
         run.free(hidden)
         embedded = run.new(merged.bytes, "embeddings in order")
-        run.free(merged, *held, pixels)
+        run.free(merged, *held)
         return [embedded]
 
     def _windows(self) -> int:
@@ -422,9 +422,8 @@ class _Qwen3(_Tower):
         for index in range(len(shape.deep)):
             run.new(batch.tokens * shape.text_hidden * size, f"deepstack_input_embeds.{index}", Category.BUFFER)
 
-    def profile(self) -> list[Tensor]:
+    def encode(self) -> list[Tensor]:
         run, shape = self.run, self.shape
-        pixels = self._pixels()
         hidden = self._embedded()
         items, grid = shape.items.count, shape.grid
         each = [run.new(self._hidden_bytes // items, "learned positions") for _ in range(items)]
@@ -447,7 +446,7 @@ class _Qwen3(_Tower):
         features.insert(0, self.merger(self.rows))
         run.free(hidden)
         result = run.new(sum(one.bytes for one in features), "embeddings side by side")
-        run.free(*features, ends, cosines, sines, learned, pixels)
+        run.free(*features, ends, cosines, sines, learned)
         return [result]
 
 
@@ -455,4 +454,5 @@ _TOWERS: dict[str, Callable[[Run, Qwen, Batch], Tower]] = {
     "qwen2_vl": _Qwen2,
     "qwen2_5_vl": _Qwen25,
     "qwen3_vl": _Qwen3,
+    "qwen3_vl_moe": _Qwen3,
 }

@@ -153,8 +153,12 @@ class Tower(ABC):
     """An encoder of one rank. Making it asks for its weights."""
 
     @abstractmethod
-    def profile(self) -> list[Tensor]:
-        """Encode what the engine profiles with; the embeddings, which stay until the language model has run."""
+    def inputs(self) -> Tensor:
+        """What the engine profiles with is put on the card."""
+
+    @abstractmethod
+    def encode(self) -> list[Tensor]:
+        """The embeddings of it, which stay until the language model has run."""
 
 
 class Encoder(Protocol):

@@ -1,0 +1,249 @@
+"""InternVL's encoder (``InternVLForConditionalGeneration`` of transformers: InternVL 3 and 3.5): tiles of images, and
+frames, of one size.
+
+Followed from vllm 0.32.0, ``model_executor/models/{interns1,interns1_vit}.py``. Attention and the projector are whole
+on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphmem.documents import shown
+from graphmem.errors import UsageError
+from graphmem.serving.base import ServedModel
+from graphmem.serving.values import count, counted, mapping, number
+from graphmem.serving.vllm.encoders.budget import Items
+from graphmem.serving.vllm.encoders.parts import (
+    Block,
+    FeedForward,
+    LayerNorm,
+    RMSNorm,
+    Sequences,
+    Widths,
+    attended,
+    linear,
+    through,
+)
+from graphmem.serving.vllm.models.base import Tower
+from graphmem.serving.vllm.run import Batch, Run, Tensor
+
+_CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class InternVL:
+    """``tiles``: of all items; ``side``: patches of a tile's side; ``merge``: patches of a side that become one."""
+
+    widths: Widths
+    layers: int
+    patch: int
+    side: int
+    merge: int
+    tiles: int
+    items: Items
+    text_hidden: int
+    biased: bool
+    head_norms: bool
+    normed: bool
+
+    def tower(self, run: Run, batch: Batch) -> Tower:
+        """Its weights on this rank."""
+        return _Tower(run, self)
+
+    @property
+    def deep(self) -> tuple[int, ...]:
+        """No states of layers in between are used."""
+        return ()
+
+
+def tokens_of(
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], length: int, limits: Mapping[str, int]
+) -> dict[str, int]:
+    """Tokens of the largest image and of the longest video beside it."""
+    tile = _tile_tokens(model)
+    image = _tiles(model, processor) * tile
+    frames = max(1, (length - (image if limits["image"] else 0)) // tile)
+    return {"image": image, "video": frames * tile}
+
+
+def encoder(
+    model: ServedModel, vision: ServedModel, processor: Mapping[str, Any], items: Items, itemsize: int, length: int
+) -> InternVL:
+    """What the configuration describes. A video is profiled without the image beside which its tokens were counted."""
+    tiles = _tiles(model, processor) if items.modality == "image" else max(1, length // _tile_tokens(model))
+    patch = _first(vision, "patch_size")
+    config = vision.config
+    return InternVL(
+        Widths(
+            count(vision, "hidden_size"), count(vision, "intermediate_size"), count(vision, "num_attention_heads"),
+            itemsize,
+        ),
+        count(vision, "num_hidden_layers"),
+        patch,
+        _first(vision, "image_size") // patch,
+        round(1 / number(model, "downsample_ratio", model.config.get("downsample_ratio"), 0.5)),
+        tiles * items.count,
+        items,
+        count(ServedModel(model.name, mapping(model, "text_config")), "hidden_size"),
+        biased=bool(config.get("attention_bias")),
+        head_norms=bool(config.get("use_qk_norm")),
+        normed=not config.get("use_mean_pooling", True),
+    )  # fmt: skip
+
+
+def _tile_tokens(model: ServedModel) -> int:
+    return count(model, "image_seq_length", 256)
+
+
+def _tiles(model: ServedModel, processor: Mapping[str, Any]) -> int:
+    """Tiles of an image, and the whole beside them (``GotOcr2ImageProcessor``)."""
+    asked = processor.get("images_kwargs") or {}
+    cut = {**processor, **asked}.get("crop_to_patches")
+    if cut is None:
+        raise UsageError(
+            f"{model.name}: whether images are cut into tiles is said by crop_to_patches in preprocessor_config.json; "
+            "put that beside the configuration, or give --mm-processor-kwargs '{\"crop_to_patches\": true}'"
+        )
+    most = counted(model, "max_patches", {**processor, **asked}.get("max_patches"), 12)
+    return most + 1 if cut and most > 1 else 1
+
+
+def _first(vision: ServedModel, name: str) -> int:
+    value = vision.config.get(name)
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        value = value[0]
+    elif isinstance(value, list):
+        raise UsageError(f"{vision.name}: {name} is {shown(value)}; accepted: one size, or the same twice")
+    return counted(vision, name, value)
+
+
+class _Attention:
+    """Queries, keys and values one by one."""
+
+    def __init__(self, run: Run, name: str, shape: InternVL) -> None:
+        self.run, self.name, self.widths = run, name, shape.widths
+        hidden, size = shape.widths.hidden, shape.widths.itemsize
+        self.parts = [linear(run, f"{name}.{one}_proj", hidden, [hidden], size, bias=shape.biased) for one in "qkv"]
+        self.norms = [RMSNorm(run, f"{name}.{one}_norm", hidden, size) for one in "qk" if shape.head_norms]
+        self.proj = linear(run, f"{name}.projection_layer", hidden, [hidden], size)
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        """The projected output; the input is the caller's."""
+        made = [part(sequences.rows) for part in self.parts]
+        for index, norm in enumerate(self.norms):
+            normed = norm(sequences.rows)
+            self.run.free(made[index])
+            made[index] = normed
+        self.run.enter(self.name)
+        output = attended(self.run, sequences, self.widths.heads, self.widths)
+        result = self.proj(sequences.rows)
+        self.run.free(output, *made)
+        return result
+
+
+class _Block(Block):
+    """``InternS1VisionLayer``: what attention and the feed-forward layer return is scaled."""
+
+    def __init__(self, run: Run, name: str, shape: InternVL) -> None:
+        self.run, self.widths = run, shape.widths
+        hidden, size = shape.widths.hidden, shape.widths.itemsize
+        self.attention = _Attention(run, f"{name}.attention", shape)
+        self.mlp = FeedForward(run, f"{name}.mlp", shape.widths)
+        self.norms = [LayerNorm(run, f"{name}.layernorm_{one}", hidden, size) for one in ("before", "after")]
+        for number_ in (1, 2):
+            ones = run.new(hidden * size)
+            run.new(hidden * size, f"{name}.lambda_{number_}")
+            run.free(ones)
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        run, rows = self.run, sequences.rows
+        size = rows * self.widths.hidden * self.widths.itemsize
+        normed = self.norms[0](rows)
+        output = self.attention(sequences)
+        run.free(normed)
+        middle = self._added(size, output)
+        normed = self.norms[1](rows)
+        output = self.mlp(rows)
+        run.free(normed)
+        result = self._added(size, output)
+        run.free(middle)
+        return result
+
+    def _added(self, size: int, output: Tensor) -> Tensor:
+        scaled = self.run.new(size, "scaled")
+        self.run.free(output)
+        result = self.run.new(size, "added")
+        self.run.free(scaled)
+        return result
+
+
+class _Tower(Tower):
+    """``InternS1VisionModel`` and the projector."""
+
+    def __init__(self, run: Run, shape: InternVL) -> None:
+        self.run, self.shape = run, shape
+        size, hidden, tokens = shape.widths.itemsize, shape.widths.hidden, shape.side**2 + 1
+        self.rows = shape.tiles * tokens
+        name = "vision_tower.embeddings"
+        run.new(hidden * size, f"{name}.cls_token")
+        run.new(hidden * _CHANNELS * shape.patch**2 * size, f"{name}.patch_embeddings.projection.weight")
+        run.new(hidden * size, f"{name}.patch_embeddings.projection.bias")
+        run.new(tokens * hidden * size, f"{name}.position_embeddings")
+        self.blocks: list[Block] = [
+            _Block(run, f"vision_tower.encoder.layer.{index}", shape) for index in range(shape.layers)
+        ]
+        self.norm = LayerNorm(run, "vision_tower.layernorm", hidden, size) if shape.normed else None
+        name, wide = "multi_modal_projector", hidden * shape.merge**2
+        self.projected = LayerNorm(run, f"{name}.layer_norm", wide, size)
+        self.first = linear(run, f"{name}.linear_1", wide, [shape.text_hidden], size)
+        self.second = linear(run, f"{name}.linear_2", shape.text_hidden, [shape.text_hidden], size)
+
+    def inputs(self) -> Tensor:
+        shape = self.shape
+        self.run.enter("vision_tower")
+        values = shape.tiles * shape.side**2 * _CHANNELS * shape.patch**2
+        return self.run.new(values * shape.widths.itemsize, "pixels")
+
+    def encode(self) -> list[Tensor]:
+        run, shape = self.run, self.shape
+        width = shape.widths.hidden * shape.widths.itemsize
+        patches = shape.tiles * shape.side**2
+        states = self._states(patches * width, self.rows * width)
+        once = run.new(patches * width, "patches side by side")
+        merged = run.new(patches * width, "merged")
+        run.free(once, states)
+        embedded = self._project(patches // shape.merge**2)
+        run.free(merged)
+        return [embedded]
+
+    def _states(self, patch_bytes: int, size: int) -> Tensor:
+        """The last hidden states."""
+        run, shape = self.run, self.shape
+        patches = run.new(patch_bytes, "patches")
+        joined = run.new(size, "with class tokens")
+        run.free(patches)
+        first = run.new(size, "with positions")
+        run.free(joined)
+        sequences = Sequences(self.rows, shape.tiles, known=False)
+        hidden = through(run, self.blocks, first, sequences, keeps_first=True)
+        if hidden is not first:
+            run.free(first)
+        if self.norm is not None:
+            normed = self.norm(self.rows)
+            run.free(hidden)
+            hidden = normed
+        return hidden
+
+    def _project(self, rows: int) -> Tensor:
+        """Embeddings; the input is the caller's."""
+        normed = self.projected(rows)
+        first = self.first(rows)
+        self.run.free(normed)
+        acted = self.run.new(first.bytes, "activated")
+        self.run.free(first)
+        result = self.second(rows)
+        self.run.free(acted)
+        return result
