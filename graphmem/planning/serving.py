@@ -519,7 +519,7 @@ def _fewer_items(question: Question, limits: Mapping[str, int]) -> list[tuple[st
     """Options of a model that takes more than text: each other modality left out, and all."""
     named = [(one[0].replace("-", "_") == "limit_mm_per_prompt", one) for one in question.arguments]
     others = tuple(one for limits_it, one in named if not limits_it)
-    own = next((json.loads(one[1]) for limits_it, one in named if limits_it), {})
+    own: dict[str, Any] = next((json.loads(one[1]) for limits_it, one in named if limits_it), {})
     allowed = [name for name, limit in limits.items() if limit]
     tried: list[tuple[str, dict[str, Any]]] = []
     for name in allowed if len(allowed) > 1 else ():
