@@ -450,8 +450,6 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
             notes.append("CUDA graphs with kernels other than FlashAttention 3 are followed by their source only")
     if not settings.eager and settings.more.speculation:
         notes.append("activations are taken as in eager mode where tokens are drafted, and graphs of the draft as none")
-    if not settings.eager and settings.more.adapters:
-        notes.append("compiled steps and graphs with adapters are followed by the engine's source only")
     if not settings.eager and settings.more.pipeline > 1:
         notes.append("compiled stages of a pipeline, and their graphs, are followed by the engine's source only")
     if settings.more.host_cache_bytes:

@@ -105,9 +105,10 @@ class Linear:
     def product(self, tokens: int) -> Tensor:
         """This rank's product, not yet reduced."""
         self.run.enter(self.name)
+        early = self.slots.shrink(tokens) if self.slots is not None and self.run.compiled else None
         result = self.method.apply(self.run, tokens, self.inputs, sum(self.outputs))
         if self.slots is not None:
-            self.slots.add(tokens)
+            self.slots.expand(early or self.slots.shrink(tokens))
         return result
 
     def __call__(self, tokens: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 Every layer that an adapter can change has stacked matrices for all slots, zero until one is loaded (``lora/layers``,
 ``create_lora_weights``): A of every part that was fused, then B. Before the profile run dummy adapters of rank 8 are
-put into all slots. A product adds an adapter's in place, through a buffer in fp32 (``punica_wrapper/punica_gpu.py``).
+put into all slots. A product adds an adapter's in place, through a buffer in fp32 (``punica_wrapper/punica_gpu.py``),
+which torch.compile makes before the product.
 """
 
 from __future__ import annotations
@@ -56,16 +57,24 @@ class Slots:
         for width in self.outputs:
             self.run.temporary(width * _DUMMY_RANK * self.itemsize)
 
-    def add(self, tokens: int) -> None:
-        """What adding to a product takes (``add_lora_linear``)."""
-        run, parts = self.run, len(self.outputs)
-        buffer = run.new(parts * tokens * self.adapters.rank * 4, "adapters' buffer")
+    def shrink(self, tokens: int) -> Tensor:
+        """The product of the input with A, in fp32 (``add_shrink``)."""
+        buffer = self.run.new(len(self.outputs) * tokens * self.adapters.rank * 4, "adapters' buffer")
+        if not self._kept:
+            self._keep(1)
+        return buffer
+
+    def expand(self, buffer: Tensor) -> None:
+        """Its product with B is added to the layer's (``add_expand``)."""
         if not self._kept:
             self._kept = True
             alike = len(set(self.outputs)) == 1
-            for _ in range(_KEPT_ALIKE if alike else _KEPT_UNLIKE):
-                run.new(parts * 8, "pointers of adapters", Category.WORKSPACE)
-        run.free(buffer)
+            self._keep((_KEPT_ALIKE if alike else _KEPT_UNLIKE) - 1)
+        self.run.free(buffer)
+
+    def _keep(self, number: int) -> None:
+        for _ in range(number):
+            self.run.new(len(self.outputs) * 8, "pointers of adapters", Category.WORKSPACE)
 
 
 class TableSlots:
@@ -81,10 +90,15 @@ class TableSlots:
         for size in (self.rows, self.width):
             self.run.temporary(size * _DUMMY_RANK * self.itemsize)
 
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of A."""
+        return self.adapters.rank * self.itemsize
+
     def looked_up(self, tokens: int) -> Tensor:
         """Rows of A; the ids are made 64 bits wide for it."""
         ids = self.run.new(tokens * 8, "ids")
-        found = self.run.new(tokens * self.adapters.rank * self.itemsize, "adapters' embeddings")
+        found = self.run.new(tokens * self.row_bytes, "adapters' embeddings")
         self.run.free(ids)
         return found
 

@@ -79,6 +79,8 @@ class Run:
         self.named: dict[str, Tensor] = {}
         #: The module whose code runs.
         self.module = ""
+        #: Whether what runs is a model as torch.compile made it.
+        self.compiled = False
         #: Whether the machine has not met the model before.
         self.cold = False
         #: Whether the engine's own operators outside of compiled code run as torch operators, as they do where the

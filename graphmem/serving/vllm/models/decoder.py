@@ -6,6 +6,7 @@ in few places, each a field of :class:`Style`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -441,11 +442,14 @@ class Decoder(Family):
         if self.shape.latent is not None or self.shape.state is not None:
             with piece():
                 return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
+        self.run.compiled = True
         attended, residual = self._first_piece(tokens, attend, piece)
         chosen = self.layers if layers is None else self.layers[:layers]
-        for layer in chosen[:-1]:
-            attended, residual = self._middle_piece(layer, tokens, attended, residual, attend, piece)
-        return self._last_piece(chosen[-1], tokens, attended, residual, piece)
+        for pair in itertools.pairwise(chosen):
+            attended, residual = self._middle_piece(pair, tokens, attended, residual, attend, piece)
+        result = self._last_piece(chosen[-1], tokens, attended, residual, piece)
+        self.run.compiled = False
+        return result
 
     def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
@@ -456,18 +460,21 @@ class Decoder(Family):
                 residual, normed = self._given, run.new(width, "normed")
             else:
                 normed = run.new(width, "embedded")
+                if self.embedding.slots is not None:
+                    run.temporary(tokens * self.embedding.slots.row_bytes)
                 residual = run.new(width, "embedded and reduced") if run.tp > 1 else normed
                 if run.tp == 1:
                     normed = run.new(width, "normed")
-            qkv, kept = self._projected(tokens, normed)
+            qkv, kept = self._projected(self.layers[0], tokens, normed)
             attended = run.new(self._attended_bytes(tokens), "attention output")
         attend(tokens)
         run.free(*kept[:1], qkv, *kept[1:])
         return attended, residual
 
-    def _projected(self, tokens: int, normed: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _projected(self, layer: Layer, tokens: int, normed: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(queries, keys and values; the rotated ones): in the normed input's buffer where it has their size."""
-        run, attention, size = self.run, self._attention(), self.shape.itemsize
+        run, attention, size = self.run, layer.attention, self.shape.itemsize
+        assert isinstance(attention, Attention)
         qkv = attention.qkv_proj(tokens)
         if self.shape.position_rows:  # cosines and sines of every token, put together of its positions
             run.temporary(*[tokens * self.shape.rotary_dim // 2 * size] * 2)
@@ -508,11 +515,18 @@ class Decoder(Family):
         return first, output
 
     def _middle_piece(
-        self, layer: Layer, tokens: int, attended: Tensor, residual: Tensor, attend: Attend, piece: Piece
+        self,
+        layers: tuple[Layer, Layer],
+        tokens: int,
+        attended: Tensor,
+        residual: Tensor,
+        attend: Attend,
+        piece: Piece,
     ) -> tuple[Tensor, Tensor]:
+        """What is between the attention of two layers."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         with piece():
-            first, output = self._fed(layer, tokens)
+            first, output = self._fed(layers[0], tokens)
             same = self._attended_bytes(tokens) == width
             if run.tp > 1:
                 reduced = run.new(width, "all-reduced")
@@ -525,7 +539,7 @@ class Decoder(Family):
                 spare = output if same else None
                 if not same:
                     run.free(output)
-            qkv, kept = self._projected(tokens, normed)
+            qkv, kept = self._projected(layers[1], tokens, normed)
             result = run.new(self._attended_bytes(tokens), "attention output") if spare is None else spare
         run.free(attended)
         if residual != self._given:
