@@ -16,6 +16,8 @@ from graphmem.serving.vllm.run import Run, Tensor
 
 #: Tokens of the warm-up's one chunk (``FLA_CHUNK_SIZE``, third_party/flash_linear_attention/ops/utils.py).
 _CHUNK = 64
+#: Widths of heads for which a kernel does all of a step (``_fused_gdn_decode_unsupported_reason``).
+_FUSED_DIM = 128
 #: A tensor map (``CUtensorMap``), one for each multiprocessor.
 _TENSOR_MAP_BYTES = 128
 #: Both kinds of configurations: with experts, and whether their tensors are as Qwen3-Next's, interleaved by key heads.
@@ -81,6 +83,10 @@ class DeltaNet:
         run.new(own.value_dim * size, f"{name}.norm.weight")
         self.out_proj = Linear(run, f"{name}.out_proj", own.values, [shape.hidden], method, size, reduce=True)
         self._warm = False
+        # ``_fused_gdn_decode_unsupported_reason``: where tokens are drafted one kernel convolves, scans and norms;
+        # of its conditions the kinds of gates and BF16 are taken to hold.
+        dims = own.key_dim == own.value_dim == _FUSED_DIM
+        self._fused = own.drafted > 0 and not own.interleaved and dims and size == own.conv_bytes == 2
 
     def finish(self) -> None:
         """After loading."""
@@ -96,14 +102,15 @@ class DeltaNet:
             parts = (tokens * own.values * size, tokens * own.values * size, rate, rate)
             held += [run.new(part) for part in (*parts, tokens * own.keys * size, tokens * own.keys * size)]
             held.append(run.new(tokens * own.convolved * size, "queries, keys and values"))
-        scanned = run.new(tokens * own.values * size, "scanned")
-        rates = [] if own.interleaved else [run.new(rate) for _ in range(2)]
+        held.append(run.new(tokens * own.values * size, "scanned"))
+        rates = [] if own.interleaved or self._fused else [run.new(rate) for _ in range(2)]
         self._warm_up()
         run.free(*rates)
-        normed = run.new(tokens * own.values * size, "gated and normed")
-        run.temporary(tokens * own.value_heads * 4)
+        if not self._fused:
+            held.append(run.new(tokens * own.values * size, "gated and normed"))
+            run.temporary(tokens * own.value_heads * 4)
         output = self.out_proj(tokens)
-        run.free(normed, scanned, *held)
+        run.free(*reversed(held))
         return output
 
     def _warm_up(self) -> None:
