@@ -14,9 +14,9 @@ import graphmem
 from graphmem.devices import device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving.base import Question, Served, ServedModel
-from graphmem.serving.vllm.encoders import budget, qwen
+from graphmem.serving.vllm.encoders import budget, parts, qwen
 from graphmem.serving.vllm.engine import VLLM
-from graphmem.serving.vllm.run import Batch
+from graphmem.serving.vllm.run import Batch, Run
 from tests.recorded.serving import encoders, predicted, question
 
 QWEN, LLAVA, GEMMA = "qwen2.5-vl-7b-video", "llava-1.5-7b", "gemma3-4b-images"
@@ -30,7 +30,7 @@ def served(name: str, *arguments: tuple[str, str], **changes: Any) -> Served:
     return VLLM().serve(asked(name, *arguments, **changes))
 
 
-def parts(answer: Served) -> dict[str, int]:
+def parts_of(answer: Served) -> dict[str, int]:
     return {part.name: part.bytes for part in answer.parts}
 
 
@@ -77,16 +77,28 @@ def test_the_largest_image_is_as_square_as_its_patches_allow(patches: int) -> No
     assert patches - down * across <= 200  # a multiple of what makes the sides near enough is never far
 
 
+def test_keys_are_cut_where_one_sequence_does_not_fill_the_card() -> None:
+    """1,025 patches of InternVL are 6 blocks of queries for 16 heads, 96 of 132 multiprocessors: 4 parts fill 0.97."""
+    run = Run("test", device_named("H100"), 0, Batch(8192, 64, 8192, 16), 1, "")
+    tile, flat = parts.Widths(1024, 4096, 16, 2), parts.Widths(1152, 4304, 16, 2)
+    assert parts._splits(run, parts.Sequences(65600, 64, 1025), 16, tile.head_dim) == 4
+    assert parts._splits(run, parts.Sequences(8078, 14, 577), 16, tile.head_dim) == 1  # four blocks of keys
+    assert parts._splits(run, parts.Sequences(4096, 1, 4096), 16, flat.head_dim) == 1  # 352 blocks of queries
+    assert parts._splits(run, parts.Sequences(65600, 1000, 1025), 16, tile.head_dim) == 1
+    older = Run("test", device_named("A100-80GB"), 0, Batch(8192, 64, 8192, 16), 1, "")
+    assert parts._splits(older, parts.Sequences(65600, 64, 1025), 16, tile.head_dim) == 1
+
+
 def test_nothing_of_the_encoder_is_loaded_where_nothing_may_be_encoded() -> None:
-    with_images = parts(served(QWEN))
+    with_images = parts_of(served(QWEN))
     for alone in (
         served(QWEN, ("language_model_only", "true")),
         served(QWEN, ("limit_mm_per_prompt", '{"image": 0, "video": 0}')),
     ):
-        assert parts(alone)["weights"] < with_images["weights"]
+        assert parts_of(alone)["weights"] < with_images["weights"]
         assert not any("encoder" in note for note in alone.notes)
     images = served(QWEN, ("limit_mm_per_prompt", '{"video": 0}'))
-    assert parts(images)["weights"] == with_images["weights"]
+    assert parts_of(images)["weights"] == with_images["weights"]
 
 
 def test_what_is_profiled_is_told() -> None:

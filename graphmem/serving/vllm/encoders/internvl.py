@@ -227,7 +227,7 @@ class _Tower(Tower):
         run.free(patches)
         first = run.new(size, "with positions")
         run.free(joined)
-        sequences = Sequences(self.rows, shape.tiles, known=False)
+        sequences = Sequences(self.rows, shape.tiles, shape.side**2 + 1, known=False)
         hidden = through(run, self.blocks, first, sequences, keeps_first=True)
         if hidden is not first:
             run.free(first)

@@ -246,7 +246,7 @@ class _Clip(_Vision):
         run.free(positions, joined, patches)
         hidden = self.norm(self.rows)
         run.free(embedded)
-        first, sequences = hidden, Sequences(self.rows, shape.views, known=False)
+        first, sequences = hidden, Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
         hidden = through(run, self.blocks, hidden, sequences, keeps_first=True)
         if hidden is not first:
             run.free(first)
@@ -301,7 +301,7 @@ class _Siglip(_Vision):
         run.enter("vision_tower.embeddings")
         embedded = run.new(self.rows * shape.widths.hidden * shape.widths.itemsize, "patches")
         run.temporary(self.positions)
-        sequences = Sequences(self.rows, shape.views, known=False)
+        sequences = Sequences(self.rows, shape.views, self.rows // shape.views, known=False)
         # The first layer's input lies channel by channel, which its norm puts in order first.
         unordered = run.new(embedded.bytes, "patches in order")
         hidden = self.blocks[0](sequences)
@@ -352,7 +352,7 @@ class _Pixtral(_Vision):
         run.enter("vision_tower.patch_positional_embedding")
         positions = run.new(self.rows * 2 * 8, "positions")
         held += [positions, *self._rotary_tables()]
-        sequences = Sequences(self.rows, shape.items.count)
+        sequences = Sequences(self.rows, shape.items.count, shape.side**2)
         held.append(run.new((sequences.count + 1) * 4, "ends of sequences"))
         hidden = through(run, self.blocks, held[0], sequences, keeps_first=True)
         run.free(*(one for one in held if one is not hidden))

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import ceil
 
 from graphmem.errors import UsageError
+from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.units import MIB
 
 #: Sequences whose schedule FlashAttention 3 lays out together (hopper/flash_api.cpp: rounded up to 4).
 _SCHEDULED = 4
+#: Rows and columns of its tiles by the widest head that they are for (hopper/tile_size.h, ``tile_size_fwd_sm90``,
+#: neither causal nor local, in 16 bits).
+_TILES = {64: (192, 192), 96: (192, 144), 128: (128, 176), 192: (128, 112), 256: (128, 80)}
+#: Sequences up to which parts are found on the card, so that a bound for one sequence is enough; the most parts; the
+#: second-level cache that is reckoned with.
+_DYNAMIC, _MOST_SPLITS, _CACHE = 992, 128, 50 * MIB
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,12 @@ class Widths:
 
 @dataclass(frozen=True)
 class Sequences:
-    """What attends to itself: ``count`` sequences of ``rows`` in all; ``known``: their lengths are on the card."""
+    """What attends to itself: ``count`` sequences of ``rows`` in all, the longest of ``longest``; ``known``: their
+    lengths are on the card."""
 
     rows: int
     count: int
+    longest: int
     known: bool = True
 
 
@@ -130,13 +141,39 @@ def shared(run: Run, what: str, size: int) -> int:
     return size // run.tp
 
 
+def _splits(run: Run, sequences: Sequences, heads: int, head_dim: int) -> int:
+    """Parts that FlashAttention 3 cuts keys into, whose results in fp32 are put together: where one sequence alone has
+    too few blocks of queries for the card, the fewest that fill its waves nearly as well as can be; and where a head's
+    keys and values are more than the cache (vllm-flash-attention, hopper/heuristics.h, ``num_splits_heuristic``)."""
+    if run.device.limits.vllm_attention != FlashAttention3.name:
+        return 1
+    length, multiprocessors = sequences.longest, run.device.sm_count
+    down, across = next(tile for most, tile in _TILES.items() if head_dim <= most)
+    rows, columns = cdiv(length, down), cdiv(length, across)
+    blocks = (1 if sequences.count <= _DYNAMIC else sequences.count) * heads * rows
+    if blocks >= 0.8 * multiprocessors:
+        size = length * 2 * head_dim * 2
+        return min(cdiv(size, _CACHE), _MOST_SPLITS) if size > _CACHE and rows >= 2 * multiprocessors else 1
+    if columns <= 4:
+        return 1
+    filled = []
+    for splits in range(1, min(_MOST_SPLITS, multiprocessors, columns) + 1):
+        waves = blocks * splits / multiprocessors
+        filled.append(waves / ceil(waves))
+    return next(index for index, one in enumerate(filled, start=1) if one >= 0.85 * max(filled))
+
+
 def attended(run: Run, sequences: Sequences, heads: int, widths: Widths) -> Tensor:
     """``MMEncoderAttention`` of so many heads on this rank."""
     rows, ends = sequences.rows, (sequences.count + 1) * 4
     lengths = [] if sequences.known else [run.new(ends, "ends of sequences")]
     result = run.new(rows * heads * widths.head_dim * widths.itemsize, "attended")
-    schedule = (1 + cdiv(sequences.count, _SCHEDULED) * _SCHEDULED) * 4
-    run.temporary(ends, heads * rows * 4, schedule)
+    sums = heads * rows * 4
+    splits = _splits(run, sequences, heads, widths.head_dim)
+    vectors = 2 if splits > 1 else 1  # of every sequence: its blocks, and its parts
+    schedule = (1 + cdiv(sequences.count, _SCHEDULED) * _SCHEDULED * vectors) * 4
+    parts = [splits * sums * widths.head_dim, splits * sums] if splits > 1 else []
+    run.temporary(ends, sums, schedule, *parts)
     run.free(*lengths)
     return result
 

@@ -59,7 +59,12 @@ class Grid:
     @property
     def patches(self) -> int:
         """All of them."""
-        return self.time * self.height * self.width
+        return self.time * self.frame
+
+    @property
+    def frame(self) -> int:
+        """Of one moment."""
+        return self.height * self.width
 
 
 @dataclass(frozen=True)
@@ -339,7 +344,7 @@ class _Qwen2(_Tower):
         run.free(*each)
         cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
         run.free(positions)
-        sequences = Sequences(self.rows, shape.items.count * shape.grid.time)
+        sequences = Sequences(self.rows, shape.items.count * shape.grid.time, shape.grid.frame)
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         hidden = through(run, self.blocks, hidden, sequences, keeps_first=False)
         embedded = self.merger(self.rows)
@@ -366,8 +371,8 @@ class _Qwen25(_Tower):
         run.free(hidden)
         hidden = ordered
         items, grid = shape.items.count, shape.grid
-        whole = Sequences(self.rows, items * grid.time)
-        windows = Sequences(self.rows, items * grid.time * self._windows())
+        whole = Sequences(self.rows, items * grid.time, grid.frame)
+        windows = Sequences(self.rows, items * grid.time * self._windows(), self._window_patches())
         for index, block in enumerate(self.blocks):
             after = block(whole if index in shape.full else windows)
             run.free(hidden)
@@ -382,6 +387,11 @@ class _Qwen25(_Tower):
         """Windows of one frame."""
         grid, side = self.shape.grid, self.shape.merge * self.shape.window
         return cdiv(grid.height, side) * cdiv(grid.width, side)
+
+    def _window_patches(self) -> int:
+        """Patches of the largest window."""
+        grid, side = self.shape.grid, self.shape.merge * self.shape.window
+        return min(grid.height, side) * min(grid.width, side)
 
     def _metadata(self) -> list[Tensor]:
         """``prepare_encoder_metadata``. Cosines and sines of a size are kept for ever (``get_rope_by_thw``)."""
@@ -432,7 +442,7 @@ class _Qwen3(_Tower):
         positions = run.new(self.rows * 2 * 8, "positions")
         cosines, sines = (run.new(self._turned_bytes(self.rows)) for _ in range(2))
         run.free(positions)
-        sequences = Sequences(self.rows, items * grid.time)
+        sequences = Sequences(self.rows, items * grid.time, grid.frame)
         ends = run.new((sequences.count + 1) * 4, "ends of sequences")
         added = run.new(self._hidden_bytes, "patches with positions")
         run.free(hidden)
