@@ -14,6 +14,7 @@ from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded, within
 from graphmem.causes import CUT_SHORT, cause_of_version, causes_of_context, causes_of_trace, neighbours, together
 from graphmem.cudnn.library import AUTO, NEVER
+from graphmem.devices import Device
 from graphmem.errors import GraphmemError, TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, Peak, found_later
 from graphmem.figures import Cause, Doubts, Figure, Loads
@@ -263,7 +264,9 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     context = question.setting.device.outside(loads)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
-    doubts = _doubts(traced, runs.main, context, lambda trace: _peak(runtime.run(trace, options, setting).main))
+    doubts = _doubts(
+        traced, runs.main, context, setting.device, lambda one: _peak(runtime.run(one, options, setting).main)
+    )
     diagnostics: Any = (*headlines(setting.device), *taken.diagnostics, *plans_told(runs.limited), *runs.diagnostics)
     if not traced.details.get("cudnn", {}).get("plans_asked"):
         diagnostics = (*diagnostics, *workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
@@ -309,12 +312,14 @@ def _beside_formulas(estimate: Estimate, model: Sharded, optimizer: str) -> Esti
     return replace(estimate, details={**estimate.details, "formulas": told})
 
 
-def _doubts(traced: Traced, run: Replay, context: Sequence[Figure], rerun: Callable[[Trace], Peak]) -> Doubts:
+def _doubts(
+    traced: Traced, run: Replay, context: Sequence[Figure], device: Device, rerun: Callable[[Trace], Peak]
+) -> Doubts:
     """Why the figures of a run may be others; ``rerun`` gives the peak of its trace with other sizes."""
     taken, peak = traced.taken, _peak(run)
     version = traced.doubt_of_version(peak)
     return together(
-        causes_of_trace(taken.trace, peak, taken.diagnostics, rerun),
+        causes_of_trace(taken.trace, peak, taken.diagnostics, rerun, device),
         [] if version is None else [version],
         taken.doubts,
         causes_of_context(context),

@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.estimate import Diagnostic, Peak
 from graphmem.figures import (
     BOUNDS,
@@ -66,12 +67,12 @@ def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
 
 
 def causes_of_trace(
-    trace: Trace, peak: Peak, diagnostics: Sequence[Diagnostic], rerun: Callable[[Trace], Peak]
+    trace: Trace, peak: Peak, diagnostics: Sequence[Diagnostic], rerun: Callable[[Trace], Peak], device: Device
 ) -> list[Cause]:
     """What is not known of a trace: plans that were predicted or are timed on the card, work areas, operators, values.
-    ``rerun`` gives the peak of the trace with storages of other sizes."""
+    ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted for."""
     sized = [_of_sizes(trace, peak, rerun, area) for area in _areas(trace)]
-    return [*_of_plans(trace, peak), *filter(None, sized), *_of_diagnostics(diagnostics)]
+    return [*_of_plans(trace, peak, device), *filter(None, sized), *_of_diagnostics(diagnostics)]
 
 
 @dataclass(frozen=True)
@@ -128,16 +129,17 @@ def _resized(trace: Trace, storages: Sequence[int], size: Callable[[int], int]) 
     )
 
 
-def _of_plans(trace: Trace, peak: Peak) -> Iterator[Cause]:
-    """As parts of their peaks, how those of programs change once cuDNN is asked: a workspace moves the peak, and what
-    is reserved for it is used by others later, so that a small one may move much."""
+def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
+    """As parts of their peaks, how those of networks that no tree was grown from change once cuDNN is asked: workspaces
+    move the peak, and what is reserved for them is used by others later, so that a small one may move much."""
     if trace.predicted_plans:
-        rows = _measured()["plans"]
+        card = device if device.compute_capability is not None else device_named(DEFAULT_DEVICE)  # as it was captured
+        ((_, count, *columns),) = (row for row in _measured()["networks"] if row[0] == card.limits.cudnn_trees)
         source = (
-            f"of {trace.predicted_plans} shapes predicted: {len(rows)} recorded programs changed so once cuDNN was "
-            "asked, as a library of it can be (--cudnn)"
+            f"of {trace.predicted_plans} shapes predicted: {count} random networks, on cards of this kind, changed so "
+            "once cuDNN was asked, as a library of it can be (--cudnn)"
         )
-        yield _as_measured("cuDNN's plans", source, peak, [row[1:3] for row in rows])
+        yield _as_measured("cuDNN's plans", source, peak, list(zip(*columns, strict=True)), count)
 
 
 def _of_diagnostics(diagnostics: Sequence[Diagnostic]) -> Iterator[Cause]:
@@ -206,18 +208,20 @@ def _between(peak: Peak, others: Sequence[Peak], level: str) -> Spread:
 # --- what was measured ------------------------------------------------------------------------------------------------
 
 
-def _as_measured(name: str, source: str, peak: Peak, rows: Sequence[Sequence[float]]) -> Cause:
-    """A cause that changed the allocated and the reserved peaks of recorded runs by these parts of them."""
+def _as_measured(name: str, source: str, peak: Peak, rows: Sequence[Sequence[float]], runs: int | None = None) -> Cause:
+    """A cause that changed the allocated and the reserved peaks of runs by these parts of them; ``runs``: of how many
+    the rows are quantiles."""
     allocated = seen(int(peak.allocated_bytes * row[0]) for row in rows)
     reserved = seen(int(peak.reserved_bytes * row[1]) for row in rows)
     spreads = {"requested": allocated, "allocated": allocated, "reserved": reserved, "device": reserved}
     count = len(rows)
-    return Cause(name, MEASURED, source, spreads, inside=round((count - 1) / (count + 1), 4), count=count)
+    return Cause(name, MEASURED, source, spreads, inside=round((count - 1) / (count + 1), 4), count=runs or count)
 
 
 @cache
 def _measured() -> dict[str, Any]:
-    """``plans``: rows of (program, change of the allocated peak, of the reserved peak);
+    """``networks``: rows of (family of trees, networks, changes of the allocated peak, changes of the reserved peak), the
+    changes as quantiles at equal steps;
     ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak)."""
     found: dict[str, Any] = json.loads(files(__name__).joinpath("measured.json").read_text(encoding="utf-8"))
     return found

@@ -1,12 +1,10 @@
-"""How far predictions were off, by their cause: ``python -m tests.recorded.spreads [plans|versions [part ...]]``.
+"""How far predictions were off, by their cause: ``python -m tests.recorded.spreads [part ...]``.
 
 Writes ``graphmem/causes/measured.json``, which the intervals of reports are made of. Needs no CUDA build: recordings
-that are committed are predicted again, on cuDNN's trees, and compared. With parts of names only their rows are made
-anew.
+that are committed are compared. With parts of names only their rows are made anew.
 
-- ``plans``: everyday programs and programs of libraries in which a cuDNN plan was predicted. A row is (name, change of
-  the allocated peak, change of the reserved peak) once cuDNN is asked, as parts of what is predicted without it. What
-  is reached with cuDNN asked is in the ratchets; the rest of it has other causes. An hour.
+- ``networks``: how far predicted workspaces of cuDNN move peaks. ``python -m tests.oracles.cudnn networks`` measures
+  them, and needs cuDNN.
 - ``versions``: steps that were recorded with two releases of PyTorch, neighbours among those recorded. A row is (step,
   older, newer, change of the allocated peak, change of the reserved peak), as parts of the older.
 
@@ -18,7 +16,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,23 +23,30 @@ from typing import Any
 
 import graphmem
 from tests import places
-from tests.support import ratchet
 
 TARGET = Path(graphmem.__file__).parent / "causes" / "measured.json"
 COMMAND = "python -m tests.recorded.spreads"
 _STEP = ".json.gz"
 
 
-def main(arguments: list[str]) -> None:
-    """Measure what the arguments name, or all, and write the file."""
-    document = json.loads(TARGET.read_text(encoding="utf-8")) if TARGET.exists() else {}
-    document["command"] = COMMAND
-    wanted, parts = arguments[:1], arguments[1:]
-    for kind, measure in (("plans", _plans), ("versions", _versions)):
-        if not wanted or kind in wanted:
-            kept = [row for row in document.get(kind, []) if parts and not _is_named(row[0], parts)]
-            document[kind] = sorted([*kept, *measure(parts)])
+def main(parts: list[str]) -> None:
+    """Measure the versions of the steps that are named, or of all, and write the file."""
+    document = _read()
+    kept = [row for row in document["versions"] if parts and not _is_named(row[0], parts)]
+    document["versions"] = sorted([*kept, *_versions(parts)])
     write(document)
+
+
+def replace_rows(kind: str, name: str, rows: list[list[Any]]) -> None:
+    """Write the file with other rows of that kind and first name."""
+    document = _read()
+    kept = [row for row in document.get(kind, []) if row[0] != name]
+    write({**document, kind: sorted([*kept, *rows])})
+
+
+def _read() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
+    return document
 
 
 def _is_named(name: str, parts: list[str]) -> bool:
@@ -51,8 +55,8 @@ def _is_named(name: str, parts: list[str]) -> bool:
 
 def write(document: dict[str, Any]) -> None:
     """One line a row, so that a diff shows which moved."""
-    lines = [f'"command": {json.dumps(document["command"])}']
-    for name in ("plans", "versions"):
+    lines = [f'"command": {json.dumps(COMMAND)}']
+    for name in ("networks", "versions"):
         rows = ",\n".join(f"  {json.dumps(row)}" for row in document.get(name, []))
         lines.append(f'"{name}": [\n{rows}\n]')
     TARGET.parent.mkdir(exist_ok=True)
@@ -72,35 +76,6 @@ def _versions(parts: list[str]) -> Iterator[list[Any]]:
 def _peaks(path: Path) -> tuple[int, int]:
     document = json.loads(gzip.decompress(path.read_bytes()))
     return document["allocated_peak"], document["reserved_peak"]
-
-
-def _plans(parts: list[str]) -> Iterator[list[Any]]:
-    asked = {kind: ratchet.read(places.PYTORCH / f"{kind}_ratchet.json") for kind in ("everyday", "libraries")}
-    for name, compared in _compared(parts):
-        print(name, compared.predicted.trace.predicted_plans, file=sys.stderr, flush=True)
-        if compared.predicted.trace.predicted_plans:
-            kind, _, program = name.partition("/")
-            reached, predicted = asked[kind][program], compared.predicted.replay
-            allocated = reached["allocated_error_bytes"] - compared.allocated_error_bytes
-            reserved = reached["reserved_error_bytes"] - compared.reserved_error_bytes
-            changes = (allocated / predicted.peak_allocated_bytes, reserved / predicted.peak_reserved_bytes)
-            yield [name, *(round(change, 6) for change in changes)]
-
-
-def _compared(parts: list[str]) -> Iterator[tuple[str, Any]]:
-    """Predictions on the trees, those that fail left out with their reason."""
-    from tests.recorded import everyday, libraries
-
-    os.environ.pop("GRAPHMEM_CUDNN", None)
-    wholes = ((everyday.KIND, everyday.programs()), (libraries.KIND, libraries.PROGRAMS))
-    for kind, programs in wholes:
-        for name in kind.recorded():
-            if not _is_named(f"{kind.kind}/{name}", parts):
-                continue
-            try:
-                yield f"{kind.kind}/{name}", kind.compare(programs[name], None)
-            except Exception as error:
-                print(f"{kind.kind}/{name}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ TINY = Manifest(
     kept_largest={"layer": 4},
     families={},
 )
-FAMILY = Family("tiny", "A100-40GB", {"layer": 50, "first": 30, "groups": 20}, {"layer": 20})
+FAMILY = Family("tiny", "A100-40GB", {"layer": 50, "first": 60, "groups": 20}, {"layer": 20})
 
 
 class _Library:

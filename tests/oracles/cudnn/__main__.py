@@ -1,24 +1,30 @@
 """Builds the trees of cuDNN's choices, and shows them.
 
     python -m tests.oracles.cudnn build --cudnn LIBCUDNN [--family hopper ...]
+    python -m tests.oracles.cudnn networks --cudnn LIBCUDNN [--family hopper ...]
     python -m tests.oracles.cudnn show FAMILY [SECTION]
 
 ``build`` follows ``manifest.toml`` and writes ``graphmem/capture/kernels/cudnn/plans/FAMILY.trees``; ``LIBCUDNN`` is
 the path of ``libcudnn.so.9`` in the folders of NVIDIA's wheels. Answers are kept (``--answers``), so that only new
-questions are asked. ``show`` prints a file's header and its trees, or the trees of sections whose names contain a text.
+questions are asked. ``networks`` measures how far the trees move peaks (:mod:`tests.oracles.cudnn.networks`) and writes
+it into ``graphmem/causes/measured.json``; a minute a family. ``show`` prints a file's header and its trees, or the
+trees of sections whose names contain a text.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from graphmem.capture.kernels.cudnn import choice
 from graphmem.capture.kernels.cudnn.packed import render
-from tests.oracles.cudnn.ask import asker
+from tests.oracles.cudnn.ask import Ask, asker
 from tests.oracles.cudnn.build import build
-from tests.oracles.cudnn.manifest import Manifest, read_manifest
+from tests.oracles.cudnn.manifest import Family, Manifest, read_manifest
+from tests.oracles.cudnn.networks import measured
+from tests.recorded import spreads
 
 PLANS = Path(choice.__file__).parent / choice.FOLDER
 ANSWERS = Path(__file__).parents[3] / ".cudnn_answers"
@@ -34,6 +40,10 @@ def main() -> None:
     building.add_argument("--into", type=Path, default=PLANS, help="folder of the packed files")
     building.add_argument("--written", action="store_true", help="only what hand-written networks grow; keep the rest")
     building.set_defaults(run=_build)
+    measuring = commands.add_parser("networks", help="measure how far the trees move the peaks of networks")
+    measuring.add_argument("--cudnn", type=Path, required=True, metavar="LIBCUDNN", help="path of libcudnn.so.9")
+    measuring.add_argument("--family", nargs="+", metavar="FAMILY", help="families of the manifest; all by default")
+    measuring.set_defaults(run=_measure)
     showing = commands.add_parser("show", help="print trees as text")
     showing.add_argument("family")
     showing.add_argument("section", nargs="?", default="")
@@ -45,6 +55,20 @@ def main() -> None:
 def _build(options: argparse.Namespace) -> None:
     manifest = read_manifest()
     _check_scikit_learn(manifest)
+    for family, ask in _asked_families(options, manifest):
+        before = choice.load(family.name) if options.written else None
+        packed = build(family, manifest, ask, options.answers / manifest.cudnn, tell=_tell, before=before)
+        (options.into / f"{family.name}.trees").write_bytes(packed)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    for family, ask in _asked_families(options, read_manifest()):
+        _tell(family.name)
+        spreads.replace_rows("networks", family.name, [measured(family, choice.load(family.name), ask)])
+
+
+def _asked_families(options: argparse.Namespace, manifest: Manifest) -> Iterator[tuple[Family, Ask]]:
+    """The families that the options name, and what answers for their cards."""
     for name in options.family or manifest.families:
         if name not in manifest.families:
             sys.exit(f"the manifest has no family {name}; it has {', '.join(manifest.families)}")
@@ -52,9 +76,7 @@ def _build(options: argparse.Namespace) -> None:
         ask, version = asker(options.cudnn, family.card)
         if version != manifest.cudnn:
             sys.exit(f"{options.cudnn} is cuDNN {version}, and the manifest is for {manifest.cudnn}")
-        before = choice.load(name) if options.written else None
-        packed = build(family, manifest, ask, options.answers / version, tell=_tell, before=before)
-        (options.into / f"{name}.trees").write_bytes(packed)
+        yield family, ask
 
 
 def _tell(line: str) -> None:

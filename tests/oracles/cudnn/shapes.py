@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from tests import places
-from tests.oracles.cudnn.written import NETWORKS, draw_layer
+from tests.oracles.cudnn.written import NETWORKS, PLAIN, draw_layer
 
 GOLDENS = places.PYTORCH / "ops"
 _IMAGES = [224] * 6 + [256] * 2 + [512, 512, 384, 320, 640, 299, 192, 160, 128, 288, 448, 600, 800, 96, 64, 32, 32]
@@ -101,6 +101,12 @@ def _precision(pick: random.Random) -> dict[str, Any]:
     last = [(name, 1) for name in ("fp32", "fp16", "bf16")]
     dtype, order = pick.choice([fp32] * 6 + [fp16] * 2 + [bf16] * 2 + last[:1] * 4 + last[1:] * 3)
     return {"dtype": dtype, "last": order, "tf32": int(dtype != "fp32" or pick.random() < 0.88)}
+
+
+def _plain_precision(pick: random.Random) -> dict[str, Any]:
+    """Types that networks have by default, and those of autocast; nothing in channels_last."""
+    dtype = pick.choice(["fp32"] * 6 + ["fp16"] * 2 + ["bf16"] * 2)
+    return {"dtype": dtype, "last": 0, "tf32": int(dtype != "fp32" or pick.random() < 0.92)}
 
 
 def _batch(pick: random.Random) -> int:
@@ -224,7 +230,8 @@ def _volume(pick: random.Random) -> Shape:
 
 def _written(kind: str) -> Callable[[random.Random], Shape]:
     """Layers of networks that are written by hand."""
-    return lambda pick: Shape(**draw_layer(pick, kind), **_precision(pick))
+    precision = _plain_precision if kind in PLAIN else _precision
+    return lambda pick: Shape(**draw_layer(pick, kind), **precision(pick))
 
 
 #: Kinds of layers.

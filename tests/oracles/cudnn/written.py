@@ -15,15 +15,22 @@ from typing import Any
 Layer = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Sizes = int | tuple[int, ...]
 
-_BATCHES = [1, 2, 4, 8, 8, 10, 16, 16, 16, 20, 32, 32, 32, 50, 64, 64, 64, 64, 64, 100, 128, 128, 128, 256, 256, 512,
+BATCHES = [1, 2, 4, 8, 8, 10, 16, 16, 16, 20, 32, 32, 32, 50, 64, 64, 64, 64, 64, 100, 128, 128, 128, 256, 256, 512,
             1000, 1024]  # fmt: skip
+#: Those of volumes.
+VOLUME_BATCHES = BATCHES[:13]
 _SIDES = [28, 28, 28, 32, 32, 32, 32, 48, 64, 64, 64, 96, 128, 128, 84, 100, 112, 150, 160, 192, 224, 256]
 _WIDTHS = [4, 6, 8, 8, 10, 12, 16, 16, 16, 20, 24, 32, 32, 32, 32, 32, 48, 50, 64, 64, 64, 64, 64, 96, 100, 128, 128]
 _STEPS: list[Sizes] = [1, 1, 1, 2, (1, 2), (2, 1)]
 _POOLS: list[Sizes] = [2, 2, (1, 2), (2, 1), (1, 4)]
+_LETTER_POOLS: list[Sizes] = [1, (2, 1)]
+_WORD_FILTERS: list[Sizes] = [(10, 4), 3, 3, 1]
+_WORD_PADDINGS: list[Sizes] = [0, (5, 1)]
 _VIDEO_FILTERS: list[Sizes] = [3, 3, 3, (1, 3, 3), (3, 1, 1), (3, 7, 7)]
 _VIDEO_STEPS: list[Sizes] = [1, 1, 2, (1, 2, 2)]
 _VIDEO_POOLS: list[Sizes] = [2, (1, 2, 2)]
+#: How often the first layer of a network is taken, whose images are the largest and whose copies decide a peak.
+_FIRST_SHARE = 0.2
 _INPUTS = [1, 1, 1, 3, 3, 3, 3, 3, 2, 4, 6]
 
 
@@ -385,6 +392,170 @@ def _volume(pick: random.Random) -> _Network:
     return net
 
 
+# --- sounds -----------------------------------------------------------------------------------------------------------
+
+
+def _sound(pick: random.Random) -> _Network:
+    """Networks over waves, series and points, by the names they have in papers: one dimension throughout."""
+    return pick.choice(_SOUNDS)(pick)
+
+
+def _of_length(pick: random.Random, channels: int, *lengths: int) -> _Network:
+    return _Network(pick, channels, 1, pick.choice(lengths) if pick.random() < 0.8 else pick.randint(16, 48000))
+
+
+def _waves(pick: random.Random) -> _Network:
+    """M5 and its kin, SincNet, SampleCNN, wav2vec's encoder: long filters in strides over the raw wave."""
+    net = _of_length(pick, pick.choice([1, 1, 1, 1, 2]), 8000, 16000, 16000, 22050, 32000, 44100, 48000, 59049)
+    width, most = net.width(), pick.choice([128, 256, 512])
+    taps, step = pick.choice([(80, 4), (80, 4), (80, 16), (80, 16), (251, 1), (251, 4), (160, 4), (64, 8), (64, 2),
+                              (32, 16), (10, 5), (3, 3), (7, 2), (9, 4), (16, 8), (128, 32), (400, 160),
+                              (pick.randint(4, 256), pick.randint(1, 40))])  # fmt: skip
+    net.conv(width, (1, taps), (1, step), (0, pick.choice([0, 0, 0, taps // 2])))
+    taps, pool = pick.choice([2, 3, 3, 3, 5]), pick.choice([1, 2, 3, 4, 4])
+    for _ in range(pick.randint(2, 6)):
+        net.pool((1, pool))
+        net.conv(width, (1, taps), (1, 1 if pool > 1 else 2), (0, pick.choice([0, taps // 2])))
+        width = min(most, _wider(pick, width))
+    return net
+
+
+def _dilated_waves(pick: random.Random) -> _Network:
+    """WaveNet and temporal convolutional networks: filters that reach further from layer to layer."""
+    length = pick.choice([100, 200, 256, 500, 784, 1000, 4000, 8000, 16000])
+    net = _of_length(pick, pick.choice([1, 3, 16, 22, 32, 64, 80, 128, 256]), length)
+    width, taps, causal = net.width(), pick.choice([2, 2, 3, 3, 5, 7, 8]), pick.random() < 0.5
+    skip = pick.choice([width, width, 256, 128])
+    net.conv(width, (1, pick.choice([1, 1, taps])))
+    for dilation in (1 << stage for stage in range(pick.choice([4, 6, 8, 10]))):
+        wide, sides = (taps - 1) * dilation, net.sides
+        if causal:  # padded by a layer of its own
+            net.sides = (1, sides[1] + wide)
+        net.conv(width, (1, taps), 1, (0, 0 if causal else pick.choice([wide, wide // 2])), dilation)
+        net.conv(pick.choice([width, skip]), 1)
+        net.channels, net.sides = width, sides
+    return net
+
+
+def _vocoder(pick: random.Random) -> _Network:
+    """HiFi-GAN's and MelGAN's generator: transposed layers, and blocks of long filters."""
+    net = _of_length(pick, pick.choice([80, 80, 80, 64, 100, 128, 192]), 16, 32, 32, 50, 64, 100, 200)
+    width = pick.choice([128, 256, 256, 512])
+    net.conv(width, (1, 7), 1, (0, 3))
+    for step in pick.choice([(8, 8, 4), (8, 8, 2, 2), (5, 4, 4, 2), (8, 4, 2)]):
+        width //= 2
+        taps = pick.choice([2 * step, 2 * step, step])
+        net.transposed(width, (1, taps), (1, step), (0, (taps - step) // 2))
+        taps = pick.choice([3, 3, 7, 11])
+        for dilation in (1, pick.choice([3, 5, 9])):
+            net.conv(width, (1, taps), 1, (0, taps // 2 * dilation), dilation)
+    net.conv(1, (1, 7), 1, (0, 3))
+    return net
+
+
+def _wave_unet(pick: random.Random) -> _Network:
+    """Wave-U-Net, Demucs, autoencoders of waves and series, codecs."""
+    net = _of_length(pick, pick.choice([1, 1, 2, 8, 12]), 1000, 1024, 4096, 8192, 16000, 16384, 32000, 44100)
+    base, colours, depth = pick.choice([8, 16, 24, 32, 48, 64, net.width()]), net.channels, pick.randint(2, 5)
+    taps, step, padding, extra = pick.choice(
+        [(8, 4, 2, 0), (8, 4, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (16, 2, 7, 0), (15, 1, 7, 0), (5, 2, 2, 1),
+         (7, 2, 3, 1), (9, 2, 4, 1)]
+    )  # fmt: skip
+    widths = [min(512, base * (stage + 1) if pick.random() < 0.3 else base << stage) for stage in range(depth)]
+    for width in widths:
+        net.conv(width, (1, taps), (1, step), (0, padding))
+        if step == 1:
+            net.pool((1, 2))
+        elif pick.random() < 0.4:
+            net.conv(2 * width, 1)
+            net.channels = width
+    for width in [*reversed(widths[:-1]), colours]:
+        if step == 1:
+            net.grow(2)
+            net.sides = (1, net.sides[1])
+            net.channels += width
+            net.conv(width, (1, 5))
+        else:
+            net.transposed(width, (1, taps), (1, step), (0, padding), extra)
+    return net
+
+
+def _series(pick: random.Random) -> _Network:
+    """Residual networks over electrocardiograms and sensors, InceptionTime, characters, words."""
+    net = _of_length(
+        pick, pick.choice([1, 2, 3, 6, 9, 12, 12, 19, 22, 64, 70, 100, 128, 300]), 50, 100, 128, 187, 200, 256, 300,
+        500, 1000, 1014, 2000, 2500, 3000, 5000,
+    )  # fmt: skip
+    width, taps = net.width(), pick.choice([3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 20, 31, 39, 40])
+    for stage in range(pick.randint(2, 5)):
+        step = pick.choice([1, 1, 2, 2, 4]) if stage else pick.choice([1, 2])
+        inner, sides = net.channels, net.sides
+        if stage and pick.random() < 0.5:
+            net.conv(width, 1, (1, step), 0)
+            net.channels, net.sides = inner, sides
+        net.conv(width, (1, taps), (1, step), (0, pick.choice([taps // 2, taps // 2, 0])))
+        net.conv(width, (1, pick.choice([taps, 3])))
+        if step == 1 and pick.random() < 0.5:
+            net.pool((1, pick.choice([2, 2, 3, 4])))
+        width = _wider(pick, width, 512)
+    return net
+
+
+def _points(pick: random.Random) -> _Network:
+    """PointNet: shared layers over points, which are filters of one tap."""
+    net = _of_length(pick, pick.choice([3, 3, 3, 6, 9]), 512, 1024, 1024, 2048, 2500, 4096)
+    for width in pick.choice([(64, 64, 64, 128, 1024), (64, 128, 1024), (64, 128, 256), (32, 64, 128)]):
+        net.conv(width, 1)
+    return net
+
+
+# --- images of their own sides ----------------------------------------------------------------------------------------
+
+
+def _reader(pick: random.Random) -> _Network:
+    """Words and captchas: rows of letters that are pooled in height alone."""
+    high = pick.choice([32, 32, 32, 48, 50, 60, 64])
+    net = _Network(pick, pick.choice([1, 1, 3]), high, pick.choice([100, 100, 128, 160, 200, 256, 320, 512]))
+    for stage, width in enumerate(pick.choice([(64, 128, 256, 256, 512, 512), (32, 64, 128, 128), (16, 32, 48, 64)])):
+        net.conv(width, 3)
+        net.pool(2 if stage < 2 else pick.choice(_LETTER_POOLS))
+    net.conv(net.channels, 2, 1, 0)
+    return net
+
+
+def _keywords(pick: random.Random) -> _Network:
+    """Spoken words as small spectrograms, with long filters."""
+    sides = pick.choice([(101, 40), (98, 40), (49, 10), (32, 32), (99, 64), (40, 101), (63, 32), (81, 64)])
+    net = _Network(pick, 1, *sides)
+    taps = pick.choice([(20, 8), (10, 4), (8, 20), (3, 3), (5, 5), (32, 8)])
+    width = pick.choice([64, 64, 172, 45, 19, 32, net.width()])
+    net.conv(width, taps, pick.choice(_STEPS), pick.choice(_WORD_PADDINGS))
+    net.pool(pick.choice(_POOLS))
+    net.conv(net.channels, pick.choice(_WORD_FILTERS), 1, 0)
+    return net
+
+
+def _segments(pick: random.Random) -> _Network:
+    """Segmentation of pictures of any sides: dilated pyramids, transposed filters that restore a picture."""
+    high, wide = pick.choice([(360, 480), (256, 512), (240, 320), (321, 321), (128, 256), (352, 352), (384, 384),
+                              (pick.randint(90, 400), pick.randint(90, 400))])  # fmt: skip
+    net = _Network(pick, 3, high, wide)
+    width = net.width()
+    net.conv(width, pick.choice([3, 3, 5, 7]), 2)
+    net.conv(2 * width, 3, pick.choice([1, 2]))
+    net.conv(4 * width, 3, pick.choice([1, 2]))
+    inner = net.channels
+    for dilation in pick.choice([(2, 4), (6, 12, 18), (1, 2, 4, 8), (1, 1)]):
+        net.conv(pick.choice([inner, width, 40, 64]), 3, 1, None, dilation)
+        net.channels = inner
+    net.channels = pick.choice([2, 12, 19, 21, 32])
+    net.transposed(net.channels, *pick.choice([(2, 2, 0), (4, 2, 1), (8, 4, 2), (16, 8, 4)]))
+    return net
+
+
+_SOUNDS: list[Callable[[random.Random], _Network]] = [
+    *[_waves] * 3, *[_dilated_waves] * 3, *[_vocoder] * 2, *[_wave_unet] * 2, *[_series] * 3, _points,
+]  # fmt: skip
 #: Networks over images, and how often each is drawn.
 _IMAGES: list[Callable[[random.Random], _Network]] = [
     *[_classifier] * 5, *[_residual] * 3, *[_generator] * 4, *[_autoencoder] * 4, *[_player] * 2, *[_unet] * 3,
@@ -394,7 +565,11 @@ NETWORKS: dict[str, list[Callable[[random.Random], _Network]]] = {
     "written": _IMAGES,
     "written row": [_row, _row, _spectrogram],
     "written volume": [_volume],
+    "written sound": [_sound],
+    "written plain": [*_IMAGES[:-1], *[_reader, _keywords, _segments] * 2],
 }
+#: Kinds that are asked in the types and the order in which such networks run where nobody thought of either.
+PLAIN = ("written sound", "written plain")
 
 
 def draw_layer(pick: random.Random, kind: str) -> dict[str, Any]:
@@ -404,6 +579,7 @@ def draw_layer(pick: random.Random, kind: str) -> dict[str, Any]:
         if layers:
             break
     names = ("channels", "filters", "sides", "kernel", "strides", "paddings", "dilations", "groups")
-    batches = _BATCHES[:13] if kind == "written volume" else _BATCHES
+    batches = VOLUME_BATCHES if kind == "written volume" else BATCHES
     batch = pick.choice(batches) if pick.random() < 0.9 else pick.randint(1, 2 * batches[-1])
-    return {"batch": batch, **dict(zip(names, pick.choice(layers), strict=True))}
+    is_first = kind in PLAIN and pick.random() < _FIRST_SHARE
+    return {"batch": batch, **dict(zip(names, layers[0] if is_first else pick.choice(layers), strict=True))}

@@ -30,6 +30,7 @@ _USUAL_TAPS = (1, 9)
 _WIDER = (5, 7)
 _WIDE = 64
 _FIRST_LAYER = 8
+_COLOURS = (3, 4)
 _FP32_BYTES = 4
 FOLDER = "plans"
 
@@ -54,7 +55,7 @@ def choose(family: str, problem: Problem, direction: Direction, which: Plan = Pl
 def reached(trees: Trees, problem: Problem, direction: Direction, which: Plan = Plan.FIRST) -> Leaf | None:
     """:func:`choose` from trees that are at hand."""
     own = section(problem, direction, which)
-    node = None if which is not Plan.DETERMINISTIC and _is_of_libraries(problem) else trees.get(own)
+    node = None if which is not Plan.DETERMINISTIC and is_of_libraries(problem) else trees.get(own)
     if node is None:
         node = trees.get(section(problem, direction, which, general=True))
     values = features(problem, direction) if isinstance(node, Branch) else {}
@@ -87,24 +88,32 @@ def _kind(problem: Problem) -> str:
         return _general_kind(problem)
     if len(problem.kernel) > 2:
         return "volume"
-    if problem.kernel[0] == 1 < problem.kernel[-1]:
+    if problem.kernel[0] == 1 < problem.kernel[-1] or _is_one_row(problem):
         return "row"
     if problem.channels < _FIRST_LAYER:
         small = problem.input_pixels <= _SMALL_PIXELS or problem.filters % 8
-        return "small first layer" if small else "first layer"
+        if small:
+            return "small first layer"
+        return "first layer" if is_of_libraries(problem) else "other first layer"
     if problem.channels % 8 or problem.filters % 8:
         return "odd layer"
     return "layer" if problem.taps in _USUAL_TAPS else "layer of unusual filters"
 
 
-def _is_of_libraries(problem: Problem) -> bool:
+def _is_one_row(problem: Problem) -> bool:
+    """Whether the images are rows: sounds, series, points. A single pixel is none, which libraries' layers have."""
+    return len(problem.input_sides) == 2 and problem.input_sides[0] == 1 < problem.input_sides[1]
+
+
+def is_of_libraries(problem: Problem) -> bool:
     """Whether libraries have such layers too, though they are of a kind that has trees for hand-written networks: trees
     for libraries were grown from more of them, and hit more of those kept back."""
     taps, padding = problem.kernel[-1], problem.padding
-    if len(problem.kernel) > 2 or problem.kernel[0] != taps or problem.groups > 1:
+    if len(problem.kernel) > 2 or problem.kernel[0] != taps or problem.groups > 1 or _is_one_row(problem):
         return False
     if problem.channels < _FIRST_LAYER:
-        return taps % 2 == 1 and problem.filters % 8 == 0
+        is_patch = taps % 2 == 0 and problem.input_pixels > _SMALL_PIXELS
+        return problem.channels in _COLOURS and problem.filters % 8 == 0 and (taps % 2 == 1 or is_patch)
     if problem.channels % 8 or problem.filters % 8:
         narrower = problem.filters if problem.channels % 8 else _WIDE
         return problem.taps in _USUAL_TAPS and min(problem.channels, narrower) >= _WIDE
