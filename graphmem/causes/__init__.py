@@ -220,8 +220,8 @@ def _as_measured(name: str, source: str, peak: Peak, rows: Sequence[Sequence[flo
 
 @cache
 def _measured() -> dict[str, Any]:
-    """``networks``: rows of (family of trees, networks, changes of the allocated peak, changes of the reserved peak), the
-    changes as quantiles at equal steps;
+    """``networks``: rows of (family of trees, networks, changes of the allocated peak, of the reserved peak), changes
+    as quantiles at equal steps;
     ``versions``: rows of (step, older, newer, change of the allocated peak, of the reserved peak)."""
     found: dict[str, Any] = json.loads(files(__name__).joinpath("measured.json").read_text(encoding="utf-8"))
     return found
