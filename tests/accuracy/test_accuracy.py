@@ -19,6 +19,7 @@ from graphmem.accuracy.published.case import (
     PublishedComparison,
     Script,
     Skipped,
+    end_of_card,
     predict_published,
 )
 from graphmem.accuracy.published.rows import published_rows
@@ -44,6 +45,8 @@ from graphmem.accuracy.statistics import percentile, summarize_errors
 from graphmem.devices import device_named
 from graphmem.errors import SourceError, TraceError
 from graphmem.estimate import Peak
+from graphmem.figures import BOUNDS, Cause, Doubts, bounded
+from graphmem.trace import Category, TraceBuilder
 from graphmem.training import Inference, Training
 from graphmem.versions import version_named
 
@@ -267,6 +270,22 @@ def test_what_a_process_took_beside_its_allocator_is_added_where_its_source_meas
     assert plain.peak_bytes is not None
     assert grown.peak_bytes - plain.peak_bytes == 3 * MIB
     assert published_reason(grown) == "with 3.00 MiB of kernels and libraries loaded after the first sample"
+
+
+def test_a_full_card_is_as_uncertain_as_its_context() -> None:
+    builder = TraceBuilder("100 MiB, which stay in the cache when they are freed, before 120")
+    operator = builder.operator("aten.empty", phase=builder.phase(1, "forward"))
+    for size in (100 * MIB, 120 * MIB):
+        builder.free(builder.alloc(size, operator, Category.TEMPORARY), operator)
+    trace = builder.build()
+
+    def told(off_by: int) -> tuple[int | None, int | None]:
+        context = Cause("CUDA context", BOUNDS, "", {"device": bounded(-off_by, off_by)})
+        found = Doubts(end_of_card(trace, Doubts((context,)), 230 * MIB, 220 * MIB, "2.6"))
+        return found.least("reserved"), found.most("reserved")
+
+    assert told(20 * MIB) == (-100 * MIB, 0)  # with 20 MiB less room the cache is given back first
+    assert told(MIB) == (0, 0)
 
 
 def test_a_program_that_fails_has_no_prediction() -> None:

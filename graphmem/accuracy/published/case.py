@@ -19,11 +19,11 @@ from graphmem.cudnn.library import NEVER
 from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, SourceError
 from graphmem.estimate import Estimate
-from graphmem.figures import NO_DOUBTS, Doubts
+from graphmem.figures import BOUNDS, EXACT, NO_DOUBTS, Cause, Doubts, bounded
 from graphmem.question import Question
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
-from graphmem.trace import Category, EventKind
+from graphmem.trace import Category, EventKind, Trace
 from graphmem.training import Inference, Training
 from graphmem.training.program import Program
 from graphmem.versions import version_named
@@ -217,8 +217,11 @@ def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
     if not estimate.fit.fits:
         return replace(answer, peak_bytes=estimate.peak.reserved_bytes + beside, fits=False)
     limit = device.capacity_bytes - answer.context_bytes - case.others_bytes
-    reserved = _reserved_within(estimate, limit, case.torch_version)
-    return replace(answer, peak_bytes=reserved + beside, is_limited=True)
+    assert estimate.trace is not None
+    reserved = _reserved_within(estimate.trace, limit, case.torch_version)
+    end = end_of_card(estimate.trace, answer.doubts, limit, reserved, case.torch_version)
+    doubts = Doubts((*answer.doubts.causes, *end))
+    return replace(answer, peak_bytes=reserved + beside, is_limited=True, doubts=doubts)
 
 
 def _device(case: PublishedCase) -> Device:
@@ -269,8 +272,30 @@ def _reserved_by_model(estimate: Estimate, torch_version: str) -> int:
     return int(replay(trace, allocator).reserved_bytes[moved[-1]]) if len(moved) else 0
 
 
-def _reserved_within(estimate: Estimate, limit_bytes: int, torch_version: str) -> int:
+def _reserved_within(trace: Trace, limit_bytes: int, torch_version: str) -> int:
     """What the allocator reserves where the card's end makes it give its cache back."""
-    assert estimate.trace is not None
     version = version_named(torch_version)
-    return replay(estimate.trace, pytorch.default_allocator("", limit_bytes, version)).peak_reserved_bytes
+    return replay(trace, pytorch.default_allocator("", limit_bytes, version)).peak_reserved_bytes
+
+
+#: At how many sizes of the context a run on a full card is replayed, evenly between the least and the most.
+_SIZES_TRIED = 7
+
+
+def end_of_card(
+    trace: Trace, doubts: Doubts, limit_bytes: int, said_bytes: int, torch_version: str
+) -> tuple[Cause, ...]:
+    """What else than ``said_bytes`` the allocator reserves in ``limit_bytes``, where the context is another that its
+    doubts allow: one cause, or none. The cache is given back as a whole when it no longer fits, and plans of cuDNN that
+    find no workspace are passed over: what is reserved jumps by hundreds of MiB where the room changes by one, so a few
+    sizes are tried, ends among them."""
+    of_context = Doubts(tuple(cause for cause in doubts.causes if set(cause.spreads) == {"device"}))
+    least, most = of_context.least("device"), of_context.most("device")
+    if least is None or most is None:
+        return ()
+    rooms = np.linspace(limit_bytes - most, limit_bytes - least, _SIZES_TRIED)
+    seen = [_reserved_within(trace, int(room), torch_version) - said_bytes for room in rooms]
+    spread = bounded(min(seen), max(seen))
+    if spread == EXACT:
+        return ()
+    return (Cause("the card's end", BOUNDS, "replayed with other sizes of the context", {"reserved": spread}),)
