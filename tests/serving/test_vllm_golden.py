@@ -172,3 +172,17 @@ def test_states_in_fp32_make_larger_blocks() -> None:
     """Of attention too, which are padded to them."""
     half, full = (VLLM().serve(_asked("jamba-mini-8l", mamba_ssm_cache_dtype=kind)) for kind in ("auto", "float32"))
     assert full.kv_cache.block_bytes > 1.7 * half.kv_cache.block_bytes
+
+
+def test_latent_attention_unpacks_a_context_in_the_profile_run_alone() -> None:
+    """Not while graphs are captured, where there is attention: it took 4 GiB a size there."""
+    asked = _asked("deepseek-v3-4l-mtp", enforce_eager=False, cudagraph_capture_sizes=[1, 2])
+    options = tuple(pair for pair in asked.arguments if pair[0] != "speculative_config")
+    answer = VLLM().serve(asked.with_(arguments=options))
+    assert answer.graphs_bytes < 1 << 30 < next(part.bytes for part in answer.parts if part.name == "activation peak")
+
+
+def test_replicas_that_share_experts_have_groups_of_their_own() -> None:
+    one, two = (VLLM().serve(_asked("qwen3-moe-dp2-ep", data_parallel_size=number)) for number in (1, 2))
+    buffers = [sum(figure.bytes for figure in answer.outside if "NCCL" in figure.name) for answer in (one, two)]
+    assert buffers[0] == 0 < buffers[1]

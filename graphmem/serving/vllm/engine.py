@@ -242,7 +242,7 @@ def _start(
     conf = parse_alloc_conf(alloc_conf, torch)
     cublas = _cublas_bytes(device, settings)
     builder, marks = order.start(settings, shape, layout, device, alloc_conf, cublas, draft)
-    free = _free_bytes(device, settings)
+    free = _free_bytes(device, settings, shape)
     played = _played(builder, PyTorchCachingAllocator(free, conf, torch))
     if played is None:
         played = _played(builder, PyTorchCachingAllocator(None, conf, torch))
@@ -318,7 +318,7 @@ def _answer(
         kv_cache=cache,
         graphs_bytes=start.graphs_taken,
         fragmentation_bytes=start.slack,
-        outside=_outside(question.device, settings),
+        outside=_outside(question.device, settings, shape),
         request_blocks=layout.request_blocks,
         scheduler=lambda: Scheduler(
             layout,
@@ -328,7 +328,7 @@ def _answer(
             max_model_len=length,
             batches_in_flight=settings.batches_in_flight,
         ),
-        refusal=_refusal(question, settings, layout, start, cache),
+        refusal=_refusal(question, settings, shape, layout, start, cache),
         notes=_notes(question, settings, shape),
         basis="recordings" if settings.version == versions.NEWEST else "logs",
     )
@@ -378,24 +378,29 @@ def _parts(question: Question, settings: Settings, shape: Shape, start: Start, u
     return tuple(parts)
 
 
-def _outside(device: Device, settings: Settings) -> tuple[Figure, ...]:
-    """What the card holds besides: there before the engine looks, so it is checked and not charged."""
-    ranks = settings.tensor_parallel * settings.more.pipeline
-    loads = Loads(communicators=(Communicator(ranks),) if ranks > 1 else ())
-    return device.outside(loads)
+def _outside(device: Device, settings: Settings, shape: Shape) -> tuple[Figure, ...]:
+    """What the card holds besides: there before the engine looks, so it is checked and not charged. Replicas that
+    exchange tokens have a group of their own, and one with all ranks that share experts (distributed/parallel_state.py,
+    ``initialize_model_parallel``)."""
+    replicas = settings.more.data if shape.experts is not None else 1
+    groups = [settings.tensor_parallel * settings.more.pipeline]
+    groups += [replicas, replicas * settings.tensor_parallel] if replicas > 1 else []
+    return device.outside(Loads(communicators=tuple(Communicator(ranks) for ranks in groups if ranks > 1)))
 
 
-def _free_bytes(device: Device, settings: Settings) -> int:
+def _free_bytes(device: Device, settings: Settings, shape: Shape) -> int:
     """What the card has free before the engine starts."""
     if settings.more.outside is not None:
         return max(0, device.capacity_bytes - settings.more.outside)
-    return max(0, device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings)))
+    return max(0, device.capacity_bytes - sum(figure.bytes for figure in _outside(device, settings, shape)))
 
 
-def _refusal(question: Question, settings: Settings, layout: Layout, start: Start, cache: KVCache) -> str | None:
+def _refusal(
+    question: Question, settings: Settings, shape: Shape, layout: Layout, start: Start, cache: KVCache
+) -> str | None:
     """What the engine says where it does not start, and what would do."""
     device = question.device
-    free = _free_bytes(device, settings)
+    free = _free_bytes(device, settings, shape)
     requested = ceil(device.capacity_bytes * settings.utilization)
     if max(start.consumed, start.loading) > free:
         loading = _gib(max(start.consumed, start.loading))
@@ -452,6 +457,14 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append("activations are taken as in eager mode where tokens are drafted, and graphs of the draft as none")
     if not settings.eager and settings.more.pipeline > 1:
         notes.append("compiled stages of a pipeline, and their graphs, are followed by the engine's source only")
+    if shape.kind in deltanet.KINDS and question.device.limits.vllm_attention != FlashAttention3.name:
+        notes.append(
+            "what gated delta nets warm up is followed with FlashInfer's kernels of compute capability 9.0 only"
+        )
+    if settings.more.data > 1 and shape.experts is not None and not settings.eager:
+        notes.append(
+            "compiled steps of replicas that share experts, and their graphs, are followed by their source only"
+        )
     if settings.more.host_cache_bytes:
         host = format_bytes(settings.more.host_cache_bytes)
         notes.append(

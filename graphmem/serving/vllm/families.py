@@ -212,6 +212,8 @@ def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
         told.append(f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode")
     elif not eager and (shape.kind in _WINDOW_PATTERN or shape.experts is not None):
         told.append(f"the compiled pieces of {shape.kind} are taken to be like Llama's")
+    if not eager and shape.latent is not None:
+        told.append("what latent attention takes while graphs are captured is not followed: it is taken as nothing")
     if shape.experts is not None:
         told.append("experts run on Triton's kernels; FlashInfer's and DeepGEMM's take other scratch")
     return tuple(told)

@@ -91,7 +91,9 @@ def start(
     ):
         encoded = _encoded(run, tower, settings) if tower is not None and not settings.more.skip_mm_profiling else []
         _fill(slots, settings)
+        run.profiling = True
         runner.profile(profiled)
+        run.profiling = False
         run.free(*encoded)
     run.empty_cache()
     after = run.mark() - 1

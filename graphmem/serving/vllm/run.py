@@ -79,6 +79,8 @@ class Run:
         self.named: dict[str, Tensor] = {}
         #: The module whose code runs.
         self.module = ""
+        #: Whether the profile run runs, in which no attention does.
+        self.profiling = False
         #: Whether what runs is a model as torch.compile made it.
         self.compiled = False
         #: Whether the machine has not met the model before.

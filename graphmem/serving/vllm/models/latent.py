@@ -60,7 +60,8 @@ class LatentAttention:
         queries = self.up(tokens)
         rotated = self._rotate(tokens) if self.shape.rope_scaled else None
         attended = run.new(tokens * self.heads * latent.value * size, "attention output")
-        run.temporary(self._context_tokens() * self.heads * (latent.nope + latent.value) * size)
+        if run.profiling:
+            run.temporary(self._context_tokens() * self.heads * (latent.nope + latent.value) * size)
         output = self.o_proj(tokens)
         run.free(*kept)
         if rotated is not None:
