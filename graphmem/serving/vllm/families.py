@@ -16,7 +16,7 @@ from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted, number, rope_of
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models import deltanet, mamba1
-from graphmem.serving.vllm.models.base import ExpertShape, Family, LatentShape, Shape
+from graphmem.serving.vllm.models.base import LOCAL_ROPE, ExpertShape, Family, LatentShape, Shape
 from graphmem.serving.vllm.models.decoder import Decoder, Style
 from graphmem.serving.vllm.models.hybrid import GraniteHybrid
 from graphmem.serving.vllm.models.mamba import Mamba2, ScanShape
@@ -140,6 +140,7 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         intermediate=count(model, "ffn_dim" if kind == "opt" else "intermediate_size"),
         experts=_experts(model, kind),
         latent=latent,
+        rope_linear=str(rope.get("rope_type", rope.get("type"))) == "linear",
         rope_scaled=str(rope.get("rope_type", rope.get("type"))) in _MULTIPLIED,
         layers=layers,
         heads=heads,
@@ -294,7 +295,7 @@ def _ropes(model: ServedModel, kind: str, layers: int) -> tuple[object, ...]:
     if kind != "gemma3_text":
         return (None,)
     pattern = _pattern(model, kind)
-    return tuple("global" if (index + 1) % pattern == 0 else "local" for index in range(layers))
+    return tuple("global" if (index + 1) % pattern == 0 else LOCAL_ROPE for index in range(layers))
 
 
 def _windows(model: ServedModel, kind: str, layers: int) -> tuple[int | None, ...]:

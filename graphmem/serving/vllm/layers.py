@@ -171,16 +171,27 @@ class Embedding:
         return logits
 
 
-def rotary(run: Run, name: str, positions: int, width: int, itemsize: int, *, scaled: bool = False) -> None:
+def rotary(
+    run: Run, name: str, positions: int, width: int, itemsize: int, *, scaled: bool = False, linear: bool = False
+) -> None:
     """The table of cosines and sines, in the model's precision (layers/rotary_embedding/base.py). It is made in fp32
     on the device: the angles, both tables, both side by side; all are gone when it is done. ``scaled`` tables are
-    multiplied (YaRN)."""
+    multiplied (YaRN); for ``linear`` ones positions are divided, and one table is joined to no other
+    (linear_scaling_rope.py)."""
     half = width // 2
     frequencies = run.new(half * 4)
     at = run.new(positions * 4)
+    if linear:
+        divided = run.new(at.bytes)
+        run.free(at)
+        at = divided
     angles = run.new(positions * half * 4)
     cosines, sines = (_table(run, positions * half * 4, scaled) for _ in range(2))
     both = run.new(positions * width * 4)
+    if linear:
+        joined = run.new(both.bytes)
+        run.free(both)
+        both = joined
     run.free(frequencies, at, angles, cosines, sines)
     if itemsize == 4:
         return

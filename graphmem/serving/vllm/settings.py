@@ -196,7 +196,9 @@ def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
     longest = min(found) if found else 2048
     scaling = rope_of(model)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ("default", "su", "longrope", "llama3", "mrope") and "factor" in scaling:
+    # Gemma 3 states the length that it has after stretching.
+    stated = "gemma3" in str(model.config.get("model_type"))
+    if kind not in ("default", "su", "longrope", "llama3", "mrope") and "factor" in scaling and not stated:
         if kind == "yarn":
             name = "original_max_position_embeddings"
             longest = counted(model, name, scaling.get(name), longest)

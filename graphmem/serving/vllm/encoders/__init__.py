@@ -27,25 +27,27 @@ from graphmem.sources.configurations import read
 
 @dataclass(frozen=True)
 class _Family:
-    """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``tied``:
-    what transformers' configuration says of its embeddings where nothing is said."""
+    """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``varied``:
+    the processor's file says how large items may be; ``tied``: what transformers' configuration says of its embeddings
+    where nothing is said."""
 
     module: ModuleType
     modalities: tuple[str, ...]
     text: str
+    varied: bool = False
     tied: bool = False
 
 
 _FAMILIES: dict[str, _Family] = {
-    "qwen2_vl": _Family(qwen, ("image", "video"), "qwen2"),
-    "qwen2_5_vl": _Family(qwen, ("image", "video"), "qwen2"),
-    "qwen3_vl": _Family(qwen, ("image", "video"), "qwen3"),
-    "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe"),
+    "qwen2_vl": _Family(qwen, ("image", "video"), "qwen2", varied=True),
+    "qwen2_5_vl": _Family(qwen, ("image", "video"), "qwen2", varied=True),
+    "qwen3_vl": _Family(qwen, ("image", "video"), "qwen3", varied=True),
+    "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe", varied=True),
     "internvl": _Family(internvl, ("image", "video"), "qwen2"),
     "llava_next": _Family(llava, ("image",), "llama"),
     "llava": _Family(llava, ("image",), "llama"),
     "gemma3": _Family(llava, ("image",), "gemma3_text", tied=True),
-    "mistral3": _Family(llava, ("image",), "mistral", tied=True),
+    "mistral3": _Family(llava, ("image",), "mistral", varied=True, tied=True),
 }
 #: ``model_type`` of language models within others that are those of another name.
 _SAME = {
@@ -141,7 +143,7 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
             f"{model.name}: encoders on cards below compute capability 8.0, as {question.device.name} is, are not "
             "followed; the language model alone is: --language-model-only"
         )
-    _check(around, settings)
+    _check(around, question, settings)
     vision = _vision(around, family)
     processor = _processor(around, more)
     tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch.length, limits)
@@ -183,14 +185,16 @@ def notes(shape: Shape, model: ServedModel, settings: Settings) -> tuple[str, ..
         if not settings.more.skip_mm_profiling
         else "the encoder is not profiled (--skip-mm-profiling): what it takes with images is not kept free"
     ]
-    if model.path is None or not (model.path.parent / PREPROCESSOR).is_file():
+    family = _FAMILIES[str(model.around.config["model_type"])]
+    if family.varied and (model.path is None or not (model.path.parent / PREPROCESSOR).is_file()):
         told.append(f"there is no {PREPROCESSOR} beside the configuration: sizes of images are those usually published")
     return tuple(told)
 
 
 def _outer(around: ServedModel, model: ServedModel) -> ServedModel:
     """The whole model's configuration, with what its language model has."""
-    return ServedModel(around.name, {**model.config, **around.config}, path=around.path)
+    width = {"hidden_size": model.config.get("hidden_size")}
+    return ServedModel(around.name, {**model.config, **around.config, **width}, path=around.path)
 
 
 def _vision(around: ServedModel, family: _Family) -> ServedModel:
@@ -221,7 +225,7 @@ def _processor(around: ServedModel, more: Arguments) -> Mapping[str, Any]:
     return values
 
 
-def _check(around: ServedModel, settings: Settings) -> None:
+def _check(around: ServedModel, question: Question, settings: Settings) -> None:
     """Raises :class:`UsageError` for options that are not followed with an encoder."""
     more, name = settings.more, around.name
     alone = "; the language model alone is: --language-model-only"
@@ -234,6 +238,10 @@ def _check(around: ServedModel, settings: Settings) -> None:
     if more.encoder_data_parallel and settings.tensor_parallel > 1:
         raise UsageError("--mm-encoder-tp-mode data is not followed with several cards; accepted: weights")
     method = around.config.get("quantization_config")
+    if question.quantization is not None and not isinstance(method, Mapping):
+        raise UsageError(
+            f"{name}: --quantization of a checkpoint that has none also takes its encoder, not followed{alone}"
+        )
     if isinstance(method, Mapping) and not _spared(method):
         raise UsageError(f"{name}: quantization_config does not say that the encoder stays as it is{alone}")
 

@@ -14,7 +14,7 @@ from typing import Any
 from graphmem.documents import shown
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
-from graphmem.serving.values import count, counted, mapping, number
+from graphmem.serving.values import count, counted, number
 from graphmem.serving.vllm.encoders.budget import Items
 from graphmem.serving.vllm.encoders.parts import (
     Block,
@@ -87,7 +87,7 @@ def encoder(
         round(1 / number(model, "downsample_ratio", model.config.get("downsample_ratio"), 0.5)),
         tiles * items.count,
         items,
-        count(ServedModel(model.name, mapping(model, "text_config")), "hidden_size"),
+        count(model, "hidden_size"),
         biased=bool(config.get("attention_bias")),
         head_norms=bool(config.get("use_qk_norm")),
         normed=not config.get("use_mean_pooling", True),

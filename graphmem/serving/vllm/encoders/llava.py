@@ -146,7 +146,7 @@ def encoder(
         count(vision, "patch_size"),
         side,
         items,
-        count(ServedModel(model.name, mapping(model, "text_config")), "hidden_size"),
+        count(model, "hidden_size"),
         merge,
         selects=model.config.get("vision_feature_select_strategy") != "full",
         grid=_largest_grid(model, vision) if model.config["model_type"] == "llava_next" else (0, 0),

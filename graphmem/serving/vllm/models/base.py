@@ -21,6 +21,10 @@ Attend: TypeAlias = Callable[[int], None]
 Piece: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
+#: What tells rotary tables of windows from those of all positions, where a model has both (Gemma 3).
+LOCAL_ROPE = "local"
+
+
 class Family(ABC):
     """A model of one rank. Making it asks for its weights."""
 
@@ -204,6 +208,7 @@ class Shape:
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
     rope_scaled: bool = False
+    rope_linear: bool = False
     stage: Stage | None = None
     state: StateShape | None = None
     attends: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
 from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
-from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape, Stage
+from graphmem.serving.vllm.models.base import LOCAL_ROPE, Attend, Family, Piece, Shape, Stage
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention
 from graphmem.serving.vllm.run import Run, Tensor
@@ -135,11 +135,15 @@ class Attention:
         self.norms: tuple[Norm, Norm] | None = None
         if style.head_norms and style.norm == "gemma":
             self.norms = self._head_norms()
-        rope = (shape.rope_of(layer), shape.rope_positions, shape.rotary_dim)
+        kind = shape.rope_of(layer)
+        local = kind == LOCAL_ROPE  # tables of windows are not stretched
+        rope = (kind, shape.positions if local else shape.rope_positions, shape.rotary_dim)
         if rope not in ropes:  # the engine keeps one table for equal arguments
             ropes.add(rope)
-            table = f"{name}.rotary_emb"
-            rotary(run, table, shape.rope_positions, shape.rotary_dim, shape.itemsize, scaled=shape.rope_scaled)
+            rotary(
+                run, f"{name}.rotary_emb", rope[1], shape.rotary_dim, shape.itemsize,
+                scaled=shape.rope_scaled, linear=shape.rope_linear and not local,
+            )  # fmt: skip
         self.scales = AttentionScales(run, f"{name}.attn")
         if style.head_norms and self.norms is None:
             self.norms = self._head_norms()
