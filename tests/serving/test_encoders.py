@@ -168,11 +168,12 @@ def test_what_is_not_followed_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_data_parallel_encoders_are_refused_with_several_cards_only() -> None:
+def test_encoders_by_items_have_all_weights_on_every_card() -> None:
     option = ("mm_encoder_tp_mode", "data")
     assert served(QWEN, option).kv_cache.blocks == served(QWEN).kv_cache.blocks
-    with pytest.raises(UsageError, match="mm-encoder-tp-mode"):
-        served(QWEN, option, tensor_parallel_size=2)
+    shared, whole = (parts_of(served(QWEN, *more, tensor_parallel_size=2)) for more in ((), (option,)))
+    assert whole["weights"] > shared["weights"]
+    assert parts_of(served(LLAVA, option, tensor_parallel_size=2)) == parts_of(served(LLAVA, tensor_parallel_size=2))
 
 
 @pytest.mark.parametrize(

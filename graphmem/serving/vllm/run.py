@@ -176,6 +176,13 @@ class Run:
         if self._stream == 0:
             self._stream = OWN_STREAM
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """What this rank has and does whole, as if there were no others."""
+        ranks, self.tp = self.tp, 1
+        yield
+        self.tp = ranks
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, out of place: the operand's frame still holds it (device_communicators)."""
         if self.tp == 1:

@@ -152,6 +152,8 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
     made = family.module.encoder(
         _outer(around, model), vision, processor, items, settings.itemsize, settings.batch.length
     )
+    if isinstance(made, qwen.Qwen) and more.encoder_data_parallel and settings.tensor_parallel > 1:
+        made = replace(made, by_items=True)  # others have no such mode, and fall back (``supports_encoder_tp_data``)
     return replace(shape, encoder=made)
 
 
@@ -235,8 +237,6 @@ def _check(around: ServedModel, question: Question, settings: Settings) -> None:
         raise UsageError(f"{name}: drafts of a model with an encoder are not followed{alone}")
     if more.pipeline > 1:
         raise UsageError(f"{name}: a pipeline of a model with an encoder is not followed{alone}")
-    if more.encoder_data_parallel and settings.tensor_parallel > 1:
-        raise UsageError("--mm-encoder-tp-mode data is not followed with several cards; accepted: weights")
     method = around.config.get("quantization_config")
     if question.quantization is not None and not isinstance(method, Mapping):
         raise UsageError(

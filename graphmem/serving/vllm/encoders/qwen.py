@@ -8,7 +8,7 @@ Followed from vllm 0.32.0, ``model_executor/models/{qwen2_vl,qwen2_5_vl,qwen3_vl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
 
@@ -71,7 +71,8 @@ class Grid:
 class Qwen:
     """The encoder of one of the three. ``patch_values``: numbers of a patch; ``full``: layers that attend to all of an
     item (none: all); ``window``: merged patches of a window's side; ``deep``: layers whose states are added to the
-    language model's first layers; ``grid``: of one item; ``positions``: learned ones."""
+    language model's first layers; ``grid``: of one item; ``positions``: learned ones;
+    ``by_items``: every rank has all weights, and encodes its share of the items."""
 
     kind: str
     widths: Widths
@@ -86,10 +87,11 @@ class Qwen:
     full: tuple[int, ...] = ()
     deep: tuple[int, ...] = ()
     positions: int = 0
+    by_items: bool = False
 
     def tower(self, run: Run, batch: Batch) -> Tower:
         """Its weights on this rank."""
-        return _TOWERS[self.kind](run, self, batch)
+        return _ByItems(run, self, batch) if self.by_items else _TOWERS[self.kind](run, self, batch)
 
 
 def tokens_of(
@@ -458,6 +460,32 @@ class _Qwen3(_Tower):
         result = run.new(sum(one.bytes for one in features), "embeddings side by side")
         run.free(*features, ends, cosines, sines, learned)
         return [result]
+
+
+class _ByItems(Tower):
+    """``--mm-encoder-tp-mode data``: items are shared out, and their embeddings gathered
+    (``run_dp_sharded_mrope_vision_model``, model_executor/models/vision.py). The first rank has the most of them."""
+
+    def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
+        self.run, self.items = run, shape.items.count
+        self.share = cdiv(self.items, run.tp)
+        own = replace(shape, items=replace(shape.items, count=self.share))
+        with run.alone():
+            self.tower = _TOWERS[shape.kind](run, own, batch)
+        self.patch_bytes = shape.grid.patches * shape.patch_values
+
+    def inputs(self) -> Tensor:
+        self.run.enter("visual")
+        return self.run.new(self.items * self.patch_bytes, "pixels")
+
+    def encode(self) -> list[Tensor]:
+        run = self.run
+        own = run.new(self.share * self.patch_bytes, "pixels of this rank")
+        with run.alone():
+            (embedded,) = self.tower.encode()
+        gathered = run.new(embedded.bytes * run.tp, "embeddings of all ranks")
+        run.free(embedded, own)
+        return [gathered]
 
 
 _TOWERS: dict[str, Callable[[Run, Qwen, Batch], Tower]] = {
