@@ -205,6 +205,11 @@ def _products() -> None:
         ((2, 11), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, [LARGE_WORKSPACE]),
         ((2, 11), {"CUBLASLT_WORKSPACE_SIZE": "2048"}, [LARGE_WORKSPACE, 2 << 20]),
         ((2, 6), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, [LARGE_WORKSPACE, LT_WORKSPACE]),
+        ((2, 6), {"TORCH_BLAS_PREFER_CUBLASLT": "1"}, [LARGE_WORKSPACE, LT_WORKSPACE, LT_WORKSPACE, LT_WORKSPACE]),
+        ((2, 11), {"TORCH_BLAS_PREFER_CUBLASLT": "1"}, [LARGE_WORKSPACE, LT_WORKSPACE]),
+        ((2, 13), {"TORCH_BLAS_PREFER_CUBLASLT": "1"}, [LARGE_WORKSPACE]),
+        ((2, 13), {"TORCH_BLAS_PREFER_CUBLASLT": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}, [LT_WORKSPACE]),
+        ((2, 15), {"TORCH_BLAS_PREFER_CUBLASLT": "1"}, [LT_WORKSPACE, LT_WORKSPACE, LT_WORKSPACE]),
     ],
 )
 def test_workspaces_follow_the_variables_that_a_version_reads(
@@ -393,6 +398,21 @@ def test_cublaslt_can_be_told_to_leave_the_bias(
     monkeypatch.setenv("DISABLE_ADDMM_CUDA_LT", "1")
     of = len if version == "2.9" else max
     assert (of(before), of(seen())) == (fused, left)
+
+
+def test_cublaslt_can_be_preferred_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function counts from there on, also against the variable; of vectors, only those of half types are products
+    of matrices (seen of 2.15.0 on the stub driver)."""
+    monkeypatch.setenv("TORCH_BLAS_PREFER_CUBLASLT", "1")
+
+    def products() -> None:
+        matrix, vector = torch.zeros(64, 64, device="cuda"), torch.zeros(64, device="cuda")
+        _ = torch.backends.cuda.preferred_blas_library("cublaslt"), matrix @ matrix, matrix @ vector
+        _ = matrix.half() @ vector.half(), torch.backends.cuda.preferred_blas_library("cublas")
+
+    found = [one.bytes for one in born_under((2, 15), products) if one.category is Category.WORKSPACE]
+    assert found == [LT_WORKSPACE, LARGE_WORKSPACE, LT_WORKSPACE]
+    assert torch.backends.cuda.preferred_blas_library() == torch._C._BlasBackend.Cublas
 
 
 def test_cudnn_attention_can_be_put_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,13 +121,21 @@ class Births:
 
     def _take(self, use: WorkspaceUse) -> None:
         storages = self._storages
-        for _ in range(use.times):
+        for call in range(use.times):
+            kept = use.kept if call == 0 else ()
+            if use.kept_before:
+                self._keep(kept)
             around = None
             if use.temporary is not None:
                 label, size = use.temporary
                 around = storages.alloc(size, Category.WORKSPACE, label)
-            for label, size in use.kept:
-                index = storages.alloc(size, Category.WORKSPACE, label)
-                self._kept_workspaces.setdefault(storages.streams.current, []).append(index)
+            if not use.kept_before:
+                self._keep(kept)
             if around is not None:
                 storages.builder.free(around, storages.operator)
+
+    def _keep(self, workspaces: Sequence[tuple[str, int]]) -> None:
+        storages = self._storages
+        for label, size in workspaces:
+            index = storages.alloc(size, Category.WORKSPACE, label)
+            self._kept_workspaces.setdefault(storages.streams.current, []).append(index)

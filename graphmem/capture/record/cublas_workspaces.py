@@ -27,6 +27,7 @@ from graphmem.errors import UsageError
 from graphmem.units import KIB
 
 _aten = torch.ops.aten
+_CUBLASLT = torch._C._BlasBackend.Cublaslt
 
 #: 2 x 4096 KiB + 8 x 16 KiB, the default below Hopper (``parseChosenWorkspaceSize``).
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * KIB
@@ -63,7 +64,9 @@ class WorkspaceSettings:
 
     ``cublas_bytes``, ``cublaslt_bytes``: their sizes, None for the default. ``kept``: a workspace stays with its thread
     and stream. ``shared``: cublasLt takes cuBLAS's. ``adds_bias``: cublasLt adds the bias of ``addmm``, which
-    ``DISABLE_ADDMM_CUDA_LT`` (ATen/native/cuda/Blas.cpp) leaves to cuBLAS.
+    ``DISABLE_ADDMM_CUDA_LT`` (ATen/native/cuda/Blas.cpp) leaves to cuBLAS. ``prefers_lt``: cublasLt multiplies what it
+    can (``blasPreferredBackend``, ATen/Context.h, where either name of the variable counts). PyTorch reads that while
+    it is imported: a program that sets it is taken to do so before.
     """
 
     cublas_bytes: int | None
@@ -71,6 +74,7 @@ class WorkspaceSettings:
     kept: bool
     shared: bool
     adds_bias: bool
+    prefers_lt: bool
 
     @staticmethod
     def read(torch_version: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSettings:
@@ -89,17 +93,19 @@ class WorkspaceSettings:
             kept,
             shared and kept,
             environment.get("DISABLE_ADDMM_CUDA_LT") != "1",
+            any(versions.flag(environment, f"TORCH_BLAS_PREFER_{name}") for name in ("CUBLASLT", "HIPBLASLT")),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceUse:
     """What one operator takes after its outputs: a ``temporary`` buffer (label, bytes) around the rest, one after
-    another ``times`` over, and ``kept`` ones."""
+    another ``times`` over, and ``kept`` ones, by the first call, inside of the buffer or ``kept_before`` it."""
 
     kept: tuple[tuple[str, int], ...] = ()
     temporary: tuple[str, int] | None = None
     times: int = 1
+    kept_before: bool = False
 
 
 NOTHING = WorkspaceUse()
@@ -125,6 +131,7 @@ class Workspaces:
         self._version = torch_version
         self._limits = limits
         self._held: set[tuple[str, bool, int]] = set()
+        self._backend = torch._C._get_blas_preferred_backend()
 
     @cached_property
     def settings(self) -> WorkspaceSettings:
@@ -149,19 +156,32 @@ class Workspaces:
         if func in _SCALED and not self._scales_by_cublaslt(args, kwargs):
             return NOTHING
         if not self.settings.kept:
-            if func in _SCALED or (self.settings.adds_bias and _fuses_bias(func, args, kwargs)):
-                return self._temporary("cublasLt", self._lt_size)
-            return self._temporary("cuBLAS", self.size, len(args[1]) if func is _aten.addbmm.default else 1)
+            fuses = self.settings.adds_bias and _fuses_bias(func, args, kwargs)
+            if func in _SCALED or fuses or self._is_left_to_lt(func, args):
+                return self._temporary("cublasLt", self._lt_size, _calls(func, args))
+            return self._temporary("cuBLAS", self.size, _calls(func, args))
         separate_lt = not self.settings.shared and self._lt_size > 0
         adds_bias = self.settings.adds_bias and _uses_cublaslt(func, args, self._version)
-        separate_lt = separate_lt and (func in _SCALED or adds_bias)
+        by_gemm = not adds_bias and func not in _SCALED and self._is_left_to_lt(func, args)
+        separate_lt = separate_lt and (func in _SCALED or adds_bias or by_gemm)
         kept_lt = versions.CUBLASLT_BUFFER_KEPT.holds(self._version)
         alone = separate_lt and versions.CUBLASLT_ALONE.holds(self._version)
         kept = [] if alone else list(self.use_cublas(in_backward, stream).kept)
         if separate_lt and kept_lt and self._is_first("cublasLt", in_backward, stream):
             kept.append((_label("cublasLt", in_backward, stream), self._lt_size))
-        around = self._temporary("cublasLt", self._lt_size) if separate_lt and not kept_lt else NOTHING
-        return WorkspaceUse(tuple(kept), around.temporary) if kept or around.temporary else NOTHING
+        passes = separate_lt and not kept_lt
+        around = self._temporary("cublasLt", self._lt_size, _calls(func, args)) if passes else NOTHING
+        # gemm asks for the handle, and so for cuBLAS's workspace, before its buffer, the bias' epilogue after it (2.6).
+        use = WorkspaceUse(tuple(kept), around.temporary, around.times, by_gemm)
+        return use if kept or around.temporary else NOTHING
+
+    def _is_left_to_lt(self, func: Any, args: Sequence[Any]) -> bool:
+        """Whether cublasLt multiplies because it is preferred (``gemm_internal``, ``bgemm_internal`` of
+        ATen/cuda/CUDABlas.cpp): products of matrices, and of half types those of a matrix and a vector, which are
+        products of matrices there. Recorded with 2.6.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0."""
+        backend = torch._C._get_blas_preferred_backend()
+        by_variable = self.settings.prefers_lt and backend == self._backend  # torch.backends.cuda says otherwise later
+        return (by_variable or backend == _CUBLASLT) and _is_product(func, args)
 
     def _scales_by_cublaslt(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a product of fp8 is cublasLt's: with one scale for all always, with one a row by version and card."""
@@ -194,6 +214,22 @@ class Workspaces:
             return False
         self._held.add(key)
         return True
+
+
+#: Operators of :data:`CALLS_CUBLAS` that are no product of matrices, or not by ``gemm``.
+_NO_GEMM = (_aten.dot.default, _aten.vdot.default, _aten._int_mm.default)
+_BY_VECTOR = (_aten.mv.default, _aten.addmv.default)
+
+
+def _is_product(func: Any, args: Sequence[Any]) -> bool:
+    if func in _BY_VECTOR:
+        return args[0].dtype in _HALF_TYPES
+    return func not in _NO_GEMM
+
+
+def _calls(func: Any, args: Sequence[Any]) -> int:
+    """How many products an operator is made of: ``addbmm`` adds one after another."""
+    return len(args[1]) if func is _aten.addbmm.default else 1
 
 
 def _label(library: str, in_backward: bool, stream: int) -> str:

@@ -218,6 +218,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._C._[gs]et_float32_matmul_precision",
             "torch._C._get_*_sdp_enabled",
             "torch._C._set_sdp_use_*",
+            "torch._C._[gs]et_*_preferred_backend",
             "sys.setrecursionlimit",
             "torch._C._set_default_dtype",
             "torch._C._set_deterministic_algorithms",

@@ -37,6 +37,8 @@ _OWN = (
     ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
     ("_get_math_sdp_enabled", "_set_sdp_use_math"),
     ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
+    ("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
 )
 #: ``torch.backends.cudnn`` holds these C functions themselves.
 _HELD = {"enabled": 0, "benchmark": 1, "deterministic": 2, "allow_tf32": 3}

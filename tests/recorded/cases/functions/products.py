@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -143,3 +145,25 @@ for _name, _layout in {"": "contiguous", "_gaps": "sliced", "_transposed": "tran
         lambda bias, a, b: torch.addmm(bias, a, b, out_dtype=torch.float32),
         *(_bias, _matrix, _matrix),
     )
+
+
+def _by_cublaslt(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The product, cublasLt being preferred meanwhile."""
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        try:
+            return product(*tensors)
+        finally:
+            torch.backends.cuda.preferred_blas_library("cublas")
+
+    return run
+
+
+add("preferred_mm", _by_cublaslt(torch.mm), A, B)
+add("preferred_bmm_bf16", _by_cublaslt(torch.bmm), t(4, 64, 96, dtype=BF16), t(4, 96, 32, dtype=BF16))
+add("preferred_addmm_matrix", _by_cublaslt(torch.addmm), t(512, 1024), A, B)
+add("preferred_addbmm", _by_cublaslt(torch.addbmm), t(64, 32), t(4, 64, 96), t(4, 96, 32))
+add("preferred_mv", _by_cublaslt(torch.mv), A, t(768))
+add("preferred_mv_bf16", _by_cublaslt(torch.mv), AH, t(768, dtype=BF16))
+add("preferred_dot", _by_cublaslt(torch.dot), t(100000), t(100000))
