@@ -36,6 +36,7 @@ def analyze(
     trust: bool = False,
     ranks: str | Sequence[int] | None = None,
     margin: str | None = None,
+    bounds: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Predict the GPU memory of ``model``.
@@ -72,6 +73,8 @@ def analyze(
             None: the step's own ``rank``.
         margin: how sure a "fits" must be, as the share of runs that do: ``p99``, ``p50`` to ``p100``; by default
             everything that is known to be possible must fit.
+        bounds: analyse too what follows where a line that reads an unknown value reads another: the other way of a
+            branch, no rows of a selection that is taken whole. Each is an analysis of its own, eight at most.
         progress: called with a word on what is being done.
 
     Raises:
@@ -96,6 +99,7 @@ def analyze(
         cudnn=cudnn,
         trust=trust,
         margin=margin,
+        bounds=bounds,
     )
     say = progress or (lambda _: None)
     if ranks is not None:

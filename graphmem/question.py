@@ -47,6 +47,7 @@ class Question:
     cudnn: str | Path = AUTO
     trust: bool = False
     margin: str | None = None
+    bounds: bool = False
 
     def __post_init__(self) -> None:
         check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations)

@@ -12,10 +12,18 @@ from typing import Any
 
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, Recorded, within
-from graphmem.causes import CUT_SHORT, cause_of_version, causes_of_context, causes_of_trace, neighbours, together
+from graphmem.causes import (
+    CUT_SHORT,
+    Outcome,
+    cause_of_version,
+    causes_of_context,
+    causes_of_trace,
+    neighbours,
+    together,
+)
 from graphmem.cudnn.library import AUTO, NEVER
 from graphmem.devices import Device
-from graphmem.errors import GraphmemError, TraceError, UsageError
+from graphmem.errors import CaptureError, GraphmemError, TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, Peak, found_later
 from graphmem.figures import Cause, Doubts, Figure, Loads
 from graphmem.question import Question
@@ -44,6 +52,7 @@ class Traced:
     sharded: Sharded | None = None
     optimizer: str = ""
     doubt_of_version: Callable[[Peak], Cause | None] = lambda _: None
+    tried: Mapping[str, Outcome] = field(default_factory=dict)
 
 
 def answer(
@@ -118,6 +127,8 @@ def _answer(
     if not isinstance(recorded.made, Taken) and not figures_only:
         version, beside = question.setting.torch_version, _of_neighbours(question, say)
         traced = replace(traced, doubt_of_version=lambda peak: cause_of_version(version, peak, beside.get))
+        if question.bounds and recorded.made.decided:
+            traced = replace(traced, tried=_of_other_values(question, recorded.made.decided, say))
     say("replaying")
     estimate = replay_on(traced, runtime, options, question)
     return estimate, recorded.could_go_on(question)
@@ -132,6 +143,36 @@ def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Versi
             other = replace(question, torch_version=words(version), top=0)
             peaks[version] = answer(other, say=within(say, f"with PyTorch {words(version)}"), figures_only=True).peak
     return peaks
+
+
+#: Analyses with other values than those that were assumed, at most.
+_MOST_TRIED = 8
+
+
+def _of_other_values(question: Question, decided: Mapping[str, int], say: Callable[[str], None]) -> dict[str, Outcome]:
+    """What lines that read assumed values lead to with others, each an analysis of its own. A line is left out where
+    nothing says how far its values go, where an analysis fails, and where it assumes something at other lines."""
+    from graphmem.capture.values.assumed_values import alternatives  # only captures assume values
+
+    found: dict[str, Outcome] = {}
+    for place, values in alternatives(decided).items():
+        if not values or sum(len(one.peaks) for one in found.values()) + len(values) > _MOST_TRIED:
+            continue
+        with contextlib.suppress(GraphmemError):
+            peaks = []
+            for value in values:
+                step = replace(question.step, assume=(*question.step.assume, (place, value)))
+                other = replace(question, training=step, bounds=False, top=0)
+                theirs = answer(other, say=within(say, f"{place} read as {value:g}"), figures_only=True)
+                if _lines_assumed(theirs) - {message.rpartition(": ")[0] for message in decided}:
+                    raise CaptureError("other lines decide then")
+                peaks.append(theirs.peak)
+            found[place] = Outcome(" and ".join(f"{value:g}" for value in values), tuple(peaks))
+    return found
+
+
+def _lines_assumed(estimate: Estimate) -> set[str]:
+    return {one.message.rpartition(": ")[0] for one in estimate.diagnostics if one.kind == "assumed"}
 
 
 # --- what runs it -----------------------------------------------------------------------------------------------------
@@ -319,7 +360,7 @@ def _doubts(
     taken, peak = traced.taken, _peak(run)
     version = traced.doubt_of_version(peak)
     return together(
-        causes_of_trace(taken.trace, peak, taken.diagnostics, rerun, device),
+        causes_of_trace(taken.trace, peak, taken.diagnostics, rerun, device, traced.tried),
         [] if version is None else [version],
         taken.doubts,
         causes_of_context(context),

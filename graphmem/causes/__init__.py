@@ -9,7 +9,7 @@ How causes add up is told, and done, in :mod:`graphmem.figures`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -67,12 +67,18 @@ def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
 
 
 def causes_of_trace(
-    trace: Trace, peak: Peak, diagnostics: Sequence[Diagnostic], rerun: Callable[[Trace], Peak], device: Device
+    trace: Trace,
+    peak: Peak,
+    diagnostics: Sequence[Diagnostic],
+    rerun: Callable[[Trace], Peak],
+    device: Device,
+    tried: Mapping[str, Outcome] | None = None,
 ) -> list[Cause]:
     """What is not known of a trace: plans that were predicted or are timed on the card, work areas, operators, values.
-    ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted for."""
+    ``rerun`` gives the peak of the trace with storages of other sizes; ``device``: the card it was predicted for;
+    ``tried`` says what lines that read assumed values would lead to with others."""
     sized = [_of_sizes(trace, peak, rerun, area) for area in _areas(trace)]
-    return [*_of_plans(trace, peak, device), *filter(None, sized), *_of_diagnostics(diagnostics)]
+    return [*_of_plans(trace, peak, device), *filter(None, sized), *_of_diagnostics(diagnostics, peak, tried or {})]
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
         yield _as_measured("cuDNN's plans", source, peak, list(zip(*columns, strict=True)), count)
 
 
-def _of_diagnostics(diagnostics: Sequence[Diagnostic]) -> Iterator[Cause]:
+def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
     told = [item.message for item in diagnostics if item.kind == "unknown"]
     unchecked = [message for message in told if message.startswith(_NOT_CHECKED)]
     hidden = [message for message in told if message.startswith(_NOT_MODELLED) and _BOUNDED not in message]
@@ -159,11 +165,32 @@ def _of_diagnostics(diagnostics: Sequence[Diagnostic]) -> Iterator[Cause]:
         yield Cause("assumed to be the most", UNKNOWN, "; ".join(fewer), dict.fromkeys(TRACE_LEVELS, spread))
     if any(item.kind == "headline" and item.message.endswith(CUT_SHORT) for item in diagnostics):
         yield unknown("a program that failed", "what it would have done after")
-    if decided:
-        which = f"{len(decided)} that decide a size or a branch, which nothing bounds until --assume says what they are"
-        yield unknown("values assumed", which, below=True)
+    yield from _of_values(decided, peak, tried)
     if others:
         yield unknown("assumptions", "; ".join(others), below=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a line led to with other values than the one assumed: ``values`` as they are said, and their peaks."""
+
+    values: str
+    peaks: tuple[Peak, ...]
+
+
+def _of_values(decided: Sequence[str], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
+    """A cause for every line whose other values were analysed, and one for all others."""
+    places = dict.fromkeys(message.rpartition(": ")[0] for message in decided)
+    for place in [one for one in places if one in tried]:
+        found = tried[place]
+        spreads = {level: _between(peak, found.peaks, level) for level in TRACE_LEVELS}
+        if any(spread != EXACT for spread in spreads.values()):
+            yield Cause(f"value read at {place}", BOUNDS, f"analysed with {found.values} too", spreads)
+    left = len(places) - len(tried)
+    if left:
+        lines = f"{left} {'line that decides' if left == 1 else 'lines that decide'} a size or a branch"
+        told = "until --assume says what is read there" + ("" if tried else ", or --bounds analyses other values")
+        yield unknown("values assumed", f"{lines}, which nothing bounds {told}", below=True)
 
 
 # --- versions of PyTorch ----------------------------------------------------------------------------------------------

@@ -234,6 +234,7 @@ def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "build_on": options["build_on"],
         "cudnn": options["cudnn"],
         "trust": options["trust"],
+        "bounds": options["bounds"],
         **target_of(options),
     }
 

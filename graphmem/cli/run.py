@@ -123,6 +123,7 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
             cudnn=options["cudnn"],
             ranks=ranks_of(options),
             top=max(output.top, KEPT),
+            bounds=options["bounds"],
             progress=progress,
             **target_of(options),
         )

@@ -99,6 +99,11 @@ VALUE_OPTIONS = (
         help="What a line reads of unknown data: a number, true, false, or how many it selects. Repeatable.",
     ),
     click.option(
+        "--bounds",
+        is_flag=True,
+        help="Analyse what follows where such a line reads another value, too: how far figures may be off.",
+    ),
+    click.option(
         "--host-values",
         type=click.IntRange(0, MOST_HOST_MIB),
         metavar="MIB",

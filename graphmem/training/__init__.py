@@ -573,6 +573,11 @@ def _check_share(share: object) -> None:
         raise UsageError(f"data_dependent is a share above 0 and at most 1, or None, not {share!r}")
 
 
+class Tried(float):
+    """A value that a line is told to see what would follow, not because anybody says so: a loop that does not end with
+    it is left."""
+
+
 def parse_assumption(text: str) -> tuple[str, Assumed]:
     """``FILE.py:LINE=VALUE`` as a pair. Raises :class:`UsageError`."""
     place, equals, value = text.rpartition("=")

@@ -410,8 +410,10 @@ def _selecting(mode: RecordingMode, call: OperatorCall) -> Any:
     with contextlib.nullcontext() if rows is None else selection.exactly(rows):
         out = outputs_of(call.func, selection, call.args, call.kwargs)
     is_mask = call.func is _NONZERO and call.args[0].dtype is torch.bool
-    if known is None and is_mask and out is not None and out.shape[0] == call.args[0].numel():
-        mode.recorder.values.assume_all(call.args[0])
+    if known is None and is_mask and out is not None:
+        is_share = selection.share is not None and not mode.recorder.assumed_values.is_told()
+        if not is_share or out.shape[0] == call.args[0].numel():
+            mode.recorder.values.assume_selected(call.args[0], out.shape[0])
     return NOT_HANDLED if out is None else mode.finish(call, out)
 
 

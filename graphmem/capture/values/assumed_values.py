@@ -7,16 +7,21 @@ named with the line that reads it, for the top of the report, and the user may s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from graphmem.capture.values import callers, reading_lines
+from graphmem.errors import CaptureError
+from graphmem.training import Tried
 
 #: What is said of a number that nobody knows, and of one that was drawn.
 _ONE, _DRAW = "a number is taken to be 1", "a random number of the card, or what it decides, is a possible draw"
 #: Answers to the same question in one iteration after which the other one is given: a loop waits for it.
 _PATIENCE = 256
+
+#: Reads of a value that is only tried, at one line of a capture: more are taken to be a loop that waits for another.
+_MOST_TRIED = 4096
 
 Told = Sequence[tuple[str, "float | int | bool"]]
 
@@ -30,6 +35,7 @@ class AssumedValues:
         self.logged = 0  # numbers that only reach a log
         self.named: Counter[str] = Counter()
         self._asked: Counter[tuple[str, int]] = Counter()
+        self._tried: Counter[str] = Counter()
         self._reading = ""
         self._judged: dict[Any, Any] = {}
         self._last: tuple[str, str] | None = None  # what was read last to be followed: its line, what is said of it
@@ -54,8 +60,16 @@ class AssumedValues:
         for line, value in self._told:
             if place == line or place.endswith("/" + line):
                 self.used.add(line)
+                if isinstance(value, Tried):
+                    self._count(place)
                 return value
         return None
+
+    def _count(self, place: str) -> None:
+        """Raises :class:`CaptureError` where a line has read the same value so often that it may wait for another."""
+        self._tried[place] += 1
+        if self._tried[place] > _MOST_TRIED:
+            raise CaptureError(f"{place} read the same value {_MOST_TRIED:,} times")
 
     def is_told(self) -> bool:
         """Whether the user says something of the line that runs now."""
@@ -214,6 +228,30 @@ class AssumedValues:
     def decides(self, place: str, what: str, how: str) -> None:
         """A number that was read at ``place`` decides something; ``what`` is said of it."""
         self._name(place, f"{what}; it decides {how}" if what == _ONE else what)
+
+
+#: Numbers beyond whatever a branch compares them with.
+_FAR = 1e9
+
+
+def alternatives(said: Mapping[str, int]) -> dict[str, tuple[Tried, ...]]:
+    """What else a line that decides something may read, as the two ends of what is possible: line -> values, none where
+    nothing says how far they go. ``said`` is :attr:`AssumedValues.named`."""
+    found: dict[str, tuple[Tried, ...]] = {}
+    for message in said:
+        place, _, what = message.rpartition(": ")
+        other: tuple[Tried, ...] = ()
+        if ":" not in place:  # a line that is not known
+            pass
+        elif what.startswith("a question"):
+            other = (Tried(not what.endswith("yes")),)
+        elif " takes all of " in what:
+            other = (Tried(0),)
+        elif what == f"{_ONE}; it decides a branch":
+            other = (Tried(-_FAR), Tried(_FAR))
+        # A line that is read in two ways has the bounds of neither.
+        found[place] = () if place in found else other
+    return found
 
 
 class AssumedNumber(float):

@@ -278,11 +278,17 @@ class KnownValues:
             tensor.copy_(value)
         self._stale.pop(tensor.untyped_storage()._cdata, None)
 
-    def assume_all(self, mask: Any) -> None:
-        """Unknown elements were taken to be nonzero, every one: from now on they are, so that what is asked of them
-        next, or computed of their positions, agrees."""
-        if self._is_whole(mask):
-            self.fill(mask, True)
+    def assume_selected(self, mask: Any, rows: int) -> None:
+        """So many elements of an unknown mask were taken to be true: from now on they are, the first ones, so that what
+        is asked of them next, of their complement, or computed of their positions, agrees."""
+        if not self._is_whole(mask):
+            return
+        if rows in (0, mask.numel()):
+            self.fill(mask, rows > 0)
+        elif self._fits(mask):
+            with unset_fake_temporarily():
+                first = (torch.arange(mask.numel()) < rows).reshape(mask.shape)
+            self.learn(mask, first)
 
     def _write(self, operator: HostOperator, func: Any, args: Any, kwargs: Any) -> None:
         targets = list(operator.targets(args, kwargs))
