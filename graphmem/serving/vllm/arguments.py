@@ -41,7 +41,9 @@ WITHOUT_EFFECT = frozenset((
     "enable_prefix_caching", "no_enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy",
     "max_cpu_loras", "mm_processor_cache_gb", "disable_custom_all_reduce", "swap_space", "response_role",
     "kv_offloading_backend", "max_logprobs", "api_server_count", "root_path", "allowed_origins", "ssl_keyfile",
-    "ssl_certfile", "disable_uvicorn_access_log", "guided_decoding_backend", "language_model_only_warning",
+    "ssl_certfile", "media_io_kwargs", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb",
+    "mm_hasher_algorithm", "interleave_mm_strings", "allowed_local_media_path", "allowed_media_domains",
+    "disable_uvicorn_access_log", "guided_decoding_backend", "language_model_only_warning",
 ))  # fmt: skip
 
 

@@ -29,26 +29,32 @@ from graphmem.sources.configurations import read
 class _Family:
     """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``varied``:
     the processor's file says how large items may be; ``tied``: what transformers' configuration says of its embeddings
-    where nothing is said."""
+    where nothing is said; ``processor``: values of the processor that are followed."""
 
     module: ModuleType
     modalities: tuple[str, ...]
     text: str
     varied: bool = False
     tied: bool = False
+    processor: tuple[str, ...] = ()
 
 
+_PIXELS = ("min_pixels", "max_pixels", "size")
 _FAMILIES: dict[str, _Family] = {
-    "qwen2_vl": _Family(qwen, ("image", "video"), "qwen2", varied=True),
-    "qwen2_5_vl": _Family(qwen, ("image", "video"), "qwen2", varied=True),
-    "qwen3_vl": _Family(qwen, ("image", "video"), "qwen3", varied=True),
-    "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe", varied=True),
-    "internvl": _Family(internvl, ("image", "video"), "qwen2"),
+    "qwen2_vl": _Family(qwen, ("image", "video"), "qwen2", varied=True, processor=_PIXELS),
+    "qwen2_5_vl": _Family(qwen, ("image", "video"), "qwen2", varied=True, processor=_PIXELS),
+    "qwen3_vl": _Family(qwen, ("image", "video"), "qwen3", varied=True, processor=_PIXELS),
+    "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe", varied=True, processor=_PIXELS),
+    "internvl": _Family(
+        internvl, ("image", "video"), "qwen2", processor=("crop_to_patches", "max_patches", "min_patches")
+    ),
     "llava_next": _Family(llava, ("image",), "llama"),
     "llava": _Family(llava, ("image",), "llama"),
     "gemma3": _Family(llava, ("image",), "gemma3_text", tied=True),
-    "mistral3": _Family(llava, ("image",), "mistral", varied=True, tied=True),
+    "mistral3": _Family(llava, ("image",), "mistral", varied=True, tied=True, processor=("size",)),
 }
+#: Values of a processor that change nothing here: how many frames of a video are taken is the request's.
+_OF_REQUESTS = ("fps", "num_frames", "do_sample_frames")
 #: ``model_type`` of language models within others that are those of another name.
 _SAME = {
     "qwen2_vl_text": "qwen2",
@@ -145,7 +151,7 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
         )
     _check(around, question, settings)
     vision = _vision(around, family)
-    processor = _processor(around, more)
+    processor = _processor(around, family, more)
     tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch.length, limits)
     items = profiled(tokens, limits, settings.batch)
     assert items is not None
@@ -210,7 +216,7 @@ def _vision(around: ServedModel, family: _Family) -> ServedModel:
     return vision
 
 
-def _processor(around: ServedModel, more: Arguments) -> Mapping[str, Any]:
+def _processor(around: ServedModel, family: _Family, more: Arguments) -> Mapping[str, Any]:
     """How images are prepared: the file beside the configuration, and what ``mm_processor_kwargs`` says instead. Values
     of the call that are not told apart by modality are for both."""
     path = around.path.parent / PREPROCESSOR if around.path is not None else None
@@ -223,8 +229,21 @@ def _processor(around: ServedModel, more: Arguments) -> Mapping[str, Any]:
         own = asked.get(scope) or {}
         if not isinstance(own, Mapping):
             raise UsageError(f"{scope} of mm_processor_kwargs is {quoted(own)}; accepted: an object")
+        _check_values({**flat, **own}, family)
         values[scope] = {**flat, **own}
+    if values.get("do_pan_and_scan"):
+        raise UsageError(f"{around.name}: do_pan_and_scan, which cuts images into crops, is not followed")
     return values
+
+
+def _check_values(asked: Mapping[str, Any], family: _Family) -> None:
+    """Raises :class:`UsageError` for a value of the processor whose effect is not known."""
+    for name in asked:
+        if name not in (*family.processor, *_OF_REQUESTS):
+            raise UsageError(
+                f"{quoted(name)} of mm_processor_kwargs is not followed for this model; accepted: "
+                f"{', '.join((*family.processor, *_OF_REQUESTS))}"
+            )
 
 
 def _check(around: ServedModel, question: Question, settings: Settings) -> None:
