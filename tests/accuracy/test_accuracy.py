@@ -272,6 +272,16 @@ def test_what_a_process_took_beside_its_allocator_is_added_where_its_source_meas
     assert published_reason(grown) == "with 3.00 MiB of kernels and libraries loaded after the first sample"
 
 
+def test_a_measured_figure_is_as_wide_as_its_last_digit() -> None:
+    case = next(
+        case for case in cited_scripts() if isinstance(case, PublishedCase) and "enzo forward 128," in case.name
+    )
+    assert case.rounded_bytes == round((1 << 30) / 2000)  # three digits of GiB
+    for off_by, inside in ((case.rounded_bytes, True), (case.rounded_bytes + 1, False)):
+        judged = PublishedComparison(case, peak_bytes=case.measured_bytes - off_by).judged()
+        assert judged.told.contains(judged.measured) is inside
+
+
 def test_a_full_card_is_as_uncertain_as_its_context() -> None:
     builder = TraceBuilder("100 MiB, which stay in the cache when they are freed, before 120")
     operator = builder.operator("aten.empty", phase=builder.phase(1, "forward"))

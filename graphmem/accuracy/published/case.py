@@ -93,7 +93,8 @@ class PublishedCase:
     ``context_bytes`` is the context that was published with it, and ``cuda_version`` that of the run, None where that
     is one of today. ``beyond_model``: reserved bytes were counted from an instrument's first sample, which was taken
     when the model lay on the card; ``grown_bytes``: what the process took beside its allocator after that sample, as
-    its source measured it. ``why`` is what is known of the difference."""
+    its source measured it; ``rounded_bytes``: half of the last digit that was printed. ``why`` is what is known of the
+    difference."""
 
     source: str
     run: OwnLoop | Script
@@ -107,6 +108,7 @@ class PublishedCase:
     cuda_version: tuple[int, int] | None = None
     beyond_model: bool = False
     grown_bytes: int = 0
+    rounded_bytes: int = 0
     why: str = ""
 
     @property
@@ -150,9 +152,12 @@ class PublishedComparison:
     doubts: Doubts = NO_DOUBTS
 
     def judged(self) -> Judged:
-        """What was measured beside how far the prediction is said to be known."""
+        """What was measured beside how far the prediction is said to be known, and how it was rounded."""
         assert self.peak_bytes is not None
-        return Judged(around(self.doubts, self.case.level, self.peak_bytes), self.case.measured_bytes, self.peak_bytes)
+        told, rounded = around(self.doubts, self.case.level, self.peak_bytes), self.case.rounded_bytes
+        least = None if told.least is None else told.least - rounded
+        most = None if told.most is None else told.most + rounded
+        return Judged(replace(told, least=least, most=most), self.case.measured_bytes, self.peak_bytes)
 
     def signed_error(self) -> float:
         """Of graphmem, relative to the measured bytes."""
@@ -192,7 +197,8 @@ def runs_of(cases: Sequence[PublishedCase]) -> list[list[PublishedCase]]:
 
 def _run(case: PublishedCase) -> PublishedCase:
     """What an analysis depends on."""
-    return replace(case, level="", measured_bytes=0, estimates=(), beyond_model=False, grown_bytes=0, why="")
+    silent = replace(case, level="", measured_bytes=0, rounded_bytes=0, estimates=(), why="")
+    return replace(silent, beyond_model=False, grown_bytes=0)
 
 
 def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:

@@ -1,9 +1,9 @@
 """The runs that are rebuilt as programs: ``cases.json``, with the source, the card and the version of each.
 
 A source has the fields of its runs, each of which may have its own instead: ``gpu``, ``torch``, ``level``, ``program``,
-``unit``, ``iterations``, ``processes`` (of which the first is predicted) and ``alloc_conf``; a run has ``arguments``
-and ``measured``, which is a number of units, or one for each of several levels, and ``estimates_mib`` of other
-estimators. ``not_usable`` says of other figures why they are not rebuilt.
+``unit``, ``digits`` that are printed behind the point, ``iterations``, ``processes`` (of which the first is predicted)
+and ``alloc_conf``; a run has ``arguments`` and ``measured``, which is a number of units, or one for each of several
+levels, and ``estimates_mib`` of other estimators. ``not_usable`` says of other figures why they are not rebuilt.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def _cases(run: Mapping[str, Any]) -> Iterator[PublishedCase]:
             others_bytes=_bytes_of_mib(run.get("others_mib")) or 0,
             cuda_version=tuple(run["cuda"]) if "cuda" in run else None,
             grown_bytes=_bytes_of_mib(run.get("grown_mib")) or 0,
+            rounded_bytes=round(UNITS[run["unit"]] / 10 ** run["digits"] / 2) if "digits" in run else 0,
             why=run.get("why", ""),
         )
 
