@@ -461,10 +461,6 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
         notes.append(
             "what gated delta nets warm up is followed with FlashInfer's kernels of compute capability 9.0 only"
         )
-    if settings.more.data > 1 and shape.experts is not None and not settings.eager:
-        notes.append(
-            "compiled steps of replicas that share experts, and their graphs, are followed by their source only"
-        )
     if settings.more.host_cache_bytes:
         host = format_bytes(settings.more.host_cache_bytes)
         notes.append(

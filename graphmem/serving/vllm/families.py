@@ -194,7 +194,8 @@ def _granite(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         conv_bias=bool(config.get("mamba_conv_bias", True)), bias=bool(config.get("mamba_proj_bias")),
         conv_bytes=itemsize, state_bytes=itemsize,
     )  # fmt: skip
-    head_dim, positions = hidden // heads, count(model, "max_position_embeddings")
+    head_dim = counted(model, "hidden_size / heads", hidden // heads)
+    positions = count(model, "max_position_embeddings")
     return Shape(
         kind="granitemoehybrid", hidden=hidden, intermediate=count(model, "shared_intermediate_size"), layers=layers,
         heads=heads, kv_heads=count(model, "num_key_value_heads", heads), head_dim=head_dim,
@@ -211,8 +212,8 @@ def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
     told = []
     if not eager and (shape.kind == "opt" or shape.latent is not None or shape.state is not None):
         told.append(f"what torch.compile makes of {shape.kind} is not followed: activations are taken as in eager mode")
-    elif not eager and (shape.kind in _WINDOW_PATTERN or shape.experts is not None):
-        told.append(f"the compiled pieces of {shape.kind} are taken to be like Llama's")
+    elif not eager and (shape.kind in _WINDOW_PATTERN or (shape.experts is not None and shape.kind != "qwen3_moe")):
+        told.append(f"the compiled pieces of {shape.kind} are taken to be like Llama's, or like Qwen 3's with experts")
     if not eager and shape.latent is not None:
         told.append("what latent attention takes while graphs are captured is not followed: it is taken as nothing")
     if shape.experts is not None:

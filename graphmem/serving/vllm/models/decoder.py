@@ -496,8 +496,9 @@ class Decoder(Family):
         assert isinstance(attention, Attention)
         return attention
 
-    def _fed(self, layer: Layer, tokens: int) -> tuple[Tensor, Tensor]:
-        """(what attention's projection leaves, what the feed-forward layer returns), both alive."""
+    def _fed(self, layer: Layer, tokens: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(what attention's projection leaves, what the feed-forward layer returns, further buffers), all alive: the
+        sum before experts and its norm, which the kernel after them writes anew."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         assert isinstance(layer.attention, Attention)
         projected = layer.attention.o_proj.product(tokens)
@@ -507,16 +508,18 @@ class Decoder(Family):
         else:
             normed = run.new(width, "normed")
         if isinstance(layer.mlp, Experts):
+            spare = [normed, run.new(width, "sum before experts")] if run.tp == 1 else []
             output = layer.mlp(tokens)
-            run.free(normed)
-            return first, output
+            if not spare:
+                run.free(normed)
+            return first, output, spare
         both = layer.mlp.gate_up_proj(tokens)
         run.free(normed)
         acted = run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated")
         run.free(both)
         output = layer.mlp.down_proj.product(tokens)
         run.free(acted)
-        return first, output
+        return first, output, []
 
     def _middle_piece(
         self,
@@ -530,13 +533,17 @@ class Decoder(Family):
         """What is between the attention of two layers."""
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         with piece():
-            first, output = self._fed(layers[0], tokens)
+            first, output, written = self._fed(layers[0], tokens)
             same = self._attended_bytes(tokens) == width
             if run.tp > 1:
                 reduced = run.new(width, "all-reduced")
                 normed = run.new(width, "normed")
                 run.free(reduced, first)
                 after, spare = output, None
+            elif written:
+                normed, after = written
+                run.free(first, output)
+                spare = None
             else:
                 after, normed = run.new(width, "residual"), run.new(width, "normed")
                 run.free(first)
@@ -555,7 +562,8 @@ class Decoder(Family):
     def _last_piece(self, layer: Layer, tokens: int, attended: Tensor, residual: Tensor, piece: Piece) -> Tensor:
         run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
         with piece():
-            first, output = self._fed(layer, tokens)
+            first, output, written = self._fed(layer, tokens)
+            run.free(*written)
             if run.tp > 1:
                 reduced = run.new(width, "all-reduced")
                 run.free(output)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
-from graphmem.serving.values import count
+from graphmem.serving.values import count, counted
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, LinearMethod, Unquantized, cdiv
 from graphmem.serving.vllm.models.base import ExpertShape, Family, Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Norm, Style
@@ -158,7 +158,8 @@ def jamba_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shap
     experts = ExpertShape(number, count(model, "num_experts_per_tok", 2), width, dense_layers=dense)
     return Shape(
         kind="jamba", hidden=hidden, intermediate=width, layers=layers, heads=heads,
-        kv_heads=count(model, "num_key_value_heads", heads), head_dim=hidden // heads,
+        kv_heads=count(model, "num_key_value_heads", heads),
+        head_dim=counted(model, "hidden_size / heads", hidden // heads),
         vocab=count(model, "vocab_size"), positions=count(model, "max_position_embeddings", 262144), itemsize=itemsize,
         linear=method, tied=False, windows=(None,) * layers, rope_positions=1, rotary_dim=0,
         experts=experts if number > 1 else None, state=state, attends=attends,
