@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphmem
@@ -186,6 +187,10 @@ def test_encoders_by_items_have_all_weights_on_every_card() -> None:
         ({"vision_config": None}, "no vision_config"),
         ({"vision_config": 3}, "accepted: an object"),
         ({"vision_feature_layer": 99}, "vision_feature_layer"),
+        (
+            {"vision_config": {"model_type": "clip_vision_model", "hidden_size": 1000, "num_attention_heads": 1}},
+            "heads",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"model_type": "llava_next"}, "image_grid_pinpoints"),
     ],
@@ -213,6 +218,26 @@ def test_tiles_of_images_need_the_processors_word() -> None:
         VLLM().serve(question)
     tiles = (("outside", "0"), ("mm_processor_kwargs", '{"crop_to_patches": true}'))
     assert any("tokens" in note for note in VLLM().serve(question.with_(arguments=tiles)).notes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from([QWEN, LLAVA, GEMMA, "mistral-small-3.1", "internvl3-8b", "qwen3-vl-8b", "llava-next-7b"]),
+    part=st.sampled_from(["", "vision_config", "text_config"]),
+    index=st.integers(0, 60),
+    value=st.sampled_from([None, 0, -1, 1, 7, "x", [], {}, [1, 2], 1e9, 1 << 40, True, 0.5]),
+)
+def test_any_value_is_an_answer_or_one_line(name: str, part: str, index: int, value: Any) -> None:
+    config = json.loads(json.dumps(encoders()[name]["model_config"]))
+    changed = config.get(part, config) if part else config
+    changed[sorted(changed)[index % len(changed)]] = value
+    question = asked(name, enforce_eager=True)
+    said = ""
+    try:
+        VLLM().serve(question.with_(model=replace(question.model, config=config)))
+    except GraphmemError as error:
+        said = str(error)
+    assert "\n" not in said
 
 
 def test_heads_that_cards_do_not_divide_are_refused() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from graphmem.documents import shown as quoted
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Question, ServedModel
-from graphmem.serving.values import mapping, rope_of
+from graphmem.serving.values import counted, mapping, rope_of
 from graphmem.serving.vllm import arguments
 from graphmem.serving.vllm.arguments import Arguments
 from graphmem.serving.vllm.encoders import internvl, llava, qwen
@@ -153,6 +153,8 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
     vision = _vision(around, family)
     processor = _processor(around, family, more)
     tokens = family.module.tokens_of(_outer(around, model), vision, processor, settings.batch.length, limits)
+    for name, tokens_of_item in tokens.items():
+        counted(around, f"tokens of the largest {name}", tokens_of_item)
     items = profiled(tokens, limits, settings.batch)
     assert items is not None
     made = family.module.encoder(

@@ -20,6 +20,8 @@ from graphmem.units import MIB
 
 #: Sequences whose schedule FlashAttention 3 lays out together (hopper/flash_api.cpp: rounded up to 4).
 _SCHEDULED = 4
+#: The widest head that FlashAttention 2 and 3 take (hopper/flash_api.cpp, csrc/flash_attn/flash_api.cpp).
+_WIDEST_HEAD = 256
 #: Rows and columns of its tiles by the widest head that they are for (hopper/tile_size.h, ``tile_size_fwd_sm90``,
 #: neither causal nor local, in 16 bits).
 _TILES = {64: (192, 192), 96: (192, 144), 128: (128, 176), 192: (128, 112), 256: (128, 80)}
@@ -30,12 +32,20 @@ _DYNAMIC, _MOST_SPLITS, _CACHE = 992, 128, 50 * MIB
 
 @dataclass(frozen=True)
 class Widths:
-    """Of a transformer: hidden states, the feed-forward layer, heads, and bytes of an element."""
+    """Of a transformer: hidden states, the feed-forward layer, heads, and bytes of an element. Raises
+    :class:`UsageError` for heads that attention does not take."""
 
     hidden: int
     inner: int
     heads: int
     itemsize: int
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.head_dim > _WIDEST_HEAD:
+            raise UsageError(
+                f"the encoder's {self.heads} heads of {self.hidden} channels are not followed: FlashAttention takes "
+                f"heads of one width, up to {_WIDEST_HEAD}"
+            )
 
     @property
     def head_dim(self) -> int:

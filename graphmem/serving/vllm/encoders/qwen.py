@@ -125,11 +125,15 @@ def encoder(
         items,
         images if items.modality == "image" else videos,
         text_hidden,
-        window=count(vision, "window_size", 112) // merge // patch if kind == "qwen2_5_vl" else 0,
+        window=_window(vision, merge * patch) if kind == "qwen2_5_vl" else 0,
         full=_layers(vision, "fullatt_block_indexes"),
         deep=_layers(vision, "deepstack_visual_indexes") if kind in _NEW else (),
         positions=count(vision, "num_position_embeddings") if kind in _NEW else 0,
     )
+
+
+def _window(vision: ServedModel, unit: int) -> int:
+    return counted(vision, "window_size in merged patches", count(vision, "window_size", 112) // unit)
 
 
 def _layers(vision: ServedModel, name: str) -> tuple[int, ...]:
