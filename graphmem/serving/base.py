@@ -25,7 +25,7 @@ ENTRIES = ("server", "llm")
 BASES = {
     "recordings": "starts of the engine that were recorded",
     "logs": "the engine's source, and figures of public logs",
-    "captures": "captures of the installed library's own code (graphmem analyze --generate)",
+    "captures": "captures of the installed transformers' own code",
     "formula": "the engine's source alone: a formula that no recording holds",
 }
 

@@ -54,12 +54,12 @@ def load_huggingface(name: str) -> TorchModel:
         raise SourceError(
             f"hf:{name} needs transformers; install it with: pip install 'graphmem[hf]' ({error})"
         ) from None
-    with _offline():
+    with offline():
         return _load(transformers, name)
 
 
 @contextlib.contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """The Hub cannot be reached, from this thread. ``HF_HUB_OFFLINE`` would be read once, and hold for the process."""
     from huggingface_hub import constants
 
@@ -151,7 +151,7 @@ def _configuration(transformers: Any, name: str, path: Path | None) -> tuple[Any
     known = hub.known_model(name)
     if known is not None:
         note = f"its configuration is that of {known} in graphmem's table of public models"
-        return _configured(transformers, dict(hub.known_models()[known]), known), (note,)
+        return configured(transformers, dict(hub.known_models()[known]), known), (note,)
     close = hub.close_names(name, transformers.CONFIG_MAPPING)
     hint = f"did you mean {' or '.join(close)}? Else " if close else ""
     raise SourceError(
@@ -161,10 +161,11 @@ def _configuration(transformers: Any, name: str, path: Path | None) -> tuple[Any
 
 
 def _configuration_file(transformers: Any, path: Path) -> Any:
-    return _configured(transformers, values_of(path), path)
+    return configured(transformers, values_of(path), path)
 
 
-def _configured(transformers: Any, values: dict[str, Any], path: Path | str) -> Any:
+def configured(transformers: Any, values: dict[str, Any], path: Path | str) -> Any:
+    """transformers' configuration of these values; ``path`` names them in messages. Raises :class:`SourceError`."""
     kind = values["model_type"]
     if kind not in transformers.CONFIG_MAPPING:
         raise SourceError(f"{path} names the model type {shown(kind)}, which this transformers does not know")
@@ -292,7 +293,7 @@ def _build(architecture: Any, config: Any, sizes: Sizes, path: Path | None) -> B
     started = task in ("seq2seq", "speech") and getattr(config, "decoder_start_token_id", None) is None
     if started:  # a model type's default configuration leaves out what its checkpoints fill in
         config.decoder_start_token_id = config.pad_token_id = 0
-    with _offline():
+    with offline():
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
     said: list[str] = []

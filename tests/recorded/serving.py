@@ -29,6 +29,8 @@ FILE = places.GOLDEN / "vllm" / "runs.json.gz"
 FAMILIES = places.GOLDEN / "vllm" / "families.json.gz"
 #: Runs of models that take images, with the files of their processors.
 ENCODERS = places.GOLDEN / "vllm" / "encoders.json.gz"
+#: Runs of models that the engine runs by transformers' code, and of some that it has code for and graphmem has not.
+CAPTURED = places.GOLDEN / "vllm" / "captured.json.gz"
 _PROGRAM = places.ROOT / "tests" / "oracles" / "vllm" / "record_run.py"
 #: The card of a compute capability that the stub stood for.
 _CARDS = {"90": "H100", "80": "A100-80GB", "86": "RTX-3090", "89": "RTX-4090"}
@@ -62,6 +64,12 @@ def encoders() -> dict[str, Run]:
     """Those of :data:`ENCODERS`. ``files`` are what lay beside the configuration, by name: how images are prepared, and
     a vocabulary of the special tokens alone."""
     return _read(ENCODERS)
+
+
+@cache
+def captured() -> dict[str, Run]:
+    """Those of :data:`CAPTURED`."""
+    return _read(CAPTURED)
 
 
 def _read(file: Path) -> dict[str, Run]:
@@ -128,7 +136,7 @@ _FOLDERS = tempfile.TemporaryDirectory()
 
 def predicted(name: str) -> Served:
     """graphmem's answer to a run."""
-    run = (runs() | families() | encoders())[name]
+    run = (runs() | families() | encoders() | captured())[name]
     asked = question(name, run)
     if "rank" in run:
         return VLLM().stages_of(asked)[run["rank"]]
@@ -143,7 +151,9 @@ class Serving:
         python, stub = (os.environ.get(name) for name in ("GRAPHMEM_VLLM_PYTHON", "GRAPHMEM_STUB_DRIVER"))
         if not python or not stub:
             raise SystemExit("GRAPHMEM_VLLM_PYTHON and GRAPHMEM_STUB_DRIVER say with what to record")
-        known = {FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders())}
+        known = {
+            FILE: dict(runs()), FAMILIES: dict(families()), ENCODERS: dict(encoders()), CAPTURED: dict(captured())
+        }  # fmt: skip
         for name in arguments or [name for recorded in known.values() for name in recorded]:
             recorded = next((recorded for recorded in known.values() if name in recorded), None)
             if recorded is None:
@@ -159,7 +169,7 @@ class Serving:
 
     def table(self, arguments: list[str]) -> int:
         """Every run: bytes and blocks, recorded and predicted."""
-        for name, run in (runs() | families() | encoders()).items():
+        for name, run in (runs() | families() | encoders() | captured()).items():
             try:
                 cache = predicted(name).kv_cache
             except Exception as error:

@@ -161,7 +161,7 @@ def test_models_are_found_by_folder_file_and_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "dinosaur"}, "not followed"),
+        ({"model_type": "dinosaur"}, "names the model type 'dinosaur', which this transformers does not know"),
         ({"hidden_size": "4096"}, "hidden_size is '4096'"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"vocab_size": None}, "vocab_size is None"),

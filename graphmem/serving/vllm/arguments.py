@@ -62,6 +62,7 @@ class Arguments:
     ``processor`` are ``limit_mm_per_prompt`` and ``mm_processor_kwargs``, as JSON."""
 
     model_runner: str | None = None
+    model_impl: str = "auto"
     outside: int | None = None
     pipeline: int = 1
     data: int = 1
@@ -139,6 +140,7 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
     size = values.get("kv_offloading_size")
     return Arguments(
         model_runner=values.get("model_runner"),
+        model_impl=values.get("model_impl", "auto"),
         outside=values.get("outside"),
         pipeline=values.get("pipeline_parallel_size", 1),
         data=values.get("data_parallel_size", 1),
@@ -282,6 +284,7 @@ _SHORT = {
 }  # fmt: skip
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "model_runner": one_of("v1", "v2"),
+    "model_impl": one_of("auto", "vllm", "transformers"),
     "outside": _size,
     "pipeline_parallel_size": whole(1, 64),
     "data_parallel_size": whole(1, 1024),

@@ -21,7 +21,7 @@ from graphmem.replay import Player, events_on_device
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
 from graphmem.serving.values import count
-from graphmem.serving.vllm import arguments, encoders, families, graphs, order, versions
+from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, order, versions
 from graphmem.serving.vllm.attention import FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
@@ -78,8 +78,9 @@ class VLLM:
 
     def stages_of(self, question: Question) -> list[Served]:
         """The answer of every stage of the pipeline, as if the others had as many blocks."""
-        question = encoders.language_model(question, families.MODEL_TYPES)
-        families.checked_kind(question.model)
+        question = backend.prepared(encoders.language_model(question, families.MODEL_TYPES))
+        if not backend.is_captured(question):
+            families.checked_kind(question.model)
         settings = resolve(question)
         shape, method, told = self.shape(question, settings)
         answers = []
@@ -130,6 +131,8 @@ class VLLM:
     def shape(self, question: Question, settings: Settings) -> tuple[Shape, str | None, tuple[str, ...]]:
         """The model's sizes, how its weights are quantised, and what that assumes."""
         method, name, told = method_for(question, settings.itemsize)
+        if backend.is_captured(question):
+            return backend.shape(question, settings, method), name, told
         shape, more = families.shape_of(question.model, settings.itemsize, method), settings.more
         if shape.state is not None:
             state = replace(
@@ -155,7 +158,7 @@ class VLLM:
 
     def trace(self, question: Question) -> Trace:
         """The start of one rank, as a Trace."""
-        question = encoders.language_model(question, families.MODEL_TYPES)
+        question = backend.prepared(encoders.language_model(question, families.MODEL_TYPES))
         settings = resolve(question)
         shape, _, _ = self.shape(question, settings)
         cublas = _cublas_bytes(question.device, settings)
@@ -330,8 +333,14 @@ def _answer(
         ),
         refusal=_refusal(question, settings, shape, layout, start, cache),
         notes=_notes(question, settings, shape),
-        basis="recordings" if settings.version == versions.NEWEST else "logs",
+        basis=_basis(settings, shape),
     )
+
+
+def _basis(settings: Settings, shape: Shape) -> str:
+    if shape.backend is not None:
+        return "captures"
+    return "recordings" if settings.version == versions.NEWEST else "logs"
 
 
 def _words(shape: Shape, spec: Spec) -> str:
@@ -483,7 +492,7 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
             + ("; it has no head of its own, as tied embeddings have none" if headless else "")
         )
     notes += encoders.notes(shape, question.model, settings)
-    return (*notes, *families.notes(shape, settings.eager))
+    return (*notes, *backend.notes(shape, settings.eager), *families.notes(shape, settings.eager))
 
 
 ENGINE: Any = VLLM()

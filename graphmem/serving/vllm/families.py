@@ -17,6 +17,7 @@ from graphmem.serving.values import count, counted, number, rope_of
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models import deltanet, mamba1
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, ExpertShape, Family, LatentShape, Shape
+from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder, Style
 from graphmem.serving.vllm.models.hybrid import GraniteHybrid
 from graphmem.serving.vllm.models.mamba import Mamba2, ScanShape
@@ -73,6 +74,8 @@ _MULTIPLIED = ("yarn", "deepseek_yarn")
 
 def family(run: Run, shape: Shape) -> Family:
     """The model itself; making it asks for its weights."""
+    if shape.backend is not None:
+        return Captured(run, shape)
     if shape.kind in _OWN:
         return _OWN[shape.kind][1](run, shape)
     if shape.kind == "opt":
@@ -152,7 +155,7 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         linear=method,
         tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
         windows=_windows(model, kind, layers),
-        rope_positions=_rope_positions(model, rope, positions),
+        rope_positions=rope_positions(model, rope, positions),
         rotary_dim=int(head_dim * min(1.0, number(model, "rotary", config.get("partial_rotary_factor"), 1.0))),
         ropes=_ropes(model, kind, layers),
         attention_bias=bool(config.get("attention_bias")),
@@ -268,7 +271,7 @@ def _latent(model: ServedModel) -> LatentShape:
     )
 
 
-def _rope_positions(model: ServedModel, rope: Mapping[str, Any], positions: int) -> int:
+def rope_positions(model: ServedModel, rope: Mapping[str, Any], positions: int) -> int:
     """Rows of the rotary tables: stretched ones have more (layers/rotary_embedding)."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if "mrope_section" in rope and model.config.get("model_type") in _LONGER_ROPES:

@@ -25,8 +25,6 @@ from graphmem.units import MIB
 #: ``_FULL_GRAPH_PROFILING_SAMPLES`` and ``_MIN_PER_GRAPH_BYTES`` (cudagraph_utils.py).
 SAMPLES = 2
 LEAST_GRAPH_BYTES = MIB
-#: Layers that are followed for all but the largest size: the others are as the second, and find its memory free.
-_FOLLOWED_LAYERS = 4
 #: A captured graph's random state: seed and offset, 8 bytes each (CUDAGeneratorImpl.cpp).
 _GRAPH_STATE = (8, 8)
 
@@ -118,7 +116,7 @@ class GraphProfile:
         hidden: Tensor | None = None
         with run.placed(CAPTURE_STREAM):
             for size in sizes if self.kinds.pieces else ():
-                followed = None if size == sizes[0] else _FOLLOWED_LAYERS
+                followed = None if size == sizes[0] else self.model.followed_layers
                 self._dummy(size)
                 result = self._forward(size, 0, followed)
                 if hidden is None:

@@ -150,10 +150,14 @@ class Run:
     def matmul(self, size: int, label: str = "") -> Tensor:
         """A product by cuBLAS, whose workspace comes with the first on a stream and stays (CublasHandlePool.cpp)."""
         result = self.new(size, label)
+        self.cublas_workspace()
+        return result
+
+    def cublas_workspace(self) -> None:
+        """What cuBLAS works in on this stream."""
         if self._stream not in self._cublas_streams:
             self._cublas_streams.add(self._stream)
             self.new(self._cublas_bytes, "cuBLAS workspace", Category.WORKSPACE)
-        return result
 
     def scratch(self, size: int) -> None:
         """``WorkspaceManager.get_simultaneous``: the engine's own scratch grows to this size, and stays. What it was is

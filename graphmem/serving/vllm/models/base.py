@@ -12,6 +12,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.lora import Adapters, Fillable
 from graphmem.serving.vllm.run import Batch, Run, Tensor
+from graphmem.sources.vllm_backend import Backend
 
 if TYPE_CHECKING:
     from graphmem.serving.vllm.encoders.budget import Items
@@ -29,6 +30,9 @@ class Family(ABC):
     """A model of one rank. Making it asks for its weights."""
 
     run: Run
+    #: Layers that are followed for all but the largest size of graphs: the others are as the second, and find its
+    #: memory free.
+    followed_layers: int = 4
 
     @abstractmethod
     def finish(self) -> None:
@@ -184,7 +188,8 @@ class Shape:
     """The sizes of a model as the engine reads them. ``windows``: of each layer, the tokens it attends to, None for
     all. ``attends``: the layers of attention among those of states. ``encoder``: what comes before the model where it
     takes images, and gives it embeddings instead of ids. ``position_rows``: positions of one token, where it has more
-    than one (M-RoPE)."""
+    than one (M-RoPE). ``backend``: a capture of transformers' model where that is followed; ``soft_cap``: its logits
+    are capped."""
 
     kind: str
     hidden: int
@@ -216,6 +221,8 @@ class Shape:
     position_rows: int = 0
     #: Layers that predict further tokens, which are loaded where they are to draft.
     predicts: int = 0
+    soft_cap: bool = False
+    backend: Backend | None = None
 
     @property
     def own(self) -> Stage:

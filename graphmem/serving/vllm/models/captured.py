@@ -1,0 +1,145 @@
+"""A model by a capture of transformers' own code, as vLLM's backend for such models runs it
+(:mod:`graphmem.sources.vllm_backend`): that code's operators as they were captured, and the engine's layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from graphmem.errors import UsageError
+from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
+from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
+from graphmem.serving.vllm.models.decoder import Norm
+from graphmem.serving.vllm.run import Run, Tensor
+from graphmem.sources.vllm_backend import Happening, Layer
+from graphmem.trace import Category
+
+#: Layers after which the first attention's table of cosines and sines is made: those before it, and after it.
+_PROJECTIONS = 2
+
+
+class Captured(Family):
+    """The model."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        assert shape.backend is not None
+        self.run, self.shape, self.backend = run, shape, shape.backend
+        self._replay(self.backend.making, 0, {}, Category.BUFFER)
+        self.followed_layers = len(self.backend.attention)
+        self._layers = {layer.name: layer for layer in self.backend.layers}
+        self._linears: dict[str, Linear] = {}
+        self._norms: dict[str, Norm] = {}
+        self._tables: dict[str, Embedding] = {}
+        left = [layer for layer in self.backend.layers if layer.kind == "left"]
+        for layer in self.backend.layers[: len(self.backend.layers) - len(left)]:
+            self._make(layer)
+            if shape.rotary_dim and len(self._linears) == _PROJECTIONS and layer.kind == "linear":
+                rotary(run, "rotary_emb", shape.rope_positions, shape.rotary_dim, shape.itemsize)
+        self._scales = [AttentionScales(run, f"{name}.attn") for name in self.backend.attention]
+        for layer in left:
+            self._make(layer)
+        if not self._tables:
+            raise UsageError(f"{shape.kind}: the model has no table of embeddings")
+        first = next(iter(self._tables.values()))
+        self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
+        if shape.tied:
+            run.free(self.head.weight)
+            self.head = first
+
+    def _make(self, layer: Layer) -> None:
+        run, shape = self.run, self.shape
+        if layer.kind == "linear":
+            self._linears[layer.name] = Linear(
+                run, layer.name, layer.inputs, list(layer.outputs), shape.linear, shape.itemsize, bias=layer.bias,
+                reduce=layer.reduces,
+            )  # fmt: skip
+        elif layer.kind == "embedding":
+            self._tables[layer.name] = Embedding(run, layer.name, layer.inputs, layer.outputs[0], shape.itemsize)
+        elif layer.kind in ("parameter", "left"):
+            run.new(layer.bytes, layer.name)
+        else:
+            kind = "rms" if layer.kind == "norm" else "gemma"
+            self._norms[layer.name] = Norm(run, layer.name, layer.inputs, shape.itemsize, kind)
+
+    def finish(self) -> None:
+        for linear in self._linears.values():
+            linear.finish()
+        for scales in self._scales:
+            scales.finish()
+
+    def forward(self, tokens: int) -> Tensor:
+        alive: dict[int, Tensor] = {}
+        self._replay(self.backend.forward, tokens, alive)
+        return self._output(alive)
+
+    def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
+        """The same in pieces, attention between them; what torch.compile makes of one is not followed. Of all layers,
+        as :attr:`followed_layers` says."""
+        alive: dict[int, Tensor] = {}
+        happenings = self.backend.forward
+        cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]
+        for start, stop in pairwise((0, *cuts, len(happenings))):
+            with piece():
+                self._replay(happenings[start:stop], tokens, alive)
+            if stop in cuts:
+                attend(tokens)
+        return self._output(alive)
+
+    def _output(self, alive: dict[int, Tensor]) -> Tensor:
+        output = alive.pop(self.backend.output)
+        self.run.free(*alive.values())
+        return output
+
+    def _replay(
+        self, happenings: tuple[Happening, ...], tokens: int, alive: dict[int, Tensor], kind: Category | None = None
+    ) -> None:
+        """What happened, for so many tokens, to what is alive."""
+        run = self.run
+        for one in happenings:
+            if one.kind == "free":
+                run.free(alive.pop(one.storage))
+            elif one.kind == "returned":
+                alive[one.storage] = self._returned(one, tokens)
+            elif one.kind == "cublas":
+                run.cublas_workspace()
+            else:
+                if one.name != run.module:
+                    run.enter(one.name)
+                alive[one.storage] = run.new(one.bytes + one.token_bytes * tokens, one.name, kind)
+
+    def _returned(self, one: Happening, tokens: int) -> Tensor:
+        if one.name in self._linears:
+            return self._product(self._linears[one.name], tokens)
+        if one.name in self._tables:
+            return self._tables[one.name](tokens)
+        norm = self._norms[one.name]
+        return norm.plain(tokens, one.token_bytes // (norm.width * norm.itemsize))
+
+    def _product(self, linear: Linear, tokens: int) -> Tensor:
+        """What a linear layer returns; one that ``splits`` copies its part of what it is given, one that ``gathers``
+        has all ranks' results and puts them side by side (``all_gather``)."""
+        run, layer = self.run, self._layers[linear.name]
+        part = [run.new(tokens * layer.inputs * self.shape.itemsize)] if layer.splits else []
+        result = linear(tokens)
+        run.free(*part)
+        if layer.gathers:
+            gathered = run.new(result.bytes * run.tp)
+            whole = run.new(gathered.bytes)
+            run.free(gathered, result)
+            return whole
+        return result
+
+    def logits(self, rows: int) -> Tensor:
+        return self.head.logits(rows, soft_cap=self.shape.soft_cap)
+
+
+def windows(values: Mapping[str, object], layers: int) -> tuple[int | None, ...]:
+    """The window of every layer: by its type, or one for all (``_create_attention_instances``; ``sliding_window`` of
+    the cache's configuration, engine/arg_utils.py)."""
+    window, types = values.get("sliding_window"), values.get("layer_types")
+    if type(window) is not int or window < 1 or values.get("use_sliding_window") is False:
+        return (None,) * layers
+    if isinstance(types, list):
+        return tuple(window if one == "sliding_attention" else None for one in types)
+    return (window,) * layers

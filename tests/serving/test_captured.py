@@ -1,0 +1,113 @@
+"""Models that no family follows, by a capture of transformers' code: against the engine's own starts, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphmem.devices import device_named
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.serving import engine_named
+from graphmem.serving.base import Question, Served, ServedModel
+from graphmem.serving.vllm import backend
+from graphmem.serving.vllm.engine import VLLM
+from tests.recorded.serving import captured, predicted, runs
+from tests.recorded.serving import question as question_of
+
+_HELD = ("weights", "buffers for batches", "buffers per sequence", "workspaces", "segment slack")
+#: Those that run in every suite: products that are summed over ranks and put side by side, and a plain decoder.
+_QUICK = ("glm-9b-tp2", "helium-2b")
+#: Bytes that are left for the KV cache as predicted less those recorded, where the engine runs code of its own that is
+#: taken to be like transformers'.
+LIKE = {"cohere-35b": 153_092_096, "nemotron-4b": 201_326_592, "gpt2-xl": 29_360_128}
+
+SMALL: dict[str, Any] = {
+    "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+    "max_position_embeddings": 4096, "torch_dtype": "bfloat16", "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+
+
+def asked(config: dict[str, Any], *arguments: tuple[str, str], **options: Any) -> Served:
+    model = ServedModel("small", config)
+    question = Question(model, device_named("H100"), enforce_eager=True, arguments=arguments, **options)
+    return engine_named("vllm").serve(question)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in captured()]
+)
+def test_the_start_is_the_engines(name: str) -> None:
+    """To the byte where the engine runs transformers' code."""
+    run, answer = captured()[name], predicted(name)
+    parts = {part.name: part.bytes for part in answer.parts}
+    assert answer.kv_cache.available_bytes - run["available"] == LIKE.get(name, 0)
+    if name not in LIKE:
+        assert parts["activation peak"] == run["headroom"]
+        assert sum(parts[part] for part in _HELD) == run["consumed"]
+        assert answer.kv_cache.blocks == run["blocks"]
+
+
+def test_which_models_are_captured() -> None:
+    llama = question_of("llama3-8b-eager", runs()["llama3-8b-eager"])
+    assert not backend.is_captured(llama)
+    assert backend.is_captured(llama.with_(arguments=(("model_impl", "transformers"),)))
+    small = Question(ServedModel("small", SMALL), llama.device)
+    assert backend.is_captured(small)
+    with pytest.raises(UsageError, match="no implementation of model_type 'smollm3' of its own"):
+        backend.is_captured(small.with_(arguments=(("model_impl", "vllm"),)))
+
+
+def test_projections_that_read_one_input_are_one() -> None:
+    asked_of = backend.prepared(Question(ServedModel("small", SMALL), device_named("H100"), enforce_eager=True))
+    names = [storage.label for storage in VLLM().trace(asked_of).storages]
+    assert "model.layers.1.self_attn.qkv_proj.weight" in names
+    assert "model.layers.1.mlp.gate_up_proj.weight" in names
+    assert "model.layers.1.self_attn.q_proj.weight" not in names
+
+
+def test_an_answer_says_whose_code_was_captured() -> None:
+    own = asked(SMALL)
+    assert own.basis == "captures"
+    assert any("runs smollm3 by transformers' code" in note for note in own.notes)
+    granite = asked(SMALL | {"model_type": "granite", "architectures": ["GraniteForCausalLM"]})
+    assert any("not by the engine's code for granite" in note for note in granite.notes)
+    assert granite.kv_cache.available_bytes != own.kv_cache.available_bytes
+
+
+def test_layers_of_a_window_have_one() -> None:
+    types = ["sliding_attention", "full_attention"]
+    config = SMALL | {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"]}
+    served = asked(config | {"sliding_window": 256, "layer_types": types})
+    assert served.kv_cache.groups == (("sliding window of 256", 1), ("full attention", 1))
+
+
+def test_quantised_weights_are_the_engines() -> None:
+    fp8 = asked(SMALL, quantization="fp8")
+    assert fp8.weights_bytes < asked(SMALL).weights_bytes
+
+
+def test_layers_of_states_alone_are_refused() -> None:
+    config = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    with pytest.raises(UsageError, match="no layers of attention"):
+        asked(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "words"),
+    [
+        ({"model_type": "nonesuch"}, (), "does not know"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, (), "no decoder of text"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, (), "in both directions"),
+        ({"model_type": "jetmoe", "architectures": ["JetMoeForCausalLM"]}, (), "experts"),
+        ({}, (("pipeline_parallel_size", "2"),), "--pipeline-parallel-size is not followed"),
+        ({}, (("enable_lora", "true"),), "--enable-lora is not followed"),
+        ({"num_hidden_layers": 100_000}, (), "num_hidden_layers"),
+        ({"hidden_act": "nonesuch"}, (), "nonesuch"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_and_why(config: dict[str, Any], arguments: tuple[tuple[str, str], ...], words: str) -> None:
+    with pytest.raises(GraphmemError, match=words):
+        asked(SMALL | config, *arguments)
