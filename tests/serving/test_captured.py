@@ -90,7 +90,7 @@ def test_quantised_weights_are_the_engines() -> None:
 
 
 def test_layers_of_states_alone_are_refused() -> None:
-    config = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    config = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
     with pytest.raises(UsageError, match="no layers of attention"):
         asked(config)
 

@@ -45,7 +45,8 @@ def is_captured(question: Question) -> bool:
             f"{question.model.name}: vLLM has no implementation of model_type {shown(kind)} of its own; leave "
             "--model-impl out, or give transformers"
         )
-    if not isinstance(kind, str) or isinstance(question.model.config.get("text_config"), Mapping):
+    around = question.model.around is not None or isinstance(question.model.config.get("text_config"), Mapping)
+    if not isinstance(kind, str) or around:  # what is around a language model is not captured
         return False
     return asked == "transformers" or kind not in families.MODEL_TYPES
 
