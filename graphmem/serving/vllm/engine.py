@@ -206,10 +206,13 @@ def _check_replicas(settings: Settings, shape: Shape, ranks: int, copies: int) -
             "--enable-expert-parallel, or ranks that divide it"
         )
     sliced = more.expert_parallel and more.data > 1 and settings.tensor_parallel > 1
-    if sliced and shape.kind in families.SLICED_BETWEEN_LAYERS:
+    if sliced and (
+        shape.kind in families.SLICED_BETWEEN_LAYERS or (shape.latent and (more.pipeline > 1 or more.speculation))
+    ):
         raise UsageError(
             f"{shape.kind} with tensor, data and expert parallelism keeps its hidden states in slices between layers, "
-            "which is not followed; give --tensor-parallel-size 1, or --data-parallel-size 1"
+            "which is not followed for it, nor with a pipeline or drafts; give --tensor-parallel-size 1, or "
+            "--data-parallel-size 1"
         )
 
 

@@ -22,6 +22,7 @@ from graphmem.serving.vllm.models.decoder import Decoder, Style
 from graphmem.serving.vllm.models.hybrid import GraniteHybrid
 from graphmem.serving.vllm.models.mamba import Mamba2, ScanShape
 from graphmem.serving.vllm.models.opt import OPT
+from graphmem.serving.vllm.models.sliced import SlicedDecoder
 from graphmem.serving.vllm.run import Run
 
 #: Families of :class:`Decoder` by ``model_type``.
@@ -65,9 +66,9 @@ _LONGER_ROPES = ("qwen2",)
 #: ``model_type`` with latent attention.
 _LATENT = ("deepseek_v2", "deepseek_v3")
 #: Experts whose tokens tensor parallel ranks slice where replicas gather them (``is_sequence_parallel``).
-SLICED = ("qwen3_moe",)
-#: Those that stay in slices between layers then, which is not followed (``use_sequence_parallel_moe`` of their layers).
-SLICED_BETWEEN_LAYERS = (*_LATENT, "qwen3_next", "qwen3_5_moe_text")
+SLICED = ("qwen3_moe", *_LATENT)
+#: Those that stay in slices between layers then, and are not followed (``use_sequence_parallel_moe`` of their layers).
+SLICED_BETWEEN_LAYERS = deltanet.KINDS
 #: Kinds of stretched rotary tables that are multiplied by a factor of their own.
 _MULTIPLIED = ("yarn", "deepseek_yarn")
 
@@ -84,6 +85,8 @@ def family(run: Run, shape: Shape) -> Family:
         return Mamba2(run, shape)
     if shape.kind == "granitemoehybrid":
         return GraniteHybrid(run, shape)
+    if shape.kind in _LATENT and run.experts.sliced:
+        return SlicedDecoder(run, shape, _STYLES[shape.kind])
     return Decoder(run, shape, _STYLES[shape.kind])
 
 

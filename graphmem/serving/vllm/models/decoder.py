@@ -189,9 +189,10 @@ class FeedForward:
         *,
         reduces: bool = True,
         gate: Linear | None = None,
+        whole: bool = False,
     ) -> None:
         self.run, self.name, self.style, self.size, self.gate = run, name, style, shape.itemsize, gate
-        self.width = (shape.intermediate if width is None else width) // run.tp
+        self.width = (shape.intermediate if width is None else width) // (1 if whole else run.tp)
         method, bias = shape.linear, shape.mlp_bias
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
         self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * 2, method, self.size, bias=bias)

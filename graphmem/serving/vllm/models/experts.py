@@ -44,7 +44,8 @@ class Experts:
         if experts.shared_width:
             holds = Style(holds_gate_up=True)
             self.shared = FeedForward(
-                run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False, gate=gate
+                run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False, gate=gate,
+                whole=run.experts.sliced,
             )  # fmt: skip
         if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
             run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
@@ -62,16 +63,16 @@ class Experts:
         """The output; the input is the caller's."""
         run = self.run
         if not run.experts.sliced:
-            return run.all_reduce(self._own(tokens))
+            return run.all_reduce(self.own(tokens))
         row, slice_of = self.shape.hidden * self.shape.itemsize, cdiv(tokens, run.tp)
         whole = slice_of * run.tp * row  # padded; a slice of what was padded is a view of it
         kept = run.new(slice_of * row if tokens % run.tp == 0 else whole, "slice of tokens")
-        output = self._own(slice_of)
+        output = self.own(slice_of)
         gathered = run.new(whole, "gathered slices")
         run.free(output, kept)
         return gathered
 
-    def _own(self, tokens: int) -> Tensor:
+    def own(self, tokens: int) -> Tensor:
         """The output of this rank's tokens, of this rank's share of every expert."""
         run, size, chosen = self.run, self.shape.itemsize, self.experts.chosen
         shared = self._beside(tokens)
@@ -80,7 +81,8 @@ class Experts:
             shared = self.shared(tokens)
         run.enter(f"{self.name}.experts")
         weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
-        run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
+        if not self.experts.grouped:
+            run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
         output = run.new(tokens * self.shape.hidden * size, "experts' output")
         self._multiply(tokens)
         run.free(weights, ids, scores)
@@ -119,8 +121,7 @@ class Experts:
         """What choosing among so many experts takes in fp32 where they are no power of two up to 256
         (``topk_softmax``, csrc/moe/topk_softmax_kernels.cu)."""
         count = self.experts.count
-        fused = self.experts.grouped or (count <= _MOST_FUSED and count & (count - 1) == 0)
-        return [] if fused else [tokens * count * 4]
+        return [] if count <= _MOST_FUSED and count & (count - 1) == 0 else [tokens * count * 4]
 
 
 #: Copies that an expert can have and one more, and steps whose load is remembered (distributed/eplb/eplb_state.py,
