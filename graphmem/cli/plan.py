@@ -69,8 +69,10 @@ def plan_command(**options: Any) -> None:
     is such a capture, and the first one's configuration is written for its framework. For example:
 
     \b
-      graphmem plan hf:./llama --gpus 16xH100-80GB --nodes 2 --global-batch 1M-tokens -s 8192
-      graphmem plan train.py:build --gpus 2xRTX-4090 --global-batch 32 --write configuration
+      graphmem plan hf:./llama --gpus 16xH100-80GB --nodes 2 \\
+        --global-batch 1M-tokens -s 8192
+      graphmem plan train.py:build --gpus 2xRTX-4090 --global-batch 32 \\
+        --write configuration
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 nothing fits of what was captured.
     """

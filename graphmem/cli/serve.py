@@ -81,11 +81,13 @@ def serve_command(**options: Any) -> None:
     that are not listed here are the engine's own, by its names. For example:
 
     \b
-      graphmem serve meta-llama/Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192
+      graphmem serve Llama-3.1-70B --gpu H100 --tp 4 --max-model-len 8192
       graphmem serve ./model --gpu L40S --lengths p50=800,p99=6000 --load 64
       graphmem serve ./model --gpu RTX-4090 --find max-model-len
-      graphmem serve ./model --engine hf --max-model-len 4096 --cache-implementation offloaded
-      graphmem serve ./model --arrivals 5/s --lengths p50=800,p99=6000 --output-lengths p50=200,p99=1000
+      graphmem serve ./model --engine hf --max-model-len 4096 \\
+        --cache-implementation offloaded
+      graphmem serve ./model --arrivals 5/s --lengths p50=800,p99=6000 \\
+        --output-lengths p50=200,p99=1000
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
     """

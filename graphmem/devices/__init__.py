@@ -43,6 +43,8 @@ _PREFIXES = re.compile(r"^(nvidia|geforce|tesla|amd|instinct)+")
 _APPLE = re.compile(r"^(apple)?m[1-9](pro|max|ultra|$|\d+gb|\d+core)|^apple|^mps$")
 #: Cards of a linked architecture that have PCIe, or a bridge to one other card.
 _BRIDGED = re.compile(r"PCIE|-NVL|A30|TITAN")
+#: A name with a number of cards before or after it.
+_COUNTED = re.compile(r"(?P<n>\d{1,4})x(?P<first>.+)|(?P<name>.+)x(?P<m>\d{1,4})")
 #: Longer text is no name.
 _LONGEST_NAME = 100
 
@@ -192,6 +194,13 @@ def device_named(name: str) -> Device:
         raise UsageError(
             f"{name!r} is Apple's: PyTorch runs there under MPS, whose allocator is not modelled; for a CUDA card of "
             f"that size give {other}"
+        )
+    count = _COUNTED.fullmatch(key)
+    if count is not None and (count["name"] or count["first"]) in index:  # H100x4, 4xH100
+        one = index[count["name"] or count["first"]].name
+        raise UsageError(
+            f"{name!r} is several cards, and here one is named: {one}. How many there are is said elsewhere: --tp of "
+            f"'graphmem serve', --world-size, 'graphmem plan --gpus {count['n'] or count['m']}x{one}'"
         )
     close = _close_names(key)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""

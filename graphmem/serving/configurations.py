@@ -36,7 +36,7 @@ def model_named(name: str) -> ServedModel:
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise SourceError(
         f"{shown(plain)} is neither a config.json, a folder with one, a model in this machine's Hugging Face cache nor "
-        f"one of graphmem's table{hint}"
+        f"one of graphmem's table{hint}; else save its config.json and give that"
     )
 
 

@@ -326,3 +326,16 @@ def test_no_option_value_ever_shows_a_traceback(recorder: Recorder, model: str, 
     assert result.exit_code in (0, 1, 2, 3)
     assert "Traceback" not in result.stderr
     assert "bug in graphmem" not in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_help_fits_a_terminal(name: str) -> None:
+    result = CliRunner().invoke(cli, [name, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["H100x4", "4xH100", "4 x h100"])
+def test_several_cards_are_told_from_one(name: str) -> None:
+    with pytest.raises(UsageError, match=r"several cards.*H100-80GB.*plan --gpus 4xH100-80GB"):
+        device_named(name)

@@ -62,6 +62,13 @@ _MODELLED_LIBRARIES = frozenset(
 )  # fmt: skip
 
 
+#: Overloads with a generator -> those without, which call them with none: ATen/native/TensorFactories.cpp (2.13).
+_WITH_GENERATOR = {
+    "aten.randint.generator": "aten.randint.default",
+    "aten.randint.low_generator": "aten.randint.low",
+    "aten.randn.generator": "aten.randn.default",
+}
+
 #: Operator -> what is assumed of values that a card has and an analysis has not.
 ASSUMED = {
     "aten._ctc_loss.Tensor": "targets of ctc_loss were taken to be as long as they are padded to",
@@ -85,7 +92,7 @@ def unmodelled(name: str, modelled: bool = False) -> str | None:
 
 def proven(name: str) -> bool:
     """Whether recordings prove that the operator allocates its outputs and nothing else."""
-    return name in _evidence()["proven"]
+    return _WITH_GENERATOR.get(name, name) in _evidence()["proven"]
 
 
 @functools.cache
