@@ -38,6 +38,7 @@ from graphmem.versions import NEWEST, RECORDED, Version, words
 #: What assumptions that are told as ``unknown`` begin with, where they change no size.
 _HARMLESS = (
     "values that are read back for logs",
+    "values were taken to be finite",
     "parameters and samples of torch.distributions",
     "--assume ",
     "host tensors exceeded the budget",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import Any
 
 import click
@@ -14,6 +15,18 @@ from graphmem.errors import UsageError
 from graphmem.serving import BUILT_IN
 from graphmem.units import parse_bytes
 
+#: What vLLM multiplies a number by: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
+_TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
+
+
+def _count(text: str) -> int:
+    """A whole number, also as vLLM reads one: 8k is 8,000 and 8K 8,192."""
+    found = re.fullmatch(r"([0-9]{1,15})([kmKM]?)", text.strip())
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no whole number; write for example 8192, 8k (8,000) or 8K (8,192)")
+    return int(found[1]) * _TIMES.get(found[2], 1)
+
+
 _ENGINE = (
     click.option(
         "--engine",
@@ -23,9 +36,9 @@ _ENGINE = (
     click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
     click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
     click.option("--tp", "--tensor-parallel-size", "tp", type=int, default=1, metavar="N", help="Cards. Default 1."),
-    click.option("--max-model-len", type=int, metavar="N", help="Longest request. Default: the model's."),
-    click.option("--max-num-seqs", type=int, metavar="N", help="Requests of a batch. Default: by card."),
-    click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens of a batch. Default: by card."),
+    click.option("--max-model-len", type=_count, metavar="N", help="Longest request. Default: the model's."),
+    click.option("--max-num-seqs", type=_count, metavar="N", help="Requests of a batch. Default: by card."),
+    click.option("--max-num-batched-tokens", type=_count, metavar="N", help="Tokens of a batch. Default: by card."),
     click.option("--gpu-memory-utilization", type=float, metavar="X", help="Default 0.92 (0.9 before 0.21)."),
     click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto, fp8, ... Default auto."),
     click.option("--quantization", metavar="NAME", help="awq, gptq, fp8, ... Default: the configuration's own."),

@@ -339,3 +339,10 @@ def test_help_fits_a_terminal(name: str) -> None:
 def test_several_cards_are_told_from_one(name: str) -> None:
     with pytest.raises(UsageError, match=r"several cards.*H100-80GB.*plan --gpus 4xH100-80GB"):
         device_named(name)
+
+
+@pytest.mark.parametrize(("text", "length"), [("8k", 8000), ("8K", 8192), ("4096", 4096)])
+def test_serve_reads_numbers_as_the_engine_does(text: str, length: int) -> None:
+    result = run("serve", "Llama-3.1-8B", "--gpu", "H100", "--max-model-len", text, "--format", "json", "--no-advice")
+    assert json.loads(result.stdout)["settings"]["max_model_len"] == length
+    assert "no whole number" in run("serve", "Llama-3.1-8B", "--max-model-len", "8x").stderr

@@ -295,6 +295,7 @@ def test_a_trace_with_more_than_bytes_can_hold_is_refused() -> None:
         ("nonzero, boolean masks and unique were assumed to select 100% of the candidates", None, 0),
         ("nonzero, boolean masks and unique were assumed to select 50% of the candidates", None, None),
         ("values that are read back for logs and checks were assumed to be 1, and checks to be passed", 0, 0),
+        ("values were taken to be finite where the step checks them", 0, 0),
         ("something that nobody has sorted yet", None, None),
     ],
 )
