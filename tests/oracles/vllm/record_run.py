@@ -32,15 +32,17 @@ from vllm.v1.worker import gpu_worker  # noqa: E402
 tokens: list[int] = []
 
 
-class _Sizes(logging.Handler):
+class _Sizes(logging.Filter):
     """What the engine says of its KV cache."""
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
         found = re.search(r"GPU KV cache size: ([0-9,]+) tokens", record.getMessage())
         tokens.extend([int(found[1].replace(",", ""))] if found else [])
+        return True
 
 
-logging.getLogger("vllm").addHandler(_Sizes())
+# Handlers would not do: they are set anew while a model that takes images starts.
+logging.getLogger("vllm.v1.core.kv_cache_utils").addFilter(_Sizes())
 _COUNTERS = ("allocated_bytes.all.current", "reserved_bytes.all.current", "requested_bytes.all.current")
 stages: dict[str, dict[str, int]] = {}
 profiles: list[Any] = []
