@@ -119,6 +119,11 @@ class LoadReport:
         return asdict(self)
 
 
+def unscheduled(engine: str) -> str:
+    """What is said of a load on an engine whose scheduler is not followed."""
+    return f"{engine}: its scheduler is not followed; --arrivals and --trace want --engine vllm"
+
+
 def loaded(
     served: Served,
     requests: Sequence[Request],
@@ -130,7 +135,7 @@ def loaded(
 ) -> LoadReport:
     """The load on an engine that starts. Raises :class:`UsageError` for an engine whose scheduler is not followed."""
     if served.scheduler is None:
-        raise UsageError(f"{served.engine}: its scheduler is not followed; --arrivals and --trace want --engine vllm")
+        raise UsageError(unscheduled(served.engine))
     if served.refusal is not None:
         raise UsageError(f"the engine does not start, so nothing arrives: {served.refusal}")
     answered = sum(request.output for request in requests)

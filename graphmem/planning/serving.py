@@ -17,7 +17,7 @@ from graphmem.captures import Say, unheard
 from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import GraphmemError, UsageError
-from graphmem.planning.load import LoadReport, Speed, loaded
+from graphmem.planning.load import LoadReport, Speed, loaded, unscheduled
 from graphmem.serving import engine_named, loads
 from graphmem.serving.base import Engine, Question, Request, Served
 from graphmem.serving.configurations import model_named
@@ -188,6 +188,8 @@ def serve(
     quantiles = _quantiles(lengths)
     speed = _speed(step_time, tokens_per_second)
     over_time = _load_asked(arrivals, quantiles, _quantiles(output_lengths), duration, trace)
+    if over_time is not None and getattr(chosen, "searches", False):  # before it is captured
+        raise UsageError(unscheduled(chosen.title))
     version = engine_version or _installed(chosen, assumptions)
     question = _question(model, card, version, options)
     found = None

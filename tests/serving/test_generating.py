@@ -95,3 +95,10 @@ def test_what_generate_has_not_is_one_line(model: str, options: dict[str, Any], 
 def test_an_unknown_engine_names_it_too(model: str) -> None:
     with pytest.raises(UsageError, match="onnxruntimegenai, hf"):
         graphmem.serve(model, engine="none")
+
+
+def test_a_load_is_refused_before_anything_is_captured() -> None:
+    with pytest.raises(UsageError, match="transformers generate: its scheduler is not followed"):
+        graphmem.serve(
+            "meta-llama/Llama-3.1-8B", gpu="H100", engine="hf", arrivals="5/s", lengths={50: 9}, output_lengths={50: 9}
+        )
