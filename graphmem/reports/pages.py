@@ -26,9 +26,10 @@ def page(title: str, body: str, element: str, document: Mapping[str, Any]) -> st
     )
 
 
-#: Notebooks have rules for tables of their own.
+#: Notebooks have rules for tables of their own, which are more special than these.
 _IN_NOTEBOOK = (
-    ".graphmem td, .graphmem th { text-align: left } .graphmem td.n, .graphmem th.n { text-align: right } "
+    ".graphmem td, .graphmem th { text-align: left !important } "
+    ".graphmem td.n, .graphmem th.n { text-align: right !important; white-space: nowrap } "
     ".graphmem .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em } "
     ".graphmem td.bar div { background: #0072b2; height: .8em } .graphmem .wide { overflow-x: auto } "
     ".graphmem .no { color: #b00020; font-weight: 600 } .graphmem .yes { font-weight: 600 } "
