@@ -35,7 +35,8 @@ from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import fits_card, summarize
 from graphmem.textbook import Sharded, compared
 from graphmem.trace import Trace
-from graphmem.training import Training, other_loop
+from graphmem.training import Inference, Training, other_loop
+from graphmem.units import format_bytes
 from graphmem.verdict import holding, loads_eagerly, loads_of, probability
 from graphmem.versions import Version, beyond_known, other_compiler, version_notes, words, workspace_variables
 
@@ -66,8 +67,27 @@ def answer(
 
     ``captures`` holds what was captured for other questions about the same model, and takes what is captured for this.
     What another thread loads and traces is waited for. With ``figures_only`` nobody asks how sure they are where that
-    takes analyses of their own.
+    takes analyses of their own. Where tokens are drafted and it is not said how many are right, all and none are tried,
+    and the answer is the one that needs more.
     """
+    step = question.step
+    if not isinstance(step, Inference) or step.generate is None or not step.generate.is_open:
+        return _answered(question, captures, say, figures_only)
+    shelf = captures or Captures()
+    none_right = replace(question, training=replace(step, generate=replace(step.generate, accepted=0)))
+    say("drafted tokens: all are right, then none")
+    all_right, in_vain = (_answered(one, shelf, say, figures_only) for one in (question, none_right))
+    more = max((all_right, in_vain), key=lambda estimate: estimate.device)
+    said = (
+        f"how many drafted tokens are right is data: {format_bytes(all_right.reserved)} are reserved if all are, "
+        f"{format_bytes(in_vain.reserved)} if none is; the larger one is shown (--accepted N: so many of a round)"
+    )
+    return replace(more, assumptions=(said, *more.assumptions))
+
+
+def _answered(
+    question: Question, captures: Captures | None, say: Callable[[str], None], figures_only: bool
+) -> Estimate:
     shelf = captures or Captures()
     estimate, may_go_on = _answer(question, shelf, say, figures_only)
     if may_go_on and (estimate.fit is None or not estimate.fit.fits):

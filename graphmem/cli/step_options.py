@@ -278,8 +278,15 @@ _OF_GENERATION = {
     "cache_implementation": "--cache-implementation",
     "cache_config": "--cache-config",
     "prefill_chunk_size": "--prefill-chunk-size",
+    "assistant_model": "--assistant-model",
+    "num_assistant_tokens": "--num-assistant-tokens",
+    "prompt_lookup_num_tokens": "--prompt-lookup-num-tokens",
+    "accepted": "--accepted",
     "generation_arg": "--generation-arg",
 }
+
+#: Options of drafts that are arguments of the generation.
+_DRAFTED = ("num_assistant_tokens", "prompt_lookup_num_tokens")
 
 GENERATION_OPTIONS = (
     click.option(
@@ -305,6 +312,20 @@ GENERATION_OPTIONS = (
         help="An option of a quantized cache, e.g. backend=quanto, nbits=4. Repeatable.",
     ),
     click.option("--prefill-chunk-size", type=POSITIVE, metavar="N", help="Tokens of the prompt read at once."),
+    click.option("--assistant-model", metavar="hf:NAME", help="A smaller model that drafts tokens, in the same dtype."),
+    click.option("--num-assistant-tokens", type=POSITIVE, metavar="N", help="Tokens of a draft. Default: the model's."),
+    click.option(
+        "--prompt-lookup-num-tokens",
+        type=POSITIVE,
+        metavar="N",
+        help="Draft N tokens from the text itself.",
+    ),
+    click.option(
+        "--accepted",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Drafted tokens of a round that are right. Default: all and none are tried, the larger one is shown.",
+    ),
     click.option(
         "--generation-arg",
         multiple=True,
@@ -478,7 +499,12 @@ def _generation(given: Mapping[str, Any]) -> Generation | None:
         given["cache_implementation"],
         tuple(parse_optimizer_arg(text) for text in given["cache_config"]),
         given["prefill_chunk_size"],
-        tuple(parse_optimizer_arg(text) for text in given["generation_arg"]),
+        given["assistant_model"],
+        given["accepted"],
+        (
+            *((name, given[name]) for name in _DRAFTED if given[name] is not None),
+            *(parse_optimizer_arg(text) for text in given["generation_arg"]),
+        ),
     )
 
 

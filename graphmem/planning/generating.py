@@ -270,17 +270,8 @@ class _Asked:
             f"at the most {format_bytes(most)} of cache on the card, {format_bytes(estimate.reserved)} reserved",
             f"{len(self._captured)} captures, {full} of them with all tokens",
             *_bound(batch, length),
-            *_compiled(self._run.generation),
             *(line for line in estimate.assumptions if not line.startswith(_SAID_OTHERWISE)),
         )
-
-
-def _compiled(generation: Generation) -> tuple[str, ...]:
-    """transformers compiles the decoding of static caches on a card, unless it is told not to."""
-    kind = generation.cache_implementation or ""
-    if not ("static" in kind or "hybrid" in kind) or dict(generation.arguments).get("disable_compile"):
-        return ()
-    return ("transformers compiles the decoding of this cache: predicted, held by no recording (--disable-compile)",)
 
 
 def _bound(batch: int, length: int) -> tuple[str, ...]:

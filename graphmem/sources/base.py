@@ -57,6 +57,7 @@ class Built:
     ``inputs`` is a tensor, a tuple (positional) or a dict (keyword arguments); ``loss`` is a callable on the model's
     output, or None for the default, and its attribute ``targets``, if it has one, moves to the device with the inputs;
     ``notes`` are assumptions to show. ``batch_of`` makes the inputs of another batch, where that needs no second model.
+    ``draft``: the model that drafts what it generates.
     """
 
     model: Any
@@ -64,6 +65,7 @@ class Built:
     loss: Callable[[Any], Any] | None = None
     notes: tuple[str, ...] = ()
     batch_of: Callable[[Sizes], Any] | None = None
+    draft: Any = None
 
 
 @dataclass(frozen=True)

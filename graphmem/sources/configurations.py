@@ -8,7 +8,7 @@ from typing import Any
 
 from graphmem.documents import read_json, shown
 from graphmem.errors import SourceError, UsageError, first_line
-from graphmem.training.generation import ASSISTED, NO_ASSISTANCE, Generation
+from graphmem.training.generation import DRAFTING, Generation
 
 
 def values_of(path: Path) -> dict[str, Any]:
@@ -28,9 +28,12 @@ def generation_values(path: Path) -> dict[str, Any]:
     values = read(path, "a readable JSON configuration")
     if not isinstance(values, dict):
         raise SourceError(f"{path} is no configuration of a generation: it holds {shown(values)}")
-    for name in ASSISTED:
-        if values.get(name) is not None:
-            raise SourceError(f"{path}: {name}: {NO_ASSISTANCE}; remove it to analyse the model without")
+    for name in DRAFTING:
+        if (value := values.get(name)) is not None:
+            raise SourceError(
+                f"{path}: {name}: assisted decoding is asked for by options; remove it there, and give "
+                f"--generation-arg {name}={shown(value)} for it"
+            )
     try:
         Generation(1, **{name: values[name] for name in _CHECKED if values.get(name) is not None})
     except UsageError as error:

@@ -297,12 +297,52 @@ def _build(architecture: Any, config: Any, sizes: Sizes, path: Path | None) -> B
         quantization = _quantization(config, sizes)
         model = architecture(config) if quantization is None else _quantized(architecture, config, quantization, sizes)
     said: list[str] = []
+    draft = None
     if sizes.generate is not None:
         _check_generates(model)
         _check_cache(sizes.generate)
         said = _generation_beside(model, path)
+        draft = _draft(model, sizes)
     inputs, notes = _inputs(model, task, sizes)
-    return Built(model, inputs, None, (*notes, *said), lambda other: _inputs(model, task, other)[0])
+    return Built(model, inputs, None, (*notes, *said), lambda other: _inputs(model, task, other)[0], draft)
+
+
+def _draft(model: Any, sizes: Sizes) -> Any:
+    """The model that drafts tokens, None for none. Raises :class:`SourceError` where it cannot for ``model``."""
+    import transformers
+
+    assert sizes.generate is not None
+    if sizes.generate.is_assisted:
+        _check_assisted(sizes)
+    name = sizes.generate.assistant_model
+    if name is None:
+        return None
+    path = _path(transformers, name.removeprefix("hf:"))
+    with _offline():
+        config, _ = _configuration(transformers, name.removeprefix("hf:"), path)
+        draft = _architecture(transformers, config)(config)
+    _check_generates(draft)
+    own, other = (one.config.get_text_config().vocab_size for one in (model, draft))
+    if own != other:
+        raise SourceError(
+            f"{name} has a vocabulary of {other:,} tokens, the model one of {own:,}: transformers then translates with "
+            "both tokenizers, which a program passes to generate; analyse it with graphmem run"
+        )
+    _generation_beside(draft, path)
+    return draft
+
+
+def _check_assisted(sizes: Sizes) -> None:
+    """What transformers refuses beside drafted tokens (``_assisted_decoding``). Raises :class:`SourceError`."""
+    assert sizes.generate is not None
+    if (sizes.batch or 1) > 1:
+        raise SourceError(f"assisted decoding is for one text, and the batch has {sizes.batch}; leave out --batch")
+    kind = sizes.generate.cache_implementation
+    if kind not in (None, "dynamic", "offloaded"):
+        raise SourceError(f"assisted decoding takes tokens back, which a {kind} cache cannot; leave it out")
+    for name in ("num_beams", "num_return_sequences"):
+        if (getattr(sizes.generate, name) or 1) > 1:
+            raise SourceError(f"assisted decoding makes one text; leave out --{name.replace('_', '-')}")
 
 
 def _generation_beside(model: Any, path: Path | None) -> list[str]:

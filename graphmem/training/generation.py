@@ -32,10 +32,19 @@ _FIELDS = (
     "cache_implementation",
     "cache_config",
     "prefill_chunk_size",
+    "assistant_model",
 )
-#: Arguments of assisted decoding, and why it is refused.
-ASSISTED = ("assistant_model", "assistant_tokenizer", "prompt_lookup_num_tokens", "assistant_early_exit")
-NO_ASSISTANCE = "how many drafted tokens are right is data; assisted decoding has no analysis"
+#: Arguments that make a draft of the model itself or of the prompt.
+DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit")
+#: Arguments that say how long drafts are, and what they may be: transformers reads them from the ``generation_config``
+#: of the model that drafts.
+DRAFT_LENGTHS: dict[str, tuple[object, ...] | type] = {
+    "num_assistant_tokens": int,
+    "num_assistant_tokens_schedule": ("constant", "heuristic", "heuristic_transient"),
+    "assistant_confidence_threshold": float,
+}
+#: Arguments that are objects of a program, which no option can name.
+OBJECTS = ("tokenizer", "assistant_tokenizer")
 _DECIDED = ("max_length", "min_length", "min_new_tokens", "inputs", "input_ids", "attention_mask", "streamer")
 
 Options = tuple[tuple[str, OptionValue], ...]
@@ -54,6 +63,10 @@ class Generation:
         cache_implementation: one of :data:`CACHE_IMPLEMENTATIONS`.
         cache_config: options of a quantised cache, as ``(("backend", "quanto"), ("nbits", 4))`` or a mapping.
         prefill_chunk_size: tokens of the prompt that are read at once; None for all of them.
+        assistant_model: the model that drafts tokens (assisted decoding), as ``hf:NAME``, in the same precision.
+        accepted: of assisted decoding, how many drafted tokens of a round are right at the most; None where nobody
+            knows: all and none are tried, and the larger need is told. A draft is as long as its schedule lets it be,
+            as a confident model's is.
         arguments: any other option of transformers' ``GenerationConfig``, as ``(("top_k", 20),)`` or a mapping.
 
     Raises:
@@ -67,6 +80,8 @@ class Generation:
     cache_implementation: str | None = None
     cache_config: Options = ()
     prefill_chunk_size: int | None = None
+    assistant_model: str | None = None
+    accepted: int | None = None
     arguments: Options = ()
 
     def __post_init__(self) -> None:
@@ -77,15 +92,45 @@ class Generation:
         if self.do_sample not in (None, True, False):
             raise UsageError(f"do_sample is True, False or None, not {self.do_sample!r}")
         self._check_cache()
+        if self.accepted is not None and (type(self.accepted) is not int or self.accepted < 0):
+            raise UsageError(f"accepted is a whole number of at least 0, not {self.accepted!r}")
         object.__setattr__(self, "cache_config", _pairs("cache_config", self.cache_config))
         object.__setattr__(self, "arguments", _pairs("arguments", self.arguments))
         for name, _ in self.arguments:
             if name in _FIELDS:
                 raise UsageError(f"{name} is an option of its own; leave it out of the generation's arguments")
-            if name in ASSISTED:
-                raise UsageError(f"{name}: {NO_ASSISTANCE}")
+            if name in OBJECTS:
+                raise UsageError(f"{name} is an object of a program; graphmem run follows a program that passes one")
             if name in _DECIDED:
                 raise UsageError(f"{name} is not for generation's arguments: max_new_tokens says how long texts are")
+        self._check_drafts()
+
+    def _check_drafts(self) -> None:
+        for name, value in self.arguments:
+            allowed = DRAFT_LENGTHS.get(name)
+            if isinstance(allowed, tuple) and value not in allowed:
+                raise UsageError(f"{name} is one of {', '.join(map(str, allowed))}, not {value!r}")
+            is_count = name in ("num_assistant_tokens", *DRAFTING)
+            if is_count and (type(value) is not int or value < 1):
+                raise UsageError(f"{name} is a whole number of at least 1, not {value!r}")
+            if allowed is float and (type(value) not in (int, float) or not 0 <= float(str(value)) <= 1):
+                raise UsageError(f"{name} is a number from 0 to 1, not {value!r}")
+        given = [name for name, _ in self.arguments if name in DRAFT_LENGTHS]
+        if given and self.assistant_model is None and "assistant_early_exit" not in dict(self.arguments):
+            raise UsageError(f"{given[0]} is for a model that drafts; give assistant_model or assistant_early_exit")
+        if self.accepted is not None and not self.is_assisted:
+            raise UsageError("accepted is for assisted decoding; give what drafts: an assistant_model, for instance")
+
+    @property
+    def is_assisted(self) -> bool:
+        """Whether tokens are drafted and then checked."""
+        drafting = any(value is not None for name, value in self.arguments if name in DRAFTING)
+        return self.assistant_model is not None or drafting
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is drafted and not said how many tokens are right."""
+        return self.is_assisted and self.accepted is None
 
     def _check_cache(self) -> None:
         kind = self.cache_implementation
@@ -95,8 +140,8 @@ class Generation:
             raise UsageError("cache_config is for a quantised cache; give cache_implementation quantized too")
 
     def keywords(self) -> dict[str, object]:
-        """The arguments of ``generate`` beside the prompt."""
-        named = {name: getattr(self, name) for name in _FIELDS if name != "cache_config"}
+        """The arguments of ``generate`` beside the prompt and the model that drafts."""
+        named = {name: getattr(self, name) for name in _FIELDS if name not in ("cache_config", "assistant_model")}
         given: dict[str, object] = {name: value for name, value in named.items() if value is not None}
         if self.cache_config:
             given["cache_config"] = dict(self.cache_config)
@@ -116,6 +161,10 @@ class Generation:
             words.append(f"{self.cache_implementation} cache{f' ({options})' if options else ''}")
         if self.prefill_chunk_size is not None:
             words.append(f"prompt read in chunks of {self.prefill_chunk_size:,}")
+        if self.assistant_model is not None:
+            words.append(f"drafted by {self.assistant_model}")
+        if self.accepted is not None:
+            words.append(f"{self.accepted or 'no'} drafted {'token' if self.accepted == 1 else 'tokens'} a round right")
         return [*words, *(f"{name}={value}" for name, value in self.arguments)]
 
 

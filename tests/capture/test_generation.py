@@ -76,7 +76,7 @@ def test_the_generation_beside_a_folders_configuration_is_followed(tmp_path: Pat
         ("[]", "no configuration of a generation"),
         ("{", "not a readable JSON"),
         ('{"num_beams": 0}', "generation_config.json"),
-        ('{"prompt_lookup_num_tokens": 3}', "assisted decoding has no analysis"),
+        ('{"prompt_lookup_num_tokens": 3}', "give --generation-arg prompt_lookup_num_tokens=3"),
     ],
 )
 def test_a_bad_generation_beside_it_is_one_line(content: str, said: str, tmp_path: Path) -> None:
@@ -124,6 +124,30 @@ def test_what_does_not_generate_is_refused(tmp_path: Path) -> None:
         graphmem.analyze("model.onnx", training=Inference(generate=Generation(2)))
 
 
+def test_of_drafted_tokens_all_and_none_are_tried(tmp_path: Path) -> None:
+    drafts = (("assistant_early_exit", 1), ("num_assistant_tokens", 4), ("num_assistant_tokens_schedule", "heuristic"))
+    said, in_vain, all_right = (
+        _generated(tmp_path, _LLAMA, Generation(24, accepted=accepted, arguments=drafts), seq_len=40)
+        for accepted in (None, 0, 100)
+    )
+    assert said.device == max(in_vain.device, all_right.device)
+    assert "how many drafted tokens are right is data" in said.assumptions[0]
+    operators = [len(estimate.trace.kinds) for estimate in (in_vain, all_right) if estimate.trace is not None]
+    assert operators[0] > 2 * operators[1]  # every draft in vain is a round of its own
+
+
+def test_drafts_are_for_one_text_of_one_vocabulary(tmp_path: Path) -> None:
+    drafts = (("prompt_lookup_num_tokens", 4),)
+    with pytest.raises(GraphmemError, match="for one text, and the batch has 2"):
+        _generated(tmp_path, _LLAMA, Generation(4, arguments=drafts), batch=2, seq_len=40)
+    with pytest.raises(GraphmemError, match="which a static cache cannot"):
+        _generated(tmp_path, _LLAMA, Generation(4, cache_implementation="static", arguments=drafts), seq_len=40)
+    (tmp_path / "draft").mkdir()
+    other = _model(tmp_path / "draft", _LLAMA | {"vocab_size": 900})
+    with pytest.raises(GraphmemError, match="a vocabulary of 900 tokens, the model one of 1,000"):
+        _generated(tmp_path, _LLAMA, Generation(4, assistant_model=other), seq_len=40)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -135,7 +159,11 @@ def test_what_does_not_generate_is_refused(tmp_path: Path) -> None:
         (["--generate", "4", "--cache-implementation", "magic"], "unknown cache_implementation 'magic'"),
         (["--generate", "4", "--cache-config", "nbits=4"], "give cache_implementation quantized"),
         (["--generate", "4", "--generation-arg", "max_length=4"], "max_new_tokens says how long"),
-        (["--generate", "4", "--generation-arg", "prompt_lookup_num_tokens=4"], "assisted decoding has no analysis"),
+        (["--generate", "4", "--generation-arg", "assistant_tokenizer=x"], "graphmem run follows a program"),
+        (["--assistant-model", "hf:gpt2"], "--assistant-model needs --generate"),
+        (["--generate", "4", "--accepted", "2"], "accepted is for assisted decoding"),
+        (["--generate", "4", "--num-assistant-tokens", "2"], "num_assistant_tokens is for a model that drafts"),
+        (["--generate", "4", "--generation-arg", "prompt_lookup_num_tokens=0"], "a whole number of at least 1"),
         (["--generate", "4", "--generation-arg", "num_beams=4"], "num_beams is an option of its own"),
     ],
 )

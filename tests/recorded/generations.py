@@ -2,8 +2,8 @@
 :mod:`tests.recorded.whole`, and predicted as ``graphmem analyze hf:config.json --generate N`` predicts it.
 
 No text ends before its last token: what a card's weights would choose is nobody's to know. Greedy decoding and
-sampling read that back truly (:mod:`tests.recorded.true_values`); a beam search decides by scores, and is answered
-here, after the question was asked of the card. Every recording prints how long its texts became.
+sampling read that back truly (:mod:`tests.recorded.true_values`); what decides by scores (beams, drafted
+tokens) is answered here, after the question was asked of the card. Every recording prints how long its texts became.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from tests import places
 from tests.recorded.whole import CARD, WholePrograms
 
 if TYPE_CHECKING:
+    from graphmem.capture.patches import Patches
     from graphmem.trace import Trace
 
 Values = Mapping[str, Any]
@@ -70,6 +72,18 @@ class GeneratingProgram:
     is_padded: bool = False
     iterations: int = 1
     more_needs: tuple[str, ...] = field(default=())
+    assistant: Values | None = None
+    drafts_right: bool = True
+
+    @property
+    def is_assisted(self) -> bool:
+        return self.assistant is not None or self.generation.is_assisted
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether transformers compiles its decoding: recorded in the first run, which tries padded products."""
+        kind = self.generation.cache_implementation
+        return kind in ("static", "offloaded_static") and not dict(self.generation.arguments).get("disable_compile")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -82,14 +96,15 @@ class GeneratingProgram:
 
         model = _built(self.config, self.dtype)
         keywords = self.generation.keywords()
+        drafting = {} if self.assistant is None else {"assistant_model": _built(self.assistant, self.dtype)}
         ids = torch.zeros(self.batch, self.length, dtype=torch.long)
         mask = torch.ones_like(ids)
         if self.is_padded:
             mask[-1, 0] = 0
         ids, mask = ids.to("cuda"), mask.to("cuda")
         for _ in range(self.iterations):
-            with torch.no_grad(), _beams_to_the_end(self.generation.max_new_tokens):
-                output = model.generate(input_ids=ids, attention_mask=mask, **keywords)
+            with torch.no_grad(), _answered(self):
+                output = model.generate(input_ids=ids, attention_mask=mask, **keywords, **drafting)
             print(self.name, "made", tuple(output.shape))
             del output
         return model
@@ -99,12 +114,19 @@ class GeneratingProgram:
         from graphmem.question import Question
 
         with tempfile.TemporaryDirectory() as folder:
+            generation = self.generation
+            if self.assistant is not None:
+                (Path(folder) / "draft").mkdir()
+                draft = _file(folder, "draft/config", self.assistant)
+                generation = replace(generation, assistant_model=f"hf:{draft}")
+            if not self.drafts_right:
+                generation = replace(generation, accepted=0)
             question = Question(
                 f"hf:{_file(folder, 'config', self.config)}",
                 batch=self.batch,
                 seq_len=self.length,
                 training=Inference(
-                    self.dtype, attention_mask="padded" if self.is_padded else None, generate=self.generation
+                    self.dtype, attention_mask="padded" if self.is_padded else None, generate=generation
                 ),
                 device=CARD,
                 iterations=self.iterations,
@@ -131,7 +153,25 @@ def _built(values: Values, dtype: str) -> Any:
 
 
 @contextlib.contextmanager
-def _beams_to_the_end(tokens: int) -> Iterator[None]:
+def _answered(program: GeneratingProgram) -> Iterator[None]:
+    """What scores decide on a card, answered after it was asked."""
+    from graphmem.capture.patches import Patches
+
+    patches = Patches()
+    _beams_to_the_end(patches, program.generation.max_new_tokens)
+    if program.is_compiled:
+        _compiled_unfollowed(patches)
+    if dict(program.generation.cache_config).get("backend") == "hqq":
+        _quantizers_fit(patches)
+    if program.is_assisted:
+        _drafts_are(patches, right=program.drafts_right)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+def _beams_to_the_end(patches: Patches, tokens: int) -> None:
     """Beams go on until there are so many tokens, as on a card where none of them ends a text."""
     from transformers.generation.utils import GenerationMixin
 
@@ -141,11 +181,73 @@ def _beams_to_the_end(tokens: int) -> Iterator[None]:
         bool(original(*args, **kwargs))
         return next(asked) < tokens
 
-    GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(answered)
-    try:
-        yield
-    finally:
-        GenerationMixin._beam_search_has_unfinished_sequences = staticmethod(original)
+    patches.set(GenerationMixin, "_beam_search_has_unfinished_sequences", staticmethod(answered))
+
+
+def _compiled_unfollowed(patches: Patches) -> None:
+    """Values cannot be followed through compiled code; what is asked outside of it (whether a mask has gaps, whether a
+    text is long enough) decides what a card does, and is followed."""
+    from torch.overrides import _pop_mode_temporarily
+    from transformers import PreTrainedModel
+
+    original = PreTrainedModel.get_compiled_call
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        call = original(*args, **kwargs)
+
+        def unfollowed(*inputs: Any, **named: Any) -> Any:
+            with _pop_mode_temporarily():
+                return call(*inputs, **named)
+
+        return unfollowed
+
+    patches.set(PreTrainedModel, "get_compiled_call", compiled)
+
+
+def _quantizers_fit(patches: Patches) -> None:
+    """hqq's search goes on while its error falls: here to its last step, on a card mostly to an earlier one."""
+    import torch
+
+    original = torch.Tensor.__bool__
+
+    def answered(self: Any) -> bool:
+        answer = original(self)
+        return answer or sys._getframe(1).f_code.co_filename.endswith(str(Path("hqq", "core", "optimize.py")))
+
+    patches.set(torch.Tensor, "__bool__", answered)
+
+
+def _drafts_are(patches: Patches, *, right: bool) -> None:
+    """The draft says one token with confidence, the model the same or another: the most likely ones are overwritten in
+    place, which takes no memory, and are followed from there."""
+    import torch
+    from transformers.generation.stopping_criteria import ConfidenceCriteria
+
+    drafted, chosen, confident = torch.argmax, torch.Tensor.argmax, ConfidenceCriteria.__call__
+    said = _DRAFTED if right else _DRAFTED + 5
+
+    def is_unconfident(self: Any, *args: Any, **kwargs: Any) -> bool:
+        confident(self, *args, **kwargs)
+        return False
+
+    patches.set(torch, "argmax", lambda *args, **kwargs: drafted(*args, **kwargs).fill_(_DRAFTED))
+    patches.set(torch.Tensor, "argmax", lambda *args, **kwargs: chosen(*args, **kwargs).fill_(said))
+    patches.set(ConfidenceCriteria, "__call__", is_unconfident)
+
+
+#: What ``optimum-quanto`` installs is imported as ``optimum.quanto``.
+_QUANTO = ("optimum",)
+_DRAFT = _LLAMA | {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4}
+#: A token that ends no text, and which the prompts consist of.
+_DRAFTED = 0
+
+
+def _quantized(tokens: int, **config: Any) -> Generation:
+    return Generation(tokens, cache_implementation="quantized", cache_config=tuple(config.items()))
+
+
+def _arguments(tokens: int, **arguments: Any) -> Generation:
+    return Generation(tokens, arguments=tuple(arguments.items()))
 
 
 def _cases() -> tuple[GeneratingProgram, ...]:
@@ -176,6 +278,37 @@ def _cases() -> tuple[GeneratingProgram, ...]:
         case("sliding_gemma", _GEMMA, Generation(100), batch=2, length=200),
         case("chunked_llama", _LLAMA, Generation(20, prefill_chunk_size=128), batch=2, length=600),
         case("greedy_t5", _T5, Generation(80), batch=4, length=96, dtype="fp32"),
+        case("quanto4_llama", _LLAMA, _quantized(60, residual_length=40), batch=2, length=160, more_needs=_QUANTO),
+        case(
+            "quanto2_qwen",
+            _QWEN,
+            _quantized(32, backend="quanto", nbits=2, axis_key=-1, axis_value=-1, q_group_size=32, residual_length=24),
+            batch=4,
+            length=96,
+            dtype="fp16",
+            more_needs=_QUANTO,
+        ),
+        case(
+            "hqq4_llama",
+            _LLAMA,
+            _quantized(12, backend="hqq", axis_key=1, axis_value=1, residual_length=8),
+            batch=2,
+            length=128,
+            more_needs=("hqq",),
+        ),
+        case("compiled_llama", _LLAMA, Generation(33, cache_implementation="static"), batch=2, length=96),
+        case(
+            "compiled_gemma",
+            _GEMMA,
+            Generation(24, cache_implementation="static", do_sample=True, arguments=(("top_k", 50),)),
+            batch=2,
+            length=161,
+            is_padded=True,
+        ),
+        case("assisted_llama", _LLAMA, Generation(64), length=80, assistant=_DRAFT),
+        case("assisted_in_vain_llama", _LLAMA, Generation(8), length=80, assistant=_DRAFT, drafts_right=False),
+        case("looked_up_llama", _LLAMA, _arguments(32, prompt_lookup_num_tokens=6), length=90),
+        case("early_exit_llama", _LLAMA, _arguments(32, assistant_early_exit=2), length=80),
     )
 
 

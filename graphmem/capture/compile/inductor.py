@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from graphmem import versions
 from graphmem.capture.compile.functional import patch_functional_tensors
+from graphmem.capture.compile.graph_trees import GraphTrees
 from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
@@ -46,6 +47,7 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) 
     import_compiler()
     patches = Patches()
     forget = _device_caches()
+    trees = GraphTrees(recorder)
     settings = {"force_disable_caches": True, "compile_threads": 1}
     try:
         forget()
@@ -59,9 +61,11 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) 
             _patch_buffers(patches)
             _patch_constants(patches)
             _patch_timing(patches, assumed)
+            trees.patch(patches)
             follow_padding(patches, device, recorder, assumed)
             yield
     finally:
+        trees.forget()
         patches.undo()
         forget()
 
@@ -319,9 +323,9 @@ def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
 #: Settings of Inductor that are left out, with what the reader is told.
 _LEFT_OUT = {
     "triton.cudagraphs": (
-        "torch.compile: CUDA graphs (mode reduce-overhead, max-autotune) are not modelled; this is the step without "
-        "them. Their pool keeps what a captured graph allocates: of three recorded models the reserved peak was 3 % "
-        "below, equal to, and 17 % above that of mode default, the last where activations dominate"
+        "torch.compile: CUDA graphs (mode reduce-overhead, max-autotune) are not modelled with gradients; this is the "
+        "step without them. Their pool keeps what a captured graph allocates: of three recorded models the reserved "
+        "peak was 3 % below, equal to, and 17 % above that of mode default, the last where activations dominate"
     ),
     "max_autotune": (
         "torch.compile: max-autotune chooses kernels by timing on the card; the choices of mode default are assumed"
@@ -334,10 +338,13 @@ def _without(settings: Any, assumed: Counter[str]) -> Any:
     """Inductor's settings without those that only a card can follow."""
     if not settings:
         return settings
-    for name, message in _LEFT_OUT.items():
+    left_out = dict(_LEFT_OUT)
+    if not torch.is_grad_enabled():  # :mod:`graphmem.capture.compile.graph_trees`
+        del left_out["triton.cudagraphs"]
+    for name, message in left_out.items():
         if settings.get(name):
             assumed[message] += 1
-    return {name: value for name, value in settings.items() if name not in (*_LEFT_OUT, *_AUTOTUNING)}
+    return {name: value for name, value in settings.items() if name not in (*left_out, *_AUTOTUNING)}
 
 
 def _patch_timing(patches: Patches, assumed: Counter[str]) -> None:

@@ -18,15 +18,20 @@ from torch import nn
 
 from graphmem.capture.loop.step import Batch, autocast, batch_on_device, model_on_device
 from graphmem.capture.ports import StepBook
+from graphmem.capture.values import device_values
 from graphmem.errors import CaptureError
-from graphmem.training import Inference
+from graphmem.training import Generation, Inference
+from graphmem.training.generation import DRAFT_LENGTHS
 
 #: A program generates once; what it needs the next time is what it has given back.
 GENERATIONS = 1
 
 
-def run_generation(session: StepBook, model: nn.Module, prompt: Any, inference: Inference, iterations: int) -> None:
-    """Generate ``iterations`` times from the same prompt. Raises :class:`CaptureError` for a model that cannot."""
+def run_generation(
+    session: StepBook, model: nn.Module, prompt: Any, inference: Inference, iterations: int, draft: Any = None
+) -> None:
+    """Generate ``iterations`` times from the same prompt; ``draft``: the model that drafts tokens. Raises
+    :class:`CaptureError` for a model that cannot."""
     generation = inference.generate
     assert generation is not None
     generates: Callable[..., Any] | None = getattr(model, "generate", None)
@@ -37,13 +42,24 @@ def run_generation(session: StepBook, model: nn.Module, prompt: Any, inference: 
         )
     model = model_on_device(session, model, inference)
     keywords = generation.keywords()
+    if draft is not None:
+        keywords["assistant_model"] = model_on_device(session, draft, inference).eval()
+    for name in DRAFT_LENGTHS:  # which transformers reads there alone (``AssistedCandidateGenerator``)
+        if name in keywords:
+            setattr((draft or model).generation_config, name, keywords.pop(name))
     prompt = batch_on_device(session, Batch(prompt), inference.dtype).inputs
     model.eval()
     for _ in range(iterations):
         session.begin_generation()
-        with _told_from_decoding(session, model), torch.no_grad(), autocast(inference):
+        with _told(session, model, generation), torch.no_grad(), autocast(inference):
             output = model.generate(**prompt, **keywords)
         del output
+
+
+@contextlib.contextmanager
+def _told(session: StepBook, model: nn.Module, generation: Generation) -> Iterator[None]:
+    with _told_from_decoding(session, model), device_values.drafting(generation.accepted):
+        yield
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 from graphmem.capture.kernels import rule_of
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
-from graphmem.capture.operators import bitsandbytes, collectives, made_of_operators, nested, sparse, torchvision
+from graphmem.capture.operators import bitsandbytes, collectives, made_of_operators, nested, quanto, sparse, torchvision
 from graphmem.capture.operators.autocast import autocast_of
 from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
@@ -127,6 +127,7 @@ def facts_of(func: Any) -> OperatorFacts:
         made_of_operators.BODIES.get(func)
         or collectives.BODIES.get(func)
         or torchvision.BODIES.get(name)
+        or quanto.BODIES.get(name)
         or bitsandbytes.body_of(func)
     )
     modelled = rule is not None or body is not None or any(func in table for table in _MODELLED)

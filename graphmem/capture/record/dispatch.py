@@ -364,6 +364,10 @@ def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
     if device_values.goes_on(tensor):
         recorder.assumed[device_values.GOES_ON] += 1
         return True
+    expected = device_values.expected(tensor)
+    if expected is not None:
+        recorder.assumed[expected[1]] += 1
+        return expected[0]
     device_values.refuse_decisions()
     value = device_values.of_descent(tensor) if is_item else None
     if value is not None:

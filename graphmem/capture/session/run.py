@@ -136,7 +136,7 @@ def capture_model(
             output_bytes[0] = ended.output_bytes
         elif step.generate is not None:
             with _shortened(session):
-                run_generation(session, built.model, built.inputs, step, iterations or GENERATIONS)
+                run_generation(session, built.model, built.inputs, step, iterations or GENERATIONS, built.draft)
         else:
             run_inference(session, built.model, built.inputs, step, iterations or INFERENCE_ITERATIONS)
         ran.append(session.recorder.iteration)

@@ -206,14 +206,52 @@ def called_for_reducer() -> bool:
 
 def called_to_stop_generation() -> bool:
     """Whether transformers looks which sequences have ended: data, and generation would be cut off by a guess."""
-    return _called_from("transformers/generation/stopping_criteria.py")
+    files = ("transformers/generation/stopping_criteria.py", "transformers/generation/candidate_generator.py")
+    return any(_called_from(file) for file in files) or called_to_check_draft()
+
+
+def called_to_check_draft() -> bool:
+    """Whether assisted decoding looks which drafted tokens are right."""
+    return _called_from("transformers/generation/utils.py", ("_assisted_decoding", "_speculative_sampling"))
+
+
+def called_to_fit_quantizer() -> bool:
+    """Whether hqq looks if the error of a quantisation still falls: it goes on while it does, 20 times at the most."""
+    return _called_from("hqq/core/optimize.py")
+
+
+def called_to_ask_confidence(is_probability: bool) -> bool:
+    """Whether transformers looks how sure a model is of the token that it drafts (``ConfidenceCriteria``), or keeps
+    these probabilities to learn from them (where scikit-learn is installed)."""
+    if _called_from("transformers/generation/stopping_criteria.py", ("__call__",)):
+        return True
+    return is_probability and _called_from("transformers/generation/candidate_generator.py", ("_generate_candidates",))
+
+
+def called_to_look_up_draft() -> bool:
+    """Whether transformers, which drafts from the text itself, asks if a token is forbidden there
+    (``PromptLookupCandidateGenerator``)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if "/transformers/" in frame.f_code.co_filename.replace("\\", "/"):
+            return frame.f_code.co_name == "get_candidates"
+        frame = frame.f_back
+    return False
 
 
 def called_in_generation_loop() -> bool:
     """Whether a loop of transformers' ``generate`` reads a value to decide whether it goes on: an assumed value could
     keep it going for ever."""
     loops = ("_sample", "_beam_search", "_assisted_decoding", "_contrastive_search", "_dola_decoding")
-    return _called_from("transformers/generation/utils.py", loops)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.replace("\\", "/").endswith("transformers/generation/utils.py"):
+            if frame.f_code.co_name in loops:
+                return True
+            if frame.f_code.co_name == "generate":  # of the model that drafts, for the loop around it
+                return False
+        frame = frame.f_back
+    return False
 
 
 def called_to_sample() -> bool:

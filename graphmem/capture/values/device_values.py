@@ -42,12 +42,12 @@ _FILLS: dict[Any, Callable[..., Any]] = {
     _aten.ones.default: lambda *_: 1,
     _aten.zeros.default: lambda *_: 0,
 }
-_AND, _ADD = _aten.bitwise_and.Tensor, _aten.add.Tensor
+_AND, _ADD, _TIMES = _aten.bitwise_and.Tensor, _aten.add.Tensor, _aten.mul.Tensor
 #: Operators of filled tensors element by element.
 _COMBINATIONS: dict[Any, Callable[..., Any]] = {
     _AND: operator.and_,
     _aten.bitwise_or.Tensor: operator.or_,
-    _aten.mul.Tensor: operator.mul,
+    _TIMES: operator.mul,
     _ADD: operator.add,
     _aten.logical_and.default: lambda one, other: bool(one) and bool(other),
     _aten.logical_or.default: lambda one, other: bool(one) or bool(other),
@@ -62,6 +62,8 @@ _REDUCTIONS = {
 }  # fmt: skip
 #: Whether a token ends its sequence (``transformers/generation/stopping_criteria.py``).
 _ENDS = _aten.isin.Tensor_Tensor
+#: Of assisted decoding: how many drafted tokens are wrong, up to each of them (``transformers/generation/utils.py``).
+_WRONG = _aten.cumsum.default
 #: In a beam search: how many of its places every sequence has filled, before it is cut there.
 _LENGTHS = _aten.sum.dim_IntList
 #: The condition on the curvature in a line search (``torch/optim/lbfgs.py``), which a descent meets.
@@ -73,10 +75,16 @@ _FINITE = "values were taken to be finite where the step checks them"
 VALID = "parameters and samples of torch.distributions were taken to be in range"
 #: What the output says of generation.
 GOES_ON = "generation goes on to its largest length: no token was taken to end its sequence"
+#: What the output says of assisted decoding, and of hqq's search.
+CONFIDENT = "every draft was taken to be as long as its schedule lets it be: the model that drafts is confident"
+ALL_RIGHT = "every drafted token was taken to be right"
+SOME_RIGHT = "of every draft as many tokens were taken to be right as --accepted says"
+ALLOWED = "no token that the text says next was taken to be forbidden"
+FITTED = "hqq's search for a quantisation was taken to run to its last iteration"
 #: Operators whose outcome can be known.
 TRACKED = {
     *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _LOGICAL_NOT, _ENDS, _LENGTHS, _CURVATURE,
-    _IS_NAN, _IS_INFINITE, _SAME, _OTHER,
+    _WRONG, _IS_NAN, _IS_INFINITE, _SAME, _OTHER,
 }  # fmt: skip
 
 #: Elements of the largest tensor of flags.
@@ -96,6 +104,20 @@ def descending() -> Iterator[None]:
         yield
     finally:
         _descents.pop()
+
+
+#: How many drafted tokens of a round are right at the most, in the generation that goes on now; None for all.
+_accepted: list[int | None] = [None]
+
+
+@contextlib.contextmanager
+def drafting(accepted: int | None) -> Iterator[None]:
+    """Until the end, so many drafted tokens of a round are right; None: all of them."""
+    _accepted.append(accepted)
+    try:
+        yield
+    finally:
+        _accepted.pop()
 
 
 #: What library code that runs now is told of values that it reads back, and what the output says of that.
@@ -125,6 +147,8 @@ def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> str
     """
     if not isinstance(out, FakeTensor):
         return None
+    if func is _WRONG:
+        return _drafted(values, args[0], out)
     is_inference = out.is_inference()
     value, remark = _outcome(func, args), None
     if is_inference and value is not None and not callers.called_in_generation_loop():
@@ -144,11 +168,37 @@ def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> str
         out._graphmem_value = (value, None if is_inference else out._version)
         if is_check or getattr(args[0], "_graphmem_check", False):
             out._graphmem_check = True
-        if out.numel() <= _FLAGS and func not in _FILLS and values.of(out) is None:
+        is_short = out.numel() <= _FLAGS or func is _ENDS
+        if is_short and func not in _FILLS and values.of(out) is None:
             values.fill(out, value)
     elif func is _AND and _is_open(args):
         out._graphmem_open = True
     return remark
+
+
+def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> str | None:
+    """Which drafted tokens are wrong: none, or those after so many that are right."""
+    if wrong.dtype is not torch.bool or values.of(out) is not None or not callers.called_to_check_draft():
+        return None
+    accepted = _accepted[-1]
+    with unset_fake_temporarily():
+        places = torch.arange(1, out.shape[-1] + 1)
+        counts = torch.zeros_like(places) if accepted is None else (places - accepted).clamp(min=0)
+        values.learn(out, counts.expand(out.shape))
+    return ALL_RIGHT if accepted is None else SOME_RIGHT
+
+
+def expected(tensor: torch.Tensor) -> tuple[Any, str] | None:
+    """What a loop of a library reads that goes on as long as it can, and what the output says of that; None for what
+    others read."""
+    is_bool = tensor.dtype is torch.bool
+    if callers.called_to_look_up_draft():
+        return (False if is_bool else 0), ALLOWED  # or the token that it is asked of
+    if is_bool:
+        return (True, FITTED) if callers.called_to_fit_quantizer() else None
+    if not callers.called_to_ask_confidence(tensor.is_floating_point()):
+        return None
+    return (1.0 if tensor.is_floating_point() else 0), CONFIDENT  # a probability, or the token that it is asked of
 
 
 def _is_open(args: Sequence[Any]) -> bool:
@@ -177,6 +227,8 @@ def _outcome(func: Any, args: Sequence[Any]) -> Any:
         other = known(args[1]) if isinstance(args[1], torch.Tensor) else args[1]
         if func is _AND and (value is False or other is False):
             return False
+        if func is _TIMES and 0 in (value, other) and not _is_float(args):
+            return 0
         return None if value is None or other is None else _COMBINATIONS[func](value, other)
     compare = _COMPARISONS.get(func)
     if value is None and _descents:
@@ -191,6 +243,10 @@ def _outcome(func: Any, args: Sequence[Any]) -> Any:
     if func is _NOT:
         return not value if source.dtype is torch.bool else ~value
     return value if compare is None else compare(value, args[1])
+
+
+def _is_float(args: Sequence[Any]) -> bool:
+    return any(arg.is_floating_point() if isinstance(arg, torch.Tensor) else type(arg) is float for arg in args)
 
 
 def _if_finite(func: Any, args: Sequence[Any]) -> bool | None:
