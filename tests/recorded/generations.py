@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -73,7 +72,6 @@ class GeneratingProgram:
     iterations: int = 1
     more_needs: tuple[str, ...] = field(default=())
     assistant: Values | None = None
-    drafts_right: bool = True
 
     @property
     def is_assisted(self) -> bool:
@@ -119,8 +117,6 @@ class GeneratingProgram:
                 (Path(folder) / "draft").mkdir()
                 draft = _file(folder, "draft/config", self.assistant)
                 generation = replace(generation, assistant_model=f"hf:{draft}")
-            if not self.drafts_right:
-                generation = replace(generation, accepted=0)
             question = Question(
                 f"hf:{_file(folder, 'config', self.config)}",
                 batch=self.batch,
@@ -161,10 +157,8 @@ def _answered(program: GeneratingProgram) -> Iterator[None]:
     _beams_to_the_end(patches, program.generation.max_new_tokens)
     if program.is_compiled:
         _compiled_unfollowed(patches)
-    if dict(program.generation.cache_config).get("backend") == "hqq":
-        _quantizers_fit(patches)
     if program.is_assisted:
-        _drafts_are(patches, right=program.drafts_right)
+        _drafts_are_right(patches)
     try:
         yield
     finally:
@@ -204,34 +198,20 @@ def _compiled_unfollowed(patches: Patches) -> None:
     patches.set(PreTrainedModel, "get_compiled_call", compiled)
 
 
-def _quantizers_fit(patches: Patches) -> None:
-    """hqq's search goes on while its error falls: here to its last step, on a card mostly to an earlier one."""
-    import torch
-
-    original = torch.Tensor.__bool__
-
-    def answered(self: Any) -> bool:
-        answer = original(self)
-        return answer or sys._getframe(1).f_code.co_filename.endswith(str(Path("hqq", "core", "optimize.py")))
-
-    patches.set(torch.Tensor, "__bool__", answered)
-
-
-def _drafts_are(patches: Patches, *, right: bool) -> None:
-    """The draft says one token with confidence, the model the same or another: the most likely ones are overwritten in
-    place, which takes no memory, and are followed from there."""
+def _drafts_are_right(patches: Patches) -> None:
+    """The draft says one token with confidence, and the model the same: the most likely ones are overwritten in place,
+    which takes no memory, and are followed from there."""
     import torch
     from transformers.generation.stopping_criteria import ConfidenceCriteria
 
     drafted, chosen, confident = torch.argmax, torch.Tensor.argmax, ConfidenceCriteria.__call__
-    said = _DRAFTED if right else _DRAFTED + 5
 
     def is_unconfident(self: Any, *args: Any, **kwargs: Any) -> bool:
         confident(self, *args, **kwargs)
         return False
 
     patches.set(torch, "argmax", lambda *args, **kwargs: drafted(*args, **kwargs).fill_(_DRAFTED))
-    patches.set(torch.Tensor, "argmax", lambda *args, **kwargs: chosen(*args, **kwargs).fill_(said))
+    patches.set(torch.Tensor, "argmax", lambda *args, **kwargs: chosen(*args, **kwargs).fill_(_DRAFTED))
     patches.set(ConfidenceCriteria, "__call__", is_unconfident)
 
 
@@ -279,36 +259,9 @@ def _cases() -> tuple[GeneratingProgram, ...]:
         case("chunked_llama", _LLAMA, Generation(20, prefill_chunk_size=128), batch=2, length=600),
         case("greedy_t5", _T5, Generation(80), batch=4, length=96, dtype="fp32"),
         case("quanto4_llama", _LLAMA, _quantized(60, residual_length=40), batch=2, length=160, more_needs=_QUANTO),
-        case(
-            "quanto2_qwen",
-            _QWEN,
-            _quantized(32, backend="quanto", nbits=2, axis_key=-1, axis_value=-1, q_group_size=32, residual_length=24),
-            batch=4,
-            length=96,
-            dtype="fp16",
-            more_needs=_QUANTO,
-        ),
-        case(
-            "hqq4_llama",
-            _LLAMA,
-            _quantized(12, backend="hqq", axis_key=1, axis_value=1, residual_length=8),
-            batch=2,
-            length=128,
-            more_needs=("hqq",),
-        ),
         case("compiled_llama", _LLAMA, Generation(33, cache_implementation="static"), batch=2, length=96),
-        case(
-            "compiled_gemma",
-            _GEMMA,
-            Generation(24, cache_implementation="static", do_sample=True, arguments=(("top_k", 50),)),
-            batch=2,
-            length=161,
-            is_padded=True,
-        ),
         case("assisted_llama", _LLAMA, Generation(64), length=80, assistant=_DRAFT),
-        case("assisted_in_vain_llama", _LLAMA, Generation(8), length=80, assistant=_DRAFT, drafts_right=False),
         case("looked_up_llama", _LLAMA, _arguments(32, prompt_lookup_num_tokens=6), length=90),
-        case("early_exit_llama", _LLAMA, _arguments(32, assistant_early_exit=2), length=80),
     )
 
 
