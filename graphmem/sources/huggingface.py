@@ -318,7 +318,7 @@ def _draft(model: Any, sizes: Sizes) -> Any:
     if name is None:
         return None
     path = _path(transformers, name.removeprefix("hf:"))
-    with _offline():
+    with offline():
         config, _ = _configuration(transformers, name.removeprefix("hf:"), path)
         draft = _architecture(transformers, config)(config)
     _check_generates(draft)
