@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 from graphmem.serving.vllm.layers import cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
-from graphmem.serving.vllm.models.experts import balance
+from graphmem.serving.vllm.models.experts import balance, rearrange
 from graphmem.serving.vllm.models.mamba import state_index
 from graphmem.serving.vllm.run import Batch, Run, Tensor
 from graphmem.serving.vllm.speculation import NGram, Speculator
@@ -121,6 +121,7 @@ class V2(ModelRunner):
         indices = run.new(rows * 8)
         sampled = run.new(rows * self.shape.hidden * self.shape.itemsize, "sampled hidden states")
         run.free(indices, *batch, *reversed(tapped))
+        rearrange(run, self.shape)
         logits = model.logits(rows)
         self._sample(rows)
         run.free(logits, hidden, sampled)

@@ -83,6 +83,10 @@ class Experts:
         weights, ids = run.new(tokens * chosen * 4), run.new(tokens * chosen * 4)
         if not self.experts.grouped:
             run.temporary(tokens * chosen * 4, *self._softmax_scratch(tokens))
+        if run.experts.balanced:  # ids of copies (``eplb_map_to_physical_and_record``)
+            mapped = run.new(tokens * chosen * 4)
+            run.free(ids)
+            ids = mapped
         output = run.new(tokens * self.shape.hidden * size, "experts' output")
         self._multiply(tokens)
         run.free(weights, ids, scores)
@@ -148,3 +152,23 @@ def balance(run: Run, shape: Shape) -> None:
     shape.linear.make_experts(run, "experts on their way", local, shape.hidden, experts.width // run.experts.slices)
     run.new(layers * experts.count * 8, "load of experts", Category.BUFFER)
     run.free(*made)
+
+
+def rearrange(run: Run, shape: Shape) -> None:
+    """``EplbState.rearrange`` while the engine profiles: the load in the last steps by expert, its sum, and room for
+    what experts of a layer are gathered into (distributed/eplb/{eplb_state,rebalance_execute}.py)."""
+    experts = shape.experts
+    if experts is None or not run.experts.balanced:
+        return
+    run.enter("expert parallelism load balancer")
+    layers = sum(experts.in_layer(index) for index in shape.own.layers)
+    copies = experts.count + run.experts.redundant
+    load = run.new(_WINDOW * layers * (experts.count + 1) * 4, "load by expert")
+    run.temporary(layers * copies, layers * copies * 8)
+    total = run.new(layers * experts.count * 8, "sum of the load")
+    run.temporary(_WINDOW * layers * experts.count * 8)
+    before = len(run.builder.storage_bytes)
+    local, width = cdiv(copies, run.experts.ranks), experts.width // run.experts.slices
+    shape.linear.make_experts(run, "experts that are gathered", local, shape.hidden, width)
+    made = [Tensor(index, run.builder.storage_bytes[index]) for index in range(before, len(run.builder.storage_bytes))]
+    run.free(*made, load, total)
