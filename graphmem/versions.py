@@ -468,7 +468,7 @@ TRUNCATED_NORMAL_BY_REJECTION = Since(
 CHANGES: tuple[Since, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Since))
 
 #: The first PyTorch whose compiler has been compared with recordings; earlier ones keep other internals.
-COMPILER_FOLLOWED_SINCE: Version = (2, 9)
+COMPILER_FOLLOWED_SINCE: Version = (2, 6)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

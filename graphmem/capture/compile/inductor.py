@@ -198,10 +198,13 @@ def _patch_triton(patches: Patches) -> None:
         self.imports.splice(
             "from torch._inductor.runtime.triton_heuristics import start_graph, end_graph\n"
             "get_raw_stream = lambda _: 0\n"
+            "grid = split_scan_grid = grid_combo_kernels = cooperative_reduction_grid = lambda *_, **__: None\n"
         )
 
-    for name in ("write_triton_header_once", "write_get_raw_stream_header"):
-        patches.set(PythonWrapperCodegen, name, header)
+    # The second one since 2.8, which the third calls; before 2.8 generated code computes each kernel's grid itself.
+    for name in ("write_triton_header_once", "write_get_raw_stream_header", "write_get_raw_stream_header_once"):
+        if hasattr(PythonWrapperCodegen, name):
+            patches.set(PythonWrapperCodegen, name, header)
 
 
 def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
