@@ -67,7 +67,13 @@ def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed
     patches.set(pad_mm, "get_pad_cache", lambda: results)
     patches.set(pad_mm, "no_dispatch", recorded)
     patches.set(pad_mm, judge, outcome)
-    patches.set(pad_mm, "get_do_bench", lambda: _trial(device.limits.l2_bytes))
+    if hasattr(pad_mm, "get_do_bench"):
+        patches.set(pad_mm, "get_do_bench", lambda: _trial(device.limits.l2_bytes))
+    else:  # 2.6
+        from torch._inductor.runtime.benchmarking import TritonBenchmarker
+
+        trial = _trial(device.limits.l2_bytes)
+        patches.set(TritonBenchmarker, "benchmark_gpu", lambda _, function, *args, **kwargs: trial(function))
 
 
 def _trial(l2_bytes: int) -> Callable[[Callable[[], None]], float]:
