@@ -44,6 +44,10 @@ PLAIN = (
     else (torch.Tensor, torch.nn.Parameter)
 )
 #: Types that kernels pack into nested tensors; others are selected by a mask.
+#: What multiplies a sparse matrix, and coalesces it before.
+PRODUCTS = ("mm", "_sparse_mm", "spmm", "matmul", "__matmul__", "addmm", "_sparse_addmm", "mv")
+#: Nodes of products, of whose gradient a sparse matrix's transpose is a factor.
+PRODUCTS_OF_SPARSE = ("SparseAddmm", "MmBackward", "AddmmBackward", "MvBackward")
 PACKED_BY_KERNEL = (torch.float32, torch.float16)
 
 
@@ -433,13 +437,30 @@ class TrueValues(TorchFunctionMode):
         for b in entries:
             self._prime(b, len(b))
 
-    def prime_backward(self, out, ins, entries):
+    @staticmethod
+    def distinct(tensors):
+        """How many distinct indices the sparse matrix among them has; None: there is none, or nobody knows."""
+        for sparse in tensors:
+            if isinstance(sparse, torch.Tensor) and sparse.layout is torch.sparse_coo and sparse._nnz() > 1:
+                if sparse.is_coalesced():
+                    return sparse._nnz()
+                indices = sparse._indices() if sparse.device.type == "cpu" else None
+                return getattr(sparse, "_distinct", None) if indices is None else torch.unique(indices, dim=1).shape[1]
+        return None
+
+    def prime_product(self, out, ins):
+        """The gradient of a product with a sparse matrix coalesces its transpose."""
+        count = self.distinct(ins)
+        if count is not None:
+            self.prime_backward(out, ins, [struct.pack("<i", count)], PRODUCTS_OF_SPARSE)
+
+    def prime_backward(self, out, ins, entries, kinds=("Index", "MaskedSelect")):
         """The backward of an index by a mask counts the mask again."""
         old = {id(t.grad_fn) for t in ins if isinstance(t, torch.Tensor) and t.grad_fn is not None}
         todo = [t.grad_fn for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         for _ in range(4):
             for g in todo:
-                if any(k in g.name() for k in ("Index", "MaskedSelect")):
+                if any(k in g.name() for k in kinds):
 
                     def before(grads, e=entries * 2):
                         self.prime(e)
@@ -481,6 +502,11 @@ class TrueValues(TorchFunctionMode):
                     self.odd[f"counts of {n}: {type(e).__name__} {str(e)[:80]}"] += 1
                 if primed:
                     self.prime(primed)
+            if primed is None and self._prime and odd and n in PRODUCTS:
+                count = self.distinct(dev)
+                if count is not None and not any(t.is_coalesced() for t in dev if t.layout is torch.sparse_coo):
+                    primed = [struct.pack("<i", count)]
+                    self.prime(primed)
             zeros = self._zero() if self._prime else 0
         try:
             out = func(*args, **kwargs)
@@ -493,6 +519,10 @@ class TrueValues(TorchFunctionMode):
                 left = self._clear()
         with OFF():
             zeros = self._zero() - zeros if self._prime else 0
+            if isinstance(out, torch.Tensor) and out.layout is torch.sparse_coo and n in ("cuda", "to"):
+                out._distinct = self.distinct(flat)
+            if odd and torch.is_grad_enabled() and isinstance(out, torch.Tensor) and out.requires_grad and self._prime:
+                self.prime_product(out, flat)
             if odd:
                 if zeros:
                     self.untrue[f"{n} at {_where()}"] += 1

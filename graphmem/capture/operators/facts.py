@@ -86,6 +86,18 @@ class OperatorFacts:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(self.func.name(), _COMPOSITE))
 
     @cached_property
+    def writes_first(self) -> bool:
+        """Whether it writes to its first argument, a tensor."""
+        arguments = self.func._schema.arguments
+        first = arguments[0].alias_info if arguments else None
+        return first is not None and first.is_write and str(arguments[0].type) == "Tensor"
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether it returns a view of its first argument."""
+        return bool(getattr(self.func, "is_view", False))
+
+    @cached_property
     def remark(self) -> str | None:
         """What a report has to say of its memory, if anything."""
         if self.name in ASSUMED:

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphmem.capture.kernels.parts.cub import counted_positions_bytes, sorted_pairs_bytes
+from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
 
 _aten = torch.ops.aten
-_INDEX_BYTES = 8
-#: The storage of Thrust's sort of pairs and of its selection of distinct ones.
-_SORTED, _DISTINCT = "sort of sparse indices", "distinct sparse indices"
+#: Marks a tensor whose indices are distinct and not in order.
+_DISTINCT = "_graphmem_distinct"
 
 
 def has_sparse(args: Any) -> bool:
@@ -30,10 +31,14 @@ def has_sparse(args: Any) -> bool:
 
 
 def _made(like: Tensor, indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
+    return _made_of(like, list(like.shape), indices, values, coalesced)
+
+
+def _made_of(like: Tensor, shape: list[int], indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
     made: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
         like.sparse_dim(),
         like.dense_dim(),
-        list(like.shape),
+        shape,
         indices,
         values,
         dtype=values.dtype,
@@ -73,6 +78,8 @@ def _rows(selection: Selection, self: Tensor) -> int:
     count: int = self._nnz()
     if selection.exact is not None:
         return selection.exact
+    if hasattr(self, _DISTINCT):
+        return count
     if selection.share is not None:
         return min(count, selection.rows(count) or 0)
     selection.distinct += 1
@@ -80,7 +87,7 @@ def _rows(selection: Selection, self: Tensor) -> int:
     return min(count, math.prod(positions))
 
 
-def _coalesce(selection: Selection, self: Tensor) -> Tensor:
+def coalesce(selection: Selection, self: Tensor, *, card: Card) -> Tensor:
     """``_coalesce_sparse_cuda``: sorts flattened indices with their origins, and sums the values of equal ones."""
     if self._nnz() < 2:
         return _clone(selection, self)
@@ -89,7 +96,7 @@ def _coalesce(selection: Selection, self: Tensor) -> Tensor:
     flattened = values.new_empty((1, count), dtype=torch.int64)
     origins = torch.empty_like(flattened)
     offsets = torch.empty_like(flattened)
-    for bytes_ in (_merge_sort_bytes(count), _unique_by_key_bytes(count)):
+    for bytes_ in (sorted_pairs_bytes(count, card), counted_positions_bytes(count, card)):
         values.new_empty(bytes_, dtype=torch.uint8)
     rows = _rows(selection, self)
     summed = values.new_empty((rows, *values.shape[1:]))
@@ -98,21 +105,6 @@ def _coalesce(selection: Selection, self: Tensor) -> Tensor:
         indices = torch.empty((sparse_dim, rows), dtype=torch.int64, device=values.device)
     del origins, offsets
     return _made(self, indices, summed, True)
-
-
-def _aligned(*sizes: int) -> int:
-    """CUB's and Thrust's storage of several parts: each at a multiple of 256 bytes, and room to align the first."""
-    return sum(-(-size // 256) * 256 for size in sizes) + 255
-
-
-def _merge_sort_bytes(count: int) -> int:
-    """DeviceMergeSort of 64-bit keys and values: both, and the bounds of tiles (256 threads with 8 items each)."""
-    return _aligned(count * _INDEX_BYTES, count * _INDEX_BYTES, (1 + -(-count // (256 * 8))) * _INDEX_BYTES)
-
-
-def _unique_by_key_bytes(count: int) -> int:
-    """DeviceSelect::UniqueByKey (448 threads with 11 items), and the number selected."""
-    return _aligned(_aligned((-(-count // (448 * 11)) + 32) * 16), _INDEX_BYTES)
 
 
 def _add(_: Selection, self: Tensor, other: Tensor, *, alpha: Any = 1) -> Tensor:
@@ -164,11 +156,8 @@ def _sparse_mask(selection: Selection, self: Tensor, mask: Tensor) -> Any:
     if not mask._nnz():
         return _clone(selection, mask)
     one = mask._values().new_ones(1)
-    index = mask._indices()[0]
-    if mask.sparse_dim() > 1:
-        index = torch.empty_like(index)  # flattened
-    rows = self.reshape(-1, *self.shape[mask.sparse_dim() :])
-    selected = rows.index_select(0, index)
+    rows = mask._indices()
+    selected = self[tuple(rows)] if mask.sparse_dim() > 1 else self.index_select(0, rows[0])
     indices = mask._indices().clone()
     masked = _made(mask, indices, selected * one, mask.is_coalesced())
     del selected
@@ -186,19 +175,87 @@ def _one_by_one(func: Any) -> Callable[..., None]:
     return run
 
 
+def _transpose(selection: Selection, self: Tensor, dim0: int = 0, dim1: int = 1) -> Any:
+    """``sparse_transpose_`` of a copy: two rows of its indices change places by way of a third."""
+    dims = [dim % self.dim() for dim in (dim0, dim1)]
+    if max(dims) >= self.sparse_dim():
+        return NotImplemented
+    values = self._values().clone(memory_format=torch.contiguous_format)
+    indices = self._indices().clone(memory_format=torch.contiguous_format)
+    torch.empty_like(indices[0])
+    shape = list(self.shape)
+    shape[dims[0]], shape[dims[1]] = shape[dims[1]], shape[dims[0]]
+    out = _made_of(self, shape, indices, values, coalesced=dims[0] == dims[1] and self.is_coalesced())
+    if self.is_coalesced():
+        setattr(out, _DISTINCT, True)
+    return out
+
+
+def _to_copy(_: Selection, self: Tensor, **options: Any) -> Any:
+    """To another device: indices, then values (``copy_sparse_to_sparse_``); a new dtype is that of the values alone."""
+    dtype, device = options.get("dtype"), options.get("device")
+    moved = device is not None and torch.device(device).type != self.device.type
+    indices = _aten._to_copy.default(self._indices(), device=device if moved else None)
+    values = _aten._to_copy.default(self._values(), device=device if moved else None, dtype=dtype)
+    return _made(self, indices, values, self.is_coalesced())
+
+
+def _mm(selection: Selection, self: Tensor, mat2: Tensor) -> Any:
+    """``_sparse_mm``: added to zeros, of which nothing is left."""
+    if self.layout is not torch.sparse_coo or mat2.layout is not torch.strided:
+        return NotImplemented
+    zeros = mat2.new_zeros((self.shape[0], mat2.shape[1]))
+    return _addmm(selection, zeros, self, mat2)
+
+
+def _mv(selection: Selection, self: Tensor, vec: Tensor) -> Any:
+    product = _mm(selection, self, vec.unsqueeze(-1))
+    return product if product is NotImplemented else product.squeeze(-1)
+
+
+def _addmm(selection: Selection, self: Tensor, mat1: Tensor, mat2: Tensor, **_: Any) -> Any:
+    """``s_addmm_out_sparse_dense_cuda`` (``sparse/cuda/SparseCUDATensorMath.cu``, ``SparseCUDABlas.cpp``): cuSPARSE
+    multiplies compressed rows of 32-bit indices into a result that lies by columns."""
+    if mat1.layout is not torch.sparse_coo or mat2.layout is not torch.strided:
+        return NotImplemented
+    out = mat2.new_empty((mat1.shape[0], mat2.shape[1]))
+    sparse = mat1 if mat1.is_coalesced() else _aten._coalesce.default(mat1)
+    compressed = out.new_empty(mat1.shape[0] + 1, dtype=torch.int32)
+    out.new_empty(sparse._nnz(), dtype=torch.int32)  # the rows' numbers, of which the compressed ones are made
+    columns = out.new_empty(sparse._nnz(), dtype=torch.int32)
+    by_columns = torch.empty_like(out, memory_format=torch.contiguous_format)
+    by_rows = mat2 if mat2.stride() in ((1, mat2.shape[0]), (mat2.shape[1], 1)) else mat2.clone()
+    del by_rows, by_columns
+    del columns
+    del compressed
+    return out
+
+
 #: Operators on sparse tensors -> what they are made of.
 BODIES: dict[Any, Callable[..., Any]] = {
     _aten.clone.default: _clone,
     _aten.detach.default: _detach,
-    _aten._coalesce.default: _coalesce,
+    _aten._coalesce.default: coalesce,
     _aten.add.Tensor: _add,
     _aten.add_.Tensor: _add_,
     _aten.mul.Tensor: _mul,
     _aten.mul_.Tensor: _mul_,
     _aten.sparse_mask.default: _sparse_mask,
+    _aten.t.default: _transpose,
+    _aten.transpose.int: _transpose,
+    _aten._to_copy.default: _to_copy,
+    _aten.mm.default: _mm,
+    _aten.mv.default: _mv,
+    _aten.addmm.default: _addmm,
+    _aten._sparse_addmm.default: _addmm,
     _aten._foreach_mul_.Scalar: _one_by_one(_aten.mul_.Tensor),
     _aten._foreach_add_.List: _one_by_one(_aten.add_.Tensor),
 }
+
+#: Those that cuSPARSE multiplies, and what is said of them: PyTorch gives the library a buffer of the size it asks for
+#: (``cusparseSpMM_bufferSize``), which no source tells.
+PRODUCTS = frozenset({_aten.mm.default, _aten.mv.default, _aten.addmm.default, _aten._sparse_addmm.default})
+CUSPARSE = "memory inside operators is not modelled: products with sparse matrices: cuSPARSE's buffer"
 
 #: What tells of a sparse tensor's parts, or puts parts together: nothing is allocated.
 PARTS = frozenset(

@@ -8,6 +8,7 @@ after the other, in the order of :data:`INTERCEPTORS`. A call that none of them 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
 _COALESCE = _aten._coalesce.default
+_SPARSE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 #: What ``AccumulateGrad`` makes a parameter's gradient with.
 _ACCUMULATING = (_aten.detach.default, _aten.clone.default)
 
@@ -81,6 +83,11 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 return result
         recorder.count_unmodelled(call)
         recorder.note(call)
+        if torch.is_grad_enabled():
+            if recorder.rewritten_views.is_waiting:
+                recorder.rewritten_views.used(args)
+            if route.facts.writes_first:
+                recorder.rewritten_views.written(args[0], args)
         return self.go_on(route, call)
 
     def go_on(self, route: Route, call: OperatorCall) -> Any:
@@ -265,12 +272,23 @@ def _sparse(mode: RecordingMode, call: OperatorCall) -> Any:
     body = call.facts.sparse_body
     if body is None or not sparse.has_sparse(call.args):
         return NOT_HANDLED
-    return _coalesced(mode, call, body) if call.func is _COALESCE else _in_place_of_kernel(mode, call, body)
+    if call.func in sparse.PRODUCTS:
+        mode.recorder.unmodelled[sparse.CUSPARSE] += 1
+    return _coalesced(mode, call) if call.func is _COALESCE else _in_place_of_kernel(mode, call, body)
 
 
-def _coalesced(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]) -> Any:
+def _made_sparse(mode: RecordingMode, call: OperatorCall) -> Any:
+    """A sparse tensor's indices are those it is made with; of real ones fake tensors make others."""
+    known = mode.recorder.values.of(call.args[3])
+    out = mode.finish(call, mode.run(call))
+    if known is not None:
+        mode.recorder.values.learn(out._indices(), known)
+    return out
+
+
+def _coalesced(mode: RecordingMode, call: OperatorCall) -> Any:
     """A sparse tensor has as many values as distinct indices, and those are known where they came from the host."""
-    values = mode.recorder.values
+    values, body = mode.recorder.values, functools.partial(sparse.coalesce, card=mode.recorder.card)
     indices = values.of(call.args[0]._indices())
     if indices is None:
         return _in_place_of_kernel(mode, call, body)
@@ -282,6 +300,21 @@ def _coalesced(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]
         out = _in_place_of_kernel(mode, call, body)
     values.learn(out._indices(), distinct)
     return out
+
+
+def _rewritten_view(mode: RecordingMode, call: OperatorCall) -> Any:
+    recorder, gradient = mode.recorder, call.args[0]
+    extent = recorder.rewritten_views.extent() if call.in_backward and recorder.rewritten_views.marked else None
+    ref = None if extent is None else recorder.storages.of(gradient)
+    if extent is None or ref is None or recorder.attribution.is_of_node(ref):
+        return NOT_HANDLED
+    if recorder.rewritten_views.holds_alone(call.func, gradient):
+        recorder.storages.renew(gradient, extent * gradient.element_size())
+    else:
+        with mode:
+            buffer = gradient.new_empty(max(extent, gradient.numel()))
+        call.args = (buffer[: gradient.numel()].view(gradient.shape), *call.args[1:])
+    return NOT_HANDLED
 
 
 def _fan_in(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -394,7 +427,7 @@ def _body(mode: RecordingMode, call: OperatorCall) -> Any:
 
 def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]) -> Any:
     selection = mode.recorder.selection
-    if not on_device(call.args) and selection.share is None and not call.facts.sized_by_data:
+    if not (on_device(call.args) or selection.share is not None or call.facts.sized_by_data or call.facts.sparse_body):
         return NOT_HANDLED  # of the host nothing is needed but results whose size is data there too
     outer, mode.in_body = mode.in_body, True
     try:
@@ -467,8 +500,8 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     ),
     Interceptor(
         "host values",
-        "host tensors that are no fakes are computed",
-        None,
+        "host tensors that are no fakes are computed; sparse ones are made fake",
+        lambda facts: facts.func is not _SPARSE,
         _host_values,
         is_noted=False,
     ),
@@ -498,6 +531,18 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         "few operators work on fake ones; CUDA's are spelled out on indices and values",
         lambda facts: facts.sparse_body is not None,
         _sparse,
+    ),
+    Interceptor(
+        "sparse tensors that are made",
+        "how many of their indices are distinct is data",
+        lambda facts: facts.func is _SPARSE,
+        _made_sparse,
+    ),
+    Interceptor(
+        "views written to",
+        "their gradients go through a buffer, but not where the view is called again",
+        lambda facts: facts.is_view,
+        _rewritten_view,
     ),
     Interceptor(
         "fan-in",

@@ -27,6 +27,7 @@ from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.rewritten_views import RewrittenViews
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
@@ -68,6 +69,7 @@ class Recorder:
         self.assumed_values = assumed_values or AssumedValues()
         self.selection = selection or Selection(None, self.assumed_values)
         self.fan_in = FanIn()
+        self.rewritten_views = RewrittenViews()
         self.collected = Collected(self.storages)
         self.values = values or KnownValues()
         self.unmodelled: Counter[str] = Counter()
@@ -169,7 +171,7 @@ class Recorder:
 
     def begin_backward(self) -> None:
         """A backward pass begins. Steps without any module have not said that their iteration began."""
-        if self.fan_in.calibrating:
+        if self.fan_in.calibrating or self.rewritten_views.calibrating:
             return
         self.backward_passes += 1
         if self._stage == "build" or (self._stage == "optimizer" and not self.in_optimizer_step):
@@ -283,11 +285,12 @@ class Recorder:
             self.is_paused = before
 
     def calibrate(self) -> None:
-        """Let the fan-in learn how this build of PyTorch counts references."""
+        """Learn how this build of PyTorch counts references."""
         builder, self.builder = self.builder, TraceBuilder("calibration")
         graph, self.births.graph = self.births.graph, None
         self.storages.operator = self.builder.operator("(calibration)")
         self.fan_in.calibrate()
+        self.rewritten_views.calibrate()
         self.builder, self.births.graph = builder, graph
         self.storages.operator = 0
 

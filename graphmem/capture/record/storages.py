@@ -199,6 +199,13 @@ class Storages:
         builder.free(old, self.operator)
         self.outgrown.add(old)
 
+    def renew(self, tensor: torch.Tensor, size: int) -> None:
+        """A live tensor's bytes are copied into a new storage of ``size`` bytes, and the old one is given back."""
+        ref = self.live[tensor.untyped_storage()._cdata]
+        old, builder = ref.index, self.builder
+        ref.index = self.alloc(size, builder.categories[old], builder.labels[old], builder.places[old])
+        builder.free(old, self.operator)
+
     def _died(self, ref: StorageRef) -> None:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]
@@ -232,7 +239,7 @@ class Storages:
 
     def name_storage(self, tensor: Any, label: str) -> None:
         """Give a live tensor's storage a name for people, unless it has one."""
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             ref = self.of(tensor)
             if ref is not None and not self.builder.labels[ref.index]:
                 self.builder.labels[ref.index] = label
@@ -240,6 +247,10 @@ class Storages:
     def label_input(self, tensor: torch.Tensor) -> None:
         """A leaf given to the outermost module is an input, unless it is known to be something else."""
         if not isinstance(tensor, FakeTensor):
+            return
+        if tensor.layout is torch.sparse_coo:
+            self.label_input(tensor._indices())
+            self.label_input(tensor._values())
             return
         ref = self.of(tensor)
         if ref is not None and self.builder.categories[ref.index] in (Category.TEMPORARY, Category.ACTIVATION):

@@ -217,7 +217,7 @@ class KnownValues:
             return  # as most results
         outputs = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         fakes = [tensor for tensor in outputs if isinstance(tensor, FakeTensor)]
-        if not fakes or not all(self._fits(tensor) and tensor.layout is torch.strided for tensor in fakes):
+        if not fakes or not all(map(self._fits, fakes)):
             return
         if operator.is_unwritten:
             self._mirror(fakes[0])
@@ -578,6 +578,8 @@ class KnownValues:
         self._new_mirror(tensor).is_weight = True
 
     def _fits(self, tensor: Any) -> bool:
+        if tensor.layout is not torch.strided:
+            return False
         elements = tensor.numel()
         if elements <= FLOAT_LIMIT:
             return True

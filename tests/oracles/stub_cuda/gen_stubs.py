@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-IMPORTED = re.compile(r"_*cuda[A-Z]|cublas[A-Z]|cublasLt|cudnn[A-Z]|cu(?!File)[A-Z]")
+IMPORTED = re.compile(r"_*cuda[A-Z]|cublas[A-Z]|cublasLt|cudnn[A-Z]|cusparse(?!Lt)[A-Z]|cu(?!File)[A-Z]")
 #: What cuDNN's run-time compiled engines, cuBLAS and Triton look up by name instead of importing it.
 LOOKED_UP = [
     "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset", "cuEventDestroy",
@@ -24,7 +24,7 @@ LOOKED_UP = [
 ]  # fmt: skip
 #: These may write on the device: what was sent there before is no longer known (FAKE_CUDA_SENT).
 WRITES = re.compile(
-    r"cublas(?!.*(Set|Get|Create|Destroy))|cudnn(?!.*(Set|Get|Create|Destroy))|cuLaunch|cu(da)?Mem(set|cpy)|cudaGraphLaunch"
+    r"cu(blas|sparse)(?!.*(Set|Get|Create|Destroy))|cudnn(?!.*(Set|Get|Create|Destroy))|cuLaunch|cu(da)?Mem(set|cpy)|cudaGraphLaunch"
 )
 
 

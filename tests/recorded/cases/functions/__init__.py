@@ -20,6 +20,7 @@ from tests.recorded.cases.functions import (
     second_derivatives,
     shapes,
     softmax,
+    sparse,
     special,
     values,
 )

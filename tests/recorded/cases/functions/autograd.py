@@ -195,3 +195,39 @@ def _hessian_vector(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     parameters = list(m.parameters())
     gradients = torch.autograd.grad(m(x).pow(2).sum(), parameters, create_graph=True)
     return sum((g * g.detach()).sum() for g in gradients)
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    y = (x * 1).view(-1)
+    y.mul_(2)
+    y.add_(1)
+    return y * 3
+
+
+def _view_and_base(x: torch.Tensor) -> torch.Tensor:
+    base = x * 1
+    base.t().relu_()
+    return base * 2
+
+
+def _held(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The view's gradient goes to another tensor, too."""
+    y = (x * 1).view(-1)
+    y.relu_()
+    return (y.view(x.shape) + x * 2,)
+
+
+add("view_relu_", lambda x: (x * 1).view(-1).relu_() * 2, X)
+add("view_relu_alone", lambda x: (x * 1).view(-1).relu_(), X)
+add("transposed_mul_", lambda x: (x * 1).t().mul_(2) * 3, X)
+add("permuted_silu_", lambda x: nn.functional.silu((x * 1)[None].permute(2, 0, 1), inplace=True) * 2, X)
+add("unsqueezed_of_slice_relu_", lambda x: (x * 1)[:32].unsqueeze(1).relu_() * 2, X)
+add("selected_relu_", lambda x: (x * 1)[3].relu_() * 2, X)
+add("view_written_twice", _twice, X)
+add("view_written_base_used", _view_and_base, X)
+add("view_written_gradient_shared", _held, X)
+module(
+    "instance_norm_leaky_relu_",
+    lambda: nn.Sequential(nn.InstanceNorm2d(16, affine=True), nn.LeakyReLU(0.01, inplace=True), nn.Conv2d(16, 4, 1)),
+    t(2, 16, 32, 32),
+)

@@ -1,0 +1,41 @@
+"""Products with sparse matrices in COO layout; recorded with true counts of what is coalesced.
+
+Nothing is recorded of cuSPARSE: the stub gives its products no buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.recorded.cases.functions.registry import add, group, t
+
+group("sparse")
+
+_ROWS, _COLUMNS = 3000, 5000
+
+
+def _matrix(count: int = 20000) -> torch.Tensor:
+    """Of distinct indices, coalesced on the host and moved."""
+    positions = torch.arange(count) * 37 % (_ROWS * _COLUMNS)
+    indices = torch.stack([positions // _COLUMNS, positions % _COLUMNS])
+    return torch.sparse_coo_tensor(indices, torch.ones(count), (_ROWS, _COLUMNS)).coalesce().to("cuda")
+
+
+_CASES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "mm": lambda x: torch.sparse.mm(_matrix(), x),
+    "spmm": lambda x: torch.spmm(_matrix(), x),
+    "matmul": lambda x: _matrix() @ x,
+    "mv": lambda x: _matrix() @ x[:, 0],
+    "addmm": lambda x: torch.sparse.addmm(torch.zeros(_ROWS, 64, device="cuda"), _matrix(), x, beta=0.5),
+    "mm_of_transposed": lambda x: torch.sparse.mm(_matrix(), x.t().contiguous().t()),
+    "mm_of_slice": lambda x: torch.sparse.mm(_matrix(), x[:, :32]),
+    "mm_large": lambda x: torch.sparse.mm(_matrix(600_000), x),
+    "mm_of_values": lambda x: torch.sparse.mm(_matrix().requires_grad_(), x),
+    "transposed": lambda x: _matrix().t(),
+}
+
+for _name, _case in _CASES.items():
+    add(f"sparse_{_name}", _case, t(_COLUMNS, 64), true_values=True)
