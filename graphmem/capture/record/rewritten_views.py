@@ -63,11 +63,11 @@ class RewrittenViews:
 
     def used(self, args: Any) -> None:
         """An operator that autograd follows has taken its arguments: the history of those written to is new."""
-        tensor: Any
         for tensor in tensors_in(args):
             written = self._written.pop(id(tensor), None)
-            if written is not None and written() is tensor:
-                self._mark(tensor.grad_fn, tensor._base)
+            view = None if written is None else written()
+            if view is not None and view is tensor:
+                self._mark(view.grad_fn, view._base)
         self._written = {key: ref for key, ref in self._written.items() if ref() is not None}
 
     @property
