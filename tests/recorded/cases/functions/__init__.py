@@ -48,6 +48,7 @@ __all__ = [
     "second_derivatives",
     "shapes",
     "softmax",
+    "sparse",
     "special",
     "values",
 ]
