@@ -79,12 +79,11 @@ def _draw(pick: random.Random) -> Network:
         batches = VOLUME_BATCHES if kind == "written volume" else BATCHES
         batch = pick.choice(batches) if pick.random() < 0.9 else pick.randint(1, 2 * batches[-1])
         dtype, last = pick.choice(_DTYPES), int(pick.random() < 0.12)
+        common: dict[str, Any] = {"dtype": dtype, "batch": batch, "last": last}
         shapes = tuple(
             Shape(
-                dtype=dtype,
-                batch=batch,
-                last=last,
                 tf32=int(dtype != "fp32" or pick.random() < 0.96),
+                **common,
                 **dict(zip(_LAYER, layer, strict=True)),
             )
             for layer in layers
