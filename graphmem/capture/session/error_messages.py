@@ -31,8 +31,8 @@ _EXPLAINED = (
     (
         r"arguments from the 'Sparse|sparse_(csr|csc|bsr|bsc|coo|compressed)_tensor|aten::empty_strided' with"
         r"|storage of Sparse",
-        "of sparse tensors on the device, products, sums, coalescing and transposing of COO ones are modelled, and this "
-        "operator or layout is not",
+        "of sparse tensors on the device, products, sums, coalescing and transposing of COO ones are modelled, and "
+        "this operator or layout is not",
     ),
     (
         r"arguments from the 'Quantized|_affine_quantized|quantized::",
