@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,20 +79,18 @@ def _draw(pick: random.Random) -> Network:
         batches = VOLUME_BATCHES if kind == "written volume" else BATCHES
         batch = pick.choice(batches) if pick.random() < 0.9 else pick.randint(1, 2 * batches[-1])
         dtype, last = pick.choice(_DTYPES), int(pick.random() < 0.12)
-        common: dict[str, Any] = {"dtype": dtype, "batch": batch, "last": last}
-        shapes = tuple(
-            Shape(
-                tf32=int(dtype != "fp32" or pick.random() < 0.96),
-                **common,
-                **dict(zip(_LAYER, layer, strict=True)),
-            )
-            for layer in layers
-        )
+        common = {"dtype": dtype, "batch": batch, "last": last}
+        shapes = tuple(_shape(layer, common, int(dtype != "fp32" or pick.random() < 0.96)) for layer in layers)
         if not all(shape.is_possible for shape in shapes):
             continue
         trains, copies = pick.choice([True] * 4 + [False]), pick.choice([0, 1, 1])
         if len(shapes) <= _MOST_LAYERS and _LEAST_BYTES <= sum(map(_output, shapes)) <= _MOST_BYTES:
             return Network(shapes, trains, copies)
+
+
+def _shape(layer: Iterable[Any], common: dict[str, Any], tf32: int) -> Shape:
+    named: dict[str, Any] = dict(zip(_LAYER, layer, strict=True))
+    return Shape(tf32=tf32, **common, **named)
 
 
 def told(network: Network, ask: Ask) -> Spaces:

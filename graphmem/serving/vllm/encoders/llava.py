@@ -26,6 +26,7 @@ from graphmem.serving.vllm.encoders.parts import (
     LayerNorm,
     RMSNorm,
     Sequences,
+    SummedBlock,
     Widths,
     linear,
     shared,
@@ -253,7 +254,7 @@ class _Clip(_Vision):
         return hidden
 
 
-class _ClipBlock(Block):
+class _ClipBlock(SummedBlock):
     """``CLIPEncoderLayer``."""
 
     def __init__(self, run: Run, name: str, widths: Widths, *, quick: bool = False) -> None:
@@ -262,21 +263,6 @@ class _ClipBlock(Block):
         first = LayerNorm(run, f"{name}.layer_norm1", widths.hidden, widths.itemsize)
         self.mlp = FeedForward(run, f"{name}.mlp", widths, quick=quick)
         self.norms = [first, LayerNorm(run, f"{name}.layer_norm2", widths.hidden, widths.itemsize)]
-
-    def __call__(self, sequences: Sequences) -> Tensor:
-        run, rows = self.run, sequences.rows
-        size = rows * self.widths.hidden * self.widths.itemsize
-        normed = self.norms[0](rows)
-        attended = self.attention(sequences)
-        run.free(normed)
-        middle = run.new(size, "with attention")
-        run.free(attended)
-        normed = self.norms[1](rows)
-        fed = self.mlp(rows)
-        run.free(normed)
-        result = run.new(size, "with the feed-forward layer")
-        run.free(fed, middle)
-        return result
 
 
 class _Siglip(_Vision):

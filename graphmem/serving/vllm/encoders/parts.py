@@ -271,6 +271,31 @@ class Block(ABC):
         """The hidden states after it, as a new tensor; what went in is the caller's."""
 
 
+class SummedBlock(Block):
+    """Attention and a feed-forward layer, each of normed states, each added into a new tensor."""
+
+    run: Run
+    widths: Widths
+    norms: list[LayerNorm]
+    attention: Attention
+    mlp: FeedForward
+
+    def __call__(self, sequences: Sequences) -> Tensor:
+        run, rows = self.run, sequences.rows
+        size = rows * self.widths.hidden * self.widths.itemsize
+        normed = self.norms[0](rows)
+        attended = self.attention(sequences)
+        run.free(normed)
+        middle = run.new(size, "with attention")
+        run.free(attended)
+        normed = self.norms[1](rows)
+        fed = self.mlp(rows)
+        run.free(normed)
+        result = run.new(size, "with the feed-forward layer")
+        run.free(fed, middle)
+        return result
+
+
 def through(run: Run, blocks: list[Block], hidden: Tensor, sequences: Sequences, *, keeps_first: bool) -> Tensor:
     """Hidden states after all layers. ``keeps_first``: what went into the first is held by somebody else."""
     first = hidden

@@ -24,6 +24,7 @@ from graphmem.serving.vllm.encoders.parts import (
     LayerNorm,
     RMSNorm,
     Sequences,
+    SummedBlock,
     Widths,
     linear,
     shared,
@@ -207,7 +208,7 @@ class _Merger:
         return result
 
 
-class _Block(Block):
+class _Block(SummedBlock):
     """Qwen2-VL's and Qwen3-VL's: what is added is a new tensor."""
 
     def __init__(self, run: Run, name: str, widths: Widths, named: tuple[str, str], *, quick: bool = False) -> None:
@@ -218,21 +219,6 @@ class _Block(Block):
 
     def _attention(self, name: str) -> HalvesTogether:
         return HalvesTogether(self.run, f"{name}.attn", self.widths, named=("qkv", "proj"))
-
-    def __call__(self, sequences: Sequences) -> Tensor:
-        run, rows = self.run, sequences.rows
-        size = rows * self.widths.hidden * self.widths.itemsize
-        normed = self.norms[0](rows)
-        attended = self.attention(sequences)
-        run.free(normed)
-        middle = run.new(size, "with attention")
-        run.free(attended)
-        normed = self.norms[1](rows)
-        fed = self.mlp(rows)
-        run.free(normed)
-        result = run.new(size, "with the feed-forward layer")
-        run.free(fed, middle)
-        return result
 
 
 class _Gathered(HalvesTogether):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from graphmem.serving.vllm.layers import Embedding, Linear
 from graphmem.serving.vllm.models.base import Family, Shape, StateShape
@@ -139,23 +141,20 @@ class Mixer:
         run.free(index, *sums, passed, products, final)
 
 
-class Mamba2(Family):
-    """The whole model. Scans are the engine's own operators and norms in place: Inductor makes nothing else of it."""
+class Layer(Protocol):
+    """One of states."""
 
-    def __init__(self, run: Run, shape: Shape) -> None:
-        self.run, self.shape = run, shape
-        state, size = shape.state, shape.itemsize
-        assert isinstance(state, ScanShape)
-        self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, size)
-        self.layers: list[Mixer] = []
-        for index in range(shape.layers):
-            name = f"backbone.layers.{index}"
-            self.layers.append(Mixer(run, f"{name}.mixer", shape, state))
-            Norm(run, f"{name}.norm", shape.hidden, size, "rms")
-        Norm(run, "backbone.norm_f", shape.hidden, size, "rms")
-        self.head = self.embedding
-        if not shape.tied:
-            self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
+    def __call__(self, tokens: int) -> Tensor: ...
+
+    def finish(self) -> None: ...
+
+
+class StatesOnly(Family):
+    """A model of an embedding, layers of states, and a head; norms are in place."""
+
+    embedding: Embedding
+    layers: Sequence[Layer]
+    head: Embedding
 
     def finish(self) -> None:
         for layer in self.layers:
@@ -174,6 +173,26 @@ class Mamba2(Family):
 
     def logits(self, rows: int) -> Tensor:
         return self.head.logits(rows)
+
+
+class Mamba2(StatesOnly):
+    """The whole model. Scans are the engine's own operators and norms in place: Inductor makes nothing else of it."""
+
+    def __init__(self, run: Run, shape: Shape) -> None:
+        self.run, self.shape = run, shape
+        state, size = shape.state, shape.itemsize
+        assert isinstance(state, ScanShape)
+        self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, size)
+        layers: list[Mixer] = []
+        for index in range(shape.layers):
+            name = f"backbone.layers.{index}"
+            layers.append(Mixer(run, f"{name}.mixer", shape, state))
+            Norm(run, f"{name}.norm", shape.hidden, size, "rms")
+        self.layers = layers
+        Norm(run, "backbone.norm_f", shape.hidden, size, "rms")
+        self.head = self.embedding
+        if not shape.tied:
+            self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, size)
 
 
 def state_index(run: Run, shape: Shape) -> None:

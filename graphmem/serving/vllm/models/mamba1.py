@@ -9,9 +9,10 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
 from graphmem.serving.values import count, counted
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, LinearMethod, Unquantized, cdiv
-from graphmem.serving.vllm.models.base import ExpertShape, Family, Shape, StateShape
+from graphmem.serving.vllm.models.base import ExpertShape, Shape, StateShape
 from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Norm, Style
 from graphmem.serving.vllm.models.hybrid import Attention
+from graphmem.serving.vllm.models.mamba import StatesOnly
 from graphmem.serving.vllm.run import Run, Tensor
 
 
@@ -74,40 +75,24 @@ class SelectiveMixer:
         return output
 
 
-class Mamba(Family):
+class Mamba(StatesOnly):
     """The whole model: norms in place, and mixers."""
 
     def __init__(self, run: Run, shape: Shape) -> None:
         self.run, self.shape = run, shape
         assert isinstance(shape.state, SelectiveShape)
         self.embedding = Embedding(run, "backbone.embeddings", shape.vocab, shape.hidden, shape.itemsize)
-        self.layers: list[SelectiveMixer] = []
+        layers: list[SelectiveMixer] = []
         for index in range(shape.layers):
             name = f"backbone.layers.{index}"
-            self.layers.append(SelectiveMixer(run, f"{name}.mixer", shape, shape.state))
+            layers.append(SelectiveMixer(run, f"{name}.mixer", shape, shape.state))
             Norm(run, f"{name}.norm", shape.hidden, shape.itemsize, "rms")
+        self.layers = layers
         Norm(run, "backbone.norm_f", shape.hidden, shape.itemsize, "rms")
         self.head = Embedding(run, "lm_head", shape.vocab, shape.hidden, shape.itemsize)
         if shape.tied:
             run.free(self.head.weight)
             self.head = self.embedding
-
-    def finish(self) -> None:
-        """As they were loaded."""
-
-    def forward(self, tokens: int) -> Tensor:
-        run = self.run
-        residual = self.embedding(tokens)
-        hidden = run.new(residual.bytes, "normed")
-        for layer in self.layers:
-            output = layer(tokens)
-            run.free(hidden)
-            hidden = output
-        run.free(residual)
-        return hidden
-
-    def logits(self, rows: int) -> Tensor:
-        return self.head.logits(rows)
 
 
 class Jamba(Decoder):
