@@ -207,7 +207,7 @@ KINDS = {
     "serving": Listed(
         "starts of vLLM: what it leaves for the KV cache, and why",
         "tests.recorded.serving:KIND",
-        ("vllm/runs.json.gz", "vllm/families.json.gz"),
+        ("vllm/runs.json.gz", "vllm/families.json.gz", "vllm/encoders.json.gz", "vllm/captured.json.gz"),
         on_stub=False,
     ),
     "scheduling": Listed(
