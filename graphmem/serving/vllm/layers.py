@@ -6,7 +6,8 @@ are bytes of one rank: ``tp`` ranks share heads, columns and rows.
 
 from __future__ import annotations
 
-from typing import Protocol
+from enum import Enum
+from typing import ClassVar, Protocol
 
 from graphmem.serving.vllm.lora import Adapters, Slots, TableSlots
 from graphmem.serving.vllm.run import Run, Tensor
@@ -27,8 +28,23 @@ def cdiv(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
+class CacheScales(Enum):
+    """What a checkpoint may say of a quantised KV cache, by the method of its weights (``get_quant_method`` of layers
+    of attention): ``NONE`` nothing; ``COPIED`` scales that are copied and let go (``BaseKVCacheMethod``,
+    quantization/kv_cache.py: fp8 checkpoints and ModelOpt's); ``KEPT`` scales that replace the layer's own, and zero
+    points that are let go (``CompressedTensorsKVCacheMethod``)."""
+
+    NONE = "none"
+    COPIED = "copied"
+    KEPT = "kept"
+
+
 class LinearMethod(Protocol):
     """How the weight of a linear layer lies in memory, and what multiplying with it takes."""
+
+    @property
+    def cache_scales(self) -> CacheScales:
+        """What comes with it for layers of attention."""
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """The parameters of a layer with these sizes on this rank, as they are after loading. ``outputs`` are the
@@ -49,6 +65,8 @@ class LinearMethod(Protocol):
 
 class Unquantized:
     """``UnquantizedLinearMethod`` (layers/linear.py)."""
+
+    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
 
     def __init__(self, itemsize: int) -> None:
         self.itemsize = itemsize
@@ -209,15 +227,32 @@ def _table(run: Run, size: int, scaled: bool) -> Tensor:
 
 
 class AttentionScales:
-    """The scales of a quantised KV cache, which every attention layer has."""
+    """The scales of a quantised KV cache, which every attention layer has; ``method`` is that of its weights, None for
+    layers that no checkpoint has scales of."""
 
-    def __init__(self, run: Run, name: str) -> None:
+    def __init__(self, run: Run, name: str, method: LinearMethod | None = None, itemsize: int = 2) -> None:
         self.run = run
+        self._kind = CacheScales.NONE if method is None else method.cache_scales
         run.once("table of flashinfer/quantization/fp4_quantization.py", _FLASHINFER_TABLE)
-        for _ in range(ATTENTION_SCALES):
-            run.new(4, f"{name}.scale", Category.BUFFER)
+        own = [run.new(4, f"{name}.scale", Category.BUFFER) for _ in range(ATTENTION_SCALES)]
         self._host = [run.new(4, f"{name}.host scale", Category.BUFFER) for _ in range(HOST_SCALES)]
+        self._replaced: list[Tensor] = []
+        if self._kind is CacheScales.COPIED:
+            self._replaced = [run.new(4, f"{name}.loaded scale") for _ in range(ATTENTION_SCALES)]
+        elif self._kind is CacheScales.KEPT:
+            for _ in range(ATTENTION_SCALES - 1):  # none of probabilities
+                run.new(4, f"{name}.loaded scale", Category.BUFFER)
+            zeros = [run.new(itemsize, f"{name}.zero point") for _ in range(ATTENTION_SCALES - 1)]
+            self._replaced = own[: ATTENTION_SCALES - 1] + zeros
+
+    def load(self) -> None:
+        """``process_weights_after_loading`` of the checkpoint's scales, in the order of the modules."""
+        self.run.free(*self._replaced)
+        self._replaced = []
 
     def finish(self) -> None:
-        """``process_weights_after_loading``."""
-        self.run.free(*self._host)
+        """``process_weights_after_loading`` of the layer: copies for the host are made anew on the host unless the
+        checkpoint may have had scales, which are written into those on the device."""
+        self.load()
+        if self._kind is CacheScales.NONE:
+            self.run.free(*self._host)

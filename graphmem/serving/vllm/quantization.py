@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from graphmem.devices.capabilities import reaches
 from graphmem.documents import shown
@@ -17,7 +17,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import counted, mapping, matches
 from graphmem.serving.vllm import versions
-from graphmem.serving.vllm.layers import LinearMethod, Unquantized, cdiv
+from graphmem.serving.vllm.layers import CacheScales, LinearMethod, Unquantized, cdiv
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.versions import Version
 
@@ -37,6 +37,8 @@ class Packed:
     ``reorders``: the checkpoint's order of bits is AWQ's, and every layer is unpacked to 32 bits to put it right.
     ``zeros``: groups have zero points; ``drops_zeros``: the checkpoint has them, and they are let go.
     """
+
+    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
 
     bits: int
     group: int
@@ -123,6 +125,8 @@ class Float8:
     multiplies it, and inputs are quantised too; else Marlin does.
     """
 
+    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+
     itemsize: int
     block: int = 0
     online: bool = False
@@ -180,6 +184,8 @@ class Float4:
     ``unpacks``: a product unpacks the whole weight first (bitsandbytes).
     """
 
+    cache_scales: ClassVar[CacheScales] = CacheScales.NONE
+
     itemsize: int
     block: int
     scale_bytes: int
@@ -227,6 +233,7 @@ class Excluding:
     method: LinearMethod
     plain: LinearMethod
     patterns: tuple[str, ...]
+    cache_scales: CacheScales
 
     #: Layers that the engine fuses, by what their parts are called in checkpoints.
     _PARTS = (("qkv_proj", "q_proj"), ("gate_up_proj", "gate_proj"))
@@ -329,7 +336,16 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
     if not own and name != "fp8":
         told = (f"the configuration has no quantization_config: {name} as it is usual, 4 bits in groups of 128",)
     method, excluded = _method(question, name, own, itemsize)
-    return (Excluding(method, plain, excluded) if excluded else method), name, told
+    return Excluding(method, plain, excluded, _cache_scales(name, own)), name, told
+
+
+def _cache_scales(name: str, own: Mapping[str, Any]) -> CacheScales:
+    """What the method has for layers of attention; nothing where the engine itself quantises (online/base.py)."""
+    if not own:
+        return CacheScales.NONE
+    return {
+        "fp8": CacheScales.COPIED, "modelopt_fp4": CacheScales.COPIED, "compressed-tensors": CacheScales.KEPT
+    }.get(name, CacheScales.NONE)  # fmt: skip
 
 
 def _named(text: str) -> str:

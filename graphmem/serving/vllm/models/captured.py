@@ -36,7 +36,9 @@ class Captured(Family):
             self._make(layer)
             if shape.rotary_dim and len(self._linears) == _PROJECTIONS and layer.kind == "linear":
                 rotary(run, "rotary_emb", shape.rope_positions, shape.rotary_dim, shape.itemsize)
-        self._scales = [AttentionScales(run, f"{name}.attn") for name in self.backend.attention]
+        self._scales = [
+            AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize) for name in self.backend.attention
+        ]
         for layer in left:
             self._make(layer)
         if not self._tables:

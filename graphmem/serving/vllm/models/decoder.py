@@ -144,7 +144,7 @@ class Attention:
                 run, f"{name}.rotary_emb", rope[1], shape.rotary_dim, shape.itemsize,
                 scaled=shape.rope_scaled, linear=shape.rope_linear and not local,
             )  # fmt: skip
-        self.scales = AttentionScales(run, f"{name}.attn")
+        self.scales = AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
         if style.head_norms and self.norms is None:
             self.norms = self._head_norms()
 
@@ -152,6 +152,7 @@ class Attention:
         """After loading."""
         self.qkv_proj.finish()
         self.o_proj.finish()
+        self.scales.load()
 
     def _head_norms(self) -> tuple[Norm, Norm]:
         width, size, kind = self.shape.head_dim, self.shape.itemsize, self.style.norm

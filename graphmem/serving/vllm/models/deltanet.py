@@ -153,7 +153,7 @@ class GatedAttention:
         if rope not in run.ropes:
             run.ropes.add(rope)
             rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, size, scaled=shape.rope_scaled)
-        self.scales = AttentionScales(run, f"{name}.attn")
+        self.scales = AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
         for side in "qk":
             run.new(shape.head_dim * size, f"{name}.{side}_norm.weight")
 
@@ -161,6 +161,7 @@ class GatedAttention:
         """After loading."""
         self.qkv_proj.finish()
         self.o_proj.finish()
+        self.scales.load()
 
     def __call__(self, tokens: int) -> Tensor:
         run, size = self.run, self.size

@@ -24,12 +24,13 @@ class Attention:
         if shape.rotary_dim and rope not in run.ropes:
             run.ropes.add(rope)
             rotary(run, f"{name}.rotary_emb", shape.rope_positions, shape.rotary_dim, size, scaled=shape.rope_scaled)
-        self.scales = AttentionScales(run, f"{name}.attn")
+        self.scales = AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
 
     def finish(self) -> None:
         """After loading."""
         self.qkv_proj.finish()
         self.o_proj.finish()
+        self.scales.load()
 
     def __call__(self, tokens: int) -> Tensor:
         """The projected output; the input is the caller's."""

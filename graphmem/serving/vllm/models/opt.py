@@ -36,7 +36,7 @@ class Layer:
         attn = f"{name}.self_attn"
         self.qkv = Linear(run, f"{attn}.qkv_proj", shape.hidden, [width] * 3, method, size, bias=True)
         self.out = Linear(run, f"{attn}.out_proj", width, [shape.hidden], method, size, bias=True, reduce=True)
-        self.scales = AttentionScales(run, f"{attn}.attn")
+        self.scales = AttentionScales(run, f"{attn}.attn", method, size)
         self.first_norm = LayerNorm(run, f"{name}.self_attn_layer_norm", shape.hidden, size)
         self.fc1 = Linear(run, f"{name}.fc1", shape.hidden, [inner], method, size, bias=True)
         self.fc2 = Linear(run, f"{name}.fc2", inner, [shape.hidden], method, size, bias=True, reduce=True)
