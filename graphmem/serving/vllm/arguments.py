@@ -38,7 +38,7 @@ WITHOUT_EFFECT = frozenset((
     "enable_auto_tool_choice", "reasoning_parser", "trust_remote_code", "seed", "disable_log_stats",
     "disable_log_requests", "enable_log_requests", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "revision",
     "tokenizer_revision", "download_dir", "distributed_executor_backend", "generation_config",
-    "enable_prefix_caching", "no_enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy",
+    "scheduling_policy",
     "max_cpu_loras", "mm_processor_cache_gb", "disable_custom_all_reduce", "swap_space", "response_role",
     "kv_offloading_backend", "max_logprobs", "api_server_count", "root_path", "allowed_origins", "ssl_keyfile",
     "ssl_certfile", "media_io_kwargs", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb",
@@ -81,6 +81,7 @@ class Arguments:
     host_cache_bytes: int = 0
     async_scheduling: bool | None = None
     prefix_caching: bool = True
+    chunked_prefill: bool = True
     dummy_weights: bool = False
     text_only: bool = False
     items_per_prompt: str = "{}"
@@ -159,6 +160,7 @@ def _resolved(values: Mapping[str, Any]) -> Arguments:
         host_cache_bytes=0 if size is None else size,
         async_scheduling=values.get("async_scheduling"),
         prefix_caching=values.get("enable_prefix_caching", True),
+        chunked_prefill=values.get("enable_chunked_prefill", True),
         dummy_weights=values.get("load_format") == "dummy",
         text_only=values.get("language_model_only", False),
         items_per_prompt=json.dumps(values.get("limit_mm_per_prompt", {})),
@@ -313,4 +315,5 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "mamba_ssm_cache_dtype": one_of(*_STATE_BYTES),
     "load_format": lambda name, text: text,
     "enable_prefix_caching": flag,
+    "enable_chunked_prefill": flag,
 }

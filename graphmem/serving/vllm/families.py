@@ -28,12 +28,12 @@ from graphmem.serving.vllm.run import Run
 #: Families of :class:`Decoder` by ``model_type``.
 _STYLES: dict[str, Style] = {
     "llama": Style(),
-    "mistral": Style(),
-    "qwen2": Style(holds_gate_up=True, qkv_bias=True),
+    "mistral": Style(adapts_tables=False),
+    "qwen2": Style(holds_gate_up=True, qkv_bias=True, adapts_tables=False),
     "qwen3": Style(holds_gate_up=True, head_norms=True),
     "mixtral": Style(),
     "phi3": Style(),
-    "gemma": Style(norm="gemma", holds_gate_up=True, scales_embedding=True, makes_tied_head=False),
+    "gemma": Style(norm="gemma", holds_gate_up=True, scales_embedding=True, makes_tied_head=False, adapts_tables=False),
     "qwen3_moe": Style(holds_gate_up=True, head_norms=True),
     "deepseek_v2": Style(holds_gate_up=True),
     "deepseek_v3": Style(holds_gate_up=True),
@@ -44,8 +44,11 @@ _STYLES: dict[str, Style] = {
         scales_embedding=True,
         soft_cap=True,
         makes_tied_head=False,
+        adapts_tables=False,
     ),
-    "gemma3_text": Style(norm="gemma", holds_gate_up=True, post_norms=True, scales_embedding=True, head_norms=True),
+    "gemma3_text": Style(
+        norm="gemma", holds_gate_up=True, post_norms=True, scales_embedding=True, head_norms=True, adapts_tables=False
+    ),
 }
 #: Families in files of their own: what reads their sizes, and what they are.
 _OWN: dict[str, tuple[Callable[[ServedModel, int, LinearMethod], Shape], Callable[[Run, Shape], Family]]] = {

@@ -86,8 +86,9 @@ class Settings:
             "enable_expert_parallel": more.expert_parallel, "num_redundant_experts": more.redundant_experts,
             "cudagraph_mode": more.graph_mode, "kv_cache_memory_bytes": more.cache_bytes,
             "num_gpu_blocks_override": more.blocks, "enable_prefix_caching": more.prefix_caching,
+            "enable_chunked_prefill": more.chunked_prefill,
         }  # fmt: skip
-        plain = (1, 1, False, 0, usual.graph_mode, None, None, True)
+        plain = (1, 1, False, 0, usual.graph_mode, None, None, True, True)
         shown = {name: value for (name, value), one in zip(found.items(), plain, strict=True) if value != one}
         if more.adapters:
             shown |= {"max_loras": more.adapters.slots, "max_lora_rank": more.adapters.rank}
@@ -105,13 +106,19 @@ def resolve(question: Question) -> Settings:
     tokens, requests = _batch_defaults(question, version)
     requests = _positive("max_num_seqs", question.max_num_seqs) or requests
     if question.max_num_batched_tokens is None:
-        tokens = min(requests * length, tokens)
+        tokens = min(requests * length, tokens if more.chunked_prefill else max(length, tokens))
     else:
         tokens = _positive("max_num_batched_tokens", question.max_num_batched_tokens)
         if tokens < requests:
             raise UsageError(
                 f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({requests}): give "
                 f"--max-num-seqs {tokens} or less, or --max-num-batched-tokens {requests} or more"
+            )
+        if tokens < length and not more.chunked_prefill:  # SchedulerConfig.verify_max_model_len (config/scheduler.py)
+            raise UsageError(
+                f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}), and without chunked "
+                f"prefill a prompt goes into one batch: give --max-model-len {tokens} or less, "
+                f"--max-num-batched-tokens {length} or more, or leave out --no-enable-chunked-prefill"
             )
     utilization = question.gpu_memory_utilization
     if utilization is None:

@@ -28,7 +28,8 @@ class Style:
     the feed-forward layer keeps a name for it until it returns. ``head_norms``: queries and keys are normed per head.
     ``post_norms``: what attention and feed-forward return is normed too. ``scales_embedding``: it is multiplied.
     ``makes_tied_head``: with tied embeddings the head is made first, and dropped. ``first_norm``: the first layer has
-    one before attention (EAGLE's has none).
+    one before attention (EAGLE's has none). ``adapts_tables``: adapters may change embeddings and the head (the class
+    lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).
     """
 
     norm: str = "rms"
@@ -40,6 +41,7 @@ class Style:
     soft_cap: bool = False
     makes_tied_head: bool = True
     first_norm: bool = True
+    adapts_tables: bool = True
 
 
 class Norm:
@@ -369,8 +371,8 @@ class Decoder(Family):
         if self.shape.experts is not None or self.shape.latent is not None or self.shape.state is not None:
             return super().adapt(adapters)
         wrapper(self.run, adapters)
-        stage = self.shape.own
-        made: list[Fillable] = [self.embedding.adapt(adapters, head=False)] if stage.first else []
+        stage, tables = self.shape.own, self.style.adapts_tables
+        made: list[Fillable] = [self.embedding.adapt(adapters, head=False)] if stage.first and tables else []
         for layer in self.layers:
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.mlp, FeedForward)
@@ -378,7 +380,7 @@ class Decoder(Family):
                 layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj,
             )  # fmt: skip
             made += [linear.adapt(adapters) for linear in linears]
-        return [*made, self.head.adapt(adapters, head=True)] if stage.last else made
+        return [*made, self.head.adapt(adapters, head=True)] if stage.last and tables else made
 
     def forward(self, tokens: int) -> Tensor:
         return self._forward(tokens, self.layers)
