@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from graphmem.planning.load import LoadAnswer, LoadReport
@@ -24,6 +24,13 @@ _PLOT, _HEIGHT, _LEFT = 860, 180, 44
 def render(report: ServingReport, width: int = WIDTH) -> str:
     """The text, ending in a newline, sentences in at most ``width`` columns."""
     return "\n".join(part for line in _lines(report, width) for part in folded(line, width)) + "\n"
+
+
+def _grouped(groups: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Layers by kind; groups of one kind, which share a pool of blocks, in one phrase."""
+    for kind in dict.fromkeys(kind for kind, _ in groups):
+        sizes = [layers for one, layers in groups if one == kind]
+        yield f"{sum(sizes)} layers of {kind}" + (f" in {len(sizes)} groups" if len(sizes) > 1 else "")
 
 
 def _lines(report: ServingReport, width: int) -> Iterator[str]:
@@ -51,7 +58,7 @@ def _lines(report: ServingReport, width: int) -> Iterator[str]:
         yield f"CUDA graphs really take {format_bytes(served.graphs_bytes)}, and what the driver keeps of them"
     yield (
         f"A block is {_counted(cache.block_size, 'token')}, {format_bytes(cache.block_bytes)}: "
-        + ", ".join(f"{layers} layers of {kind}" for kind, layers in cache.groups)
+        + ", ".join(_grouped(cache.groups))
     )
     yield "Settings: " + ", ".join(
         f"{name} {_shown(value)}" for name, value in served.settings.items() if value not in (None, [])

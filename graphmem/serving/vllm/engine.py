@@ -22,7 +22,7 @@ from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.configurations import model_named
 from graphmem.serving.values import count
 from graphmem.serving.vllm import arguments, backend, encoders, families, graphs, order, versions
-from graphmem.serving.vllm.attention import FlashAttention3
+from graphmem.serving.vllm.attention import FlashAttention2, FlashAttention3
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES, Layout, Spec, layout_of
 from graphmem.serving.vllm.layers import Unquantized
 from graphmem.serving.vllm.medusa import medusa_shape
@@ -463,8 +463,8 @@ def _notes(question: Question, settings: Settings, shape: Shape) -> tuple[str, .
     notes = []
     if not settings.eager and not settings.cold:
         notes.append("a warm start; the first one on a machine compiles, and charges that as activations: see --cold")
-        if question.device.limits.vllm_attention != FlashAttention3.name:
-            notes.append("CUDA graphs with kernels other than FlashAttention 3 are followed by their source only")
+        if question.device.limits.vllm_attention not in (FlashAttention2.name, FlashAttention3.name):
+            notes.append("CUDA graphs with kernels other than FlashAttention's are followed by their source only")
     if not settings.eager and settings.more.speculation:
         notes.append("activations are taken as in eager mode where tokens are drafted, and graphs of the draft as none")
     if not settings.eager and settings.more.pipeline > 1:
