@@ -79,6 +79,7 @@ def test_lengths_are_a_distribution_through_the_given_points() -> None:
         (["--compilation-config", "[]"], "accepted: a JSON object"),
         (["--compilation-config", '{"mode": 0}'], "not compiled are not followed"),
         (["--cudagraph-capture-sizes", "0"], "whole numbers from 1"),
+        (["--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"], "smaller than max_model_len (131072)"),
     ],
 )
 def test_bad_input_is_one_line_with_what_would_do(arguments: Sequence[str], message: str) -> None:

@@ -15,7 +15,7 @@ FOLLOWED = list(runs())
 
 
 def test_all_runs_are_followed() -> None:
-    assert len(FOLLOWED) == 24
+    assert len(FOLLOWED) == 27
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -103,6 +103,13 @@ def test_adapters_are_shared_out_over_a_pipeline() -> None:
     parts = [{part.name: part.bytes for part in stage.parts} for stage in stages]
     assert abs(parts[0]["adapters"] - parts[1]["adapters"]) < 1 << 20
     assert parts[0]["adapters"] > 128256 * 64 * 2
+
+
+def test_without_chunked_prefill_the_longest_prompt_is_a_batch() -> None:
+    asked = question("llama3.1-8b-l40s-eager", runs()["llama3.1-8b-l40s-eager"]).with_(max_num_batched_tokens=None)
+    assert resolve(asked).batch.tokens == 8192
+    whole = asked.with_(arguments=(*asked.arguments, ("no_enable_chunked_prefill", "")))
+    assert resolve(whole).batch.tokens == 32768
 
 
 def test_a_model_that_takes_images_is_its_language_model_without_them() -> None:

@@ -54,8 +54,6 @@ def start(
     run = Run(source, device, cublas_bytes, settings.batch, settings.tensor_parallel, alloc_conf)
     run.experts, run.cold = _expert_ranks(settings, shape), settings.cold
     run.native = not settings.eager and settings.more.compiled
-    if settings.cards > 1:  # NCCL's communicators warm up on it (device_communicators/pynccl.py, _init_comm)
-        run.leave_default_stream()
     speculator = speculator_for(run, settings.batch, draft) if draft is not None else None
     runner = RUNNERS[settings.runner](run, settings.batch, shape, speculator)
     version = settings.version

@@ -45,7 +45,6 @@ import vllm.platforms as platforms  # noqa: E402
 import vllm.v1.worker.gpu.dp_utils as dp_utils  # noqa: E402
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase  # noqa: E402
 from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator  # noqa: E402
-from vllm.utils.torch_utils import current_stream  # noqa: E402
 
 
 class Silent:
@@ -55,9 +54,6 @@ class Silent:
 
     def __init__(self, world_size):
         self.world_size = world_size
-        # The real one adds up a number to warm up, on a stream of the engine's own: asking for it leaves the default
-        # stream for good, before anything is measured (pynccl.py, _init_comm; utils/torch_utils.py, current_stream).
-        current_stream()
         for name in ("all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "group_start", "group_end"):
             setattr(self, name, lambda *arguments, **options: None)
 
