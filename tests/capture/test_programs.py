@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphmem.analyze import analyze
-from graphmem.capture.program.loops import BEGIN, GOES_ON, OVER, compiled
+from graphmem.capture.program.loops import BEGIN, CALLS, GOES_ON, OVER, compiled
 from graphmem.devices import custom_device
 from graphmem.errors import CaptureError, GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
@@ -191,6 +191,59 @@ def test_a_loop_is_followed_when_what_it_would_have_collected_is_wanted(
     assert said(capsys).split()[-1] == "3"
 
 
+WARMUP = """
+from collections import deque
+from agent import Agent
+buffer, agent, is_training = deque(maxlen=100), Agent(model, optimizer), %s
+for step in range(20):
+    with torch.no_grad():
+        buffer.append(model(x()).cpu())
+    %s
+print(len(buffer), seen.count("step"))
+"""
+AGENT = """'An agent.'
+from __future__ import annotations
+class Agent:
+    def __init__(self, model, optimizer): self.model, self.optimizer = model, optimizer
+    def learn(self, buffer):
+        if len(buffer) < 6: return
+        self.optimize(buffer[0])
+    def optimize(self, batch):
+        self.model(batch.cuda()).sum().backward()
+        self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_training", "trains", "iterations"),
+    [
+        (True, "if step >= 10 and step % 2 == 0: train_step()", "15 3"),  # a branch that counts
+        (True, "if len(buffer) > 5: train_step()", "8 3"),  # a branch that asks
+        (True, "agent.learn(buffer)", "8 0"),  # a function of another file that returns early
+        (False, "if is_training: train_step()", "4 0"),  # a branch that is never taken
+        (True, "model.train()", "4 0"),  # what has the name of training
+    ],
+)
+def test_a_loop_that_may_yet_train_goes_on_until_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_training: bool, trains: str, iterations: str
+) -> None:
+    """As a buffer of replay is filled before the first step."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    run(tmp_path, WARMUP % (is_training, trains))
+    assert said(capsys) == iterations
+
+
+def test_a_loop_over_a_loader_that_may_yet_train_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = """
+for i, batch in enumerate(DataLoader(TensorDataset(torch.zeros(20, 64)))):
+    with torch.no_grad(): model(batch[0].cuda())
+    if i > 9: train_step()
+print(i, len(seen))
+"""
+    run(tmp_path, source)
+    assert said(capsys) == "12 3"
+
+
 COLLECT = """
 kept = []
 with torch.no_grad():
@@ -324,8 +377,9 @@ answer = f(), C.k
     exec(source, plain)
     rewritten: dict[str, object] = {
         OVER: lambda items, where, **_: items,
-        BEGIN: lambda where: where,
+        BEGIN: lambda where, **_: where,
         GOES_ON: lambda loop: True,
+        CALLS: lambda **_: None,
     }
     exec(compiled(source, "train.py"), rewritten)
     assert rewritten["answer"] == plain["answer"]

@@ -6,8 +6,8 @@ A loop is told that it is over at its top, so that what follows it (evaluation, 
   steps (:data:`graphmem.training.program.OPTIMIZER_STEPS`);
 - a loop of forward passes *without* a backward pass ends when three iterations in a row were alike: the same bytes
   taken and given back in the same order, and nothing kept on the device. One that keeps something there goes on to its
-  end. What it collects on the host is remembered: were that put on the device, too little of it would be there.
-
+  end. What it collects on the host is remembered: were that put on the device, too little of it would be there. One
+  that may yet train, by what it calls (:mod:`graphmem.capture.program.training_calls`), goes on until it does.
 - a loop that *searches*, by handling errors of memory in its iterations, goes on after such steps with its optimizers'
   steps counted anew, until two iterations took as much memory: batch size finders train with every size they try.
 
@@ -30,6 +30,7 @@ from torch.utils.data import dataloader
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.decoding import FEWEST, Decoding
 from graphmem.capture.program.kept import Lists
+from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
 from graphmem.trace import EventKind, Place
@@ -60,6 +61,8 @@ class Leaving:
         self.made: Counter[int] = Counter()
         self.is_ending = False  # whether a loop that trained was told that it is over
         self.repeated: Counter[str] = Counter()  # where a loop without training was left early -> how often
+        self.calls: dict[str, set[str]] = {}  # what functions of the program's files call, by their names
+        self.fetching: Loop | None = None  # the loop of the program that asks for an item, of a data loader perhaps
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     @property
@@ -92,11 +95,12 @@ class Leaving:
 
 
 class Loop:
-    """One run of one loop, from its beginning to its end."""
+    """One run of one loop, from its beginning to its end. ``calls``: the names of what it calls."""
 
-    def __init__(self, leaving: Leaving, where: str, searches: bool = False) -> None:
+    def __init__(self, leaving: Leaving, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> None:
         self._leaving = leaving
         self._where = where
+        self._calls = calls
         self._trials_left = MOST_TRIALS if searches else 0
         self._trial_peak, self._trial_row = -1, len(leaving.recorder.builder.rows)
         self._since = len(leaving.log)
@@ -116,6 +120,15 @@ class Loop:
         builder = recorder.builder
         return len(builder.rows), len(builder.storage_bytes), recorder.backward_passes, recorder.forward_passes
 
+    def fetch(self, items: Iterator[Any]) -> Any:
+        """The next of the loop's items; data loaders that are asked for it know this loop."""
+        leaving = self._leaving
+        outer, leaving.fetching = leaving.fetching, self
+        try:
+            return next(items)
+        finally:
+            leaving.fetching = outer
+
     def goes_on(self) -> bool:
         """Asked at the top, before every iteration: whether there is one more."""
         if self._is_over or self._always_goes_on:
@@ -130,13 +143,19 @@ class Loop:
                 return True
             leaving.is_ending = self._is_over = self.has_trained = True
             return False
-        if leaving.leaves_alike and self._repeats():
+        if leaving.leaves_alike and self._repeats() and not self._may_train():
             leaving.repeated[self._where] += 1
             if self._collects():
                 leaving.recorder.collected.begin(self._first)
             self._is_over = True
             return False
         return True
+
+    def _may_train(self) -> bool:
+        """Whether the loop, or the one that asks this loader for its batches, comes to training by what it calls."""
+        inside = self._leaving.fetching
+        calls = self._calls if inside is None else (*self._calls, *inside._calls)
+        return come_to_training(calls, self._leaving.calls)
 
     def _takes_other_memory(self) -> bool:
         """Whether the last iteration needed more or less than the one before: a search tries another size."""
@@ -256,10 +275,12 @@ class Loops:
         searches: bool = False,
         is_even: bool = False,
         is_numbered: bool = False,
+        calls: tuple[str, ...] = (),
     ) -> Iterator[Any]:
         """The items of a ``for`` loop, until it is over. ``is_even``: nothing in it is done every so often;
-        ``is_numbered``: the same, and it reads its items."""
-        loop, numbers = Loop(self._leaving, where, searches), _range(items) if is_even or is_numbered else range(0)
+        ``is_numbered``: the same, and it reads its items; ``calls``: the names of what it calls."""
+        loop = Loop(self._leaving, where, searches, calls)
+        numbers = _range(items) if is_even or is_numbered else range(0)
         recorder = self._leaving.recorder
         can_probe = self._leaving.shortens and not recorder.is_probing and not recorder.attribution.module_depth
         if can_probe and len(numbers) >= FEWEST:
@@ -268,9 +289,14 @@ class Loops:
             )
         return _Items(iter(items), loop)
 
-    def begin(self, where: str, searches: bool = False) -> Loop:
+    def begin(self, where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
         """A ``while`` loop begins."""
-        return Loop(self._leaving, where, searches)
+        return Loop(self._leaving, where, searches, calls)
+
+    def know(self, /, **calls: tuple[str, ...]) -> None:
+        """A file of the program says what its functions call."""
+        for name, called in calls.items():
+            self._leaving.calls.setdefault(name, set()).update(called)
 
 
 class _Items:
@@ -286,7 +312,7 @@ class _Items:
     def __next__(self) -> Any:
         if not self._loop.goes_on():
             raise StopIteration
-        item = next(self._items)
+        item = self._loop.fetch(self._items)
         if self._is_first:
             self._is_first = False
             if _holds_parts(item):

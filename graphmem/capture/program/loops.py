@@ -4,6 +4,9 @@
     while test: ...         __graphmem_loop_12__ = __graphmem_begin__("train.py:12")
                             while __graphmem_goes_on__(__graphmem_loop_12__) and (test): ...
 
+They tell besides what they call, and every file tells what its functions call
+(:mod:`graphmem.capture.program.training_calls`).
+
 Lines stay where they are. Loops of generator functions are left alone: who asks them for an item expects one. What lies
 in ``site-packages`` or the standard library is not read. To ``torch.compile`` the three functions are what they stand
 for in the file as it is written: the items, nothing, and true.
@@ -24,16 +27,36 @@ from types import CodeType
 from typing import Any
 
 from graphmem.capture.program.leaving import Loop, Loops
+from graphmem.capture.program.training_calls import calls_by_function, calls_in
 
 OVER, BEGIN, GOES_ON = "__graphmem_over__", "__graphmem_begin__", "__graphmem_goes_on__"
+CALLS = "__graphmem_calls__"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def compiled(source: str | bytes, filename: str) -> CodeType:
     """The code of a file, its loops rewritten. Raises :class:`SyntaxError` as Python does."""
-    tree = _Rewritten(Path(filename).name).visit(ast.parse(source, filename))
+    tree = ast.parse(source, filename)
+    calls = calls_by_function(tree)
+    tree = _Rewritten(Path(filename).name).visit(tree)
+    if calls:
+        tree.body.insert(_first_statement(tree), _told(calls))
     code: CodeType = compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True)
     return code
+
+
+def _first_statement(tree: ast.Module) -> int:
+    """Where a statement may come: behind the docstring and imports from the future."""
+    at = int(ast.get_docstring(tree, clean=False) is not None)
+    while at < len(tree.body) and getattr(tree.body[at], "module", None) == "__future__":
+        at += 1
+    return at
+
+
+def _told(calls: dict[str, tuple[str, ...]]) -> ast.stmt:
+    """``__graphmem_calls__(learn=("backward", "sample"))``"""
+    keywords = [ast.keyword(name, ast.Constant(called)) for name, called in calls.items()]
+    return ast.Expr(ast.Call(ast.Name(CALLS, ast.Load()), [], keywords))
 
 
 class _Rewritten(ast.NodeTransformer):
@@ -46,26 +69,28 @@ class _Rewritten(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815
 
     def visit_For(self, node: ast.For) -> ast.For:
+        calls = calls_in(node)
         self.generic_visit(node)
-        node.iter = self._call(OVER, node, node.iter)
+        node.iter = self._call(OVER, node, calls, node.iter)
         if not _does_every_so_often(node):
             name = "is_numbered" if _reads(node) else "is_even"
             node.iter.keywords.append(ast.keyword(name, ast.Constant(True)))
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        calls = calls_in(node)
         self.generic_visit(node)
         name = f"__graphmem_loop_{node.lineno}__"
-        begin = ast.Assign([ast.Name(name, ast.Store())], self._call(BEGIN, node))
+        begin = ast.Assign([ast.Name(name, ast.Store())], self._call(BEGIN, node, calls))
         asked = ast.Call(ast.Name(GOES_ON, ast.Load()), [ast.Name(name, ast.Load())], [])
         node.test = ast.BoolOp(ast.And(), [asked, node.test])
         return [_at(begin, node), _at(node, node)]
 
-    def _call(self, function: str, node: ast.stmt, *arguments: ast.expr) -> ast.Call:
+    def _call(self, function: str, node: ast.stmt, calls: tuple[str, ...], *arguments: ast.expr) -> ast.Call:
         searches = [ast.Constant(True)] if _handles_memory(node) else []
-        return ast.Call(
-            ast.Name(function, ast.Load()), [*arguments, ast.Constant(f"{self._file}:{node.lineno}"), *searches], []
-        )
+        where = ast.Constant(f"{self._file}:{node.lineno}")
+        told = [ast.keyword("calls", ast.Constant(calls))] if calls else []
+        return ast.Call(ast.Name(function, ast.Load()), [*arguments, where, *searches], told)
 
 
 def _at(node: ast.stmt, place: ast.stmt) -> ast.stmt:
@@ -127,16 +152,16 @@ def functions(loops: Loops) -> dict[str, Callable[..., Any]]:
     """By name: what rewritten code calls. Dynamo traces the functions beside them (``_torchdynamo_inline``), for a loop
     that is compiled is never left, and nothing of ours may break its graph."""
 
-    def over(items: Iterable[Any], where: str, searches: bool = False, **evenly: bool) -> Iterator[Any]:
-        return loops.over(items, where, searches, **evenly)
+    def over(items: Iterable[Any], where: str, searches: bool = False, **told: Any) -> Iterator[Any]:
+        return loops.over(items, where, searches, **told)
 
-    def begin(where: str, searches: bool = False) -> Loop:
-        return loops.begin(where, searches)
+    def begin(where: str, searches: bool = False, calls: tuple[str, ...] = ()) -> Loop:
+        return loops.begin(where, searches, calls)
 
     def goes_on(loop: Loop) -> bool:
         return loop.goes_on()
 
-    called: dict[str, Any] = {OVER: over, BEGIN: begin, GOES_ON: goes_on}
+    called: dict[str, Any] = {OVER: over, BEGIN: begin, GOES_ON: goes_on, CALLS: loops.know}
     for name, traced in ((OVER, _compiled_over), (BEGIN, _compiled_begin), (GOES_ON, _compiled_goes_on)):
         called[name]._torchdynamo_inline = traced
     return called
@@ -146,7 +171,7 @@ def _compiled_over(items: Any, *_: Any, **__: Any) -> Any:
     return items
 
 
-def _compiled_begin(*_: Any) -> None:
+def _compiled_begin(*_: Any, **__: Any) -> None:
     return None
 
 
