@@ -170,6 +170,37 @@ def _masked_scatter_backward(selection: Selection, grad: Tensor, mask: Tensor, s
     return selected.view(sizes)
 
 
+# --- sparse gradients of bags (ATen/native/EmbeddingBag.cpp and Embedding.cpp, 2.13) ----------------------------------
+
+_MEAN = 1
+
+
+def _embedding_bag_backward(
+    _: Selection, grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, bag_size: Tensor,
+    maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: Tensor | None, padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """``_embedding_bag_sparse_backward`` and ``embedding_sparse_backward``: a row for every index but the padding."""
+    if not sparse:
+        return NotImplemented
+    rows = grad.index_select(0, offset2bag)
+    if mode == _MEAN:
+        counts = bag_size.to(rows.dtype)
+        share = torch.reciprocal(counts)
+        shares = share.unsqueeze(1).index_select(0, offset2bag)
+        del share, counts
+        rows.mul_(shares)
+        del shares
+    if per_sample_weights is not None:
+        rows.mul_(per_sample_weights.unsqueeze(1))
+    values, shape = rows, (num_weights, rows.shape[-1])
+    if padding_idx != -1:  # all rows are held by the caller to the end
+        kept = indices != padding_idx
+        indices, values = indices[kept], rows[kept]
+        del kept
+    return _aten._sparse_coo_tensor_unsafe.default(indices.reshape(1, -1), values.reshape(-1, shape[1]), shape)
+
+
 # --- products with powers of two (ATen/native/BinaryOps.cpp, 2.13) ----------------------------------------------------
 
 
@@ -254,6 +285,7 @@ BODIES: dict[Any, Callable[..., Any]] = {
     _aten.index_put_.default: _index_put(_aten.index_put_.default),
     _aten._index_put_impl_.default: _index_put(_aten._index_put_impl_.default),
     _aten.masked_select.default: _masked_select,
+    _aten._embedding_bag_backward.default: _embedding_bag_backward,
     _aten.masked_scatter_backward.default: _masked_scatter_backward,
     _aten.ldexp.Tensor: _ldexp,
     _aten.mvlgamma.default: _mvlgamma,

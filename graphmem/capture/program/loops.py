@@ -55,8 +55,12 @@ def _first_statement(tree: ast.Module) -> int:
 
 def _told(calls: dict[str, tuple[str, ...]]) -> ast.stmt:
     """``__graphmem_calls__(learn=("backward", "sample"))``"""
-    keywords = [ast.keyword(name, ast.Constant(called)) for name, called in calls.items()]
+    keywords = [ast.keyword(name, _names(called)) for name, called in calls.items()]
     return ast.Expr(ast.Call(ast.Name(CALLS, ast.Load()), [], keywords))
+
+
+def _names(names: tuple[str, ...]) -> ast.expr:
+    return ast.Tuple([ast.Constant(name) for name in names], ast.Load())
 
 
 class _Rewritten(ast.NodeTransformer):
@@ -89,7 +93,7 @@ class _Rewritten(ast.NodeTransformer):
     def _call(self, function: str, node: ast.stmt, calls: tuple[str, ...], *arguments: ast.expr) -> ast.Call:
         searches = [ast.Constant(True)] if _handles_memory(node) else []
         where = ast.Constant(f"{self._file}:{node.lineno}")
-        told = [ast.keyword("calls", ast.Constant(calls))] if calls else []
+        told = [ast.keyword("calls", _names(calls))] if calls else []
         return ast.Call(ast.Name(function, ast.Load()), [*arguments, where, *searches], told)
 
 

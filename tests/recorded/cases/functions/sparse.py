@@ -1,4 +1,4 @@
-"""Products with sparse matrices in COO layout; recorded with true counts of what is coalesced.
+"""Products with sparse matrices in COO layout, and sparse gradients of embedding bags; recorded with true counts.
 
 Nothing is recorded of cuSPARSE: the stub gives its products no buffer.
 """
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
-from tests.recorded.cases.functions.registry import add, group, t
+from tests.recorded.cases.functions.registry import add, group, index, t
 
 group("sparse")
 
@@ -39,3 +40,20 @@ _CASES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 for _name, _case in _CASES.items():
     add(f"sparse_{_name}", _case, t(_COLUMNS, 64), true_values=True)
+
+
+def _bag(**options: Any) -> Callable[..., Any]:
+    def run(at: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> Any:
+        per_sample = {"per_sample_weights": rest[0]} if rest else {}
+        return F.embedding_bag(at, weight, sparse=True, **per_sample, **options)
+
+    return run
+
+
+#: Indices are zeros: of those with a padding nothing is left. A count within the backward pass is none but on a card.
+for _name, _options in {
+    "sum": {"mode": "sum"}, "mean": {"mode": "mean"}, "padding": {"mode": "sum", "padding_idx": 0},
+    "mean_padding": {"mode": "mean", "padding_idx": 0},
+}.items():  # fmt: skip
+    add(f"embedding_bag_sparse_{_name}", _bag(**_options), index(256, 40), t(4000, 64), true_values=True)
+add("embedding_bag_sparse_weighted", _bag(mode="sum"), index(256, 40), t(4000, 64), t(256, 40), true_values=True)
