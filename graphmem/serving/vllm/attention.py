@@ -89,3 +89,9 @@ def backend_for(device: Device, shape: Shape, tp: int, *, whole: bool = True) ->
     if device.limits.vllm_attention == FlashAttention3.name:
         return FlashAttention3(heads, shape.head_dim, whole)
     return FlashAttention2(heads, shape.head_dim)
+
+
+def quantises_queries(device: Device, cache_dtype: str) -> bool:
+    """Whether attention over a KV cache in eight bits takes queries in eight bits too (``query_quant``,
+    layers/attention/attention.py): FlashAttention 3, whose starts were recorded."""
+    return cache_dtype.startswith("fp8") and device.limits.vllm_attention == FlashAttention3.name

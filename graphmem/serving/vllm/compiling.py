@@ -20,6 +20,10 @@ from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.decoder import Decoder
 from graphmem.serving.vllm.run import Run, Tensor
 
+#: Queries in eight bits: no example of them can be drawn, so one of 16 bits is, and converted (``rand_strided``,
+#: torch/_dynamo/testing.py).
+_EIGHT_BITS = "turned queries in eight bits"
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -31,9 +35,10 @@ class Kernel:
     copied: int = 0
 
 
-def compile_cold(run: Run, model: Family, shape: Shape) -> None:
+def compile_cold(run: Run, model: Family, shape: Shape, *, quantises_queries: bool = False) -> None:
     """The compilation of all pieces of a model; the three that differ are the first, one between, and the last. Of
-    models that are not like those recorded only the first kernel is known."""
+    models that are not like those recorded only the first kernel is known. ``quantises_queries``: attention takes them
+    in eight bits, which the kernel that turns them writes (``query_quant``, layers/attention/attention.py)."""
     run.enter("torch.compile")
     if (
         not isinstance(model, Decoder)
@@ -44,7 +49,7 @@ def compile_cold(run: Run, model: Family, shape: Shape) -> None:
         for kernel in (Kernel(()), _looked_up(run, shape)):
             _time(run, (kernel,))
         return
-    turns, together = _rotations(run, shape, head_norms=model.style.head_norms)
+    turns, together = _rotations(run, shape, head_norms=model.style.head_norms, quantised=quantises_queries)
     for kernel in (*turns, together):
         _time(run, (kernel,))
     run.empty_cache()
@@ -60,7 +65,9 @@ def _time(run: Run, kernels: Sequence[Kernel]) -> None:
     for at, kernel in enumerate(kernels):
         for name, size in kernel.arguments:
             if name not in held:
+                drawn = [run.new(2 * size)] if name == _EIGHT_BITS else []
                 held[name] = run.new(size, f"example of {name}")
+                run.free(*drawn)
         _run(run, kernel)
         gone = [name for name in held if last[name] == at]
         run.free(*[held.pop(name) for name in gone])
@@ -77,7 +84,7 @@ def _run(run: Run, kernel: Kernel) -> None:
     run.free(*written)
 
 
-def _rotations(run: Run, shape: Shape, *, head_norms: bool) -> tuple[tuple[Kernel, ...], Kernel]:
+def _rotations(run: Run, shape: Shape, *, head_norms: bool, quantised: bool) -> tuple[tuple[Kernel, ...], Kernel]:
     """(the kernels that turn queries and keys, in the order they are timed; both as one)."""
     tokens, size = run.batch_limits.tokens, shape.itemsize
     queries = max(1, shape.heads // run.tp) * shape.head_dim
@@ -86,6 +93,8 @@ def _rotations(run: Run, shape: Shape, *, head_norms: bool) -> tuple[tuple[Kerne
     both = ("queries, keys and values", tokens * (queries + 2 * keys) * size)
     where = (("positions", tokens * 8), ("table", shape.rope_positions * shape.rotary_dim * size))
     turned, other = ("turned queries", tokens * queries * size), ("turned keys", tokens * keys * size)
+    if quantised:
+        turned = (_EIGHT_BITS, tokens * queries)
     if head_norms:
         turns = (
             Kernel((both, ("norm of queries", norm), *where, turned)),

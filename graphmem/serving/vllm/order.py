@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graphmem.devices import Device
 from graphmem.serving.vllm import families, graphs, versions
-from graphmem.serving.vllm.attention import backend_for
+from graphmem.serving.vllm.attention import backend_for, quantises_queries
 from graphmem.serving.vllm.compiling import compile_cold
 from graphmem.serving.vllm.kv_cache import Layout
 from graphmem.serving.vllm.layers import COMPRESSED_TENSORS_TABLE, Unquantized
@@ -84,7 +84,7 @@ def start(
     run.empty_cache()
     before = run.mark() - 1
     plain = settings.eager or not settings.more.compiled or draft is not None
-    profiled = model if plain else _Compiled(model, run, shape, settings.cold)
+    profiled = model if plain else _Compiled(model, run, shape, settings)
     with (
         _limited(run, versions.SPLIT_WHILE_PROFILING.holds(version)),
         run.phase("profile run", Category.ACTIVATION),
@@ -154,8 +154,9 @@ def _limited(run: Run, applies: bool) -> Iterator[None]:
 class _Compiled(Family):
     """A model whose forward is what torch.compile makes of it."""
 
-    def __init__(self, model: Family, run: Run, shape: Shape, cold: bool) -> None:
-        self._model, self.run, self._shape, self._cold = model, run, shape, cold
+    def __init__(self, model: Family, run: Run, shape: Shape, settings: Settings) -> None:
+        self._model, self.run, self._shape, self._cold = model, run, shape, settings.cold
+        self._quantises_queries = quantises_queries(run.device, settings.cache_dtype)
 
     def finish(self) -> None:
         self._model.finish()
@@ -171,7 +172,7 @@ class _Compiled(Family):
 
     def forward(self, tokens: int) -> Tensor:
         if self._cold:
-            compile_cold(self.run, self._model, self._shape)
+            compile_cold(self.run, self._model, self._shape, quantises_queries=self._quantises_queries)
         return self._model.compiled(tokens, lambda tokens: None, graphs.plainly)
 
     def compiled(self, tokens, attend, piece, layers=None):  # type: ignore[no-untyped-def]
