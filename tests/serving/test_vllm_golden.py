@@ -15,7 +15,7 @@ FOLLOWED = list(runs())
 
 
 def test_all_runs_are_followed() -> None:
-    assert len(FOLLOWED) == 27
+    assert len(FOLLOWED) == 30
 
 
 @pytest.mark.parametrize("name", FOLLOWED)

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from graphmem.serving.vllm.layers import VOCAB_PADDING, cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
 from graphmem.serving.vllm.models.decoder import Decoder
+from graphmem.serving.vllm.quantization import Excluding, Float8
 from graphmem.serving.vllm.run import Run, Tensor
 
-#: Queries in eight bits: no example of them can be drawn, so one of 16 bits is, and converted (``rand_strided``,
-#: torch/_dynamo/testing.py).
-_EIGHT_BITS = "turned queries in eight bits"
+#: What the names of arguments in eight bits end in: no example of them can be drawn, so one of 16 bits is, and
+#: converted (``rand_strided``, torch/_dynamo/testing.py).
+_EIGHT_BITS = " in eight bits"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _time(run: Run, kernels: Sequence[Kernel]) -> None:
     for at, kernel in enumerate(kernels):
         for name, size in kernel.arguments:
             if name not in held:
-                drawn = [run.new(2 * size)] if name == _EIGHT_BITS else []
+                drawn = [run.new(2 * size)] if name.endswith(_EIGHT_BITS) else []
                 held[name] = run.new(size, f"example of {name}")
                 run.free(*drawn)
         _run(run, kernel)
@@ -94,7 +95,7 @@ def _rotations(run: Run, shape: Shape, *, head_norms: bool, quantised: bool) -> 
     where = (("positions", tokens * 8), ("table", shape.rope_positions * shape.rotary_dim * size))
     turned, other = ("turned queries", tokens * queries * size), ("turned keys", tokens * keys * size)
     if quantised:
-        turned = (_EIGHT_BITS, tokens * queries)
+        turned = (turned[0] + _EIGHT_BITS, tokens * queries)
     if head_norms:
         turns = (
             Kernel((both, ("norm of queries", norm), *where, turned)),
@@ -113,9 +114,11 @@ def _pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, 
     first, residual = ("what attention returned", hidden), ("residual", hidden)
     yield _looked_up(run, shape), rotation
 
-    def fed(*, timed: bool) -> tuple[Kernel, Kernel]:
-        normed = Kernel((first, residual, ("weight of the first norm", weight[1]), ("normed", hidden)), timed)
-        return normed, Kernel((("gate and up", 2 * wide), ("activated", wide)), timed)
+    def fed(*, timed: bool) -> tuple[Kernel, ...]:
+        normed = Kernel(
+            (first, residual, ("weight of the first norm", weight[1]), _input(shape, "normed", hidden)), timed
+        )
+        return normed, Kernel((("gate and up", 2 * wide), _input(shape, "activated", wide)), timed)
 
     last = (("what the feed-forward layer returned", hidden), weight)
     yield (*fed(timed=True), Kernel((*last, first, residual, ("sum", hidden), ("normed again", hidden))), rotation)
@@ -147,5 +150,15 @@ def _looked_up(run: Run, shape: Shape) -> Kernel:
         return Kernel((("embedded", hidden), weight, ("normed", hidden)))
     table = cdiv(shape.vocab, VOCAB_PADDING) * VOCAB_PADDING * shape.hidden * size
     return Kernel(
-        (("ids", tokens * 4), ("embeddings", table), weight, ("embedded", hidden), ("normed", hidden)), timed=False
+        (("ids", tokens * 4), ("embeddings", table), weight, ("embedded", hidden), _input(shape, "normed", hidden)),
+        timed=False,
     )
+
+
+def _input(shape: Shape, name: str, size: int) -> tuple[str, int]:
+    """What a kernel writes for a product, of so many bytes in 16 bits: where the engine itself quantises, and the card
+    multiplies eight bits, the kernel quantises it too (a recorded start of Qwen 3)."""
+    method = shape.linear.method if isinstance(shape.linear, Excluding) else None
+    if isinstance(method, Float8) and method.online and method.native:
+        return name + _EIGHT_BITS, size // shape.itemsize
+    return name, size
