@@ -348,6 +348,44 @@ def test_data_of_another_device_moves_a_parameter(home: str, away: str) -> None:
     record(step)
 
 
+@pytest.mark.parametrize(
+    "move",
+    [lambda m: m.cpu(), lambda m: setattr(m.weight, "data", m.weight.data.cpu())],
+    ids=["module", "data"],
+)
+def test_a_kept_graph_does_not_keep_what_a_moved_parameter_held(move: Callable[[nn.Linear], Any]) -> None:
+    """Its node that accumulates a gradient holds the parameter, which is on the host now."""
+
+    def step() -> None:
+        model = nn.Linear(64, 64, bias=False, device="cuda")
+        loss = model(torch.ones(2, 64, device="cuda")).sum()
+        loss.backward()
+        move(model)
+        torch.empty(77, device="cuda")
+        assert loss.requires_grad
+
+    born = births(record(step))
+    weight, after = (next(each for each in born if each.bytes == 4 * n) for n in (64 * 64, 77))
+    assert weight.freed is not None
+    assert weight.freed < after.event
+
+
+def test_tensors_that_are_swapped_hold_each_others_data() -> None:
+    """Also those of a kept graph, unlike those of a module that moves."""
+
+    def step() -> None:
+        first, second = (nn.Parameter(torch.ones(n, device="cuda")) for n in (512, 1024))
+        loss = first.sum()
+        torch.utils.swap_tensors(first, second)
+        assert (first.numel(), second.numel()) == (1024, 512)
+        torch.empty(77, device="cuda")
+        assert loss.requires_grad
+
+    born = births(record(step))
+    data, after = (next(each for each in born if each.bytes == 4 * n) for n in (512, 77))
+    assert data.freed is None or data.freed > after.event
+
+
 # --- what cannot be done ----------------------------------------------------------------------------------------------
 
 

@@ -9,12 +9,13 @@ ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import functools
 import types
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -106,8 +107,26 @@ def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return fake_mode, elem, device
 
 
-#: Bound before it is replaced.
+#: Bound before they are replaced.
 _MAKE_SUBCLASS = torch.Tensor._make_subclass
+_DATA: Any = torch.Tensor.data
+#: Whether ``swap_tensors`` is called where a card's tensors would be assigned their data, by the threads that do so.
+_ASSIGNING: set[int] = set()
+
+
+@contextlib.contextmanager
+def assigning_data() -> Iterator[None]:
+    """``Module._apply`` swaps fake parameters and gradients where it assigns ``.data`` of others: meanwhile what is
+    swapped out is given the new data, unless ``torch.__future__`` asks to swap all."""
+    thread = get_ident()
+    outermost = thread not in _ASSIGNING and not torch.__future__.get_swap_module_params_on_conversion()
+    if outermost:
+        _ASSIGNING.add(thread)
+    try:
+        yield
+    finally:
+        if outermost:
+            _ASSIGNING.discard(thread)
 
 
 def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
@@ -164,7 +183,9 @@ def _data(original: Any) -> property:
 
     ``VariableHooks::set_data`` copies the other tensor's metadata, but a tensor that was made for the host goes on
     asking Python for its device (``TensorImpl::copy_generic_tensor_metadata``, c10/core/TensorImpl.cpp, 2.13). So the
-    two exchange what they are to C++. As there, the gradient stays, and the node that accumulates it does not.
+    two exchange what they are to C++. As there, the gradient stays, and the node that accumulates it does not. A graph
+    that is kept (a loss that is logged later) still holds that node, and by it what the tensor was to C++
+    (:func:`_give_data`).
     """
 
     def get(self: Any) -> Any:
@@ -179,11 +200,19 @@ def _data(original: Any) -> property:
             other = original.__get__(value, type(value)).requires_grad_(self.requires_grad)
         torch._C._swap_tensor_impl(self, other)
         self.__dict__.update(kept)
+        _give_data(self, other)
         if grad is not None:
             _set_grad_from_anywhere(self, grad)
         self.__dict__[_FAKE_DEVICE] = value.fake_device
 
     return property(get, assign)
+
+
+def _give_data(tensor: Any, former: Any) -> None:
+    """Let what a tensor was to C++, now of ``former``, share the tensor's data: on a card the two are one, which a
+    kept graph's ``AccumulateGrad`` holds without what it held before (``VariableHooks::set_data``, 2.13)."""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        _DATA.__set__(former, tensor)
 
 
 def _set_grad_from_anywhere(tensor: Any, grad: Any) -> None:
@@ -317,3 +346,5 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
             setattr(first, slot, other)
             setattr(second, slot, mine)
     torch._C._swap_tensor_impl(first, second)
+    if get_ident() in _ASSIGNING and isinstance(first, FakeTensor):
+        _give_data(first, second)

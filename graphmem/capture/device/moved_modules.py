@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem.capture.device.factories import moved_lazy
-from graphmem.capture.device.fake_tensors import is_of_own_class
+from graphmem.capture.device.fake_tensors import assigning_data, is_of_own_class
 from graphmem.capture.patches import Patches
 
 
@@ -51,7 +51,8 @@ def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
         own = {name: parameter for name, parameter in self._parameters.items() if is_of_own_class(parameter)}
         for name in own:
             self._parameters[name] = None  # keeps its place
-        applied = original(self, *args, **kwargs)
+        with assigning_data():
+            applied = original(self, *args, **kwargs)
         for name, parameter in own.items():
             self._parameters[name] = _converted(parameter, args[0] if args else kwargs["fn"])
         for table, name, tensor in lazy:

@@ -180,6 +180,38 @@ module(
 )
 module("double_backward_weights", MLP, TOKENS, run=lambda m, x: _meta_step(m, x))
 module("hessian_vector_product", MLP, t(64, 512), run=lambda m, x: _hessian_vector(m, x))
+module("moved_with_a_kept_graph", MLP, TOKENS, run=lambda m, x: _moved(m, x))
+module("data_moved_with_a_kept_graph", MLP, TOKENS, run=lambda m, x: _data_moved(m, x))
+module("converted_with_a_kept_graph", MLP, TOKENS, run=lambda m, x: _converted(m, x))
+
+
+def _moved(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """To the host to be saved and back, with gradients, while the last loss is kept to be logged."""
+    loss = m(x).mean()
+    loss.backward()
+    m.cpu().state_dict()
+    m.cuda()
+    return m(x) + loss.detach()
+
+
+def _data_moved(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = m(x).mean()
+    loss.backward()
+    for parameter in m.parameters():
+        home, parameter.data = parameter.data, parameter.data.cpu()
+        parameter.grad.data = parameter.grad.data.cpu()
+        del home
+    for parameter in m.parameters():
+        parameter.data, parameter.grad.data = parameter.data.cuda(), parameter.grad.data.cuda()
+    return m(x) + loss.detach()
+
+
+def _converted(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = m(x).mean()
+    loss.backward()
+    m.zero_grad()
+    m.to(BF16)
+    return m(x.to(BF16)) + loss.detach()
 
 
 def _meta_step(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
