@@ -65,7 +65,7 @@ def test_the_assumption_is_said() -> None:
 
 def test_what_is_not_followed_is_refused() -> None:
     def step() -> None:
-        matrix = torch.zeros(4, 4).to_sparse().to("cuda")
+        matrix = torch.zeros(4, 4).to_sparse_csr().to("cuda")
         torch.sparse.mm(matrix, torch.zeros(4, 4, device="cuda"))
 
     with pytest.raises(CaptureError, match="sparse tensors"):

@@ -83,6 +83,7 @@ def together(vary: dict[str, list[Any]], **options: Any) -> list[Any]:
 
 #: Another value of each argument, and whether a captured trace depends on it.
 OTHERS: dict[str, tuple[Any, bool]] = {
+    "bounds": (True, False),
     "batch": (8, True),
     "seq_len": (128, True),
     "training": (Inference(), True),

@@ -220,6 +220,9 @@ def _addmm(selection: Selection, self: Tensor, mat1: Tensor, mat2: Tensor, **_: 
         return NotImplemented
     out = mat2.new_empty((mat1.shape[0], mat2.shape[1]))
     sparse = mat1 if mat1.is_coalesced() else _aten._coalesce.default(mat1)
+    if not sparse._nnz():
+        out.new_empty(())  # the factor of what is added to
+        return out
     compressed = out.new_empty(mat1.shape[0] + 1, dtype=torch.int32)
     out.new_empty(sparse._nnz(), dtype=torch.int32)  # the rows' numbers, of which the compressed ones are made
     columns = out.new_empty(sparse._nnz(), dtype=torch.int32)

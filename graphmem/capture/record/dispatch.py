@@ -215,7 +215,7 @@ def _bookkeeping(_: RecordingMode, call: OperatorCall) -> Any:
 
 def _host_values(mode: RecordingMode, call: OperatorCall) -> Any:
     values = mode.recorder.values
-    if not host_values.computable(values, call.func, call.args, call.kwargs):
+    if call.func is _SPARSE or not host_values.computable(values, call.func, call.args, call.kwargs):
         return NOT_HANDLED
     return values.run_for_real(call.func, call.args, call.kwargs)
 
@@ -501,7 +501,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     Interceptor(
         "host values",
         "host tensors that are no fakes are computed; sparse ones are made fake",
-        lambda facts: facts.func is not _SPARSE,
+        None,
         _host_values,
         is_noted=False,
     ),

@@ -99,7 +99,8 @@ class RewrittenViews:
         )
         if self.calibrating:
             self._alone[func] = counts
-        return counts == self._alone.get(func)
+        alone = self._alone.get(func)
+        return alone is not None and all(now <= then for now, then in zip(counts, alone, strict=True))
 
 
 def _extent(tensor: torch.Tensor) -> int:
