@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from graphmem import sources
-from graphmem.capture.threads import turn
+from graphmem import sandbox, sources
+from graphmem.capture.threads import current_threads, turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
 from graphmem.errors import CannotShortenError, GraphmemError, ProgramOutOfMemory, SourceError, UsageError
@@ -268,6 +268,16 @@ def _capture(
             return _heard(question, loaded, partial(capture_one, shortens, leaves_alike, tells_both))
 
         def capture_one(
+            shortens: bool, leaves_alike: bool, tells_both: bool,
+            loaded: TorchModel, step: Training | Inference, post: Post | None,
+        ) -> CapturedModel:  # fmt: skip
+            if loaded.program is None:
+                return capture_in_view(shortens, leaves_alike, tells_both, loaded, step, post)
+            with sandbox.attempt(lambda: current_threads() is not None) as happened:
+                made = capture_in_view(shortens, leaves_alike, tells_both, loaded, step, post)
+            return replace(made, sandbox=happened)
+
+        def capture_in_view(
             shortens: bool, leaves_alike: bool, tells_both: bool,
             loaded: TorchModel, step: Training | Inference, post: Post | None,
         ) -> CapturedModel:  # fmt: skip

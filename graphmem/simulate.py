@@ -273,6 +273,8 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         }
     if made.ending is not None:
         details["program"] = {**asdict(made.ending), "words": made.ending.words()}
+        if made.sandbox:
+            details["sandbox"] = made.sandbox
         if made.ending.failed:
             diagnostics.append(Diagnostic("headline", f"{made.ending.words()}{CUT_SHORT}"))
     if isinstance(question.step, Training) and not made.custom_step and _is_torch_loop(loaded):

@@ -27,7 +27,7 @@ from graphmem.cli.gpus import gpus_command
 from graphmem.cli.measure import measure_command
 from graphmem.cli.plan import plan_command
 from graphmem.cli.replay import replay_command
-from graphmem.cli.run import run_command
+from graphmem.cli.run import OWN_PROCESS, run_command
 from graphmem.cli.serve import serve_command
 from graphmem.cli.sweep import sweep_command
 from graphmem.cli.verify import verify_command
@@ -127,7 +127,7 @@ def main() -> None:
     for number in _ENDINGS:
         signal.signal(number, _terminate)
     try:
-        cli(prog_name="graphmem")
+        cli(prog_name="graphmem", obj=OWN_PROCESS)
     except OSError as error:  # of click's own output: the help, the version
         with contextlib.suppress(OSError):
             click.echo(f"graphmem: {_message(error)}", err=True)

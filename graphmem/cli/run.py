@@ -24,12 +24,16 @@ from graphmem.cli.options import (
 from graphmem.cli.output import check_output, show, working
 from graphmem.cli.step_options import POSITIVE, RANK_OPTION, VALUE_OPTIONS, values_of
 from graphmem.errors import UsageError
+from graphmem.sandbox import Permissions, entered, folder_of
 from graphmem.training import Training
 from graphmem.training.program import OPTIMIZER_STEPS, Program
 
+#: The context's object where the process is a ``graphmem`` command, which nobody else shares.
+OWN_PROCESS = object()
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
 _MODULE = ("-m", "--module")
+_ALLOW_WRITES = "--allow-writes"
 
 
 class _Runs(GroupedCommand):
@@ -38,6 +42,8 @@ class _Runs(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         position = 0
         while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            if args[position] == _ALLOW_WRITES:  # without a folder: the next word is not its value
+                args = [*args[:position], f"{_ALLOW_WRITES}=", *args[position + 1 :]]
             name = args[position]
             if name in _MODULE:
                 args = [*args[: position + 2], "--", *args[position + 2 :]]
@@ -66,6 +72,23 @@ _PROGRAM_OPTIONS = (
 )
 
 
+#: What a program may really do; by default nothing outside of the process.
+_PERMISSION_OPTIONS = (
+    click.option(
+        _ALLOW_WRITES,
+        "writes",
+        metavar="[=DIR]",
+        multiple=True,
+        help="Let the program change files, below DIR or everywhere. Default: changes go to a temporary folder.",
+    ),
+    click.option("--allow-network", is_flag=True, help="Let it connect to other processes and machines."),
+    click.option(
+        "--allow-processes",
+        is_flag=True,
+        help="Let it start other programs where these cannot be kept from changing files (Windows, macOS).",
+    ),
+)
+
 #: As torchrun writes them; both with hyphens and with underscores.
 _LAUNCH_OPTIONS = (
     click.option(
@@ -91,6 +114,7 @@ _LAUNCH_OPTIONS = (
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ITS ARGUMENTS]...")
 @grouped("Program", _PROGRAM_OPTIONS)
+@grouped("Sandbox", _PERMISSION_OPTIONS)
 @grouped("Launcher", _LAUNCH_OPTIONS)
 @cudnn_options
 @target_options
@@ -99,8 +123,9 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     """Run SCRIPT.py with its arguments as python would, without a card, and say what it would need on one.
 
     Options of graphmem stand before the program; what follows belongs to the program. Its loops end after --iterations
-    optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr,
-    what it saves with torch.save is kept in memory.
+    optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr.
+    It changes no file and reaches no other machine: what it writes and deletes is in a temporary folder, which it reads
+    through, and the report lists it.
 
     \b
       graphmem run --gpu RTX-4090 train.py --batch-size 16
@@ -113,7 +138,14 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     launch = launch_of(**{name: options[name] for name in _LAUNCH_NAMES})
     program = _program(words, module, launch)
     step = Training(data_dependent=options["data_dependent"], **_numbers(launch, options), **values_of(options))
-    with working() as progress, _silenced(quiet):
+    permissions = Permissions(
+        tuple(folder_of(one) for one in options["writes"] if one),
+        everywhere="" in options["writes"],
+        network=options["allow_network"],
+        processes=options["allow_processes"],
+    )
+    own_process = click.get_current_context().find_root().obj is OWN_PROCESS
+    with entered(permissions, own_process=own_process), working() as progress, _silenced(quiet):
         from graphmem.analyze import analyze
 
         estimate = analyze(

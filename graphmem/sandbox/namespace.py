@@ -25,11 +25,13 @@ import shutil
 import socket
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from graphmem.sandbox import linux
 from graphmem.sandbox.changes import Tree
+from graphmem.sandbox.guard import Guard
+from graphmem.sandbox.renames import renames_by_copies
 
 #: File systems that hold no files of users, or whose files are devices; they are shown as they are.
 _SYSTEM = frozenset(
@@ -105,6 +107,9 @@ class Namespace:
             _bring_up_loopback()
         if not self.keeps_files:
             linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+            if not can_hold(self.folder):
+                linux.mount("graphmem", self.folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=700")
+            self._check_owner()
             self._root = _high(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
             self._show()
         if self._is_user:
@@ -124,8 +129,24 @@ class Namespace:
 
     def trees(self) -> list[Tree]:
         """What was changed, tree by tree, with paths by which this process can reach them."""
-        prefix = f"/proc/self/fd/{self._root}"
-        return [Tree(one.place, prefix + one.real, prefix + one.upper, one.own) for one in self._trees]
+        return [Tree(one.place, self._real(one.real), self._real(one.upper), one.own) for one in self._trees]
+
+    @contextlib.contextmanager
+    def attempt(self, applies: Callable[[], bool]) -> Iterator[Guard]:
+        """One run of the program, whose processes and threads all see the view."""
+        del applies
+        with renames_by_copies(self._real) if not self.keeps_files else contextlib.nullcontext():
+            yield Guard(self.has_network)
+
+    def _check_owner(self) -> None:
+        """A user namespace knows one user and one group; files of others cannot be changed in it, though they could
+        really be (a project's folder, by its group)."""
+        here = os.stat(".")
+        if self._is_user and os.access(".", os.W_OK) and (here.st_uid, here.st_gid) != (os.geteuid(), os.getegid()):
+            raise PermissionError(errno.EPERM, f"{os.getcwd()} belongs to another user or group")
+
+    def _real(self, path: str) -> str:
+        return f"/proc/self/fd/{self._root}{path}"
 
     def _show(self) -> None:
         """Build a view of the real tree, and make it the root."""
@@ -294,11 +315,6 @@ def can_hold(folder: str) -> bool:
          if folder == path or _is_below(folder, path)), ""
     )  # fmt: skip
     return kind in ("ext4", "ext3", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs")
-
-
-def private_memory(folder: str) -> None:
-    """Mount memory over ``folder``, where no disk can hold upper folders."""
-    linux.mount("graphmem", folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=700")
 
 
 def remove_tree(folder: str) -> None:

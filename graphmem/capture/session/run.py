@@ -67,6 +67,7 @@ class CapturedModel:
     output_bytes: int = 0  # the largest output of the model in the default step's iterations
     other_loop: CapturedModel | None = None
     wants_own_loop: bool = False
+    sandbox: dict[str, Any] = field(default_factory=dict)  # of a whole program: what it would have done to files
 
 
 def capture_model(

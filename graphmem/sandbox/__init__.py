@@ -1,0 +1,194 @@
+"""A flight simulator: a program runs, and nothing of the user's is changed.
+
+What a program writes, deletes, renames or truncates goes to a temporary folder, and what it reads goes through that;
+connections to the outside are refused. Three mechanisms do it, from the strongest to the one that every machine has:
+
+===========  ==========================  =====================================================================
+name         where                       other programs that are started, and extensions in C
+===========  ==========================  =====================================================================
+namespace    Linux                       see and write the same overlay as the program
+landlock     Linux without namespaces    run, but cannot write outside of the temporary folder
+wrapped      everywhere, in one process  are not started; extensions that open files themselves are known by name
+===========  ==========================  =====================================================================
+
+``graphmem run`` is in the strongest that the machine permits; ``GRAPHMEM_SANDBOX`` names one for tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from graphmem.errors import UsageError
+from graphmem.sandbox.changes import Tree, changes_of, count_of
+from graphmem.sandbox.guard import Guard, guarded
+
+#: The environment variable that names a mechanism.
+VARIABLE = "GRAPHMEM_SANDBOX"
+MECHANISMS = ("namespace", "landlock", "wrapped")
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """What a program may really do. ``writes``: folders below which it may write, or ``everywhere``."""
+
+    writes: tuple[str, ...] = ()
+    everywhere: bool = False
+    network: bool = False
+    processes: bool = False
+
+
+class Mechanism(Protocol):
+    """One way to keep a program from changing files."""
+
+    def enter(self) -> None:
+        """From now on what is written goes to the temporary folder. Raises :class:`OSError` where that is forbidden."""
+
+    def reset(self) -> None:
+        """From now on the files are again as they really are."""
+
+    def trees(self) -> list[Tree]:
+        """The folders that hold what was changed."""
+
+    def attempt(self, applies: Callable[[], bool]) -> contextlib.AbstractContextManager[Guard]:
+        """One run of the program; gives the guard to be asked."""
+
+
+@dataclass
+class Sandbox:
+    """A mechanism that was entered. ``name`` is one of :data:`MECHANISMS`, ``refused`` says why stronger ones were
+    not taken (name -> reason)."""
+
+    name: str
+    mechanism: Mechanism
+    refused: Mapping[str, str] = field(default_factory=dict)
+    _is_used: bool = False
+
+    @contextlib.contextmanager
+    def attempt(self, applies: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Any]]:
+        """One run of the program, which finds the files as they really are.
+
+        ``applies`` tells whether the calling thread is the program's. What is yielded is filled at the end with what
+        happened: the value of ``details["sandbox"]`` of an estimate.
+        """
+        if self._is_used:
+            self.mechanism.reset()
+            importlib.invalidate_caches()
+        self._is_used = True
+        here, happened = os.getcwd(), {}
+        with self.mechanism.attempt(applies) as guard, guarded(guard):
+            try:
+                yield happened
+            finally:
+                with guard.own():
+                    changes = changes_of(self.mechanism.trees(), guard.renames)
+                    happened.update(
+                        mechanism=self.name,
+                        unavailable=dict(self.refused),
+                        files=changes.as_json(),
+                        refused=count_of(guard.refused),
+                    )
+        with contextlib.suppress(OSError):
+            os.chdir(here)
+
+
+_current: Sandbox | None = None
+_is_free = False
+
+
+@contextlib.contextmanager
+def entered(permissions: Permissions, *, own_process: bool) -> Iterator[None]:
+    """In this context the process runs programs in the strongest mechanism that the machine permits.
+
+    ``own_process``: the process is a command of ours that nobody else shares, and can be forked: what comes after this
+    call happens in a child, whose exit code the process ends with. Raises :class:`UsageError` for a mechanism that was
+    named in :data:`VARIABLE` and is not to be had.
+    """
+    global _current, _is_free
+    _is_free = permissions.everywhere and permissions.network
+    if not _is_free:
+        _enter_strongest(permissions, own_process)
+    try:
+        yield
+    finally:
+        _current, _is_free = None, False
+
+
+def _enter_strongest(permissions: Permissions, own_process: bool) -> None:
+    forced = os.environ.get(VARIABLE, "")
+    if forced and forced not in MECHANISMS:
+        raise UsageError(f"{VARIABLE} is one of {', '.join(MECHANISMS)}, not {forced!r}")
+    refused: dict[str, str] = {}
+    for name in (forced,) if forced else MECHANISMS:
+        reason = _enter(name, permissions, refused, own_process)
+        if reason is None:
+            return
+        refused[name] = reason
+    raise UsageError(f"{VARIABLE}={forced}: {refused[forced]}")
+
+
+def _enter(name: str, permissions: Permissions, refused: dict[str, str], own_process: bool) -> str | None:
+    """None once the mechanism is entered, else why it cannot be."""
+    global _current
+    if name == "wrapped":
+        from graphmem.sandbox.wrapped import Wrapped
+
+        _current = Sandbox(name, Wrapped(permissions), refused)
+        return None
+    if sys.platform != "linux":
+        return "for Linux only"
+    if not own_process:
+        return "for the graphmem command only, which has a process of its own"
+    from graphmem.sandbox.supervised import fly
+
+    made: list[Mechanism] = []
+
+    def begin(folder: str) -> None:
+        made.append(_made(name, folder, permissions))
+        made[0].enter()
+
+    reason = fly(begin)
+    if reason is None:
+        _current = Sandbox(name, made[0], refused)
+    return reason
+
+
+def _made(name: str, folder: str, permissions: Permissions) -> Mechanism:
+    if name == "landlock":
+        from graphmem.sandbox.landlock import Landlock
+
+        return Landlock(folder, permissions)
+    from graphmem.sandbox.namespace import Namespace
+
+    return Namespace(folder, permissions.writes, permissions.network, permissions.everywhere)
+
+
+@contextlib.contextmanager
+def attempt(applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """One run of a program in the sandbox of this process, as :meth:`Sandbox.attempt`; without one, in calls that are
+    wrapped for the threads that ``applies`` is true for."""
+    if _is_free:
+        yield {}
+        return
+    if _current is not None:
+        with _current.attempt(applies if _current.name == "wrapped" else lambda: True) as happened:
+            yield happened
+        return
+    from graphmem.sandbox.wrapped import Wrapped
+
+    with Sandbox("wrapped", Wrapped(Permissions())).attempt(applies) as happened:
+        yield happened
+
+
+def folder_of(text: str) -> str:
+    """The real path of a folder that may be written. Raises :class:`UsageError` where it is none."""
+    path = Path(text)
+    if not path.is_dir():
+        raise UsageError(f"--allow-writes={text}: there is no such folder")
+    return str(path.resolve())

@@ -1,0 +1,165 @@
+"""Python's audit events while a program flies: connections are refused in one line, and what nothing redirected too.
+
+One hook is added to the interpreter, for good (PEP 578), and asks nothing while no program flies. What it refuses is an
+:class:`OSError`, as a machine without network gives, so that a program that copes with that does here as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+Handler = Callable[..., None]
+
+
+class Guard:
+    """What is refused during one flight, and what was seen of it.
+
+    ``applies`` tells whether the calling thread is the program's. ``refused`` counts (what, to whom), ``renames`` are
+    renamed files in their order.
+    """
+
+    def __init__(self, has_network: bool, applies: Callable[[], bool] = lambda: True) -> None:
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.renames: list[tuple[str, str]] = []
+        self.applies = applies
+        self.handlers: dict[str, Handler] = {"os.rename": self._see_renamed}
+        self._listening: WeakSet[socket.socket] = WeakSet()
+        self._own = threading.local()
+        if not has_network:
+            self.handlers |= {
+                "socket.connect": self._check_address,
+                "socket.sendto": self._check_address,
+                "socket.sendmsg": self._check_address,
+                "socket.bind": self._see_bound,
+                "socket.getaddrinfo": self._check_name,
+                "socket.gethostbyname": self._check_name,
+            }
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """What this thread does in this context is graphmem's own, and nothing is asked."""
+        before = getattr(self._own, "depth", 0)
+        self._own.depth = before + 1
+        try:
+            yield
+        finally:
+            self._own.depth = before
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the thread is in :meth:`own`."""
+        return getattr(self._own, "depth", 0) > 0
+
+    def refuse(self, what: str, to: str, number: int, option: str) -> OSError:
+        """Note a refusal, say the first of each kind on stderr, and give the error to raise."""
+        first = all(kind != what for kind, _ in self.refused)
+        self.refused[what, to] += 1
+        line = f"graphmem run refuses to {what} {to}; {option} allows it"
+        if first:
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                print(f"graphmem: {line}", file=sys.__stderr__)
+        return OSError(number, line)
+
+    # --- the network --------------------------------------------------------------------------------------------------
+
+    def _check_address(self, sock: socket.socket, address: Any = None, *_: Any) -> None:
+        if address is None or (family := sock.family) == getattr(socket, "AF_NETLINK", None):
+            return
+        if family == getattr(socket, "AF_UNIX", None):
+            if not self.is_own_socket(address):
+                raise self.refuse("connect to", os.fsdecode(address), errno.ENETUNREACH, "--allow-network")
+        elif isinstance(address, tuple) and not self._is_loopback(address):
+            raise self.refuse("connect to", f"{address[0]}:{address[1]}", errno.ENETUNREACH, "--allow-network")
+
+    def is_own_socket(self, address: Any) -> bool:
+        """Whether a socket in the file system is one that the program made."""
+        return any(self._address_of(one) == address for one in self._listening) or not os.path.exists(address)
+
+    def is_own_port(self, port: int) -> bool:
+        """Whether the program itself listens at a port of the loopback; in a network of its own nobody else does."""
+        return True
+
+    def _is_loopback(self, address: tuple[Any, ...]) -> bool:
+        host = address[0]
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(host.partition("%")[0]).is_loopback and self.is_own_port(address[1])
+        return _is_own_name(host) and self.is_own_port(address[1])
+
+    def _see_bound(self, sock: socket.socket, *_: Any) -> None:
+        self._listening.add(sock)
+
+    @staticmethod
+    def _address_of(sock: socket.socket) -> Any:
+        with contextlib.suppress(OSError):
+            return sock.getsockname()
+        return None
+
+    def bound_ports(self) -> set[int]:
+        """Ports that sockets of this process are bound to."""
+        found = [self._address_of(one) for one in self._listening]
+        return {one[1] for one in found if isinstance(one, tuple)}
+
+    def _check_name(self, host: Any, *_: Any) -> None:
+        name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
+        if name in (None, "") or _is_own_name(name):
+            return
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name.partition("%")[0])
+            return
+        refusal = self.refuse("look up", name, errno.ENETUNREACH, "--allow-network")
+        raise socket.gaierror(socket.EAI_AGAIN, refusal.strerror)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _see_renamed(self, source: Any, target: Any, *_: Any) -> None:
+        if not isinstance(source, int):
+            self.renames.append((os.path.abspath(os.fsdecode(source)), os.path.abspath(os.fsdecode(target))))
+
+
+def _is_own_name(name: str) -> bool:
+    return name.lower() in ("localhost", "localhost.localdomain", "ip6-localhost", socket.gethostname().lower())
+
+
+# --- the one hook -----------------------------------------------------------------------------------------------------
+
+_active: Guard | None = None
+_is_installed = False
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    guard = _active
+    if guard is None:
+        return
+    handler = guard.handlers.get(event)
+    if handler is not None and not guard.is_own and guard.applies():
+        with guard.own():
+            handler(*arguments)
+
+
+@contextlib.contextmanager
+def guarded(guard: Guard) -> Iterator[None]:
+    """Until the end of this context the guard is asked."""
+    global _active, _is_installed
+    if not _is_installed:
+        sys.addaudithook(_hook)
+        _is_installed = True
+    before, _active = _active, guard
+    try:
+        yield
+    finally:
+        _active = before
+
+
+def current() -> Guard | None:
+    """The guard that is asked now."""
+    return _active

@@ -1,0 +1,80 @@
+"""``os.rename`` where one real file system is shown as several overlays.
+
+The kernel renames neither between two of them nor, in a user namespace, a folder that is real (``redirect_dir`` needs
+the machine's root): it says EXDEV, where the real tree would have renamed. Then it is copied, and the old one removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from graphmem.sandbox.copies import copy_tree
+
+_Rename = Callable[..., None]
+
+
+@contextlib.contextmanager
+def renames_by_copies(real: Callable[[str], str]) -> Iterator[None]:
+    """Until the end of this context, renamings that only the overlays refuse are done. ``real`` gives the path by which
+    a file of the real tree is reached."""
+    before = os.rename, os.replace
+    os.rename, os.replace = (_retried(one, real) for one in before)
+    try:
+        yield
+    finally:
+        os.rename, os.replace = before
+
+
+def _retried(original: _Rename, real: Callable[[str], str]) -> _Rename:
+    def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        try:
+            original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            source, target = _absolute(src, src_dir_fd), _absolute(dst, dst_dir_fd)
+            if _device(source, real) != _device(target, real):
+                raise
+            _move(original, source, target)
+
+    rename.__name__, rename.__doc__ = original.__name__, original.__doc__
+    return rename
+
+
+def _absolute(path: Any, folder: int | None) -> str:
+    start = os.getcwd() if folder is None else os.readlink(f"/proc/self/fd/{folder}")
+    return os.path.join(start, os.fsdecode(path))
+
+
+def _device(path: str, real: Callable[[str], str]) -> int:
+    """The file system that a file would really be on."""
+    path = os.path.dirname(os.path.abspath(path))
+    while True:
+        try:
+            return os.stat(real(path)).st_dev
+        except OSError:
+            path = os.path.dirname(path)
+
+
+def _move(rename: _Rename, source: str, target: str) -> None:
+    is_folder = stat.S_ISDIR(os.lstat(source).st_mode)
+    if os.path.lexists(target):
+        if is_folder and os.path.isdir(target):
+            os.rmdir(target)  # raises where it is not empty, as rename does
+        elif is_folder:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), source, None, target)
+        elif os.path.isdir(target) and not os.path.islink(target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source, None, target)
+    beside = os.path.join(os.path.dirname(target), f".graphmem-{os.getpid()}-{os.path.basename(target)[:100]}")
+    copy_tree(source, beside)
+    rename(beside, target)
+    if is_folder:
+        shutil.rmtree(source)
+    else:
+        os.unlink(source)
