@@ -93,6 +93,7 @@ class Sandbox:
                         unavailable=dict(self.refused),
                         files=changes.as_json(),
                         refused=count_of(guard.refused),
+                        started=dict(guard.started),
                     )
         with contextlib.suppress(OSError):
             os.chdir(here)

@@ -25,12 +25,13 @@ class Guard:
     """What is refused during one flight, and what was seen of it.
 
     ``applies`` tells whether the calling thread is the program's. ``refused`` counts (what, to whom), ``renames`` are
-    renamed files in their order.
+    renamed files in their order, ``started`` counts other programs that were let start and could write nothing.
     """
 
     def __init__(self, has_network: bool, applies: Callable[[], bool] = lambda: True) -> None:
         self.refused: Counter[tuple[str, str]] = Counter()
         self.renames: list[tuple[str, str]] = []
+        self.started: Counter[str] = Counter()
         self.applies = applies
         self.handlers: dict[str, Handler] = {"os.rename": self._see_renamed}
         self._listening: WeakSet[socket.socket] = WeakSet()
@@ -48,17 +49,25 @@ class Guard:
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
         """What this thread does in this context is graphmem's own, and nothing is asked."""
-        before = getattr(self._own, "depth", 0)
-        self._own.depth = before + 1
+        yield from self._being(True)
+
+    @contextlib.contextmanager
+    def program(self) -> Iterator[None]:
+        """Inside :meth:`own`, a function of the program's is called."""
+        yield from self._being(False)
+
+    def _being(self, own: bool) -> Iterator[None]:
+        before = self.is_own
+        self._own.value = own
         try:
             yield
         finally:
-            self._own.depth = before
+            self._own.value = before
 
     @property
     def is_own(self) -> bool:
         """Whether the thread is in :meth:`own`."""
-        return getattr(self._own, "depth", 0) > 0
+        return getattr(self._own, "value", False)
 
     def refuse(self, what: str, to: str, number: int, option: str) -> OSError:
         """Note a refusal, say the first of each kind on stderr, and give the error to raise."""
@@ -67,7 +76,7 @@ class Guard:
         line = f"graphmem run refuses to {what} {to}; {option} allows it"
         if first:
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                print(f"graphmem: {line}", file=sys.__stderr__)
+                print(line, file=sys.__stderr__)
         return OSError(number, line)
 
     # --- the network --------------------------------------------------------------------------------------------------

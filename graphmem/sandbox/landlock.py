@@ -1,0 +1,112 @@
+"""Wrapped calls for the program, and Landlock for all that it starts, where namespaces are forbidden (containers).
+
+Landlock (Documentation/userspace-api/landlock.rst of the kernel) takes rights from a process and its children for good:
+here those to write, make and remove files outside of the temporary folder, and to connect by TCP to the numbered ports
+of services. It does not know UDP, nor changes of permissions and times. Programs that are started read the real files;
+where they write they get EACCES.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from graphmem.sandbox import linux
+from graphmem.sandbox.changes import Tree
+from graphmem.sandbox.guard import Guard
+from graphmem.sandbox.wrapped import Wrapped
+
+# asm-generic/unistd.h, linux/landlock.h
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_VERSION = 1
+_BENEATH, _PORT = 1, 2
+_WRITE_FILE, _REFER, _TRUNCATE, _CONNECT = 1 << 1, 1 << 13, 1 << 14, 1 << 1
+_WRITING = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # remove and make, of every kind
+_ABSTRACT_SOCKETS = 1
+#: Ports that the kernel gives to sockets which ask for none: the program's own servers have them.
+_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+_SYSTEM = ("/dev", "/proc")
+
+
+class Landlock:
+    """Wrapped calls in a process that has lost the right to write elsewhere."""
+
+    def __init__(self, folder: str, permissions: Any) -> None:
+        self._folder, self._permissions = folder, permissions
+        self._scratch = os.path.join(folder, "scratch")
+        self._scratch_of = tempfile.gettempdir()
+        self._wrapped = Wrapped(permissions, folder, cannot_write=True)
+
+    def enter(self) -> None:
+        """Give the rights away. Raises :class:`OSError` where the kernel has no Landlock."""
+        version = linux.syscall(_CREATE, None, 0, _VERSION)
+        files = 0 if self._permissions.everywhere or self._permissions.processes else _WRITING
+        files |= (_REFER if version >= 2 and files else 0) | (_TRUNCATE if version >= 3 and files else 0)
+        ports = _CONNECT if version >= 4 and not self._permissions.network else 0
+        scoped = _ABSTRACT_SOCKETS if version >= 6 and not self._permissions.network else 0
+        rules = struct.pack("QQQ", files, ports, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
+        self._make_scratch()
+        if files or ports:
+            _restrict(rules, files, (self._folder, *_SYSTEM, *self._permissions.writes), ports)
+
+    def _make_scratch(self) -> None:
+        os.makedirs(self._scratch)
+        if not self._permissions.everywhere:
+            os.environ["TMPDIR"] = self._scratch
+            tempfile.tempdir = None
+
+    def reset(self) -> None:
+        """Forget what was changed."""
+        self._wrapped.reset()
+        for name in os.listdir(self._scratch):
+            with contextlib.suppress(OSError):
+                _remove(os.path.join(self._scratch, name))
+
+    def trees(self) -> list[Tree]:
+        """The folder of the changes, and the one that stands for that of temporary files."""
+        return [*self._wrapped.trees(), Tree(self._scratch_of, os.path.join(self._folder, "none"), self._scratch)]
+
+    def attempt(self, applies: Callable[[], bool]) -> contextlib.AbstractContextManager[Guard]:
+        """One run of the program: its calls are wrapped."""
+        return self._wrapped.attempt(applies)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def _restrict(rules: bytes, files: int, folders: Sequence[str], ports: int) -> None:
+    ruleset = linux.syscall(_CREATE, ctypes.create_string_buffer(rules, len(rules)), len(rules), 0)
+    try:
+        for folder in folders if files else ():
+            opened = os.open(folder, os.O_PATH)
+            try:
+                _add(ruleset, _BENEATH, struct.pack("=Qi", files, opened))
+            finally:
+                os.close(opened)
+        for port in _own_ports() if ports else ():
+            _add(ruleset, _PORT, struct.pack("QQ", ports, port))
+        linux.call("prctl", linux.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        linux.syscall(_RESTRICT, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _add(ruleset: int, kind: int, rule: bytes) -> None:
+    linux.syscall(_ADD, ruleset, kind, ctypes.create_string_buffer(rule, len(rule)), 0)
+
+
+def _own_ports() -> Iterator[int]:
+    first, last = 32768, 60999
+    with contextlib.suppress(OSError, ValueError), open(_RANGE, encoding="ascii") as file:
+        first, last = map(int, file.read().split())
+    yield from range(first, last + 1)

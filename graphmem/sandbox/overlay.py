@@ -1,0 +1,579 @@
+"""An overlay of files made in Python: each function of ``os`` that takes a path, over real files and changed ones.
+
+Changed files are in the folder ``tree``, at their absolute path. A file named ``.wh.NAME`` in it hides the real
+``NAME``, and ``.wh..wh..opq`` in a folder hides all that is real in it. All of the state is on the disk, so that
+processes which the program forks share it.
+
+Functions of ``os`` are called here as they are in the module ``posix`` or ``nt``, or by a thread that
+:meth:`graphmem.sandbox.guard.Guard.own` lets through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from graphmem.sandbox.changes import DELETED, OPAQUE, Tree
+from graphmem.sandbox.copies import copy_file
+
+#: The functions of the operating system themselves.
+native: Any = import_module(os.name if os.name in ("posix", "nt") else "posix")
+
+_MOST_LINKS = 40
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_TEMPORARY = getattr(os, "O_TMPFILE", 0)
+#: Devices, and what the kernel tells: no files of the user's.
+_SYSTEM = ("/dev", "/proc", "/sys")
+
+
+def writes(flags: int) -> bool:
+    """Whether a file that is opened with these flags can be changed."""
+    return bool(flags & _WRITING) or (_TEMPORARY != 0 and flags & _TEMPORARY == _TEMPORARY)
+
+
+def error(number: int, path: str, other: str | None = None) -> OSError:
+    """What the operating system raises."""
+    return OSError(number, os.strerror(number), path, None, other) if other else OSError(number, os.strerror(number), path)
+
+
+class Overlay:
+    """Real files with changes in ``folder``; below the folders ``writable`` the real files themselves."""
+
+    def __init__(self, folder: str, writable: Sequence[str] = (), everywhere: bool = False) -> None:
+        self.tree = os.path.join(folder, "tree")
+        self._free = (folder, *(_SYSTEM if os.name == "posix" else ()), *writable)
+        self._everywhere = everywhere
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether anything differs from the real files. Asked by every call, so by none that is wrapped."""
+        try:
+            native.lstat(self.tree)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def reset(self) -> None:
+        """Forget all changes."""
+        shutil.rmtree(self.tree, ignore_errors=True)
+
+    def trees(self) -> list[Tree]:
+        """The folder of the changes."""
+        return [Tree(os.sep, os.sep, self.tree)] if os.name == "posix" else [
+            Tree(f"{one}:{os.sep}", f"{one}:{os.sep}", os.path.join(self.tree, one)) for one in _names(self.tree)
+        ]  # fmt: skip
+
+    # --- paths --------------------------------------------------------------------------------------------------------
+
+    def is_free(self, path: str) -> bool:
+        """Whether a path is not redirected."""
+        return self._everywhere or any(path == one or path.startswith(one + os.sep) for one in self._free)
+
+    def upper(self, path: str) -> str:
+        """Where the changed file of a resolved path is; the path itself where it is free."""
+        if self.is_free(path):
+            return path
+        drive, rest = os.path.splitdrive(path)
+        return os.path.join(self.tree, drive.rstrip(":"), rest.lstrip(os.sep)).rstrip(os.sep)
+
+    def place(self, path: str) -> str:
+        """The path that the program knows, of one that may be in the tree of changes."""
+        if path != self.tree and not path.startswith(self.tree + os.sep):
+            return path
+        rest = path[len(self.tree) :]
+        if os.name == "posix":
+            return rest or os.sep
+        drive, _, below = rest.lstrip(os.sep).partition(os.sep)
+        return f"{drive}:{os.sep}{below}"
+
+    def absolute(self, path: Any, folder: int | None = None) -> str:
+        """A path from the root on, with its ``..`` and links; ``folder`` is what ``dir_fd`` was given."""
+        start = native.getcwd() if folder is None else path_of(folder)
+        return os.path.join(self.place(start), os.fsdecode(path))
+
+    def resolve(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
+        """The path without links, ``.`` and ``..``; the last link stays where it is not to ``follow``."""
+        if os.fsdecode(path) == "":
+            raise error(errno.ENOENT, "")
+        drive, rest = os.path.splitdrive(self.absolute(path, folder))
+        at, links = drive + os.sep, 0
+        left = _parts(rest)
+        while left:
+            part = left.pop()
+            if part == "..":
+                at = os.path.dirname(at)
+                continue
+            candidate = os.path.join(at, part)
+            found = self.found(candidate) if left or follow else None
+            if found is None or not os.path.islink(found):
+                at = candidate
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise error(errno.ELOOP, os.fsdecode(path))
+            target = native.readlink(found)
+            if os.path.isabs(target):
+                drive, target = os.path.splitdrive(target)
+                at = drive + os.sep
+            left.extend(_parts(target))
+        return at
+
+    def found(self, path: str) -> str | None:
+        """Where a resolved path is read: among the changes, or really; None where there is nothing."""
+        upper = self.upper(path)
+        if os.path.lexists(upper):
+            return upper
+        return path if self._is_shown(path) else None
+
+    def reading(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
+        """Where a path is read; where there is nothing, a path that there is nothing at either."""
+        resolved = self.resolve(path, follow, folder)
+        return self.found(resolved) or self.upper(resolved)
+
+    def _is_shown(self, path: str) -> bool:
+        """Whether there is a real file at a path, and nothing hides it."""
+        return os.path.lexists(path) and not self._is_hidden(path)
+
+    def _is_hidden(self, path: str) -> bool:
+        if self.is_free(path):
+            return False
+        drive, rest = os.path.splitdrive(path)
+        upper = self.upper(drive + os.sep)
+        for part in reversed(_parts(rest)):
+            if os.path.lexists(os.path.join(upper, OPAQUE)) or os.path.lexists(os.path.join(upper, DELETED + part)):
+                return True
+            if os.path.lexists(upper) and not os.path.isdir(upper):
+                return True
+            upper = os.path.join(upper, part)
+            if not os.path.lexists(upper):
+                return False  # below a folder without changes nothing is hidden
+        return False
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def _check_parent(self, path: str) -> None:
+        """Raises what the operating system would for a new or deleted entry."""
+        parent = os.path.dirname(path)
+        found = self.found(parent)
+        if found is None:
+            raise error(errno.ENOENT, path)
+        if not os.path.isdir(found):
+            raise error(errno.ENOTDIR, path)
+        if not os.access(parent if self._is_shown(parent) else found, os.W_OK | os.X_OK):
+            raise error(errno.EACCES, path)
+
+    def _make_folder(self, path: str) -> None:
+        """Have a folder among the changes for one that is seen."""
+        upper = self.upper(path)
+        if os.path.lexists(upper):
+            return
+        if path == os.path.dirname(path):
+            os.makedirs(upper, exist_ok=True)
+            return
+        self._make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            native.mkdir(upper)
+        status = native.stat(path)
+        native.utime(upper, ns=(status.st_atime_ns, status.st_mtime_ns))
+        native.chmod(upper, stat.S_IMODE(status.st_mode) | 0o700)
+
+    def _copy_up(self, path: str) -> str:
+        """Have a seen file or folder among the changes; gives its place there."""
+        upper = self.upper(path)
+        if not os.path.lexists(upper):
+            if os.path.isdir(path) and not os.path.islink(path):
+                self._make_folder(path)
+            else:
+                self._make_folder(os.path.dirname(path))
+                copy_file(path, upper)
+        return upper
+
+    def _copy_all_up(self, path: str) -> str:
+        upper = self._copy_up(path)
+        if os.path.isdir(upper) and not os.path.islink(upper):
+            for name in self.names(path):
+                self._copy_all_up(os.path.join(path, name))
+        return upper
+
+    def _new(self, path: str) -> str:
+        """The place of an entry that is about to be made."""
+        self._check_parent(path)
+        self._make_folder(os.path.dirname(path))
+        return self.upper(path)
+
+    def _show(self, path: str) -> bool:
+        """An entry was made: what hid the real one goes. Whether something did."""
+        marker = os.path.join(os.path.dirname(self.upper(path)), DELETED + os.path.basename(path))
+        with contextlib.suppress(FileNotFoundError):
+            native.unlink(marker)
+            return True
+        return False
+
+    def _hide(self, path: str) -> None:
+        """Hide the real file."""
+        if self.is_free(path) or not self._is_shown(path):
+            return
+        self._make_folder(os.path.dirname(path))
+        marker = os.path.join(os.path.dirname(self.upper(path)), DELETED + os.path.basename(path))
+        native.close(native.open(marker, os.O_CREAT | os.O_WRONLY, 0o600))
+
+    def _remove_upper(self, path: str) -> None:
+        upper = self.upper(path)
+        if os.path.isdir(upper) and not os.path.islink(upper):
+            if not self.is_free(path):
+                for name in (OPAQUE, *(one for one in _names(upper) if one.startswith(DELETED))):
+                    with contextlib.suppress(FileNotFoundError):
+                        native.unlink(os.path.join(upper, name))
+            native.rmdir(upper)
+        elif os.path.lexists(upper):
+            native.unlink(upper)
+
+    def names(self, path: str) -> list[str]:
+        """What a resolved folder seems to hold."""
+        upper = self.upper(path)
+        if upper == path:
+            return list(native.listdir(path))
+        names = dict.fromkeys(native.listdir(path)) if self._shows_real_entries(path) else {}
+        for name in _names(upper):
+            if not name.startswith(DELETED):
+                names[name] = None
+            elif name != OPAQUE:
+                names.pop(name.removeprefix(DELETED), None)
+        return list(names)
+
+    def _shows_real_entries(self, path: str) -> bool:
+        upper = self.upper(path)
+        if os.path.islink(upper) or (os.path.lexists(upper) and not os.path.isdir(upper)):
+            return False
+        return os.path.isdir(path) and not self._is_hidden(path) and not os.path.lexists(os.path.join(upper, OPAQUE))
+
+    # --- functions of os ----------------------------------------------------------------------------------------------
+
+    def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        """``os.open``."""
+        follow = not flags & getattr(os, "O_NOFOLLOW", 0) and flags & (os.O_CREAT | os.O_EXCL) != os.O_CREAT | os.O_EXCL
+        at = self.resolve(path, follow, dir_fd)
+        found = self.found(at)
+        if not writes(flags) or self.is_free(at):
+            return int(native.open(found or self.upper(at), flags, mode))
+        upper = self.upper(at)
+        if found is None:
+            if not flags & os.O_CREAT:
+                raise error(errno.ENOENT, os.fsdecode(path))
+            opened = native.open(self._new(at), flags, mode)
+            self._show(at)
+            return int(opened)
+        if _TEMPORARY and flags & _TEMPORARY == _TEMPORARY:
+            self._make_folder(at)
+        elif flags & os.O_CREAT and flags & os.O_EXCL:
+            raise error(errno.EEXIST, os.fsdecode(path))
+        elif os.path.isdir(found):
+            raise error(errno.EISDIR, os.fsdecode(path))
+        elif found != upper:
+            if flags & (os.O_WRONLY | os.O_RDWR) and not os.access(found, os.W_OK):
+                raise error(errno.EACCES, os.fsdecode(path))
+            if flags & os.O_TRUNC:
+                self._make_folder(os.path.dirname(at))
+                native.close(native.open(upper, os.O_CREAT | os.O_WRONLY, 0o600))
+                shutil.copymode(found, upper)
+            else:
+                self._copy_up(at)
+        return int(native.open(upper, flags, mode))
+
+    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        """``os.mkdir``."""
+        at = self.resolve(path, False, dir_fd)
+        if self.found(at) is not None:
+            raise error(errno.EEXIST, os.fsdecode(path))
+        native.mkdir(self._new(at), mode)
+        if not self.is_free(at) and self._show(at):
+            native.close(native.open(os.path.join(self.upper(at), OPAQUE), os.O_CREAT | os.O_WRONLY, 0o600))
+
+    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
+        """``os.rmdir``."""
+        at = self._existing(path, dir_fd)
+        found = self.found(at)
+        if os.path.islink(found or "") or not os.path.isdir(found or ""):
+            raise error(errno.ENOTDIR, os.fsdecode(path))
+        if self.names(at):
+            raise error(errno.ENOTEMPTY, os.fsdecode(path))
+        self._check_parent(at)
+        self._delete(at)
+
+    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
+        """``os.unlink`` and ``os.remove``."""
+        at = self._existing(path, dir_fd)
+        found = self.found(at) or ""
+        if os.path.isdir(found) and not os.path.islink(found):
+            raise error(errno.EISDIR if sys.platform == "linux" else errno.EPERM, os.fsdecode(path))
+        self._check_parent(at)
+        self._delete(at)
+
+    def _existing(self, path: Any, folder: int | None, follow: bool = False) -> str:
+        at = self.resolve(path, follow, folder)
+        if self.found(at) is None:
+            raise error(errno.ENOENT, os.fsdecode(path))
+        return at
+
+    def _delete(self, path: str) -> None:
+        is_real = not self.is_free(path) and self._is_shown(path)
+        self._remove_upper(path)
+        if is_real:
+            self._hide(path)
+
+    def rename(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        """``os.rename`` and ``os.replace``."""
+        source, target = self._existing(src, src_dir_fd), self.resolve(dst, False, dst_dir_fd)
+        old, new = self.found(source) or "", self.found(target)
+        if source == target:
+            return
+        is_folder = os.path.isdir(old) and not os.path.islink(old)
+        names = (os.fsdecode(src), os.fsdecode(dst))
+        if target.startswith(source + os.sep):
+            raise error(errno.EINVAL, *names)
+        if new is not None:
+            self._check_replaced(new, target, is_folder, names)
+        for one in (source, target):
+            self._check_parent(one)
+        if self._device(source) != self._device(target) or (is_folder and self.is_free(source) != self.is_free(target)):
+            raise error(errno.EXDEV, *names)
+        upper = self._copy_all_up(source) if not self.is_free(source) else source
+        if new is not None and (is_folder or os.name == "nt"):
+            self._remove_upper(target)
+        self._make_folder(os.path.dirname(target))
+        try:
+            native.replace(upper, self.upper(target))
+        except OSError as found:
+            if found.errno != errno.EXDEV:
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                native.unlink(self.upper(target))
+            copy_file(upper, self.upper(target))
+            native.unlink(upper)
+        if not self.is_free(target):
+            self._show(target)
+            if is_folder:
+                native.close(native.open(os.path.join(self.upper(target), OPAQUE), os.O_CREAT | os.O_WRONLY, 0o600))
+        self._hide(source)
+
+    def _check_replaced(self, new: str, target: str, is_folder: bool, names: tuple[str, str]) -> None:
+        replaces_folder = os.path.isdir(new) and not os.path.islink(new)
+        if is_folder and not replaces_folder:
+            raise error(errno.ENOTDIR, *names)
+        if replaces_folder and not is_folder:
+            raise error(errno.EISDIR, *names)
+        if replaces_folder and self.names(target):
+            raise error(errno.ENOTEMPTY, *names)
+
+    def _device(self, path: str) -> int:
+        """The file system that a file would really be on."""
+        path = os.path.dirname(path)
+        while not os.path.isdir(path):
+            path = os.path.dirname(path)
+        return int(native.stat(path).st_dev)
+
+    def link(
+        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, follow_symlinks: bool = True
+    ) -> None:  # fmt: skip
+        """``os.link``."""
+        source, target = self._existing(src, src_dir_fd, False), self.resolve(dst, False, dst_dir_fd)
+        if self.found(target) is not None:
+            raise error(errno.EEXIST, os.fsdecode(src), os.fsdecode(dst))
+        native.link(self._copy_up(source), self._new(target), follow_symlinks=False)
+        self._show(target)
+
+    def symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+        """``os.symlink``."""
+        at = self.resolve(dst, False, dir_fd)
+        if self.found(at) is not None:
+            raise error(errno.EEXIST, os.fsdecode(src), os.fsdecode(dst))
+        native.symlink(src, self._new(at), target_is_directory)
+        self._show(at)
+
+    def listdir(self, path: Any = ".") -> list[Any]:
+        """``os.listdir``."""
+        at = self._folder(path)
+        names = self.names(at)
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+    def scandir(self, path: Any = ".") -> Entries:
+        """``os.scandir``."""
+        at = self._folder(path)
+        prefix = "" if isinstance(path, int) else os.fspath(path)
+        names = self.names(at)
+        if isinstance(prefix, bytes):
+            return Entries([Entry(self, os.path.join(prefix, os.fsencode(one)), os.path.join(at, one)) for one in names])
+        return Entries([Entry(self, os.path.join(prefix, one), os.path.join(at, one)) for one in names])
+
+    def _folder(self, path: Any) -> str:
+        path = "." if path is None else path
+        at = self.place(path_of(path)) if isinstance(path, int) else self.resolve(path)
+        found = self.found(at)
+        if found is None or not os.path.isdir(found):
+            raise error(errno.ENOENT if found is None else errno.ENOTDIR, path)
+        if not os.access(found, os.R_OK):
+            raise error(errno.EACCES, path)
+        return at
+
+    def chdir(self, path: Any) -> None:
+        """``os.chdir``."""
+        native.chdir(path if isinstance(path, int) else self.reading(path))
+
+    def getcwd(self) -> str:
+        """``os.getcwd``."""
+        return self.place(native.getcwd())
+
+    def getcwdb(self) -> bytes:
+        """``os.getcwdb``."""
+        return os.fsencode(self.getcwd())
+
+    def read_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
+        """A function of ``os`` that asks about a path, here."""
+
+        def ask(path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any) -> Any:
+            if isinstance(path, int):
+                return function(path, *args, **kwargs)
+            if not follow_symlinks and follows:
+                kwargs["follow_symlinks"] = False
+            return function(self.reading(path, follow_symlinks, dir_fd), *args, **kwargs)
+
+        return ask
+
+    def change_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
+        """A function of ``os`` that changes what is at a path, here."""
+
+        def change(path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any) -> Any:
+            if isinstance(path, int):
+                return function(path, *args, **kwargs)
+            if not follow_symlinks and follows:
+                kwargs["follow_symlinks"] = False
+            at = self._existing(path, dir_fd, follow_symlinks)
+            found = self.found(at) or at
+            if found != self.upper(at) and function is native.truncate and not os.access(found, os.W_OK):
+                raise error(errno.EACCES, os.fsdecode(path))
+            return function(self._copy_up(at), *args, **kwargs)
+
+        return change
+
+    def make_with(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of ``os`` that makes a file of another kind, here."""
+
+        def make(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            at = self.resolve(path, False, dir_fd)
+            if self.found(at) is not None:
+                raise error(errno.EEXIST, os.fsdecode(path))
+            function(self._new(at), *args, **kwargs)
+            self._show(at)
+
+        return make
+
+    def for_library(self, path: Any, is_changed: bool) -> str:
+        """The path to give to a library that opens the file itself: where it is read, or where it is written."""
+        at = self.resolve(path)
+        if not is_changed:
+            return self.found(at) or self.upper(at)
+        if self.found(at) is None:
+            upper = self._new(at)
+            self._show(at)
+            return upper
+        return self._copy_up(at)
+
+
+class Entry:
+    """As :class:`os.DirEntry`: ``path`` is what the program is told, the resolved path where it is."""
+
+    def __init__(self, overlay: Overlay, path: Any, resolved: str) -> None:
+        self.path, self.name = path, os.path.basename(path)
+        self._overlay, self._resolved = overlay, resolved
+        self._known: dict[bool, os.stat_result] = {}
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """The status of the file, or of the link."""
+        if follow_symlinks not in self._known:
+            where = self._overlay.reading(self._resolved, follow_symlinks)
+            self._known[follow_symlinks] = native.stat(where, follow_symlinks=follow_symlinks)
+        return self._known[follow_symlinks]
+
+    def _is(self, kind: Callable[[int], bool], follow_symlinks: bool) -> bool:
+        try:
+            return kind(self.stat(follow_symlinks=follow_symlinks).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a folder."""
+        return self._is(stat.S_ISDIR, follow_symlinks)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a regular file."""
+        return self._is(stat.S_ISREG, follow_symlinks)
+
+    def is_symlink(self) -> bool:
+        """Whether it is a symbolic link."""
+        return self._is(stat.S_ISLNK, False)
+
+    def is_junction(self) -> bool:
+        """Whether it is a junction of Windows."""
+        return False
+
+    def inode(self) -> int:
+        """The number of the file."""
+        return self.stat(follow_symlinks=False).st_ino
+
+
+class Entries:
+    """As what ``os.scandir`` gives: an iterator that can be closed."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self
+
+    def __next__(self) -> Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give no more."""
+        self._entries = iter(())
+
+
+def path_of(descriptor: int) -> str:
+    """The path of an open folder. Raises :class:`OSError`."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        return os.fsdecode(fcntl.fcntl(descriptor, 50, bytes(1024)).rstrip(b"\0"))  # F_GETPATH, sys/fcntl.h
+    return str(native.readlink(f"/proc/self/fd/{descriptor}"))
+
+
+def _parts(path: str) -> list[str]:
+    """The parts of a path, the last first."""
+    if os.altsep:
+        path = path.replace(os.altsep, os.sep)
+    return [part for part in reversed(path.split(os.sep)) if part not in ("", ".")]
+
+
+def _names(folder: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return list(native.listdir(folder))
+    return []

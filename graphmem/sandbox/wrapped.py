@@ -1,0 +1,272 @@
+"""The mechanism that every machine has: Python's own functions for files are an overlay, and nothing else may write.
+
+Every function of ``os`` that takes a path, ``open``, and the libraries of :mod:`graphmem.sandbox.libraries` that open
+files themselves go to :class:`graphmem.sandbox.overlay.Overlay`. Python's audit events are the net below: what would
+write to a real file past these is refused by name, and so are other programs.
+
+Every place where a module keeps one of these functions (``from os import remove``) is replaced while a program runs.
+A replacement that somebody keeps for longer, or another thread calls, is the original.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+from graphmem.sandbox import guard as guards
+from graphmem.sandbox.changes import Tree
+from graphmem.sandbox.guard import Guard
+from graphmem.sandbox.libraries import libraries_over
+from graphmem.sandbox.overlay import Overlay, native, writes
+from graphmem.sandbox.processes import checked_processes, counted_processes, workers_over
+
+#: Functions of ``os`` that ask; those that do not follow links.
+_READING = ("stat", "access", "statvfs", "pathconf", "getxattr", "listxattr")
+_READING_LINKS = ("lstat", "readlink")
+#: Functions of ``os`` that change what is there; those that do not follow links; those that make it.
+_CHANGING = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr", "chflags")
+_CHANGING_LINKS = ("lchmod", "lchown", "lchflags")
+_MAKING = ("mkfifo", "mknod")
+#: Those that :class:`Overlay` has by their names.
+_OWN = ("open", "mkdir", "rmdir", "unlink", "rename", "link", "symlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb")
+_SAME = {"remove": "unlink", "replace": "rename"}
+#: Functions that give the same while nothing is changed.
+_ASKING = frozenset((*_READING, *_READING_LINKS, "listdir", "scandir", "chdir", "getcwd", "getcwdb"))
+_MARKS = ("supports_dir_fd", "supports_fd", "supports_follow_symlinks", "supports_effective_ids")
+
+
+class Wrapped:
+    """Wrapped calls of this process. ``folder`` holds the changes; without one, a temporary folder of its own.
+
+    ``cannot_write``: other programs may be started, as something else keeps them from writing.
+    """
+
+    def __init__(self, permissions: Any, folder: str | None = None, cannot_write: bool = False) -> None:
+        self._permissions = permissions
+        self._own = None if folder is not None else tempfile.TemporaryDirectory(prefix="graphmem-run-")
+        self.folder = os.path.realpath(folder or (self._own.name if self._own is not None else ""))
+        self._cannot_write = cannot_write
+        self.overlay = Overlay(self.folder, permissions.writes, permissions.everywhere)
+
+    def enter(self) -> None:
+        """Nothing lasts beyond an attempt."""
+
+    def reset(self) -> None:
+        """Forget what was changed."""
+        self.overlay.reset()
+
+    def trees(self) -> list[Tree]:
+        """The folder of the changes."""
+        return self.overlay.trees()
+
+    @contextlib.contextmanager
+    def attempt(self, applies: Callable[[], bool]) -> Iterator[Guard]:
+        """One run of the program: its calls are wrapped."""
+        guard = _Net(self.overlay, self._permissions.network, applies)
+        if not self._permissions.processes:
+            guard.handlers.update(counted_processes(guard) if self._cannot_write else checked_processes(guard))
+        with wrapped_calls(self.overlay, guard), workers_over(self.folder, self._permissions):
+            yield guard
+
+
+class _Net(Guard):
+    """Refuses what is written past the wrapped calls, and connections to what others listen at."""
+
+    def __init__(self, overlay: Overlay, has_network: bool, applies: Callable[[], bool]) -> None:
+        super().__init__(has_network, applies)
+        self._overlay = overlay
+        self.handlers |= {"open": self._check_open, "os.rename": self._check_two, "os.link": self._check_two}
+        for event in ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr", "removexattr"):
+            self.handlers[f"os.{event}"] = self._check_written
+        self.handlers["os.symlink"] = lambda _, target, *rest: self._check_written(target)
+
+    def is_own_port(self, port: int) -> bool:
+        """Whether the program itself listens there."""
+        return port in self.bound_ports()
+
+    def _check_open(self, path: Any, mode: Any, flags: int) -> None:
+        if isinstance(path, (str, bytes)) and writes(flags or 0):
+            self._check_written(path)
+
+    def _check_two(self, source: Any, target: Any, *_: Any) -> None:
+        self._check_written(source)
+        self._check_written(target)
+
+    def _check_written(self, path: Any, *_: Any) -> None:
+        if isinstance(path, int):
+            return
+        at = self._overlay.absolute(path)
+        if not self._overlay.is_free(os.path.realpath(at)):
+            raise self.refuse("change", os.fsdecode(path), errno.EACCES, "--allow-writes")
+
+
+@contextlib.contextmanager
+def wrapped_calls(overlay: Overlay, guard: Guard) -> Iterator[None]:
+    """Until the end of this context, the functions that take paths go to the overlay for the guard's threads."""
+    replaced = dict(_replacements(overlay, guard))
+    marks = [getattr(os, name) for name in _MARKS]
+    undo: list[Callable[[], None]] = []
+    try:
+        for mark in marks:
+            mark.update(new for old, new in replaced.values() if old in mark)
+        _replace_everywhere({id(old): new for old, new in replaced.values()}, undo)
+        undo.extend(_redirect_imports({name: new for name, (_, new) in replaced.items()}))
+        with libraries_over(overlay, guard):
+            yield
+    finally:
+        for one in reversed(undo):
+            one()
+        for mark in marks:
+            mark.difference_update(new for _, new in replaced.values())
+
+
+def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """name of ``os`` -> (what it is, what stands for it)."""
+    for names, make in (
+        (_READING, lambda one: overlay.read_with(one)),
+        (_READING_LINKS, lambda one: overlay.read_with(one, follows=False)),
+        (_CHANGING, lambda one: overlay.change_with(one)),
+        (_CHANGING_LINKS, lambda one: overlay.change_with(one, follows=False)),
+        (_MAKING, overlay.make_with),
+        (_OWN, lambda one: getattr(overlay, one.__name__)),
+        (_SAME, lambda one: getattr(overlay, _SAME[one.__name__])),
+    ):
+        for name in names:
+            original = getattr(native, name, None)
+            if original is not None:
+                yield name, (original, _either(original, make(original), overlay, guard, name in _ASKING))
+    opened = _opening(overlay, guard)
+    yield "io.open", (io.open, _either(io.open, opened, overlay, guard, False))
+
+
+def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool) -> Any:
+    """``ours`` for the program, ``original`` for everybody else."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if guards.current() is not guard or guard.is_own or not guard.applies():
+            return original(*args, **kwargs)
+        if asks and not overlay.has_changes:
+            return original(*args, **kwargs)
+        with guard.own():
+            try:
+                result = ours(*args, **kwargs)
+            except OSError as error:
+                _name_places(error, overlay)
+                raise
+        if original in (native.rename, native.replace):
+            guard.renames.append((overlay.absolute(args[0]), overlay.absolute(args[1])))
+        return result
+
+    return call
+
+
+def _name_places(error: OSError, overlay: Overlay) -> None:
+    """Let an error name the files as the program does."""
+    for name in ("filename", "filename2"):
+        value = getattr(error, name, None)
+        if isinstance(value, (str, bytes)):
+            place = overlay.place(os.fsdecode(value))
+            if place != os.fsdecode(value):
+                setattr(error, name, place if isinstance(value, str) else os.fsencode(place))
+
+
+def _opening(overlay: Overlay, guard: Guard) -> Callable[..., Any]:
+    original = io.open
+
+    def own_opener(path: Any, flags: int) -> int:
+        return overlay.open(path, flags, 0o666)
+
+    def open_file(
+        file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None,
+        closefd: bool = True, opener: Any = None,
+    ) -> Any:  # fmt: skip
+        def theirs(path: Any, flags: int) -> Any:
+            with guard.program():
+                return opener(path, flags)
+
+        given = None if isinstance(file, int) else own_opener if opener is None else theirs
+        return original(file, mode, buffering, encoding, errors, newline, closefd, given)
+
+    return open_file
+
+
+# --- where functions are kept -----------------------------------------------------------------------------------------
+
+
+def _replace_everywhere(replaced: dict[int, Any], undo: list[Callable[[], None]]) -> None:
+    """Put the replacements into every module that keeps one of the originals."""
+    for module in list(sys.modules.values()):
+        if module is native or not isinstance(module, ModuleType):
+            continue
+        if module.__name__.startswith("graphmem.sandbox"):
+            continue
+        names = vars(module)
+        for name, value in list(names.items()):
+            new = replaced.get(id(value))
+            if new is not None:
+                names[name] = new
+                undo.append(_putting_back(names, name, value))
+    _replace_defaults(tempfile, replaced, undo)
+    for holder in filter(None, [getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)]):  # Python 3.10
+        for name, value in list(vars(holder).items()):
+            new = replaced.get(id(getattr(value, "__func__", value)))
+            if new is not None:
+                setattr(holder, name, staticmethod(new))
+                undo.append(lambda holder=holder, name=name, value=value: setattr(holder, name, value))
+    if hasattr(shutil, "_winapi"):  # CopyFile2 opens both files itself
+        winapi = shutil._winapi
+        shutil._winapi = SimpleNamespace()
+        undo.append(lambda: setattr(shutil, "_winapi", winapi))
+    if os.name == "nt":  # these ask Windows without os.stat
+        import genericpath
+        import ntpath
+
+        for name in ("exists", "isdir", "isfile", "lexists"):
+            undo.append(_putting_back(vars(ntpath), name, getattr(ntpath, name)))
+            setattr(ntpath, name, getattr(genericpath, name, genericpath.exists))
+
+
+def _putting_back(names: dict[str, Any], name: str, value: Any) -> Callable[[], None]:
+    return lambda: names.__setitem__(name, value)
+
+
+def _replace_defaults(module: ModuleType, replaced: dict[int, Any], undo: list[Callable[[], None]]) -> None:
+    """The defaults of parameters are functions too: ``def close(self, unlink=os.unlink)``."""
+    for owner in [one for one in vars(module).values() if isinstance(one, type)]:
+        for function in [one for one in vars(owner).values() if isinstance(one, FunctionType)]:
+            before = function.__defaults__
+            if before and any(id(one) in replaced for one in before):
+                function.__defaults__ = tuple(replaced.get(id(one), one) for one in before)
+                undo.append(lambda function=function, before=before: setattr(function, "__defaults__", before))
+
+
+def _redirect_imports(replaced: dict[str, Any]) -> Iterator[Callable[[], None]]:
+    """Let the program import modules that it wrote: the machinery of imports has names of its own."""
+    machinery: Any = sys.modules["importlib._bootstrap_external"] if (
+        "importlib._bootstrap_external" in sys.modules
+    ) else sys.modules["_frozen_importlib_external"]  # fmt: skip
+    real_os, real_io = machinery._os, machinery._io
+    machinery._os = SimpleNamespace(**{**vars(real_os), **{k: v for k, v in replaced.items() if "." not in k}})
+    opened = replaced["io.open"]
+
+    def read_only_file(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(path, int):
+            return real_io.FileIO(path, mode, *args, **kwargs)
+        return opened(path, mode.rstrip("b") + "b", 0)
+
+    machinery._io = SimpleNamespace(
+        **{**vars(real_io), "open_code": lambda path: opened(path, "rb"), "FileIO": read_only_file, "open": opened}
+    )
+    yield lambda: setattr(machinery, "_os", real_os)
+    yield lambda: setattr(machinery, "_io", real_io)
+
