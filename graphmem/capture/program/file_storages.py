@@ -309,8 +309,9 @@ def _patch_rebuilding(patches: Patches) -> None:
 
     def rebuild(storage: Any, offset: Any, size: Any, stride: Any) -> Any:
         stored = getattr(storage, "_untyped_storage", None)
-        if not isinstance(stored, FileStorage):
-            return from_storage(storage, offset, size, stride)
+        if not isinstance(stored, FileStorage):  # of a real tensor that is copied
+            with _disable_current_modes(), unset_fake_temporarily():
+                return from_storage(storage, offset, size, stride)
         return stored.tensor(storage.dtype, offset, size, stride)
 
     def rebuild_newer(
@@ -318,7 +319,8 @@ def _patch_rebuilding(patches: Patches) -> None:
     ) -> Any:
         stored = getattr(storage, "_untyped_storage", None)
         if not isinstance(stored, FileStorage):
-            return newer(storage, offset, size, stride, grad, hooks, dtype, metadata)
+            with _disable_current_modes(), unset_fake_temporarily():
+                return newer(storage, offset, size, stride, grad, hooks, dtype, metadata)
         made = stored.tensor(dtype, offset, size, stride).requires_grad_(grad)
         if metadata:
             utils.set_tensor_metadata(made, metadata)
@@ -346,17 +348,17 @@ def _patch_rebuilding(patches: Patches) -> None:
             kind = type(made)
         return of_type(lambda: made, kind, (), state)
 
-    patches.set(utils, "_rebuild_tensor", rebuild)
-    patches.set(utils, "_rebuild_tensor_v3", rebuild_newer)
-    patches.set(utils, "_rebuild_qtensor", rebuild_quantized)
-    patches.set(torch._tensor, "_rebuild_from_type_v2", rebuild_of_type)
-    now = {
-        "torch._utils._rebuild_tensor_v3": utils._rebuild_tensor_v3,
-        "torch._utils._rebuild_qtensor": utils._rebuild_qtensor,
-        "torch._tensor._rebuild_from_type_v2": torch._tensor._rebuild_from_type_v2,
+    replaced: dict[tuple[Any, str], Any] = {
+        (utils, "_rebuild_tensor"): rebuild,
+        (utils, "_rebuild_tensor_v3"): rebuild_newer,
+        (utils, "_rebuild_qtensor"): rebuild_quantized,
+        (torch._tensor, "_rebuild_from_type_v2"): rebuild_of_type,
     }
+    now = {}
+    for (module, name), function in replaced.items():
+        function.__module__ = module.__name__  # it is pickled by this name
+        patches.set(module, name, function)
+        now[f"{module.__name__}.{name}"] = getattr(module, name)
     patches.set(
-        unpickler,
-        "_get_allowed_globals",
-        lambda: {name: now.get(name, value) for name, value in allowed().items()},
+        unpickler, "_get_allowed_globals", lambda: {name: now.get(name, value) for name, value in allowed().items()}
     )
