@@ -149,6 +149,8 @@ class FileStorage(torch.UntypedStorage):
             file.write(content)
         elif has_data:
             write_zeros(file, self.size_)
+        if is_real_file:
+            file.flush()  # a real storage that follows is written past Python's buffer
 
     def _set_from_file(self, file: Any, offset: int | None, is_real_file: bool, element_size: int) -> None:
         """Read :meth:`_write_file`'s. Raises :class:`RuntimeError` for another number of bytes."""

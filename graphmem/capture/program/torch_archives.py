@@ -147,6 +147,7 @@ class ArchiveWriter:
         self._at = 0
         self._records: list[_Record] = []
         self._left = IN_FULL
+        self._id = ""
 
     def archive_name(self) -> str:
         return self._folder
@@ -155,7 +156,9 @@ class ArchiveWriter:
         return {record.name.decode().partition("/")[2] for record in self._records}
 
     def serialization_id(self) -> str:
-        """PyTorch's is a hash of names and checksums, too."""
+        """Of the records so far, by names and checksums, as PyTorch's is; of an archive that is closed, its own."""
+        if self._id:
+            return self._id
         sums = (zlib.crc32(b"".join(record.name for record in self._records)), *(r.checksum for r in self._records))
         return f"{sums[0]:020d}{zlib.crc32(struct.pack(f'<{len(sums)}I', *sums)):020d}"
 
@@ -195,7 +198,8 @@ class ArchiveWriter:
 
     def write_end_of_file(self) -> None:
         self.write_record("version", "3\n", 2)
-        self.write_record(".data/serialization_id", self.serialization_id(), 40)
+        self._id = self.serialization_id()
+        self.write_record(".data/serialization_id", self._id, 40)
         directory, count = b"".join(record.entry() for record in self._records), len(self._records)
         end = self._at + len(directory)
         self._stream.write(
