@@ -302,7 +302,9 @@ def _deep_copy(original: Callable[..., torch.Tensor], values: KnownValues) -> Ca
         if not self.is_leaf:
             return original(self, memo)  # raises
         with torch.no_grad():
-            if isinstance(self, torch.nn.Parameter):
+            if self.layout is not torch.strided:
+                copied = self.detach().clone().requires_grad_(self.requires_grad)
+            elif isinstance(self, torch.nn.Parameter):
                 copied = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
             else:
                 copied = _storage_copied(self, memo).requires_grad_(self.requires_grad)

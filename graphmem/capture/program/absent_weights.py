@@ -18,8 +18,7 @@ import torch
 
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
-from graphmem.capture.program.safetensors_files import SafeFile
-from graphmem.capture.program.saved_tensors import Saved, SavedTensor
+from graphmem.capture.program.safetensors_files import Described, SafeFile
 from graphmem.documents import read_json, shown
 from graphmem.errors import CaptureError
 
@@ -28,7 +27,7 @@ _CONFIGURATION, _WEIGHTS = "config.json", "model.safetensors"
 
 
 @contextlib.contextmanager
-def absent_weights(add_file: Callable[[str, Saved], None], remark: Callable[[str], None]) -> Iterator[None]:
+def absent_weights(add_file: Callable[[str], None], remark: Callable[[str], None]) -> Iterator[None]:
     """Until the end transformers finds weights where only a configuration is. ``add_file`` is told of the file that
     stands for them, ``remark`` what the report says."""
 
@@ -40,9 +39,7 @@ def absent_weights(add_file: Callable[[str, Saved], None], remark: Callable[[str
         yield
 
 
-def _patch(
-    patches: Patches, module: Any, add_file: Callable[[str, Saved], None], remark: Callable[[str], None]
-) -> None:
+def _patch(patches: Patches, module: Any, add_file: Callable[[str], None], remark: Callable[[str], None]) -> None:
     absent: set[str] = set()
     resolve, load = module._get_resolved_checkpoint_files, module.PreTrainedModel._load_pretrained_model
 
@@ -56,7 +53,7 @@ def _patch(
         _refuse_quantized(folder)
         file = os.path.join(folder, _WEIGHTS)
         absent.add(file)
-        add_file(file, Saved.of(({}, None)))
+        add_file(file)
         remark(f"there are no weights in {folder}: they were taken to be the parameters of its configuration")
         return [file], None
 
@@ -98,20 +95,9 @@ def _refuse_quantized(folder: str) -> None:
 
 
 def checkpoint_of(model: Any) -> dict[str, Any]:
-    """What safetensors shows of a checkpoint of the model: by name, a tensor that is made when it is subscripted."""
-    file = SafeFile(_weights(model), "cpu")
-    return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - as safetensors has it
-
-
-def _weights(model: Any) -> Saved:
-    """Its tensors, each once."""
+    """A checkpoint of the model as safetensors shows it: by name, each tensor once, made when it is subscripted."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     named = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     plain = {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
-    saved = Saved.of(({name: number for number, name in enumerate(plain)}, None))
-    for number, tensor in enumerate(plain.values()):
-        shape, stride = tuple(tensor.shape), tuple(tensor.contiguous().stride())
-        saved.tensors.append(
-            SavedTensor(number, "cpu", tensor.numel(), tensor.dtype, shape, stride, 0, False, False, None)
-        )
-    return saved
+    file = SafeFile({name: Described(tensor.dtype, tuple(tensor.shape)) for name, tensor in plain.items()})
+    return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - as safetensors has it

@@ -1,80 +1,202 @@
-"""Files of safetensors: those that a program saved, and those on the disk, of which the header is read.
+"""Files of safetensors: of true size with holes when a program saves them, and their header when it loads them.
 
 The format: eight bytes that say how long the header is, the header in JSON, the tensors one after the other
-(https://huggingface.co/docs/safetensors). Small tensors that are no weights, such as the state of a quantised one,
-are read with their data; of all others there are shapes.
+(https://huggingface.co/docs/safetensors). Names of types, their order and the metadata are written by the library
+itself, of empty tensors. A tensor without values is told from one of zeros by the order of its three fields, which
+readers of JSON leave alone: the file is as long as the library's own. Small tensors that are no weights, such as the
+state of a quantised one, are read with their data; of all others there are shapes.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import math
-import pickle
+import os
 import struct
-from pathlib import Path
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.capture.program.saved_tensors import Saved, SavedTensor, loaded, placing
+from graphmem.capture.patches import Patches
+from graphmem.capture.program.file_storages import SMALL
+from graphmem.capture.program.torch_archives import IN_FULL, write_zeros
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.documents import parse_json
 
 #: Names of types in the header.
 _TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    name: getattr(torch, dtype)
+    for name, dtype in {
+        "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+        "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "U16": "uint16", "U32": "uint32", "U64": "uint64",
+        "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+    }.items()
+    if hasattr(torch, dtype)
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _LARGEST_HEADER = 100_000_000  # safetensors' own limit
-#: Tensors of integers up to so many bytes are read.
-_SMALL = 1 << 16
+_METADATA = "__metadata__"
 
 
-def saved_on_disk(path: Path) -> Saved | None:
-    """What a file of the disk holds; None for one that is not understood, which safetensors itself may explain."""
+@dataclass(frozen=True)
+class Described:
+    """A tensor of a file; ``data``: its bytes, where they were read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: bytes | None = None
+
+    def tensor(self, device: Any) -> torch.Tensor:
+        if self.data is None:
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        with _disable_current_modes(), unset_fake_temporarily():
+            real = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+            real.view(-1).view(torch.uint8).numpy()[:] = list(self.data)
+        return real.to(device)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Tensor:
+    """Stands for the array of a tensor's bytes in ``safetensors.torch``, and is its own address."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.nbytes = tensor.numel() * tensor.element_size()
+        self.ctypes = types.SimpleNamespace(data=self)
+
+    def content(self, values: KnownValues) -> bytes | None:
+        tensor = self.tensor.detach()
+        if isinstance(tensor, FakeTensor):
+            known = None if values.drawn((tensor,)) else values.of(tensor)
+        else:
+            known = None if values.is_stale(tensor.untyped_storage()) else tensor
+        if known is None:
+            return None
+        with _disable_current_modes(), unset_fake_temporarily():
+            return bytes(known.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """``safetensors.TensorSpec`` of such a tensor."""
+
+    dtype: str
+    shape: Any
+    data_ptr: _Tensor
+    data_len: int
+
+
+def _laid_out(module: Any, specs: dict[str, Any], metadata: Any, values: KnownValues) -> tuple[bytes, list[Any]]:
+    """The header, and of every tensor its bytes, or how many zeros stand for them."""
+    plain = {name: _spec(spec) for name, spec in specs.items()}
+    if hasattr(module, "TensorSpec"):
+        empty = {n: module.TensorSpec(dtype=s.dtype, shape=[0], data_ptr=0, data_len=0) for n, s in plain.items()}
+    else:
+        empty = {name: {"dtype": spec.dtype, "shape": [0], "data": b""} for name, spec in plain.items()}
+    header = _header(io.BytesIO(module.serialize(empty, metadata=metadata)))[0]
+    pieces: list[Any] = []
+    end = 0
+    for name in header:
+        if name == _METADATA:
+            continue
+        spec, start = plain[name], end
+        end += spec.data_ptr.nbytes
+        shape = list(spec.shape)
+        if header[name]["dtype"] == "F4" and shape:
+            shape[-1] *= 2  # two of them in a byte
+        fields = {"dtype": header[name]["dtype"], "shape": shape, "data_offsets": [start, end]}
+        content = spec.data_ptr.content(values)
+        pieces.append(spec.data_ptr.nbytes if content is None else content)
+        header[name] = fields if content is not None else _marked(fields)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, pieces
+
+
+def _spec(spec: Any) -> Any:
+    """Of older versions' dictionaries, a record."""
+    return _Spec(spec["dtype"], spec["shape"], spec["data"], spec["data"].nbytes) if isinstance(spec, dict) else spec
+
+
+def _marked(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same fields in the order that says: no values."""
+    return {name: fields[name] for name in ("shape", "dtype", "data_offsets")}
+
+
+def _is_marked(fields: dict[str, Any]) -> bool:
+    return next(iter(fields)) == "shape"
+
+
+def _write(file: Any, header: bytes, pieces: list[Any]) -> None:
+    file.write(header)
+    for piece in pieces:
+        if isinstance(piece, int):
+            write_zeros(file, piece)
+        else:
+            file.write(piece)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def saved_on_disk(file: Any) -> tuple[dict[str, Described], Any] | None:
+    """The tensors and the metadata of an open file; None for what is not understood, which safetensors may explain."""
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _LARGEST_HEADER:
-                return None
-            header = parse_json(file.read(length))
-            metadata = header.pop("__metadata__", None)
-            tensors = {name: _described(entry) for name, entry in header.items()}
-            for tensor, start in tensors.values():
-                if tensor.data is not None:
-                    file.seek(8 + length + start)
-                    tensor.data.view(-1).view(torch.uint8).numpy()[:] = list(file.read(tensor.data.nbytes))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
+        header, begin = _header(file)
+        metadata = header.pop(_METADATA, None)
+        return {name: _described(entry, file, begin) for name, entry in header.items()}, metadata
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration, struct.error):
         return None
-    saved = Saved(tensors=[tensor for tensor, _ in tensors.values()])
-    saved.pickled = pickle.dumps(({name: number for number, name in enumerate(tensors)}, metadata), protocol=2)
-    return saved
 
 
-def _described(entry: dict[str, Any]) -> tuple[SavedTensor, int]:
-    """A tensor of the header, and where its data begin. Raises for what is no description."""
+def _header(file: Any) -> tuple[dict[str, Any], int]:
+    """The header, and where the data begin."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > _LARGEST_HEADER:
+        raise ValueError
+    return parse_json(file.read(length)), 8 + length
+
+
+def _described(entry: dict[str, Any], file: Any, begin: int) -> Described:
+    """A tensor of the header. Raises for what is no description."""
     dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
     start, end = entry["data_offsets"]
-    elements = math.prod(shape)
-    if any(type(size) is not int or size < 0 for size in shape) or end - start != elements * dtype.itemsize:
+    size = math.prod(shape) * dtype.itemsize
+    if any(type(length) is not int or length < 0 for length in shape) or end - start != size:
         raise ValueError
-    with unset_fake_temporarily():
-        is_read = not dtype.is_floating_point and end - start <= _SMALL
-        data = torch.empty(shape, dtype=dtype, device="cpu") if is_read else None
-        stride = torch.empty(shape, device="meta").stride()
-    return SavedTensor(start, "cpu", elements, dtype, shape, stride, 0, False, False, data), start
+    if dtype.is_floating_point or dtype.is_complex or size > SMALL or _is_marked(entry):
+        return Described(dtype, shape)
+    file.seek(begin + start)
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError
+    return Described(dtype, shape, data)
 
 
 class SafeFile:
-    """An open file of safetensors."""
+    """An open file of safetensors. ``forget`` is told of tensors whose values are unknown."""
 
-    def __init__(self, saved: Saved, device: Any) -> None:
-        self._place = placing("cuda" if isinstance(device, int) else device)
-        self._numbers, self._metadata = Names(saved).load()
-        self._tensors = saved.tensors
+    def __init__(
+        self,
+        tensors: dict[str, Described],
+        metadata: Any = None,
+        device: Any = "cpu",
+        forget: Callable[[torch.Tensor], None] = lambda _: None,
+    ) -> None:
+        self._tensors, self._metadata, self._forget = tensors, metadata, forget
+        self.device = "cuda" if isinstance(device, int) else torch.device(device).type
 
     def __enter__(self) -> SafeFile:
         return self
@@ -83,50 +205,115 @@ class SafeFile:
         return None
 
     def keys(self) -> list[str]:
-        return list(self._numbers)
+        return list(self._tensors)
 
     offset_keys = keys
 
     def metadata(self) -> Any:
         return self._metadata
 
-    def saved(self, name: str) -> SavedTensor:
-        """What is noted of a tensor."""
-        saved = self._tensors[self._numbers[name]]
-        assert isinstance(saved, SavedTensor)
-        return saved
+    def described(self, name: str) -> Described:
+        return self._tensors[name]
 
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return loaded(self._tensors[self._numbers[name]], self._place, {})
+    def get_tensor(self, name: str, device: Any = None) -> torch.Tensor:
+        described = self._tensors[name]
+        with torch.no_grad():
+            tensor = described.tensor(device or self.device)
+        if described.data is None:
+            self._forget(tensor)
+        return tensor
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        return {name: self.get_tensor(name) for name in self._numbers}
+        return {name: self.get_tensor(name) for name in self._tensors}
 
     def get_slice(self, name: str) -> _Slice:
         return _Slice(self, name)
 
 
-class Names(pickle.Unpickler):
-    """Reads the names of tensors with their numbers."""
-
-    def __init__(self, saved: Saved) -> None:
-        super().__init__(io.BytesIO(saved.pickled))
-
-    def persistent_load(self, pid: Any) -> Any:
-        return pid
-
-
 class _Slice:
-    """A tensor of a file that is read when it is subscripted."""
+    """A tensor of a file, of which a part is read when it is subscripted: taken on the host, then moved."""
 
     def __init__(self, file: SafeFile, name: str) -> None:
-        self._file, self._name, self._saved = file, name, file.saved(name)
+        self._file, self._name, self._described = file, name, file.described(name)
 
     def get_shape(self) -> list[int]:
-        return list(self._saved.shape)
+        return list(self._described.shape)
 
     def get_dtype(self) -> str:
-        return _NAMES.get(self._saved.dtype, "U8")
+        return _NAMES[self._described.dtype]
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._file.get_tensor(self._name)[index]
+        return self._file.get_tensor(self._name, "cpu")[index].to(self._file.device)
+
+
+# --- the library's names ----------------------------------------------------------------------------------------------
+
+
+def patch_safetensors(
+    patches: Patches,
+    stage: Callable[[str], AbstractContextManager[Any]],
+    place: Callable[[Any, str], Any],
+    values: KnownValues,
+    absent: dict[str, dict[str, Described]],
+) -> None:
+    """Let safetensors write holes and read headers. ``place`` says where a path is opened; ``absent`` are tensors of
+    files that are not there, by path."""
+    library, module = import_module("safetensors"), import_module("safetensors.torch")
+    safe_open, deserialize, as_tensors = library.safe_open, module.deserialize, module._view2torch
+
+    def serialize_file(specs: dict[str, Any], filename: Any, metadata: Any = None) -> None:
+        with stage("save"):
+            header, pieces = _laid_out(library, specs, metadata, values)
+            try:
+                with open(place(filename, "wb"), "wb") as file:
+                    _write(file, header, pieces)
+            except OSError as error:
+                raise library.SafetensorError(f"Error while serializing: I/O error: {error}") from None
+
+    def serialize(specs: dict[str, Any], metadata: Any = None) -> bytes:
+        """Whole up to a limit, beyond without the data."""
+        with stage("save"):
+            header, pieces = _laid_out(library, specs, metadata, values)
+            size = sum(piece if isinstance(piece, int) else len(piece) for piece in pieces)
+            if size > IN_FULL:
+                return header
+            return b"".join([header, *(bytes(piece) for piece in pieces)])
+
+    def opened(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
+        found = absent.get(os.path.abspath(filename))
+        if found is not None:
+            return SafeFile(found, None, device)
+        filename = place(filename, "rb")
+        if framework in ("pt", "torch", "pytorch"):
+            try:
+                with open(filename, "rb") as file:
+                    saved = saved_on_disk(file)
+            except OSError:
+                saved = None
+            if saved is not None:
+                return SafeFile(*saved, device, values.forget)
+        return safe_open(filename, framework, device=device, **options)
+
+    def deserialized(data: bytes) -> Any:
+        saved = saved_on_disk(io.BytesIO(data))
+        return deserialize(data) if saved is None else SafeFile(*saved, "cpu", values.forget).get_tensors()
+
+    for owner in _that_know("safe_open", safe_open):
+        patches.set(owner, "safe_open", opened)
+    patches.set(module, "serialize_file", serialize_file)
+    patches.set(module, "serialize", serialize)
+    patches.set(module, "deserialize", deserialized)
+    patches.set(module, "_view2torch", lambda flat: flat if isinstance(flat, dict) else as_tensors(flat))
+    if hasattr(module, "TensorSpec"):
+        patches.set(module, "TensorSpec", _Spec)
+    for name in ("_to_ndarray", "_tobytes"):  # the newer gives the tensor too
+        if hasattr(module, name):
+            with_tensor = name == "_to_ndarray"
+            patches.set(module, name, lambda t, *_, both=with_tensor: (_Tensor(t), t) if both else _Tensor(t))
+
+
+def _that_know(name: str, value: Any) -> Iterator[Any]:
+    """The modules that have imported something by its name, or what stood in its place in an earlier capture."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) == value:
+            yield module

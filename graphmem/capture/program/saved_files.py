@@ -1,205 +1,243 @@
-"""Files of tensors that a program writes and reads again: they are kept in memory, as shapes, and never written.
+"""``torch.save`` and ``torch.load``: real files of true size, hollow where values are unknown.
 
-``torch.save`` pickles the rest of an object for real, so that what cannot be pickled is the error that it is on a card,
-and what is loaded is a copy. Of every storage it notes bytes and device; ``torch.load`` takes them anew, one after the
-other, on the device that ``map_location`` names (``persistent_load`` and ``restore_location``, torch/serialization.py:
-a storage is read to the host and copied whole). Files of safetensors are kept likewise. To the program such a file
-exists, can be renamed, copied and removed; listing a folder shows it. What was on the disk before is read from there:
-of weights in files of safetensors the header.
+PyTorch's own functions run, with its pickler, its ``weights_only`` unpickler and its errors. Beneath them a writer of
+archives stands that leaves holes (:mod:`torch_archives`), and a reader that reads no weights; what is pickled of a fake
+tensor, and made of a storage in a file, is :mod:`file_storages`. So a program finds, lists, copies and hashes what it
+saved as any file, and a checkpoint that was on the disk before is loaded the same way.
+
+A program that is run whole writes where it says, by ordinary calls. A single step has its files to itself: they lie in
+a temporary folder until the capture ends, and are loaded from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import stat
-import sys
-import time
-import uuid
+import tempfile
+import threading
+import types
+import zipfile
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.absent_weights import absent_weights
-from graphmem.capture.program.safetensors_files import SafeFile, saved_on_disk
-from graphmem.capture.program.saved_tensors import Saved, Unpickler, placing
+from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorage, bytes_of, patch_pickling
+from graphmem.capture.program.safetensors_files import Described, patch_safetensors
+from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter
+from graphmem.capture.values.known_values import KnownValues
+from graphmem.units import format_bytes
 
-_TOKEN = b"graphmem saved object "
-_TOKEN_BYTES = len(_TOKEN) + 32
-
-
-class SavedFiles:
-    """What was saved, by absolute path, and in open files by a token that stands in them."""
-
-    def __init__(self, on_stage: Callable[[str], Any]) -> None:
-        self._stage = on_stage
-        self.files: dict[str, Saved] = {}
-        self.absent: dict[str, Saved] = {}  # what a library is to find, and nobody has saved
-        self._in_streams: dict[bytes, Saved] = {}
-
-    # --- torch --------------------------------------------------------------------------------------------------------
-
-    def save(self, obj: Any, f: Any, *_: Any, **__: Any) -> None:
-        """``torch.save``."""
-        with self._stage("save"):
-            saved = Saved.of(obj)
-            if _is_path(f):
-                self._put(f, saved)
-            else:
-                token = _TOKEN + uuid.UUID(int=len(self._in_streams)).hex.encode()
-                self._in_streams[token] = saved
-                f.write(token)
-
-    def loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.load``, for what was saved; ``original`` for other files."""
-
-        def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            saved = self.files.get(_key(f)) if _is_path(f) else self._in_stream(f)
-            if saved is None:
-                return original(f, map_location, *args, **kwargs)
-            with self._stage("load"):
-                return Unpickler(saved, placing(map_location)).load()
-
-        return load
-
-    def _in_stream(self, stream: Any) -> Saved | None:
-        name = getattr(stream, "name", None)  # open(path, "rb")
-        if isinstance(name, str) and _key(name) in self.files:
-            return self.files[_key(name)]
-        if not hasattr(stream, "read") or not hasattr(stream, "seek"):
-            return None
-        start = stream.tell()
-        saved = self._in_streams.get(stream.read(_TOKEN_BYTES))
-        if saved is None:
-            stream.seek(start)
-        return saved
-
-    def _put(self, path: Any, saved: Saved) -> None:
-        key = _key(path)
-        folder = os.path.dirname(key)
-        if not os.path.isdir(folder):
-            # PyTorch's words
-            raise RuntimeError(f"Parent directory {os.path.dirname(os.fspath(path))} does not exist.")
-        self.files[key] = saved
-
-    # --- safetensors --------------------------------------------------------------------------------------------------
-
-    def serialize_file(self, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
-        """``safetensors.serialize_file``, of tensors in place of their bytes."""
-        with self._stage("save"):
-            self._put(filename, Saved.of(({name: t.detach() for name, t in tensors.items()}, metadata)))
-
-    def opening(self, original: Any) -> Callable[..., Any]:
-        """``safetensors.safe_open``, for what was saved or is on the disk; ``original`` for other files."""
-
-        def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
-            saved = self.files.get(_key(filename)) or self.absent.get(_key(filename))
-            if saved is None and framework in ("pt", "torch", "pytorch"):
-                saved = saved_on_disk(Path(filename))
-            if saved is None:
-                return original(filename, framework, device=device, **options)
-            return SafeFile(saved, device)
-
-        return safe_open
-
-    # --- the file system ----------------------------------------------------------------------------------------------
-
-    def patch_files(self, patches: Patches) -> None:
-        """Let the program's questions about files know those that were saved."""
-        files = self.files
-
-        def about(original: Any, answer: Callable[[str], Any]) -> Any:
-            def asked(path: Any, *args: Any, **kwargs: Any) -> Any:
-                known = files and _is_path(path) and _key(path) in files
-                return answer(_key(path)) if known else original(path, *args, **kwargs)
-
-            return asked
-
-        def moving(original: Any, keeps: bool) -> Any:
-            def moved(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-                if not (files and _is_path(source) and _key(source) in files):
-                    return original(source, target, *args, **kwargs)
-                if os.path.isdir(target):
-                    target = os.path.join(target, os.path.basename(source))
-                files[_key(target)] = files[_key(source)] if keeps else files.pop(_key(source))
-                return target
-
-            return moved
-
-        def listing(original: Any) -> Any:
-            def listed(path: Any = ".") -> Any:
-                names = original(path)
-                folder = _key(path) if _is_path(path) else None
-                return [*names, *(os.path.basename(key) for key in files if os.path.dirname(key) == folder)]
-
-            return listed
-
-        patches.set(os, "stat", about(os.stat, lambda key: _status(files[key])))
-        for name in ("remove", "unlink"):
-            patches.set(os, name, about(getattr(os, name), lambda key: files.pop(key) and None))
-        for name in ("rename", "replace"):
-            patches.set(os, name, moving(getattr(os, name), keeps=False))
-        patches.set(shutil, "move", moving(shutil.move, keeps=False))
-        for name in ("copy", "copy2", "copyfile"):
-            patches.set(shutil, name, moving(getattr(shutil, name), keeps=True))
-        patches.set(os, "listdir", listing(os.listdir))
+_Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
-def _is_path(path: Any) -> bool:
-    return isinstance(path, (str, os.PathLike))
+class Folder:
+    """Where files lie that a step saves: the program's own place, or a temporary folder for each of its paths."""
 
+    def __init__(self, is_own: bool) -> None:
+        self._temporary = None if is_own else tempfile.TemporaryDirectory(prefix="graphmem-")
+        self._names: dict[str, str] = {}
 
-def _key(path: Any) -> str:
-    return str(os.path.abspath(os.fspath(path)))
+    def place(self, path: Any, mode: str) -> Any:
+        """Where a path is opened. Raises :class:`OSError` for one that could not be written."""
+        if self._temporary is None or not isinstance(path, (str, os.PathLike)):
+            return path
+        key = os.path.abspath(os.fspath(path))
+        if "w" in mode and key not in self._names:
+            if not os.path.isdir(os.path.dirname(key)):
+                raise FileNotFoundError(2, os.strerror(2), path)
+            self._names[key] = os.path.join(self._temporary.name, str(len(self._names)))
+        return self._names.get(key, path)
 
-
-def _status(saved: Saved) -> os.stat_result:
-    now = int(time.time())
-    return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, saved.bytes, now, now, now))
+    def remove(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
 
 @contextlib.contextmanager
 def files_of_tensors(
-    on_stage: Callable[[str], Any], remark: Callable[[str], None], *, whole_program: bool
+    stage: _Stage, values: KnownValues, remark: Callable[[str], None], *, whole_program: bool
 ) -> Iterator[None]:
-    """Until the end what the step saves is kept. Only a whole program asks the file system about it."""
-    saved, patches = SavedFiles(on_stage), Patches()
+    """Until the end what is saved is hollow, and what is loaded has shapes."""
+    patches, folder, books = Patches(), Folder(whole_program), Books(values)
+    absent: dict[str, dict[str, Described]] = {}
     try:
-        _patch(patches, saved, whole_program=whole_program)
-        with absent_weights(lambda path, held: saved.absent.update({_key(path): held}), remark):
+        patch_pickling(patches, books)
+        _patch_saving(patches, stage, folder, values)
+        _patch_loading(patches, stage, folder, books)
+        if find_spec("safetensors") is not None:
+            patch_safetensors(patches, stage, folder.place, values, absent)
+        with absent_weights(lambda path: absent.update({os.path.abspath(path): {}}), remark):
             yield
+        if books.omitted:
+            remark(f"{format_bytes(books.omitted)} of pickled weights were left out of files, which are that much larger")
     finally:
         patches.undo()
+        folder.remove()
 
 
-def _patch(patches: Patches, saved: SavedFiles, *, whole_program: bool) -> None:
-    patches.set(torch, "save", saved.save)
-    patches.set(torch, "load", saved.loading(torch.load))
-    if find_spec("safetensors") is not None:
-        original = import_module("safetensors").safe_open
-        opening = saved.opening(original)
-        for owner in _that_know("safe_open", original):
-            patches.set(owner, "safe_open", opening)
-    if not whole_program:
-        return
-    saved.patch_files(patches)
-    if find_spec("safetensors") is not None:
-        module = import_module("safetensors.torch")
-        patches.set(module, "serialize_file", saved.serialize_file)
-        for name in ("_flatten", "_flatten_as_ptr"):  # the newer name keeps no bytes
-            if hasattr(module, name):
-                patches.set(module, name, lambda tensors, *_: tensors)
-        patches.set(module, "_filter_shared_not_shared", lambda tensors, _: tensors)  # it compares addresses
+# --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def _that_know(name: str, value: Any) -> Iterator[Any]:
-    """The modules that have imported something by its name, or what stood in its place in an earlier capture."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) == value:
-            yield module
+def _patch_saving(patches: Patches, stage: _Stage, folder: Folder, values: KnownValues) -> None:
+    serialization = torch.serialization
+
+    def staged(original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(*args: Any, **kwargs: Any) -> Any:
+            with stage("save"):
+                return original(*args, **kwargs)
+
+        return save
+
+    for name in ("_save", "_legacy_save"):
+        patches.set(serialization, name, staged(getattr(serialization, name)))
+
+    def writer(file: Any, compute_crc32: bool = True, storage_alignment: int = 64) -> _Writer:
+        if not isinstance(file, str):
+            return _Writer(values, file, alignment=storage_alignment)
+        return _Writer(values, _opened_for_archive(file, folder), file, storage_alignment)
+
+    patches.set(torch._C, "PyTorchFileWriter", writer)
+
+
+def _opened_for_archive(name: str, folder: Folder) -> Any:
+    """Raises the errors of ``PyTorchStreamWriter`` (caffe2/serialize/inline_container.cc, 2.13)."""
+    if not os.path.basename(name).rpartition(".")[0] and "." in os.path.basename(name):
+        raise RuntimeError(f"invalid file name: {name}")
+    try:
+        return open(folder.place(name, "wb"), "wb")  # noqa: SIM115 - closed with the archive
+    except OSError as error:
+        parent = os.path.dirname(name)
+        if parent and not os.path.isdir(parent):
+            raise RuntimeError(f"Parent directory {parent} does not exist.") from None
+        raise RuntimeError(f"open file failed with strerror: {error.strerror}") from None
+
+
+class _Writer(ArchiveWriter):
+    """Writes storages too: those with values, and holes for the others."""
+
+    def __init__(self, values: KnownValues, stream: Any, name: str | None = None, alignment: int = 64) -> None:
+        super().__init__(stream, name, alignment)
+        self._values = values
+
+    def write_record(self, name: str, data: Any, size: int) -> None:
+        if isinstance(data, FileStorage):
+            data = None if data.read is None else data.read()
+        elif isinstance(data, torch.UntypedStorage):
+            is_known = data.device.type == "cpu" and not self._values.is_stale(data)
+            data = bytes_of(data) if is_known else None
+        super().write_record(name, data, size)
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def _patch_loading(patches: Patches, stage: _Stage, folder: Folder, books: Books) -> None:
+    serialization, guards = torch.serialization, torch._guards
+    reading = threading.local()  # ``fake``: no fake mode is to be seen; ``older``: the file of the older format
+
+    def unseen(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: None if getattr(reading, "depth", 0) else original(*args)
+
+    for name in ("detect_fake_mode", "active_fake_mode"):
+        if hasattr(guards, name):
+            patches.set(guards, name, unseen(getattr(guards, name)))
+
+    @contextlib.contextmanager
+    def loading() -> Iterator[None]:
+        reading.depth = getattr(reading, "depth", 0) + 1
+        try:
+            with stage("load"):
+                yield
+        finally:
+            reading.depth -= 1
+
+    def load(zip_file: Any, *args: Any, overall_storage: Any = None, **kwargs: Any) -> Any:
+        with loading():
+            return load_archive(zip_file, *args, **kwargs)
+
+    def load_older(file: Any, map_location: Any, pickle_module: Any, **options: Any) -> Any:
+        before, reading.older = getattr(reading, "older", None), _OlderFile(pickle_module, books)
+        try:
+            with loading():
+                return load_legacy(file, map_location, reading.older, **options)
+        finally:
+            reading.older = before
+
+    def made(kind: Any, value: Any) -> Any:
+        """``typing.cast``, by which ``_legacy_load`` passes each new storage."""
+        older = getattr(reading, "older", None)
+        return older.storage(value.nbytes()) if older and isinstance(value, torch.UntypedStorage) else value
+
+    load_archive, load_legacy = serialization._load, serialization._legacy_load
+    patches.set(serialization, "_load", load)
+    patches.set(serialization, "_legacy_load", load_older)
+    patches.set(serialization, "cast", made)
+    patches.set(
+        serialization, "_open_zipfile_reader", lambda file: serialization._opener(ArchiveReader(file, books))
+    )  # fmt: skip
+    open_file = serialization._open_file
+    patches.set(serialization, "_open_file", lambda name, mode: open_file(folder.place(name, mode), mode))
+
+
+class ArchiveReader:
+    """Stands for ``torch._C.PyTorchFileReader``, which it asks for all but the storages."""
+
+    def __init__(self, file: Any, books: Books) -> None:
+        self._reader = torch._C.PyTorchFileReader(file)
+        self._books = books
+        self._left = books.values.budget.one
+        self._sizes, self._hollow = _directory(file)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def get_storage_from_record(self, name: str, size: int, kind: Any) -> Any:
+        """A storage of ``size`` bytes. Raises PyTorch's error for a record that is absent or of another size."""
+        if self._sizes.get(name) != size:
+            return self._reader.get_storage_from_record(name, size, kind)
+        read = None
+        if name not in self._hollow and size <= self._left:
+            read = lambda: self._read(name, size)  # noqa: E731
+        return FileStorage(self._books, size, read=read)
+
+    def _read(self, name: str, size: int) -> bytes:
+        self._left -= size
+        content: bytes = self._reader.get_record(name)
+        return content
+
+
+def _directory(file: Any) -> tuple[dict[str, int], set[str]]:
+    """Of an archive's records the bytes, and the names of those without values."""
+    start = file.tell()
+    with zipfile.ZipFile(file) as archive:
+        records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    file.seek(start)
+    sizes = {name: info.file_size for name, info in records.items()}
+    return sizes, {name for name, info in records.items() if info.internal_attr == HOLLOW}
+
+
+class _OlderFile(types.SimpleNamespace):
+    """A file of the format before archives while it is read; to PyTorch the module of pickle that reads it.
+
+    The storages follow the pickled object, in the order of a list of keys.
+    """
+
+    def __init__(self, pickle_module: Any, books: Books) -> None:
+        super().__init__(**{name: getattr(pickle_module, name) for name in ("Unpickler", "__name__")})
+        self._load, self._books = pickle_module.load, books
+        self._keys: Iterator[str] = iter(())
+
+    def load(self, file: Any, **options: Any) -> Any:
+        found = self._load(file, **options)
+        if isinstance(found, list):
+            self._keys = iter(found)
+        return found
+
+    def storage(self, size: int) -> FileStorage:
+        made = FileStorage(self._books, size, is_late=True)
+        made.is_hollow_next = lambda: next(self._keys).startswith(HOLLOW_KEY)
+        return made

@@ -169,7 +169,8 @@ def _modules(context: Context) -> Iterator[None]:
 @contextlib.contextmanager
 def _saved_files(context: Context) -> Iterator[None]:
     recorder, whole = context.recorder, context.leave_after is not None
-    with files_of_tensors(recorder.stage_of, lambda text: recorder.assumed.update([text]), whole_program=whole):
+    remark = lambda text: recorder.assumed.update([text])  # noqa: E731
+    with files_of_tensors(recorder.stage_of, recorder.values, remark, whole_program=whole):
         yield
 
 
@@ -483,15 +484,19 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "saved files",
         "program/saved_files",
-        "checkpoints have shapes and no data: they are kept in memory and loaded from there, never written",
+        "weights have no values: checkpoints are written with holes in their place, and read without them",
         (
-            "torch.save",
-            "torch.load",
+            "torch.serialization.*",
+            "torch._C.PyTorchFileWriter",
+            "torch._guards.*_fake_mode",
+            "torch._utils._rebuild_*",
+            "torch._tensor._rebuild_from_type_v2",
+            "torch._weights_only_unpickler._get_allowed_globals",
+            "torch._subclasses.fake_tensor.FakeTensor.__reduce_ex__",
+            "torch.nn.parameter.Parameter.__reduce_ex__",
             "*.safe_open",
-            "safetensors.*",
+            "safetensors.torch.*",
             "transformers.modeling_utils.*",
-            "os.*",
-            "shutil.*",
         ),
         _saved_files,
     ),

@@ -124,11 +124,15 @@ class KnownValues:
             return None
         return self._computed(func, args, kwargs)
 
+    def is_stale(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a real host storage holds other values than the program's."""
+        return storage._cdata in self._stale
+
     def _is_true(self, tensor: torch.Tensor) -> bool:
         """Whether a real tensor is the host's, and holds what the program's does."""
         if tensor.device.type != "cpu":
             return False
-        return not self._stale or tensor.untyped_storage()._cdata not in self._stale
+        return not self._stale or not self.is_stale(tensor.untyped_storage())
 
     def _current(self, tensor: FakeTensor) -> _Mirror | None:
         storage = tensor.untyped_storage()
