@@ -87,7 +87,7 @@ class Sandbox:
                 yield happened
             finally:
                 with guard.own():
-                    changes = changes_of(self.mechanism.trees(), guard.renames)
+                    changes = changes_of(self.mechanism.trees(), here, guard.renames)
                     happened.update(
                         mechanism=self.name,
                         unavailable=dict(self.refused),

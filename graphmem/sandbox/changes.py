@@ -76,10 +76,11 @@ class Changes:
         }
 
 
-def changes_of(trees: Sequence[Tree], renames: Sequence[tuple[str, str]] = ()) -> Changes:
-    """What upper trees hold. ``renames`` are the renamings that were seen, in order, as (from, to)."""
+def changes_of(trees: Sequence[Tree], here: str, renames: Sequence[tuple[str, str]] = ()) -> Changes:
+    """What upper trees hold. ``here`` is the folder that the program was started in; ``renames`` are the renamings that
+    were seen, in order, as (from, to)."""
     changes = Changes()
-    scratch = _scratch_folders()
+    scratch = _scratch_folders(here)
     for tree in trees:
         for kind, file in _Walk(tree).files():
             if _is_scratch(file.path, scratch):
@@ -94,9 +95,8 @@ def changes_of(trees: Sequence[Tree], renames: Sequence[tuple[str, str]] = ()) -
     return changes
 
 
-def _scratch_folders() -> tuple[str, ...]:
+def _scratch_folders(here: str) -> tuple[str, ...]:
     named = {os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"} | {tempfile.gettempdir()}
-    here = os.getcwd()
     # A user who works in a temporary folder wants to know what is written there.
     return tuple(one.rstrip("/") + os.sep for one in named if one and not f"{here}/".startswith(one.rstrip("/") + os.sep))
 

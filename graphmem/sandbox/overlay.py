@@ -113,6 +113,8 @@ class Overlay:
             candidate = os.path.join(at, part)
             found = self.found(candidate) if left or follow else None
             if found is None or not os.path.islink(found):
+                if left and not os.path.isdir(found or ""):
+                    raise error(errno.ENOTDIR if found else errno.ENOENT, os.fsdecode(path))
                 at = candidate
                 continue
             links += 1

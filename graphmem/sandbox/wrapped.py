@@ -39,6 +39,7 @@ _MAKING = ("mkfifo", "mknod")
 #: Those that :class:`Overlay` has by their names.
 _OWN = ("open", "mkdir", "rmdir", "unlink", "rename", "link", "symlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb")
 _SAME = {"remove": "unlink", "replace": "rename"}
+_OF_TWO = ("rename", "replace", "link", "symlink")
 #: Functions that give the same while nothing is changed.
 _ASKING = frozenset((*_READING, *_READING_LINKS, "listdir", "scandir", "chdir", "getcwd", "getcwdb"))
 _MARKS = ("supports_dir_fd", "supports_fd", "supports_follow_symlinks", "supports_effective_ids")
@@ -161,7 +162,7 @@ def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool
             try:
                 result = ours(*args, **kwargs)
             except OSError as error:
-                _name_places(error, overlay)
+                _name_as_given(error, args[: 2 if original.__name__ in _OF_TWO else 1])
                 raise
         if original in (native.rename, native.replace):
             guard.renames.append((overlay.absolute(args[0]), overlay.absolute(args[1])))
@@ -170,14 +171,11 @@ def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool
     return call
 
 
-def _name_places(error: OSError, overlay: Overlay) -> None:
+def _name_as_given(error: OSError, given: tuple[Any, ...]) -> None:
     """Let an error name the files as the program does."""
-    for name in ("filename", "filename2"):
-        value = getattr(error, name, None)
-        if isinstance(value, (str, bytes)):
-            place = overlay.place(os.fsdecode(value))
-            if place != os.fsdecode(value):
-                setattr(error, name, place if isinstance(value, str) else os.fsencode(place))
+    for name, path in zip(("filename", "filename2"), given, strict=False):
+        if error.filename is not None and isinstance(path, (str, bytes, os.PathLike)):
+            setattr(error, name, os.fspath(path))
 
 
 def _opening(overlay: Overlay, guard: Guard) -> Callable[..., Any]:
