@@ -50,15 +50,31 @@ class Overlay:
         self.tree = os.path.join(folder, "tree")
         self._free = (folder, *(_SYSTEM if os.name == "posix" else ()), *writable)
         self._everywhere = everywhere
+        self._generation: int | None = None  # of the changes that the following is true of
+        self._folders: dict[str, str] = {}  # a folder as it was named -> resolved
+        self._untouched: set[str] = set()  # resolved folders with nothing changed in or above them
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything differs from the real files. Asked by every call, so by none that is wrapped."""
+        """Whether anything differs from the real files. Asked first by every call, so of no call that is wrapped."""
         try:
-            native.lstat(self.tree)
+            generation = native.lstat(self.tree).st_mtime_ns
         except FileNotFoundError:
-            return False
-        return True
+            generation = None
+        if generation != self._generation:
+            self._forget(generation)
+        return generation is not None
+
+    def _forget(self, generation: int | None) -> None:
+        self._generation = generation
+        self._folders.clear()
+        self._untouched.clear()
+
+    def note_change(self) -> None:
+        """Something was changed: what is remembered, here and in other processes, may be wrong now."""
+        with contextlib.suppress(FileNotFoundError):
+            native.utime(self.tree)
+        self._forget(None)
 
     def reset(self) -> None:
         """Forget all changes."""
@@ -100,9 +116,27 @@ class Overlay:
 
     def resolve(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
         """The path without links, ``.`` and ``..``; the last link stays where it is not to ``follow``."""
-        if os.fsdecode(path) == "":
+        text = os.fsdecode(path)
+        if text == "":
             raise error(errno.ENOENT, "")
-        drive, rest = os.path.splitdrive(self.absolute(path, folder))
+        head, name = os.path.split(self.absolute(path, folder))
+        if name in ("", ".", ".."):
+            return self._walk(os.path.join(head, name), follow, text)
+        at = self._folders.get(head)
+        if at is None:
+            at = self._walk(os.path.join(head, "."), True, text)
+            self._folders[head] = at
+            if not os.path.lexists(self.upper(at)) and not self._is_hidden(at) and os.path.isdir(at):
+                self._untouched.add(at)
+            elif not os.path.isdir(self.found(at) or ""):
+                raise error(errno.ENOTDIR if self.found(at) else errno.ENOENT, text)
+        at = os.path.join(at, name)
+        if not follow or not os.path.islink(self.found(at) or ""):
+            return at
+        return self._walk(at, True, text)
+
+    def _walk(self, path: str, follow: bool, told: str) -> str:
+        drive, rest = os.path.splitdrive(path)
         at, links = drive + os.sep, 0
         left = _parts(rest)
         while left:
@@ -114,12 +148,12 @@ class Overlay:
             found = self.found(candidate) if left or follow else None
             if found is None or not os.path.islink(found):
                 if left and not os.path.isdir(found or ""):
-                    raise error(errno.ENOTDIR if found else errno.ENOENT, os.fsdecode(path))
+                    raise error(errno.ENOTDIR if found else errno.ENOENT, told)
                 at = candidate
                 continue
             links += 1
             if links > _MOST_LINKS:
-                raise error(errno.ELOOP, os.fsdecode(path))
+                raise error(errno.ELOOP, told)
             target = native.readlink(found)
             if os.path.isabs(target):
                 drive, target = os.path.splitdrive(target)
@@ -129,6 +163,8 @@ class Overlay:
 
     def found(self, path: str) -> str | None:
         """Where a resolved path is read: among the changes, or really; None where there is nothing."""
+        if os.path.dirname(path) in self._untouched:
+            return path if os.path.lexists(path) else None
         upper = self.upper(path)
         if os.path.lexists(upper):
             return upper
@@ -144,7 +180,7 @@ class Overlay:
         return os.path.lexists(path) and not self._is_hidden(path)
 
     def _is_hidden(self, path: str) -> bool:
-        if self.is_free(path):
+        if self.is_free(path) or os.path.dirname(path) in self._untouched:
             return False
         drive, rest = os.path.splitdrive(path)
         upper = self.upper(drive + os.sep)
@@ -182,6 +218,7 @@ class Overlay:
         self._make_folder(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
             native.mkdir(upper)
+        self.note_change()
         status = native.stat(path)
         native.utime(upper, ns=(status.st_atime_ns, status.st_mtime_ns))
         native.chmod(upper, stat.S_IMODE(status.st_mode) | 0o700)
@@ -208,6 +245,7 @@ class Overlay:
         """The place of an entry that is about to be made."""
         self._check_parent(path)
         self._make_folder(os.path.dirname(path))
+        self.note_change()
         return self.upper(path)
 
     def _show(self, path: str) -> bool:
@@ -340,6 +378,8 @@ class Overlay:
         names = (os.fsdecode(src), os.fsdecode(dst))
         if target.startswith(source + os.sep):
             raise error(errno.EINVAL, *names)
+        if source.startswith(target + os.sep):
+            raise error(errno.ENOTEMPTY, *names)
         if new is not None:
             self._check_replaced(new, target, is_folder, names)
         for one in (source, target):

@@ -152,15 +152,19 @@ def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[A
 def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool) -> Any:
     """``ours`` for the program, ``original`` for everybody else."""
 
+    changes = not asks and original is not io.open and original is not native.open
+
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if guards.current() is not guard or guard.is_own or not guard.applies():
             return original(*args, **kwargs)
-        if asks and not overlay.has_changes:
+        if not overlay.has_changes and asks:
             return original(*args, **kwargs)
         with guard.own():
             try:
                 result = ours(*args, **kwargs)
+                if changes:
+                    overlay.note_change()
             except OSError as error:
                 _name_as_given(error, args[: 2 if original.__name__ in _OF_TWO else 1])
                 raise
