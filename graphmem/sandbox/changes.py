@@ -80,10 +80,10 @@ def changes_of(trees: Sequence[Tree], here: str, renames: Sequence[tuple[str, st
     """What upper trees hold. ``here`` is the folder that the program was started in; ``renames`` are the renamings that
     were seen, in order, as (from, to)."""
     changes = Changes()
-    scratch = _scratch_folders(here)
+    scratch = _scratch_folders()
     for tree in trees:
         for kind, file in _Walk(tree).files():
-            if _is_scratch(file.path, scratch):
+            if _is_scratch(file.path, scratch, here):
                 if kind != "deleted":
                     changes.scratch_files += 1
                     changes.scratch_bytes += file.bytes
@@ -95,14 +95,16 @@ def changes_of(trees: Sequence[Tree], here: str, renames: Sequence[tuple[str, st
     return changes
 
 
-def _scratch_folders(here: str) -> tuple[str, ...]:
+def _scratch_folders() -> tuple[str, ...]:
     named = {os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"} | {tempfile.gettempdir()}
+    return tuple(one.rstrip("/") + os.sep for one in named if one)
+
+
+def _is_scratch(path: str, folders: Sequence[str], here: str) -> bool:
+    if not _CACHES.isdisjoint(path.split(os.sep)[:-1]):
+        return True
     # A user who works in a temporary folder wants to know what is written there.
-    return tuple(one.rstrip("/") + os.sep for one in named if one and not f"{here}/".startswith(one.rstrip("/") + os.sep))
-
-
-def _is_scratch(path: str, folders: Sequence[str]) -> bool:
-    return path.startswith(tuple(folders)) or not _CACHES.isdisjoint(path.split(os.sep)[:-1])
+    return path.startswith(tuple(folders)) and not path.startswith(here.rstrip(os.sep) + os.sep)
 
 
 def _tell_renamed(changes: Changes, renames: Sequence[tuple[str, str]]) -> None:

@@ -135,8 +135,11 @@ class Namespace:
     def attempt(self, applies: Callable[[], bool]) -> Iterator[Guard]:
         """One run of the program, whose processes and threads all see the view."""
         del applies
-        with renames_by_copies(self._real) if not self.keeps_files else contextlib.nullcontext():
+        if self.keeps_files:
             yield Guard(self.has_network)
+            return
+        with renames_by_copies(self._real):
+            yield Guard(self.has_network, real=self._real)
 
     def _check_owner(self) -> None:
         """A user namespace knows one user and one group; files of others cannot be changed in it, though they could

@@ -125,11 +125,12 @@ class Overlay:
         at = self._folders.get(head)
         if at is None:
             at = self._walk(os.path.join(head, "."), True, text)
+            found = self.found(at)
+            if not os.path.isdir(found or ""):
+                raise error(errno.ENOTDIR if found else errno.ENOENT, text)
             self._folders[head] = at
-            if not os.path.lexists(self.upper(at)) and not self._is_hidden(at) and os.path.isdir(at):
+            if found == at and not self.is_free(at):
                 self._untouched.add(at)
-            elif not os.path.isdir(self.found(at) or ""):
-                raise error(errno.ENOTDIR if self.found(at) else errno.ENOENT, text)
         at = os.path.join(at, name)
         if not follow or not os.path.islink(self.found(at) or ""):
             return at
@@ -169,6 +170,11 @@ class Overlay:
         if os.path.lexists(upper):
             return upper
         return path if self._is_shown(path) else None
+
+    def real(self, path: str) -> str | None:
+        """The real file that a path stands for; None for one that is the program's own."""
+        found = self.found(self.resolve(path))
+        return found if found == path and not found.startswith(self._free[0] + os.sep) else None
 
     def reading(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
         """Where a path is read; where there is nothing, a path that there is nothing at either."""

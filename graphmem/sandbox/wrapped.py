@@ -83,7 +83,7 @@ class _Net(Guard):
     """Refuses what is written past the wrapped calls, and connections to what others listen at."""
 
     def __init__(self, overlay: Overlay, has_network: bool, applies: Callable[[], bool]) -> None:
-        super().__init__(has_network, applies)
+        super().__init__(has_network, applies, overlay.real)
         self._overlay = overlay
         self.handlers |= {"open": self._check_open, "os.rename": self._check_two, "os.link": self._check_two}
         for event in ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr", "removexattr"):
