@@ -20,8 +20,10 @@ _SHOWN = 5
 def lines(flight: Mapping[str, Any]) -> Iterator[str]:
     """The totals, what was refused, and how files were kept, each as one line."""
     files, scratch = flight["files"], flight["files"]["scratch"]
-    yield f"disk: {_counted(files['count'], files['bytes'])} written, of which {_parts(files)}" if files["count"] else (
-        "disk: nothing written"
+    yield (
+        f"disk: {_counted(files['count'], files['bytes'])} written, of which {_parts(files)}"
+        if files["count"]
+        else ("disk: nothing written")
     )
     if files["deleted_count"]:
         yield f"deleted: {_counted(files['deleted_count'], files['deleted_bytes'])}"

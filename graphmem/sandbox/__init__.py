@@ -81,7 +81,8 @@ class Sandbox:
             self.mechanism.reset()
             importlib.invalidate_caches()
         self._is_used = True
-        here, happened = os.getcwd(), {}
+        here = os.getcwd()
+        happened: dict[str, Any] = {}
         with self.mechanism.attempt(applies) as guard, guarded(guard):
             try:
                 yield happened

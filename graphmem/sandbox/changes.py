@@ -108,7 +108,7 @@ def _is_scratch(path: str, folders: Sequence[str], here: str) -> bool:
 
 
 def _tell_renamed(changes: Changes, renames: Sequence[tuple[str, str]]) -> None:
-    """Take what was deleted at one path and written at another, and renamed from the one to the other, for one thing."""
+    """Take what was renamed from one path to another for one thing, not for deleted here and written there."""
     origin: dict[str, str] = {}
     for source, target in renames:
         moved = {
@@ -202,7 +202,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _attribute(path: str, name: str) -> bytes | None:
-    read = getattr(os, "getxattr", None)
+    read: Any = getattr(os, "getxattr", None)
     for prefix in _ATTRIBUTES if read is not None else ():
         try:
             value: bytes = read(path, prefix + name)

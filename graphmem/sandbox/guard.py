@@ -24,8 +24,8 @@ Handler = Callable[..., None]
 class Guard:
     """What is refused during one flight, and what was seen of it.
 
-    ``applies`` tells whether the calling thread is the program's, ``real`` by which path the real file is reached that a
-    path of the program's stands for (None: it stands for none). ``refused`` counts (what, to whom), ``renames`` are
+    ``applies`` tells whether the calling thread is the program's, ``real`` by which path the real file is reached
+    that a path of the program's stands for (None: it stands for none). ``refused`` counts (what, to whom), ``renames`` are
     renamed files in their order, ``started`` counts other programs that were let start and could write nothing.
     """
 

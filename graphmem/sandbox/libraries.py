@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
@@ -215,7 +215,7 @@ def _wrap_sockets(overlay: Overlay, guard: Guard, undo: list[Callable[[], None]]
         setattr(kind, name, placed(name))
     kind.getsockname = lambda self: names[self] if self in names else originals["getsockname"](self)
     for name in originals:
-        undo.append(lambda name=name: delattr(kind, name))
+        undo.append(partial(delattr, kind, name))
 
 
 @contextlib.contextmanager

@@ -40,7 +40,9 @@ def writes(flags: int) -> bool:
 
 def error(number: int, path: str, other: str | None = None) -> OSError:
     """What the operating system raises."""
-    return OSError(number, os.strerror(number), path, None, other) if other else OSError(number, os.strerror(number), path)
+    return (
+        OSError(number, os.strerror(number), path, None, other) if other else OSError(number, os.strerror(number), path)
+    )
 
 
 class Overlay:
@@ -428,7 +430,8 @@ class Overlay:
         return int(native.stat(path).st_dev)
 
     def link(
-        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, follow_symlinks: bool = True
+        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None,
+        follow_symlinks: bool = True,
     ) -> None:  # fmt: skip
         """``os.link``."""
         source, target = self._existing(src, src_dir_fd, False), self.resolve(dst, False, dst_dir_fd)
@@ -457,7 +460,9 @@ class Overlay:
         prefix = "" if isinstance(path, int) else os.fspath(path)
         names = self.names(at)
         if isinstance(prefix, bytes):
-            return Entries([Entry(self, os.path.join(prefix, os.fsencode(one)), os.path.join(at, one)) for one in names])
+            return Entries(
+                [Entry(self, os.path.join(prefix, os.fsencode(one)), os.path.join(at, one)) for one in names]
+            )
         return Entries([Entry(self, os.path.join(prefix, one), os.path.join(at, one)) for one in names])
 
     def _folder(self, path: Any) -> str:
@@ -485,7 +490,9 @@ class Overlay:
     def read_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
         """A function of ``os`` that asks about a path, here."""
 
-        def ask(path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any) -> Any:
+        def ask(
+            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
+        ) -> Any:
             if isinstance(path, int):
                 return function(path, *args, **kwargs)
             if not follow_symlinks and follows:
@@ -497,7 +504,9 @@ class Overlay:
     def change_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
         """A function of ``os`` that changes what is at a path, here."""
 
-        def change(path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any) -> Any:
+        def change(
+            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
+        ) -> Any:
             if isinstance(path, int):
                 return function(path, *args, **kwargs)
             if not follow_symlinks and follows:

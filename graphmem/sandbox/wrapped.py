@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,7 +37,20 @@ _CHANGING = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr", "
 _CHANGING_LINKS = ("lchmod", "lchown", "lchflags")
 _MAKING = ("mkfifo", "mknod")
 #: Those that :class:`Overlay` has by their names.
-_OWN = ("open", "mkdir", "rmdir", "unlink", "rename", "link", "symlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb")
+_OWN = (
+    "open",
+    "mkdir",
+    "rmdir",
+    "unlink",
+    "rename",
+    "link",
+    "symlink",
+    "listdir",
+    "scandir",
+    "chdir",
+    "getcwd",
+    "getcwdb",
+)
 _SAME = {"remove": "unlink", "replace": "rename"}
 _OF_TWO = ("rename", "replace", "link", "symlink")
 #: Functions that give the same while nothing is changed.
@@ -217,29 +230,25 @@ def _replace_everywhere(replaced: dict[int, Any], undo: list[Callable[[], None]]
             new = replaced.get(id(value))
             if new is not None:
                 names[name] = new
-                undo.append(_putting_back(names, name, value))
+                undo.append(partial(names.__setitem__, name, value))
     _replace_defaults(tempfile, replaced, undo)
     for holder in filter(None, [getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)]):  # Python 3.10
         for name, value in list(vars(holder).items()):
             new = replaced.get(id(getattr(value, "__func__", value)))
             if new is not None:
                 setattr(holder, name, staticmethod(new))
-                undo.append(lambda holder=holder, name=name, value=value: setattr(holder, name, value))
+                undo.append(partial(setattr, holder, name, value))
     if hasattr(shutil, "_winapi"):  # CopyFile2 opens both files itself
         winapi = shutil._winapi
         shutil._winapi = SimpleNamespace()
-        undo.append(lambda: setattr(shutil, "_winapi", winapi))
+        undo.append(partial(setattr, shutil, "_winapi", winapi))
     if os.name == "nt":  # these ask Windows without os.stat
         import genericpath
         import ntpath
 
         for name in ("exists", "isdir", "isfile", "lexists"):
-            undo.append(_putting_back(vars(ntpath), name, getattr(ntpath, name)))
+            undo.append(partial(setattr, ntpath, name, getattr(ntpath, name)))
             setattr(ntpath, name, getattr(genericpath, name, genericpath.exists))
-
-
-def _putting_back(names: dict[str, Any], name: str, value: Any) -> Callable[[], None]:
-    return lambda: names.__setitem__(name, value)
 
 
 def _replace_defaults(module: ModuleType, replaced: dict[int, Any], undo: list[Callable[[], None]]) -> None:
@@ -249,7 +258,7 @@ def _replace_defaults(module: ModuleType, replaced: dict[int, Any], undo: list[C
             before = function.__defaults__
             if before and any(id(one) in replaced for one in before):
                 function.__defaults__ = tuple(replaced.get(id(one), one) for one in before)
-                undo.append(lambda function=function, before=before: setattr(function, "__defaults__", before))
+                undo.append(partial(setattr, function, "__defaults__", before))
 
 
 def _redirect_imports(replaced: dict[str, Any]) -> Iterator[Callable[[], None]]:
@@ -271,4 +280,3 @@ def _redirect_imports(replaced: dict[str, Any]) -> Iterator[Callable[[], None]]:
     )
     yield lambda: setattr(machinery, "_os", real_os)
     yield lambda: setattr(machinery, "_io", real_io)
-

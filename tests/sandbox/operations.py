@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 OPERATIONS: dict[str, Callable[[], Any]] = {}
@@ -322,7 +323,12 @@ def links() -> Any:
     os.link("a.txt", "hard")
     with open("hard", "a") as file:
         file.write("both")
-    return os.readlink("new_link"), os.listdir("new_folder_link/deep"), os.stat("hard").st_nlink, os.path.samefile("a.txt", "hard")
+    return (
+        os.readlink("new_link"),
+        os.listdir("new_folder_link/deep"),
+        os.stat("hard").st_nlink,
+        os.path.samefile("a.txt", "hard"),
+    )
 
 
 @operation
@@ -439,13 +445,18 @@ def arrays() -> Any:
     made[1] = 2
     made.flush()
     np.arange(5).tofile("raw")
-    return np.load("x.npy").tolist(), np.load("x.npz")["a"].tolist(), np.fromfile("raw", dtype=int).tolist(), open("b.bin", "rb").read(3)
+    return (
+        np.load("x.npy").tolist(),
+        np.load("x.npz")["a"].tolist(),
+        np.fromfile("raw", dtype=int).tolist(),
+        open("b.bin", "rb").read(3),
+    )
 
 
 @operation
 def hdf5() -> Any:
     try:
-        import h5py
+        h5py: Any = import_module("h5py")
     except ImportError:
         return None
     with h5py.File("x.h5", "w") as file:
@@ -463,9 +474,7 @@ def imports() -> Any:
     pathlib.Path("written_module.py").write_text("VALUE = 5\n")
     sys.path.insert(0, os.getcwd())
     try:
-        import written_module
-
-        return written_module.VALUE
+        return import_module("written_module").VALUE
     finally:
         sys.path.pop(0)
         sys.modules.pop("written_module", None)
@@ -478,7 +487,8 @@ def workers() -> Any:
 
     found = []
     for method in ("fork", "spawn"):
-        process = multiprocessing.get_context(method).Process(target=_work, args=(method,))
+        context: Any = multiprocessing.get_context(method)
+        process = context.Process(target=_work, args=(method,))
         process.start()
         process.join()
         found.append((process.exitcode, open(f"{method}.txt").read()))

@@ -130,7 +130,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-    do_POST = do_GET
+    do_POST = do_GET  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -258,7 +258,9 @@ def test_signals_reach_the_program(number: signal.Signals, real: Path, tmp_path:
     program = written(real, "import time\nopen('x', 'w')\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)")
     command = [sys.executable, "-m", "tests.sandbox.flight", "namespace", str(program), str(tmp_path / "report")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, cwd=real, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=real, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
@@ -286,5 +288,3 @@ def test_a_mechanism_that_does_not_exist_is_refused(real: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=real, env=environment, capture_output=True, text=True)
     assert "GRAPHMEM_SANDBOX is one of namespace, landlock, wrapped, not 'magic'" in done.stderr
-
-

@@ -19,7 +19,9 @@ from tests.sandbox import operations
 PROGRAM = Path(operations.__file__)
 
 
-def fly(mechanism: str, program: Path, folder: Path, attempts: int = 1, **permissions: Any) -> tuple[str, dict[str, Any]]:
+def fly(
+    mechanism: str, program: Path, folder: Path, attempts: int = 1, **permissions: Any
+) -> tuple[str, dict[str, Any]]:
     """What a program prints in a sandbox, and the report. Skips where the machine forbids the mechanism."""
     report = folder.parent / f"{folder.name}-{mechanism}.json"
     command = [sys.executable, "-m", "tests.sandbox.flight", mechanism, str(program), str(report), str(attempts)]
@@ -35,7 +37,12 @@ def fly(mechanism: str, program: Path, folder: Path, attempts: int = 1, **permis
 def really(program: Path, folder: Path) -> str:
     """What a program prints without a sandbox."""
     return subprocess.run(
-        [sys.executable, str(program)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+        [sys.executable, str(program)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
