@@ -17,7 +17,7 @@ from rich.text import Text
 
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS, CardUse, Diagnostic, Estimate, HeldBytes, LiveStorage, Moment, PhasePeak, PoolUse
-from graphmem.reports import certainty, post_mortem
+from graphmem.reports import certainty, flight, post_mortem
 from graphmem.runtimes import runtime_named
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
@@ -152,6 +152,8 @@ def _blocks(estimate: Estimate, details: bool, top: int) -> Iterator[RenderableT
         yield _phases(estimate, details)
     if estimate.host_bytes or estimate.pinned_bytes or estimate.managed_bytes:
         yield _host(estimate)
+    if "sandbox" in estimate.details:
+        yield _flight(estimate.details["sandbox"], details)
     yield from _remarks(estimate)
     if details and estimate.doubts.causes:
         yield _section(SURE, _sure(estimate))
@@ -438,6 +440,14 @@ def _host(estimate: Estimate) -> RenderableType:
     return _section("Host memory of the step (not on the GPU)", Text("\n".join(lines)))
 
 
+def _flight(told: Mapping[str, Any], details: bool) -> RenderableType:
+    parts: list[RenderableType] = [Text(clean(line)) for line in flight.lines(told)]
+    table = _table(">", "", "")
+    for row in flight.rows(told, details):
+        table.add_row(*map(clean, row))
+    return _section(flight.TITLE, parts[0], *([table] if table.row_count else []), *parts[1:])
+
+
 def _remarks(estimate: Estimate) -> Iterator[RenderableType]:
     if estimate.assumptions:
         yield _section("Assumed", *_bullets(estimate.assumptions))
@@ -470,7 +480,7 @@ def _diagnostic(diagnostic: Diagnostic) -> str:
 
 
 #: Details that have a section of their own.
-_SHOWN_ABOVE = ("formulas", "late_events", "loop", "out_of_memory", "processes", "ranks")
+_SHOWN_ABOVE = ("formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "sandbox")
 
 
 def _details(details: Mapping[str, Any]) -> RenderableType:

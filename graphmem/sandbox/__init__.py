@@ -81,13 +81,14 @@ class Sandbox:
             self.mechanism.reset()
             importlib.invalidate_caches()
         self._is_used = True
-        here, happened = os.getcwd(), {}
+        here = os.getcwd()
+        happened: dict[str, Any] = {}
         with self.mechanism.attempt(applies) as guard, guarded(guard):
             try:
                 yield happened
             finally:
                 with guard.own():
-                    changes = changes_of(self.mechanism.trees(), guard.renames)
+                    changes = changes_of(self.mechanism.trees(), here, guard.renames)
                     happened.update(
                         mechanism=self.name,
                         unavailable=dict(self.refused),

@@ -76,13 +76,14 @@ class Changes:
         }
 
 
-def changes_of(trees: Sequence[Tree], renames: Sequence[tuple[str, str]] = ()) -> Changes:
-    """What upper trees hold. ``renames`` are the renamings that were seen, in order, as (from, to)."""
+def changes_of(trees: Sequence[Tree], here: str, renames: Sequence[tuple[str, str]] = ()) -> Changes:
+    """What upper trees hold. ``here`` is the folder that the program was started in; ``renames`` are the renamings that
+    were seen, in order, as (from, to)."""
     changes = Changes()
     scratch = _scratch_folders()
     for tree in trees:
         for kind, file in _Walk(tree).files():
-            if _is_scratch(file.path, scratch):
+            if _is_scratch(file.path, scratch, here):
                 if kind != "deleted":
                     changes.scratch_files += 1
                     changes.scratch_bytes += file.bytes
@@ -96,17 +97,18 @@ def changes_of(trees: Sequence[Tree], renames: Sequence[tuple[str, str]] = ()) -
 
 def _scratch_folders() -> tuple[str, ...]:
     named = {os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"} | {tempfile.gettempdir()}
-    here = os.getcwd()
+    return tuple(one.rstrip("/") + os.sep for one in named if one)
+
+
+def _is_scratch(path: str, folders: Sequence[str], here: str) -> bool:
+    if not _CACHES.isdisjoint(path.split(os.sep)[:-1]):
+        return True
     # A user who works in a temporary folder wants to know what is written there.
-    return tuple(one.rstrip("/") + os.sep for one in named if one and not f"{here}/".startswith(one.rstrip("/") + os.sep))
-
-
-def _is_scratch(path: str, folders: Sequence[str]) -> bool:
-    return path.startswith(tuple(folders)) or not _CACHES.isdisjoint(path.split(os.sep)[:-1])
+    return path.startswith(tuple(folders)) and not path.startswith(here.rstrip(os.sep) + os.sep)
 
 
 def _tell_renamed(changes: Changes, renames: Sequence[tuple[str, str]]) -> None:
-    """Take what was deleted at one path and written at another, and renamed from the one to the other, for one thing."""
+    """Take what was renamed from one path to another for one thing, not for deleted here and written there."""
     origin: dict[str, str] = {}
     for source, target in renames:
         moved = {
@@ -200,7 +202,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _attribute(path: str, name: str) -> bytes | None:
-    read = getattr(os, "getxattr", None)
+    read: Any = getattr(os, "getxattr", None)
     for prefix in _ATTRIBUTES if read is not None else ():
         try:
             value: bytes = read(path, prefix + name)

@@ -24,15 +24,22 @@ Handler = Callable[..., None]
 class Guard:
     """What is refused during one flight, and what was seen of it.
 
-    ``applies`` tells whether the calling thread is the program's. ``refused`` counts (what, to whom), ``renames`` are
+    ``applies`` tells whether the calling thread is the program's, ``real`` by which path the real file is reached
+    that a path of the program's stands for (None: it stands for none). ``refused`` counts (what, to whom), ``renames`` are
     renamed files in their order, ``started`` counts other programs that were let start and could write nothing.
     """
 
-    def __init__(self, has_network: bool, applies: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        has_network: bool,
+        applies: Callable[[], bool] = lambda: True,
+        real: Callable[[str], str | None] = lambda path: path,
+    ) -> None:
         self.refused: Counter[tuple[str, str]] = Counter()
         self.renames: list[tuple[str, str]] = []
         self.started: Counter[str] = Counter()
         self.applies = applies
+        self._real = real
         self.handlers: dict[str, Handler] = {"os.rename": self._see_renamed}
         self._listening: WeakSet[socket.socket] = WeakSet()
         self._own = threading.local()
@@ -91,8 +98,12 @@ class Guard:
             raise self.refuse("connect to", f"{address[0]}:{address[1]}", errno.ENETUNREACH, "--allow-network")
 
     def is_own_socket(self, address: Any) -> bool:
-        """Whether a socket in the file system is one that the program made."""
-        return any(self._address_of(one) == address for one in self._listening) or not os.path.exists(address)
+        """Whether a socket in the file system is one that the program made: no real one has its name."""
+        path = os.fsdecode(address)
+        if path.startswith("\0"):  # of the network's, which is the program's own where it can be
+            return any(self._address_of(one) == address for one in self._listening)
+        real = self._real(os.path.abspath(path))
+        return path == "" or real is None or not os.path.exists(real)
 
     def is_own_port(self, port: int) -> bool:
         """Whether the program itself listens at a port of the loopback; in a network of its own nobody else does."""

@@ -93,8 +93,8 @@ def _restrict(rules: bytes, files: int, folders: Sequence[str], ports: int) -> N
                 _add(ruleset, _BENEATH, struct.pack("=Qi", files, opened))
             finally:
                 os.close(opened)
-        for port in _own_ports() if ports else ():
-            _add(ruleset, _PORT, struct.pack("QQ", ports, port))
+        if ports:
+            _add_ports(ruleset, ports)
         linux.call("prctl", linux.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         linux.syscall(_RESTRICT, ruleset, 0)
     finally:
@@ -103,6 +103,16 @@ def _restrict(rules: bytes, files: int, folders: Sequence[str], ports: int) -> N
 
 def _add(ruleset: int, kind: int, rule: bytes) -> None:
     linux.syscall(_ADD, ruleset, kind, ctypes.create_string_buffer(rule, len(rule)), 0)
+
+
+def _add_ports(ruleset: int, rights: int) -> None:
+    """A rule for each of some 28,000 ports, so with as little Python between the calls as can be."""
+    rule = (ctypes.c_uint64 * 2)(rights, 0)
+    add, none = linux.function("syscall"), ctypes.c_long(0)
+    arguments = [ctypes.c_long(_ADD), ctypes.c_long(ruleset), ctypes.c_long(_PORT), ctypes.byref(rule), none]
+    for rule[1] in _own_ports():
+        if add(*arguments) == -1:
+            raise OSError(ctypes.get_errno(), "landlock_add_rule")
 
 
 def _own_ports() -> Iterator[int]:

@@ -11,13 +11,15 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 from graphmem.sandbox import guard as guards
 from graphmem.sandbox.guard import Guard
@@ -72,6 +74,7 @@ def libraries_over(overlay: Overlay, guard: Guard) -> Iterator[None]:
         if module is not None:
             _wrap(module, overlay, guard, undo)
     sys.meta_path.insert(0, finder)
+    _wrap_sockets(overlay, guard, undo)
     try:
         yield
     finally:
@@ -175,6 +178,57 @@ def _copied(path: str, overlay: Overlay) -> str:
         if overlay.found(overlay.resolve(path + end)):
             overlay.for_library(path + end, True)
     return place
+
+
+# --- sockets in the file system ---------------------------------------------------------------------------------------
+
+#: Bytes that a path of a socket may have (sun_path, sys/un.h).
+_LONGEST_ADDRESS = 100
+
+
+def _wrap_sockets(overlay: Overlay, guard: Guard, undo: list[Callable[[], None]]) -> None:
+    """Let sockets that are bound to a path be among the changes, and be known by the path that the program gave."""
+    kind: Any = socket.socket
+    names: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    originals = {name: getattr(kind, name) for name in ("bind", "connect", "connect_ex", "getsockname")}
+
+    def placed(name: str) -> Callable[[Any, Any], Any]:
+        def ours(self: Any, address: Any) -> Any:
+            is_path = isinstance(address, (str, bytes)) and address and os.fsdecode(address)[0] != "\0"
+            if not is_path or self.family != getattr(socket, "AF_UNIX", None) or not _is_flying(guard):
+                return originals[name](self, address)
+            with guard.own():
+                place = overlay.for_library(address, True) if name == "bind" else overlay.reading(address)
+                if name != "bind" and overlay.real(os.path.abspath(overlay.absolute(address))) is not None:
+                    place = ""
+            if not place:
+                return originals[name](self, address)
+            with guard.own(), _shortened(place) as short:
+                result = originals[name](self, short)
+                if name == "bind":
+                    names[self] = address
+            return result
+
+        return ours
+
+    for name in ("bind", "connect", "connect_ex"):
+        setattr(kind, name, placed(name))
+    kind.getsockname = lambda self: names[self] if self in names else originals["getsockname"](self)
+    for name in originals:
+        undo.append(partial(delattr, kind, name))
+
+
+@contextlib.contextmanager
+def _shortened(path: str) -> Iterator[str]:
+    """A path that fits an address of a socket."""
+    if len(os.fsencode(path)) < _LONGEST_ADDRESS or not os.path.isdir("/proc/self/fd"):
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
 
 
 # --- libraries that are imported later --------------------------------------------------------------------------------

@@ -31,9 +31,14 @@ def is_linux() -> bool:
     return sys.platform == "linux"
 
 
+def function(name: str) -> Any:
+    """A function of the C library, which keeps its error in ``ctypes.get_errno``."""
+    return getattr(_libc(), name)
+
+
 def call(name: str, *arguments: Any) -> int:
     """A function of the C library by name. Raises :class:`OSError` where it returns -1."""
-    result: int = getattr(_libc(), name)(*arguments)
+    result: int = function(name)(*arguments)
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -35,8 +35,11 @@ from graphmem.sandbox.renames import renames_by_copies
 
 #: File systems that hold no files of users, or whose files are devices; they are shown as they are.
 _SYSTEM = frozenset(
-    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl hugetlbfs mqueue nsfs proc "
-    "pstore rpc_pipefs securityfs selinuxfs sysfs tracefs".split()
+    (
+        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
+        *("fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs"),
+        "tracefs",
+    )
 )
 _SHARED_MEMORY = "/dev/shm"
 #: System files that root could change for the whole machine.
@@ -56,7 +59,7 @@ class _Mount:
 
 def _mounts() -> dict[str, _Mount]:
     """What is mounted where (``/proc/self/mountinfo``, proc(5)); of several at one place the last."""
-    found = {}
+    found: dict[str, _Mount] = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             fields, _, others = line.rstrip("\n").partition(" - ")
@@ -100,7 +103,11 @@ class Namespace:
         except PermissionError:
             self._is_user = True
             linux.unshare(flags | linux.CLONE_NEWUSER)
-            for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
                 with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                     file.write(text)
         if not self.has_network:
@@ -135,8 +142,11 @@ class Namespace:
     def attempt(self, applies: Callable[[], bool]) -> Iterator[Guard]:
         """One run of the program, whose processes and threads all see the view."""
         del applies
-        with renames_by_copies(self._real) if not self.keeps_files else contextlib.nullcontext():
+        if self.keeps_files:
             yield Guard(self.has_network)
+            return
+        with renames_by_copies(self._real):
+            yield Guard(self.has_network, real=self._real)
 
     def _check_owner(self) -> None:
         """A user namespace knows one user and one group; files of others cannot be changed in it, though they could

@@ -40,7 +40,9 @@ def writes(flags: int) -> bool:
 
 def error(number: int, path: str, other: str | None = None) -> OSError:
     """What the operating system raises."""
-    return OSError(number, os.strerror(number), path, None, other) if other else OSError(number, os.strerror(number), path)
+    return (
+        OSError(number, os.strerror(number), path, None, other) if other else OSError(number, os.strerror(number), path)
+    )
 
 
 class Overlay:
@@ -50,15 +52,31 @@ class Overlay:
         self.tree = os.path.join(folder, "tree")
         self._free = (folder, *(_SYSTEM if os.name == "posix" else ()), *writable)
         self._everywhere = everywhere
+        self._generation: int | None = None  # of the changes that the following is true of
+        self._folders: dict[str, str] = {}  # a folder as it was named -> resolved
+        self._untouched: set[str] = set()  # resolved folders with nothing changed in or above them
 
     @property
     def has_changes(self) -> bool:
-        """Whether anything differs from the real files. Asked by every call, so by none that is wrapped."""
+        """Whether anything differs from the real files. Asked first by every call, so of no call that is wrapped."""
         try:
-            native.lstat(self.tree)
+            generation = native.lstat(self.tree).st_mtime_ns
         except FileNotFoundError:
-            return False
-        return True
+            generation = None
+        if generation != self._generation:
+            self._forget(generation)
+        return generation is not None
+
+    def _forget(self, generation: int | None) -> None:
+        self._generation = generation
+        self._folders.clear()
+        self._untouched.clear()
+
+    def note_change(self) -> None:
+        """Something was changed: what is remembered, here and in other processes, may be wrong now."""
+        with contextlib.suppress(FileNotFoundError):
+            native.utime(self.tree)
+        self._forget(None)
 
     def reset(self) -> None:
         """Forget all changes."""
@@ -100,9 +118,28 @@ class Overlay:
 
     def resolve(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
         """The path without links, ``.`` and ``..``; the last link stays where it is not to ``follow``."""
-        if os.fsdecode(path) == "":
+        text = os.fsdecode(path)
+        if text == "":
             raise error(errno.ENOENT, "")
-        drive, rest = os.path.splitdrive(self.absolute(path, folder))
+        head, name = os.path.split(self.absolute(path, folder))
+        if name in ("", ".", ".."):
+            return self._walk(os.path.join(head, name), follow, text)
+        at = self._folders.get(head)
+        if at is None:
+            at = self._walk(os.path.join(head, "."), True, text)
+            found = self.found(at)
+            if not os.path.isdir(found or ""):
+                raise error(errno.ENOTDIR if found else errno.ENOENT, text)
+            self._folders[head] = at
+            if found == at and not self.is_free(at):
+                self._untouched.add(at)
+        at = os.path.join(at, name)
+        if not follow or not os.path.islink(self.found(at) or ""):
+            return at
+        return self._walk(at, True, text)
+
+    def _walk(self, path: str, follow: bool, told: str) -> str:
+        drive, rest = os.path.splitdrive(path)
         at, links = drive + os.sep, 0
         left = _parts(rest)
         while left:
@@ -113,11 +150,13 @@ class Overlay:
             candidate = os.path.join(at, part)
             found = self.found(candidate) if left or follow else None
             if found is None or not os.path.islink(found):
+                if left and not os.path.isdir(found or ""):
+                    raise error(errno.ENOTDIR if found else errno.ENOENT, told)
                 at = candidate
                 continue
             links += 1
             if links > _MOST_LINKS:
-                raise error(errno.ELOOP, os.fsdecode(path))
+                raise error(errno.ELOOP, told)
             target = native.readlink(found)
             if os.path.isabs(target):
                 drive, target = os.path.splitdrive(target)
@@ -127,10 +166,17 @@ class Overlay:
 
     def found(self, path: str) -> str | None:
         """Where a resolved path is read: among the changes, or really; None where there is nothing."""
+        if os.path.dirname(path) in self._untouched:
+            return path if os.path.lexists(path) else None
         upper = self.upper(path)
         if os.path.lexists(upper):
             return upper
         return path if self._is_shown(path) else None
+
+    def real(self, path: str) -> str | None:
+        """The real file that a path stands for; None for one that is the program's own."""
+        found = self.found(self.resolve(path))
+        return found if found == path and not found.startswith(self._free[0] + os.sep) else None
 
     def reading(self, path: Any, follow: bool = True, folder: int | None = None) -> str:
         """Where a path is read; where there is nothing, a path that there is nothing at either."""
@@ -142,7 +188,7 @@ class Overlay:
         return os.path.lexists(path) and not self._is_hidden(path)
 
     def _is_hidden(self, path: str) -> bool:
-        if self.is_free(path):
+        if self.is_free(path) or os.path.dirname(path) in self._untouched:
             return False
         drive, rest = os.path.splitdrive(path)
         upper = self.upper(drive + os.sep)
@@ -180,6 +226,7 @@ class Overlay:
         self._make_folder(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
             native.mkdir(upper)
+        self.note_change()
         status = native.stat(path)
         native.utime(upper, ns=(status.st_atime_ns, status.st_mtime_ns))
         native.chmod(upper, stat.S_IMODE(status.st_mode) | 0o700)
@@ -206,6 +253,7 @@ class Overlay:
         """The place of an entry that is about to be made."""
         self._check_parent(path)
         self._make_folder(os.path.dirname(path))
+        self.note_change()
         return self.upper(path)
 
     def _show(self, path: str) -> bool:
@@ -338,6 +386,8 @@ class Overlay:
         names = (os.fsdecode(src), os.fsdecode(dst))
         if target.startswith(source + os.sep):
             raise error(errno.EINVAL, *names)
+        if source.startswith(target + os.sep):
+            raise error(errno.ENOTEMPTY, *names)
         if new is not None:
             self._check_replaced(new, target, is_folder, names)
         for one in (source, target):
@@ -380,7 +430,8 @@ class Overlay:
         return int(native.stat(path).st_dev)
 
     def link(
-        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, follow_symlinks: bool = True
+        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None,
+        follow_symlinks: bool = True,
     ) -> None:  # fmt: skip
         """``os.link``."""
         source, target = self._existing(src, src_dir_fd, False), self.resolve(dst, False, dst_dir_fd)
@@ -409,7 +460,9 @@ class Overlay:
         prefix = "" if isinstance(path, int) else os.fspath(path)
         names = self.names(at)
         if isinstance(prefix, bytes):
-            return Entries([Entry(self, os.path.join(prefix, os.fsencode(one)), os.path.join(at, one)) for one in names])
+            return Entries(
+                [Entry(self, os.path.join(prefix, os.fsencode(one)), os.path.join(at, one)) for one in names]
+            )
         return Entries([Entry(self, os.path.join(prefix, one), os.path.join(at, one)) for one in names])
 
     def _folder(self, path: Any) -> str:
@@ -437,7 +490,9 @@ class Overlay:
     def read_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
         """A function of ``os`` that asks about a path, here."""
 
-        def ask(path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any) -> Any:
+        def ask(
+            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
+        ) -> Any:
             if isinstance(path, int):
                 return function(path, *args, **kwargs)
             if not follow_symlinks and follows:
@@ -449,7 +504,9 @@ class Overlay:
     def change_with(self, function: Callable[..., Any], follows: bool = True) -> Callable[..., Any]:
         """A function of ``os`` that changes what is at a path, here."""
 
-        def change(path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any) -> Any:
+        def change(
+            path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = follows, **kwargs: Any
+        ) -> Any:
             if isinstance(path, int):
                 return function(path, *args, **kwargs)
             if not follow_symlinks and follows:

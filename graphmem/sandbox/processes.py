@@ -16,7 +16,10 @@ from graphmem.sandbox.guard import Guard, Handler, guarded
 
 #: Programs of operating systems that print something and write nothing.
 _ONLY_PRINT = frozenset(
-    "arch file getconf hostname id ldconfig lsb_release lscpu nproc nvidia-smi sw_vers sysctl uname which who whoami".split()
+    (
+        *("arch", "file", "getconf", "hostname", "id", "ldconfig", "lsb_release", "lscpu", "nproc", "nvidia-smi"),
+        *("sw_vers", "uname", "which", "who", "whoami"),
+    )
 )
 #: Characters of a command line that are told.
 _LONGEST = 200
@@ -73,7 +76,9 @@ def workers_over(folder: str, permissions: Any) -> Iterator[None]:
     """Until the end of this context, processes that ``multiprocessing`` spawns begin in the same overlay."""
     from multiprocessing import spawn, util
 
-    prelude = _PRELUDE.format(folder, (permissions.writes, permissions.everywhere, permissions.network, permissions.processes))
+    prelude = _PRELUDE.format(
+        folder, (permissions.writes, permissions.everywhere, permissions.network, permissions.processes)
+    )
     line, start = spawn.get_command_line, getattr(util, "spawnv_passfds", None)
 
     def begin_with(words: list[Any]) -> list[Any]:

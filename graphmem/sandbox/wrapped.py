@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,8 +37,22 @@ _CHANGING = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr", "
 _CHANGING_LINKS = ("lchmod", "lchown", "lchflags")
 _MAKING = ("mkfifo", "mknod")
 #: Those that :class:`Overlay` has by their names.
-_OWN = ("open", "mkdir", "rmdir", "unlink", "rename", "link", "symlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb")
+_OWN = (
+    "open",
+    "mkdir",
+    "rmdir",
+    "unlink",
+    "rename",
+    "link",
+    "symlink",
+    "listdir",
+    "scandir",
+    "chdir",
+    "getcwd",
+    "getcwdb",
+)
 _SAME = {"remove": "unlink", "replace": "rename"}
+_OF_TWO = ("rename", "replace", "link", "symlink")
 #: Functions that give the same while nothing is changed.
 _ASKING = frozenset((*_READING, *_READING_LINKS, "listdir", "scandir", "chdir", "getcwd", "getcwdb"))
 _MARKS = ("supports_dir_fd", "supports_fd", "supports_follow_symlinks", "supports_effective_ids")
@@ -82,7 +96,7 @@ class _Net(Guard):
     """Refuses what is written past the wrapped calls, and connections to what others listen at."""
 
     def __init__(self, overlay: Overlay, has_network: bool, applies: Callable[[], bool]) -> None:
-        super().__init__(has_network, applies)
+        super().__init__(has_network, applies, overlay.real)
         self._overlay = overlay
         self.handlers |= {"open": self._check_open, "os.rename": self._check_two, "os.link": self._check_two}
         for event in ("remove", "rmdir", "mkdir", "truncate", "chmod", "chown", "utime", "setxattr", "removexattr"):
@@ -151,17 +165,21 @@ def _replacements(overlay: Overlay, guard: Guard) -> Iterator[tuple[str, tuple[A
 def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool) -> Any:
     """``ours`` for the program, ``original`` for everybody else."""
 
+    changes = not asks and original is not io.open and original is not native.open
+
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if guards.current() is not guard or guard.is_own or not guard.applies():
             return original(*args, **kwargs)
-        if asks and not overlay.has_changes:
+        if not overlay.has_changes and asks:
             return original(*args, **kwargs)
         with guard.own():
             try:
                 result = ours(*args, **kwargs)
+                if changes:
+                    overlay.note_change()
             except OSError as error:
-                _name_places(error, overlay)
+                _name_as_given(error, args[: 2 if original.__name__ in _OF_TWO else 1])
                 raise
         if original in (native.rename, native.replace):
             guard.renames.append((overlay.absolute(args[0]), overlay.absolute(args[1])))
@@ -170,14 +188,11 @@ def _either(original: Any, ours: Any, overlay: Overlay, guard: Guard, asks: bool
     return call
 
 
-def _name_places(error: OSError, overlay: Overlay) -> None:
+def _name_as_given(error: OSError, given: tuple[Any, ...]) -> None:
     """Let an error name the files as the program does."""
-    for name in ("filename", "filename2"):
-        value = getattr(error, name, None)
-        if isinstance(value, (str, bytes)):
-            place = overlay.place(os.fsdecode(value))
-            if place != os.fsdecode(value):
-                setattr(error, name, place if isinstance(value, str) else os.fsencode(place))
+    for name, path in zip(("filename", "filename2"), given, strict=False):
+        if error.filename is not None and isinstance(path, (str, bytes, os.PathLike)):
+            setattr(error, name, os.fspath(path))
 
 
 def _opening(overlay: Overlay, guard: Guard) -> Callable[..., Any]:
@@ -215,29 +230,25 @@ def _replace_everywhere(replaced: dict[int, Any], undo: list[Callable[[], None]]
             new = replaced.get(id(value))
             if new is not None:
                 names[name] = new
-                undo.append(_putting_back(names, name, value))
+                undo.append(partial(names.__setitem__, name, value))
     _replace_defaults(tempfile, replaced, undo)
     for holder in filter(None, [getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)]):  # Python 3.10
         for name, value in list(vars(holder).items()):
             new = replaced.get(id(getattr(value, "__func__", value)))
             if new is not None:
                 setattr(holder, name, staticmethod(new))
-                undo.append(lambda holder=holder, name=name, value=value: setattr(holder, name, value))
+                undo.append(partial(setattr, holder, name, value))
     if hasattr(shutil, "_winapi"):  # CopyFile2 opens both files itself
         winapi = shutil._winapi
         shutil._winapi = SimpleNamespace()
-        undo.append(lambda: setattr(shutil, "_winapi", winapi))
+        undo.append(partial(setattr, shutil, "_winapi", winapi))
     if os.name == "nt":  # these ask Windows without os.stat
         import genericpath
         import ntpath
 
         for name in ("exists", "isdir", "isfile", "lexists"):
-            undo.append(_putting_back(vars(ntpath), name, getattr(ntpath, name)))
+            undo.append(partial(setattr, ntpath, name, getattr(ntpath, name)))
             setattr(ntpath, name, getattr(genericpath, name, genericpath.exists))
-
-
-def _putting_back(names: dict[str, Any], name: str, value: Any) -> Callable[[], None]:
-    return lambda: names.__setitem__(name, value)
 
 
 def _replace_defaults(module: ModuleType, replaced: dict[int, Any], undo: list[Callable[[], None]]) -> None:
@@ -247,7 +258,7 @@ def _replace_defaults(module: ModuleType, replaced: dict[int, Any], undo: list[C
             before = function.__defaults__
             if before and any(id(one) in replaced for one in before):
                 function.__defaults__ = tuple(replaced.get(id(one), one) for one in before)
-                undo.append(lambda function=function, before=before: setattr(function, "__defaults__", before))
+                undo.append(partial(setattr, function, "__defaults__", before))
 
 
 def _redirect_imports(replaced: dict[str, Any]) -> Iterator[Callable[[], None]]:
@@ -269,4 +280,3 @@ def _redirect_imports(replaced: dict[str, Any]) -> Iterator[Callable[[], None]]:
     )
     yield lambda: setattr(machinery, "_os", real_os)
     yield lambda: setattr(machinery, "_io", real_io)
-

@@ -1,0 +1,74 @@
+"""In words: the files that a whole program would have changed, and the connections that it was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from graphmem.units import format_bytes
+
+TITLE = "Files that the program would have changed (none was)"
+#: How a mechanism keeps files, by its name in ``details["sandbox"]``.
+_MECHANISMS = {
+    "namespace": "an overlay in a mount namespace",
+    "landlock": "Python's wrapped calls; Landlock keeps other programs from writing",
+    "wrapped": "Python's wrapped calls",
+}
+_SHOWN = 5
+
+
+def lines(flight: Mapping[str, Any]) -> Iterator[str]:
+    """The totals, what was refused, and how files were kept, each as one line."""
+    files, scratch = flight["files"], flight["files"]["scratch"]
+    yield (
+        f"disk: {_counted(files['count'], files['bytes'])} written, of which {_parts(files)}"
+        if files["count"]
+        else ("disk: nothing written")
+    )
+    if files["deleted_count"]:
+        yield f"deleted: {_counted(files['deleted_count'], files['deleted_bytes'])}"
+    if scratch["count"]:
+        yield f"scratch: {_counted(scratch['count'], scratch['bytes'])} in caches and temporary folders"
+    for one in flight["refused"][:_SHOWN]:
+        yield f"refused to {one['what']} {one['to']}{_times(one['times'])}"
+    if len(flight["refused"]) > _SHOWN:
+        yield f"refused besides: {len(flight['refused']) - _SHOWN}"
+    started = sorted(flight["started"])
+    if started:
+        rest = f" and {len(started) - 1} more" if len(started) > 1 else ""
+        yield f"started, on the real files and without leave to change them: {started[0]}{rest}"
+    yield f"kept by {_MECHANISMS[flight['mechanism']]}{_unavailable(flight['unavailable'])}"
+
+
+def rows(flight: Mapping[str, Any], details: bool) -> list[tuple[str, str, str]]:
+    """(size, what would have been done, path) of the largest files; of all with ``details``."""
+    files = flight["files"]
+    found = [
+        *((one["bytes"], "written", one["path"]) for one in files["written"]),
+        *((one["bytes"], "overwritten", one["path"]) for one in files["overwritten"]),
+        *((one["bytes"], "renamed", f"{one['from']} -> {one['path']}") for one in files["renamed"]),
+        *((one["bytes"], "deleted", one["path"]) for one in files["deleted"]),
+    ]
+    found.sort(key=lambda row: -row[0])
+    shown = found if details else found[:_SHOWN]
+    more = files["count"] + files["deleted_count"] - len(shown)
+    table = [(format_bytes(size), kind, path) for size, kind, path in shown]
+    return [*table, ("", f"{more} more", "--details shows them")] if more and not details else table
+
+
+def _counted(count: int, size: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}, {format_bytes(size)}"
+
+
+def _parts(files: Mapping[str, Any]) -> str:
+    names = ("written", "overwritten", "renamed")
+    words = {"written": "new", "overwritten": "overwritten", "renamed": "renamed"}
+    return ", ".join(f"{len(files[name])} {words[name]}" for name in names if files[name])
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f" ({count} times)"
+
+
+def _unavailable(reasons: Mapping[str, str]) -> str:
+    return "".join(f"; no {name}: {reason}" for name, reason in reasons.items())
