@@ -99,8 +99,8 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     """Run SCRIPT.py with its arguments as python would, without a card, and say what it would need on one.
 
     Options of graphmem stand before the program; what follows belongs to the program. Its loops end after --iterations
-    optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr,
-    what it saves with torch.save is kept in memory.
+    optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr;
+    the checkpoints that it saves have their true size and no weights.
 
     \b
       graphmem run --gpu RTX-4090 train.py --batch-size 16

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 import types
@@ -27,7 +28,7 @@ from graphmem.capture.patches import Patches
 from graphmem.capture.program.absent_weights import absent_weights
 from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorage, bytes_of, patch_pickling
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
-from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter
+from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.units import format_bytes
 
@@ -70,6 +71,8 @@ def files_of_tensors(
         _patch_loading(patches, stage, folder, books)
         if find_spec("safetensors") is not None:
             patch_safetensors(patches, stage, folder.place, values, absent)
+        if hasattr(shutil, "_fastcopy_sendfile") and hasattr(os, "SEEK_DATA"):
+            patches.set(shutil, "_fastcopy_sendfile", keeping_holes(shutil._fastcopy_sendfile))
         with absent_weights(lambda path: absent.update({os.path.abspath(path): {}}), remark):
             yield
         if books.omitted:
