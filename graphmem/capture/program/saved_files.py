@@ -76,7 +76,9 @@ def files_of_tensors(
         with absent_weights(lambda path: absent.update({os.path.abspath(path): {}}), remark):
             yield
         if books.omitted:
-            remark(f"{format_bytes(books.omitted)} of pickled weights were left out of files, which are that much larger")
+            remark(
+                f"{format_bytes(books.omitted)} of pickled weights were left out of files, which are that much larger"
+            )
     finally:
         patches.undo()
         folder.remove()
@@ -111,7 +113,7 @@ def _opened_for_archive(name: str, folder: Folder) -> Any:
     if not os.path.basename(name).rpartition(".")[0] and "." in os.path.basename(name):
         raise RuntimeError(f"invalid file name: {name}")
     try:
-        return open(folder.place(name, "wb"), "wb")  # noqa: SIM115 - closed with the archive
+        return open(folder.place(name, "wb"), "wb")
     except OSError as error:
         parent = os.path.dirname(name)
         if parent and not os.path.isdir(parent):

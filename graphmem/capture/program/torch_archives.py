@@ -56,7 +56,7 @@ def write_zeros(stream: Any, count: int) -> None:
 
 
 def keeping_holes(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """``shutil._fastcopy_sendfile(source, target)``, by which Linux's Python copies files, without filling the holes."""
+    """``shutil._fastcopy_sendfile(source, target)``, by which Linux's Python copies files, keeping the holes."""
 
     def copy(source: Any, target: Any) -> None:
         status, end = os.fstat(source.fileno()), 0
@@ -162,8 +162,8 @@ class _Record:
 
 
 class ArchiveWriter:
-    """Stands for ``torch._C.PyTorchFileWriter``: writes an archive to ``file``, an open file of the name ``name`` (which
-    is closed with the archive), or a stream."""
+    """Stands for ``torch._C.PyTorchFileWriter``: writes an archive to a stream, or to an open file called ``name``, and
+    closes that with it."""
 
     def __init__(self, stream: Any, name: str | None = None, alignment: int = 64) -> None:
         self._stream, self._closes = stream, name is not None

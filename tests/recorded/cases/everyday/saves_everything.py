@@ -68,7 +68,8 @@ np.random.set_state(state["rng"]["numpy"])
 torch.set_rng_state(state["rng"]["torch"])
 torch.cuda.set_rng_state_all(state["rng"]["cuda"])
 assert (torch.rand(3).tolist(), random.random(), float(np.random.rand())) == drawn
-assert state["done"] == 24 and sorted(state["order"].tolist()) == list(range(64))
+assert state["done"] == 24
+assert sorted(state["order"].tolist()) == list(range(64))
 assert train(*parts, state["order"].tolist(), state["done"], 99) == 64
 with open(os.path.join(folder, "best.pkl"), "rb") as file:
     parts[0].load_state_dict(pickle.load(file))

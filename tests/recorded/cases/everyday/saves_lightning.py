@@ -30,7 +30,9 @@ class Classifier(lightning.LightningModule):
 def fit(folder, epochs, resume=None):
     lightning.seed_everything(0)
     loader = DataLoader(TensorDataset(torch.randn(64, 1, 28, 28), torch.randint(10, (64,))), batch_size=16)
-    keeps = ModelCheckpoint(folder, filename="{epoch}", monitor="epoch_number", mode="max", save_top_k=2, save_last=True)
+    keeps = ModelCheckpoint(
+        folder, filename="{epoch}", monitor="epoch_number", mode="max", save_top_k=2, save_last=True
+    )
     trainer = lightning.Trainer(
         accelerator="gpu", devices=1, max_epochs=epochs, callbacks=[keeps], logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=folder,
@@ -47,7 +49,5 @@ with tempfile.TemporaryDirectory() as folder:
     trainer, keeps = fit(folder, 5, os.path.join(folder, "last.ckpt"))
     assert trainer.global_step == 20, trainer.global_step
     loaded = Classifier.load_from_checkpoint(keeps.best_model_path)
-    loaded.cuda().eval()(torch.randn(4, 784, device="cuda")) if False else loaded.net.cuda().eval()(
-        torch.randn(4, 1, 28, 28, device="cuda")
-    )
+    loaded.net.cuda().eval()(torch.randn(4, 1, 28, 28, device="cuda"))
     print(sorted(os.listdir(folder)), torch.cuda.max_memory_allocated())
