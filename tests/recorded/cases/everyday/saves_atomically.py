@@ -47,7 +47,7 @@ assert len({os.path.getsize(os.path.join(folder, name)) for name in kept}) == 1
 
 del model, optimizer
 model, optimizer = build()
-newest = torch.load(os.path.join(folder, kept[-1]), map_location=device)
+newest = torch.load(os.path.join(folder, kept[-1]), map_location="cpu")
 model.load_state_dict(newest["model"])
 optimizer.load_state_dict(newest["optimizer"])
 train(newest["step"] + 1, 8, model, optimizer)
