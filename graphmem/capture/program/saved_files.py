@@ -218,11 +218,36 @@ class ArchiveReader:
 def _directory(file: Any) -> tuple[dict[str, int], set[str]]:
     """Of an archive's records the bytes, and the names of those without values."""
     start = file.tell()
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(_Rest(file)) as archive:  # type: ignore[arg-type]
         records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     file.seek(start)
     sizes = {name: info.file_size for name, info in records.items()}
     return sizes, {name for name, info in records.items() if info.internal_attr == HOLLOW}
+
+
+class _Rest:
+    """A stream from where it stands, sought by places counted from its beginning: streams of
+    ``torch.distributed.checkpoint`` know no other (``_ReaderView``, 2.13, takes places from the end the wrong way).
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._start = file, file.tell()
+        file.seek(0, os.SEEK_END)
+        self._size = file.tell() - self._start
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        offset += (0, self.tell(), self._size)[whence]
+        self._file.seek(self._start + offset)
+        return offset
+
+    def tell(self) -> int:
+        place: int = self._file.tell() - self._start
+        return place
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._size - self.tell()
+        data: bytes = self._file.read(left if size < 0 else min(size, left))
+        return data
 
 
 class _OlderFile(types.SimpleNamespace):
