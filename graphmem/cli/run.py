@@ -125,7 +125,7 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     Options of graphmem stand before the program; what follows belongs to the program. Its loops end after --iterations
     optimizer steps, and what comes after them (evaluation, generation, saving) runs too. What it prints goes to stderr.
     It changes no file and reaches no other machine: what it writes and deletes is in a temporary folder, which it reads
-    through, and the report lists it.
+    through, and the report lists it. The checkpoints that it saves have their true size and no weights.
 
     \b
       graphmem run --gpu RTX-4090 train.py --batch-size 16

@@ -1,4 +1,4 @@
-"""Files of ``torch.save`` and safetensors that a capture writes: of PyTorch's own size and form, hollow where unknown."""
+"""Files of ``torch.save`` and safetensors that a capture writes: of PyTorch's size and form, hollow where unknown."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Storages on their way into a file and out of one: size and device are true, the bytes there only if they are known.
 
-A fake tensor is pickled as the tensor that it stands for, with a :class:`FileStorage` in place of its storage; PyTorch's
-own code then writes it, or reads it and puts it where ``map_location`` says. On the device a storage is allocated when
-it is moved there, once, as a real one (``persistent_load`` and ``restore_location``, torch/serialization.py).
+A fake tensor is pickled as the tensor that it stands for, with a :class:`FileStorage` in place of its storage. PyTorch
+then writes it, or reads it and puts it where ``map_location`` says. On the device a storage is allocated when it is
+moved there, once, as a real one (``persistent_load`` and ``restore_location``, torch/serialization.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ SMALL = 1 << 16
 _CPU = torch.device("cpu")
 #: Attributes of a fake tensor that are none of the tensor it stands for.
 _FAKE = {"_fake_device", "fake_device", "fake_mode", "constant", "real_tensor", "pytype", "dispatch_keys", "_is_param"}
-_FAKE_PREFIXES = ("_graphmem_", "_nonzero_memo", "_item_memo", "_unique_memo", "_unique_consecutive_memo", "_nested_int_")
+_FAKE_PREFIXES = (
+    "_graphmem_",
+    "_nonzero_memo",
+    "_item_memo",
+    "_unique_memo",
+    "_unique_consecutive_memo",
+    "_nested_int_",
+)
 
 
 @dataclass
@@ -45,7 +52,7 @@ class Books:
         return True
 
 
-class FileStorage(torch.UntypedStorage):
+class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
     """A storage of ``size`` bytes on the device ``place``.
 
     ``read`` gives its bytes, None where they are unknown. ``live`` is a tensor of the program that lies in it. One that
@@ -89,7 +96,7 @@ class FileStorage(torch.UntypedStorage):
 
     @property
     def is_cuda(self) -> bool:
-        return self.place.type == "cuda"
+        return bool(self.place.type == "cuda")
 
     @property
     def _cdata(self) -> Any:
@@ -202,7 +209,7 @@ class FileStorage(torch.UntypedStorage):
     def _is_wanted(self, dtype: torch.dtype) -> bool:
         if dtype.is_floating_point or dtype.is_complex:
             return self.size_ <= SMALL
-        return self.size_ <= min(INTEGER_LIMIT * dtype.itemsize, self.books.values.budget.one)
+        return bool(self.size_ <= min(INTEGER_LIMIT * dtype.itemsize, self.books.values.budget.one))
 
     def _learn(self, flat: torch.Tensor, dtype: torch.dtype) -> None:
         if self.read is not None and isinstance(flat, FakeTensor) and self.size_ and self._is_wanted(dtype):
@@ -227,7 +234,7 @@ class FileStorage(torch.UntypedStorage):
 HOLLOW_KEY = "h-"
 
 
-class _UntypedInFile(torch.storage.TypedStorage):
+class _UntypedInFile(torch.storage.TypedStorage):  # type: ignore[misc]
     """Is pickled as an ``UntypedStorage``, which tensors of newer types are stored in."""
 
     def __new__(cls, *_: Any) -> Any:
@@ -256,7 +263,7 @@ def patch_pickling(patches: Patches, books: Books) -> None:
     def reduced(self: Any, protocol: Any) -> Any:
         is_parameter, state = isinstance(self, torch.nn.Parameter), _own_state(self)
         if is_parameter:
-            data = (self.data, self.requires_grad, OrderedDict())
+            data: Any = (self.data, self.requires_grad, OrderedDict())
             if not state:
                 return torch._utils._rebuild_parameter, data
             return torch._utils._rebuild_parameter_with_state, (*data, state)
@@ -281,7 +288,13 @@ def _rebuilding(tensor: Any, protocol: Any, books: Books) -> tuple[Any, tuple[An
         return rebuilding
     warn_if_has_hooks(tensor)
     storage, dtype = FileStorage.of(tensor, books), tensor.dtype
-    geometry = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
+    geometry: Any = (
+        tensor.storage_offset(),
+        tuple(tensor.size()),
+        tensor.stride(),
+        tensor.requires_grad,
+        OrderedDict(),
+    )
     metadata = torch._utils.get_tensor_metadata(tensor)
     last = (metadata,) if metadata else ()
     if dtype in torch.storage._new_dtypes():
@@ -293,9 +306,7 @@ def _rebuilding(tensor: Any, protocol: Any, books: Books) -> tuple[Any, tuple[An
 def _own_state(tensor: Any) -> dict[str, Any]:
     """What the program has put on a tensor."""
     return {
-        name: value
-        for name, value in vars(tensor).items()
-        if name not in _FAKE and not name.startswith(_FAKE_PREFIXES)
+        name: value for name, value in vars(tensor).items() if name not in _FAKE and not name.startswith(_FAKE_PREFIXES)
     }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 import types
@@ -27,7 +28,7 @@ from graphmem.capture.patches import Patches
 from graphmem.capture.program.absent_weights import absent_weights
 from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorage, bytes_of, patch_pickling
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
-from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter
+from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.units import format_bytes
 
@@ -70,10 +71,14 @@ def files_of_tensors(
         _patch_loading(patches, stage, folder, books)
         if find_spec("safetensors") is not None:
             patch_safetensors(patches, stage, folder.place, values, absent)
+        if hasattr(shutil, "_fastcopy_sendfile") and hasattr(os, "SEEK_DATA"):
+            patches.set(shutil, "_fastcopy_sendfile", keeping_holes(shutil._fastcopy_sendfile))
         with absent_weights(lambda path: absent.update({os.path.abspath(path): {}}), remark):
             yield
         if books.omitted:
-            remark(f"{format_bytes(books.omitted)} of pickled weights were left out of files, which are that much larger")
+            remark(
+                f"{format_bytes(books.omitted)} of pickled weights were left out of files, which are that much larger"
+            )
     finally:
         patches.undo()
         folder.remove()
@@ -108,7 +113,7 @@ def _opened_for_archive(name: str, folder: Folder) -> Any:
     if not os.path.basename(name).rpartition(".")[0] and "." in os.path.basename(name):
         raise RuntimeError(f"invalid file name: {name}")
     try:
-        return open(folder.place(name, "wb"), "wb")  # noqa: SIM115 - closed with the archive
+        return open(folder.place(name, "wb"), "wb")
     except OSError as error:
         parent = os.path.dirname(name)
         if parent and not os.path.isdir(parent):
@@ -213,11 +218,36 @@ class ArchiveReader:
 def _directory(file: Any) -> tuple[dict[str, int], set[str]]:
     """Of an archive's records the bytes, and the names of those without values."""
     start = file.tell()
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(_Rest(file)) as archive:  # type: ignore[arg-type]
         records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     file.seek(start)
     sizes = {name: info.file_size for name, info in records.items()}
     return sizes, {name for name, info in records.items() if info.internal_attr == HOLLOW}
+
+
+class _Rest:
+    """A stream from where it stands, sought by places counted from its beginning: streams of
+    ``torch.distributed.checkpoint`` know no other (``_ReaderView``, 2.13, takes places from the end the wrong way).
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._start = file, file.tell()
+        file.seek(0, os.SEEK_END)
+        self._size = file.tell() - self._start
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        offset += (0, self.tell(), self._size)[whence]
+        self._file.seek(self._start + offset)
+        return offset
+
+    def tell(self) -> int:
+        place: int = self._file.tell() - self._start
+        return place
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._size - self.tell()
+        data: bytes = self._file.read(left if size < 0 else min(size, left))
+        return data
 
 
 class _OlderFile(types.SimpleNamespace):

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +39,7 @@ def is_plain_file(stream: Any) -> bool:
     """Whether what is written to a stream stands unchanged in a file of the disk (``NamedTemporaryFile`` too)."""
     stream = getattr(stream, "file", stream) if type(stream).__module__ == "tempfile" else stream
     raw = stream.raw if type(stream) in (io.BufferedWriter, io.BufferedRandom) else stream
-    return type(raw) is io.FileIO and raw.seekable()
+    return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
 def write_zeros(stream: Any, count: int) -> None:
@@ -51,6 +53,29 @@ def write_zeros(stream: Any, count: int) -> None:
             return
     for left in range(count, 0, -len(_CHUNK)):  # also over what a file had there
         stream.write(_CHUNK[:left])
+
+
+def keeping_holes(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """``shutil._fastcopy_sendfile(source, target)``, by which Linux's Python copies files, keeping the holes."""
+
+    def copy(source: Any, target: Any) -> None:
+        status, end = os.fstat(source.fileno()), 0
+        if status.st_blocks * 512 >= status.st_size or not stat.S_ISREG(os.fstat(target.fileno()).st_mode):
+            original(source, target)
+            return
+        while True:
+            try:
+                start = os.lseek(source.fileno(), end, os.SEEK_DATA)
+            except OSError:  # nothing but a hole follows
+                break
+            end = os.lseek(source.fileno(), start, os.SEEK_HOLE)
+            source.seek(start)
+            target.seek(start)
+            for left in range(end - start, 0, -len(_CHUNK)):
+                target.write(source.read(min(left, len(_CHUNK))))
+        target.truncate(status.st_size)
+
+    return copy
 
 
 def checksum_of_zeros(count: int) -> int:
@@ -137,8 +162,8 @@ class _Record:
 
 
 class ArchiveWriter:
-    """Stands for ``torch._C.PyTorchFileWriter``: writes an archive to ``file``, an open file of the name ``name`` (which
-    is closed with the archive), or a stream."""
+    """Stands for ``torch._C.PyTorchFileWriter``: writes an archive to a stream, or to an open file called ``name``, and
+    closes that with it."""
 
     def __init__(self, stream: Any, name: str | None = None, alignment: int = 64) -> None:
         self._stream, self._closes = stream, name is not None

@@ -497,6 +497,7 @@ LAYERS: tuple[Layer, ...] = (
             "*.safe_open",
             "safetensors.torch.*",
             "transformers.modeling_utils.*",
+            "shutil._fastcopy_sendfile",
         ),
         _saved_files,
     ),
