@@ -76,6 +76,8 @@ METHODS: dict[str, Callable[[Module], Any]] = {
     "cuda_memory_format": lambda m: m.cuda().to(memory_format=torch.channels_last),
     "cuda_cpu": lambda m: m.cuda().cpu(),
     "cpu": lambda m: m.cpu(),
+    "meta": lambda m: m.to("meta"),
+    "meta_to_empty": lambda m: m.to("meta").to_empty(device="cuda"),
     "to_empty": lambda m: m.to_empty(device="cuda"),
     "requires_grad_false": lambda m: m.requires_grad_(False),
     "cuda_frozen": lambda m: m.cuda().requires_grad_(False),
@@ -162,19 +164,22 @@ def _observed(module: Module, method: str) -> Seen:
             )
     for name, buffer in module.named_buffers():
         buffer.tag = name  # type: ignore[attr-defined]
-    before = {name: id(tensor) for name, tensor in _tensors(module).items()}
+    before = {name: (id(tensor), tensor._version) for name, tensor in _tensors(module).items()}
     references = {name: sys.getrefcount(tensor) for name, tensor in _tensors(module).items()}
     try:
         result = METHODS[method](module)
     except Exception as error:
-        return {"raised": type(error).__name__}
+        return {"raised": _error(error)}
     after = result if isinstance(result, Module) else module
+    seen: Seen = {"held": [one.facts() for one in held]}
+    held.clear()  # a graph's node refers to its parameter from C++
     gc.collect(0)
-    seen: Seen = {}
     more = {name: sys.getrefcount(tensor) - references[name] for name, tensor in _tensors(after).items()}
     for name, tensor in _tensors(after).items():
-        seen[name] = {"same": id(tensor) == before[name], "references": more[name], **_facts(tensor)}
-    seen["held"] = [one.facts() for one in held]
+        identity, version = before[name]
+        same = id(tensor) == identity
+        written = tensor._version - version if same and method not in _UNHELD else None
+        seen[name] = {"same": same, "references": more[name], "written": written, **_facts(tensor)}
     seen["calls"] = _backward(after, calls)
     return seen
 
@@ -211,7 +216,6 @@ def _facts(tensor: torch.Tensor) -> Seen:
         "kind": _kind(tensor),
         "layout": [list(tensor.shape), list(tensor.stride())],
         "tag": getattr(tensor, "tag", None),
-        "version": tensor._version,
         "hooks": [_count(tensor._backward_hooks), _count(tensor._post_accumulate_grad_hooks)],
         "grad": None if grad is None else [_kind(grad), list(grad.stride()), grad.requires_grad],
     }
@@ -227,13 +231,19 @@ def _kind(tensor: torch.Tensor | None) -> str:
 
 def _backward(module: Module, calls: list[str]) -> list[str]:
     """The hooks that a backward pass over every parameter calls."""
-    roots = [(parameter * 2).sum() for parameter in module.parameters() if parameter.requires_grad]
-    for root in roots:
+    for parameter in module.parameters():
         try:
-            root.backward()
+            if parameter.requires_grad:
+                (parameter * 2).sum().backward()
         except Exception as error:
-            calls.append(type(error).__name__)
+            calls.append(_error(error))
     return calls
+
+
+def _error(error: Exception) -> str:
+    """Fake tensors have errors of their own kinds, which are runtime errors."""
+    plain = isinstance(error, RuntimeError) and not isinstance(error, RecursionError)
+    return "RuntimeError" if plain else type(error).__name__
 
 
 def everything(parts: list[str]) -> dict[str, Seen]:
