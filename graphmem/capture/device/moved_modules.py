@@ -74,7 +74,8 @@ def _converted(parameter: Any, convert: _Convert) -> Any:
     parameter.data = data
     if grad is not None:
         with torch.no_grad():
-            parameter.grad.data = convert(grad)
+            grad.data = convert(grad)
+        parameter.grad = grad  # to C++ it has become another tensor
     return parameter
 
 

@@ -152,7 +152,6 @@ def observed(make: Callable[[], Module], method: str) -> Seen | None:
 
 def _observed(module: Module, method: str) -> Seen:
     calls: list[str] = []
-    held = [] if method in _UNHELD else [_Held(tensor) for tensor in _tensors(module).values()]
     for number, (name, parameter) in enumerate(module.named_parameters()):
         parameter.tag = number  # type: ignore[attr-defined]
         if number % 2 == 0 and parameter.requires_grad:
@@ -164,6 +163,7 @@ def _observed(module: Module, method: str) -> Seen:
             )
     for name, buffer in module.named_buffers():
         buffer.tag = name  # type: ignore[attr-defined]
+    held = [] if method in _UNHELD else [_Held(tensor) for tensor in _tensors(module).values()]
     before = {name: (id(tensor), tensor._version) for name, tensor in _tensors(module).items()}
     references = {name: sys.getrefcount(tensor) for name, tensor in _tensors(module).items()}
     try:
@@ -189,10 +189,12 @@ def _tensors(module: Module) -> dict[str, torch.Tensor]:
 
 
 class _Held:
-    """What a program holds of a tensor while its module is converted: a weak reference, its data, its graph node."""
+    """What a program holds of a tensor while its module is converted: weak references to it and its gradient, its data,
+    its graph node."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = weakref.ref(tensor)
+        self.grad = None if tensor.grad is None else weakref.ref(tensor.grad)
         self.data = tensor.detach()
         self.node = _node(tensor)
 
@@ -201,7 +203,8 @@ class _Held:
         if tensor is None:
             return ["gone"]
         shares = tensor.untyped_storage()._cdata == self.data.untyped_storage()._cdata
-        return [shares, _kind(self.data), self.node is not None and _node(tensor) is self.node]
+        grad = None if self.grad is None else self.grad() is tensor.grad
+        return [shares, _kind(self.data), self.node is not None and _node(tensor) is self.node, grad]
 
 
 def _node(tensor: torch.Tensor) -> Any:
