@@ -22,7 +22,11 @@ from graphmem.capture.device.assigned_data import data_property
 from graphmem.capture.device.borrowed import Borrowed
 from graphmem.capture.device.factories import moved_lazy
 from graphmem.capture.patches import Patches
+from graphmem.errors import CaptureError
 
+_OF_TORCHSCRIPT = (
+    "TorchScript runs outside Python, where an analysis cannot follow it; analyse the module before torch.jit"
+)
 _Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -34,6 +38,8 @@ def moved_modules() -> Iterator[None]:
         with Borrowed.lent() as borrowed:
 
             def apply(self: nn.Module, fn: _Convert, recurse: bool = True) -> nn.Module:
+                if isinstance(self, torch.jit.ScriptModule):
+                    raise CaptureError(_OF_TORCHSCRIPT)
                 originals.keep(self)
                 if recurse:
                     for module in self.children():
