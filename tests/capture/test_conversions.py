@@ -18,8 +18,8 @@ QUICK = ("nn.Linear", "nn.LSTM", "parametrized_weight_norm")
 RECORDED = recorded()
 #: Facts that differ, and why.
 _KNOWN = {
-    r"num_batches_tracked\.references|parameter_list\.\w+: (1\.references|held)": "numbers on the host are real tensors "
-    "in a capture: those of a module that is moved are borrowed, and kept to be given back",
+    r"num_batches_tracked\.references|parameter_list\.\w+: (1\.references|held)": "numbers on the host are real "
+    "tensors in a capture: those of a module that is moved are borrowed, and kept to be given back",
     r"(weight_norm|pruned)\.\w+: weight_(g|v|orig)\.references": "the node of a graph that is kept refers to what the "
     "parameter was to C++, which it is no longer",
     r"weight_norm\.swap_cuda": "swapping is refused where others refer to a tensor; here nothing counts references",

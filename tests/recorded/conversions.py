@@ -1,5 +1,5 @@
-"""What a program sees of parameters and buffers after their module is converted (:mod:`tests.recorded.cases.conversions`):
-on the CUDA build, and in a capture.
+"""What a program sees of parameters and buffers after their module is converted, on the CUDA build and in a capture:
+:mod:`tests.recorded.cases.conversions`.
 
 ``conversions.json.gz`` has for every module and method what was seen, a line each.
 """

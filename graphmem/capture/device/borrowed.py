@@ -123,7 +123,8 @@ def fake_like(tensor: Any) -> Any:
     if isinstance(tensor, torch.nn.Parameter):
         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         if type(tensor) is not torch.nn.Parameter and not is_traceable_wrapper_subclass(tensor):
-            fake.__class__ = fake_kind(type(tensor))
+            kind: Any = type(tensor)
+            fake.__class__ = fake_kind(kind)
     vars(fake).update({name: value for name, value in vars(tensor).items() if name not in vars(fake)})
     if tensor.is_leaf and tensor.grad is not None:
         fake.grad = fake_like(tensor.grad)

@@ -223,7 +223,7 @@ def _share_memory(self: Any) -> torch.Tensor:
     """``Tensor.share_memory_``: host memory that other processes see is host memory, and a card's is left alone."""
     if isinstance(self, FakeTensor):
         self._graphmem_shared = True
-    return self  # type: ignore[no-any-return]
+    return self
 
 
 def _is_shared(original: Callable[..., bool]) -> Callable[..., bool]:

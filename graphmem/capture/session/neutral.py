@@ -1,9 +1,9 @@
 """The modes that a caller has on, set aside while it analyses: an answer does not depend on where it is asked.
 
-A step begins as a program of its own does, with gradients, and nobody between it and PyTorch: not the caller's
-``no_grad`` or ``inference_mode``, function and dispatch modes (a profiler of operators, a ``FakeTensorMode``), transforms
-of ``torch.func``, nor the default device ``meta``, on which models are made without memory. Afterwards all are on again,
-in their order.
+A step begins as a program of its own does, with gradients, and nobody between it and PyTorch: neither the caller's
+``no_grad`` or ``inference_mode``, nor function and dispatch modes (a profiler of operators, a ``FakeTensorMode``), nor
+transforms of ``torch.func``, nor the default device ``meta``, on which models are made without memory. Afterwards all
+are on again, in their order.
 
 Modes that are settings of the step stay: autocast, the default dtype, a default device that computes, hooks of saved
 tensors (``save_on_cpu``), anomaly detection, deterministic algorithms.

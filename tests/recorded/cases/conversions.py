@@ -17,12 +17,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-Module = nn.Module
 Seen = dict[str, Any]
 
 
-def _with_future(flag: str, convert: Callable[[Module], Any]) -> Callable[[Module], Any]:
-    def converted(module: Module) -> Any:
+def _with_future(flag: str, convert: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
+    def converted(module: nn.Module) -> Any:
         set_, get = (getattr(torch.__future__, f"{verb}_{flag}_module_params_on_conversion") for verb in ("set", "get"))
         before = get()
         set_(True)
@@ -34,29 +33,29 @@ def _with_future(flag: str, convert: Callable[[Module], Any]) -> Callable[[Modul
     return converted
 
 
-def _assign_data(convert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Module], Any]:
-    def converted(module: Module) -> None:
+def _assign_data(convert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[nn.Module], Any]:
+    def converted(module: nn.Module) -> None:
         for parameter in module.parameters():
             parameter.data = convert(parameter.data)
 
     return converted
 
 
-def _load(assign: bool) -> Callable[[Module], Any]:
-    def converted(module: Module) -> None:
+def _load(assign: bool) -> Callable[[nn.Module], Any]:
+    def converted(module: nn.Module) -> None:
         state = {name: value.detach().clone().cuda() for name, value in module.state_dict().items()}
         module.load_state_dict(state, assign=assign)
 
     return converted
 
 
-def _state_of_card(module: Module) -> None:
+def _state_of_card(module: nn.Module) -> None:
     module.cuda()
     module.load_state_dict({name: value.cpu() for name, value in module.state_dict().items()})
 
 
 #: By name: what is done to a module.
-METHODS: dict[str, Callable[[Module], Any]] = {
+METHODS: dict[str, Callable[[nn.Module], Any]] = {
     "cuda": lambda m: m.cuda(),
     "to_device": lambda m: m.to("cuda"),
     "to_dtype": lambda m: m.to(torch.bfloat16),
@@ -101,21 +100,21 @@ METHODS: dict[str, Callable[[Module], Any]] = {
 _UNHELD = frozenset(("swap_cuda",))
 
 
-def modules() -> dict[str, Callable[[], Module]]:
+def modules() -> dict[str, Callable[[], nn.Module]]:
     """What makes each module of PyTorch's database that has parameters or buffers, on the host, by its name."""
     from torch.testing._internal.common_modules import module_db
 
     return {info.name: lambda info=info: _made(info) for info in module_db} | _COMPOSED
 
 
-def _materialized() -> Module:
+def _materialized() -> nn.Module:
     made = nn.LazyLinear(3)
     made(torch.zeros(2, 4))
     return made
 
 
 #: Modules that keep their parameters in other ways than a layer does.
-_COMPOSED: dict[str, Callable[[], Module]] = {
+_COMPOSED: dict[str, Callable[[], nn.Module]] = {
     "weight_norm": lambda: weight_norm(nn.Linear(4, 4)),
     "parametrized_weight_norm": lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
     "parametrized_spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
@@ -128,14 +127,14 @@ _COMPOSED: dict[str, Callable[[], Module]] = {
 }
 
 
-def _made(info: Any) -> Module:
+def _made(info: Any) -> nn.Module:
     given = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
     arguments = given[0].constructor_input
-    made: Module = info.module_cls(*arguments.args, **arguments.kwargs)
+    made: nn.Module = info.module_cls(*arguments.args, **arguments.kwargs)
     return made
 
 
-def observed(make: Callable[[], Module], method: str) -> Seen | None:
+def observed(make: Callable[[], nn.Module], method: str) -> Seen | None:
     """What is seen of a module's tensors after the method; None of one that has none yet."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -150,7 +149,7 @@ def observed(make: Callable[[], Module], method: str) -> Seen | None:
         return _observed(module, method)
 
 
-def _observed(module: Module, method: str) -> Seen:
+def _observed(module: nn.Module, method: str) -> Seen:
     calls: list[str] = []
     for number, (name, parameter) in enumerate(module.named_parameters()):
         parameter.tag = number  # type: ignore[attr-defined]
@@ -170,7 +169,7 @@ def _observed(module: Module, method: str) -> Seen:
         result = METHODS[method](module)
     except Exception as error:
         return {"raised": _error(error)}
-    after = result if isinstance(result, Module) else module
+    after = result if isinstance(result, nn.Module) else module
     seen: Seen = {"held": [one.facts() for one in held]}
     held.clear()  # a graph's node refers to its parameter from C++
     gc.collect(0)
@@ -184,7 +183,7 @@ def _observed(module: Module, method: str) -> Seen:
     return seen
 
 
-def _tensors(module: Module) -> dict[str, torch.Tensor]:
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
 
@@ -232,7 +231,7 @@ def _kind(tensor: torch.Tensor | None) -> str:
     return "" if tensor is None else f"{tensor.device.type} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _backward(module: Module, calls: list[str]) -> list[str]:
+def _backward(module: nn.Module, calls: list[str]) -> list[str]:
     """The hooks that a backward pass over every parameter calls."""
     for parameter in module.parameters():
         try:

@@ -26,7 +26,12 @@ def update_average(p):
 
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Conv2d(3, 64, 3, padding=1), Residual(64), nn.MaxPool2d(2), Residual(64), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    nn.Conv2d(3, 64, 3, padding=1),
+    Residual(64),
+    nn.MaxPool2d(2),
+    Residual(64),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
     nn.Linear(64, 100),
 )
 for p in model.parameters():

@@ -10,7 +10,9 @@ class Tied(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False
+            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True),
+            2,
+            enable_nested_tensor=False,
         )
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
