@@ -55,29 +55,41 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
 
 
 def _fake_copy(model: Any, example_inputs: Any, sizes: Sizes) -> Built:
-    """Copy the module's structure with fake host parameters in place of the real ones; runs inside a capture."""
+    """Copy the module's structure with fake host parameters in place of the real ones; runs inside a capture.
+
+    Hooks know their parameters by identity, also those of an optimizer that they step: where there are any, the
+    parameters are borrowed and not copied."""
     import torch
     from torch.nn.parameter import is_lazy
 
+    from graphmem.capture.device.borrowed import Borrowed, fake_like
     from graphmem.capture.device.factories import lazy_like
 
+    place = Borrowed.of_capture().fake if _has_hooks(model) else fake_like
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if is_lazy(tensor):
             memo[id(tensor)] = lazy_like(tensor)
             continue
-        memo[id(tensor)] = _fake_like(tensor)
-        if tensor.grad is not None:
-            memo[id(tensor.grad)] = _fake_like(tensor.grad)
+        memo[id(tensor)] = (place if isinstance(tensor, torch.nn.Parameter) else fake_like)(tensor)
     for module in model.modules():
         for tensor in _tensors(vars(module)):
             kept = not tensor.is_leaf  # from an earlier call; deepcopy refuses it
             unread = tensor.is_meta and id(tensor) not in memo  # a constant of an exported program
             if kept or unread:
-                memo[id(tensor)] = _fake_like(tensor)
+                memo[id(tensor)] = fake_like(tensor)
     copied = copy.deepcopy(model, memo)
-    inputs = _map_tensors(example_inputs, lambda t: _resized(_fake_like(t), sizes.batch))
+    inputs = _map_tensors(example_inputs, lambda t: _resized(_plain(t), sizes.batch))
     return Built(copied, inputs if isinstance(inputs, (torch.Tensor, tuple, dict)) else tuple(inputs))
+
+
+def _has_hooks(model: Any) -> bool:
+    """Whether anything of the user's is called with parameters or gradients of the model."""
+    of_tensors = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    of_modules = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(tensor, hooks) for tensor in model.parameters() for hooks in of_tensors) or any(
+        getattr(module, hooks) for module in model.modules() for hooks in of_modules
+    )
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -91,13 +103,11 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(item)
 
 
-def _fake_like(tensor: Any) -> Any:
+def _plain(tensor: Any) -> Any:
     import torch
 
     empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype)
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    return empty
+    return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
 
 
 def _resized(tensor: Any, batch: int | None) -> Any:

@@ -83,6 +83,12 @@ KINDS = {
         # DistributedDataParallel reads back what it has just sent, through a group that does nothing.
         {"FAKE_CUDA_SENT": "1"},
     ),
+    "conversions": Listed(
+        "what a program sees of parameters and buffers that .cuda(), .to() and the like convert",
+        "tests.recorded.conversions:KIND",
+        _whole("conversions.json.gz"),
+        stub.REAL_CUDNN,
+    ),
     "answering": Listed(
         "whole programs that ask the allocator while they run, on a small card: batch size finders",
         "tests.recorded.answering:KIND",

@@ -43,9 +43,12 @@ class WrittenLoop:
         from graphmem.training import Training
 
         with tempfile.TemporaryDirectory() as folder:
+            given = self.case.given
+            source, inputs = (source_of(self.case, Path(folder)), None) if given is None else given()
             question = Question(
-                source_of(self.case, Path(folder)),
-                batch=self.case.batch,
+                source,
+                example_inputs=inputs,
+                batch=self.case.batch if given is None else None,
                 seq_len=self.case.seq_len,
                 training=Training(**self.case.step),
                 iterations=self.case.iterations,

@@ -135,6 +135,8 @@ def _parse_to(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse(*args: Any, **kwargs: Any) -> Any:
         if args and (type(args[0]) is int or isinstance(args[0], (str, torch.device))):
             args = (_named_by_program(args[0]), *args[1:])
+        elif args and isinstance(args[0], FakeTensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
         if "device" in kwargs:
             kwargs["device"] = _named_by_program(kwargs["device"])
         return original(*args, **kwargs)

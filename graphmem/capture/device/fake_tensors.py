@@ -9,13 +9,12 @@ ordinary CPU fakes. Every tensor created on ``meta`` while the pretence lasts is
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import copyreg
 import functools
 import types
 from _thread import get_ident
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ _META = torch.device("meta")
 #: modes, nor theirs for it.
 _RESULTS: dict[torch.device, dict[Any, Any]] = {}
 #: The attribute in which a fake tensor keeps its device.
-_FAKE_DEVICE = "_fake_device" if isinstance(FakeTensor.__dict__.get("fake_device"), property) else "fake_device"
+FAKE_DEVICE = "_fake_device" if isinstance(FakeTensor.__dict__.get("fake_device"), property) else "fake_device"
 
 
 def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
@@ -67,8 +66,9 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.set(FakeTensor, "get_device", lambda self: cards().own.index if self.is_cuda else -1)
     patches.set(torch.Tensor, "pin_memory", _pin_memory)
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
+    patches.set(torch.Tensor, "share_memory_", _share_memory)
+    patches.set(torch.Tensor, "is_shared", _is_shared(torch.Tensor.is_shared))
     patches.set(torch.Tensor, "_make_subclass", _make_subclass(torch.Tensor._make_subclass))
-    patches.set(FakeTensor, "data", _data(torch.Tensor.data))
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
     patch_addresses(patches)
     if hasattr(fake_tensor, "init_gpu_context"):
@@ -107,26 +107,8 @@ def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return fake_mode, elem, device
 
 
-#: Bound before they are replaced.
+#: Bound before it is replaced.
 _MAKE_SUBCLASS = torch.Tensor._make_subclass
-_DATA: Any = torch.Tensor.data
-#: Whether ``swap_tensors`` is called where a card's tensors would be assigned their data, by the threads that do so.
-_ASSIGNING: set[int] = set()
-
-
-@contextlib.contextmanager
-def assigning_data() -> Iterator[None]:
-    """``Module._apply`` swaps fake parameters and gradients where it assigns ``.data`` of others: meanwhile what is
-    swapped out is given the new data, unless ``torch.__future__`` asks to swap all."""
-    thread = get_ident()
-    outermost = thread not in _ASSIGNING and not torch.__future__.get_swap_module_params_on_conversion()
-    if outermost:
-        _ASSIGNING.add(thread)
-    try:
-        yield
-    finally:
-        if outermost:
-            _ASSIGNING.discard(thread)
 
 
 def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
@@ -143,7 +125,7 @@ def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
 def _attributes() -> dict[str, Any]:
     """What ``FakeTensor.__new__`` sets, but for the mode; one by one the memos take longer than all the rest."""
     new = types.SimpleNamespace(constant=None, real_tensor=None, pytype=None, dispatch_keys=None)
-    setattr(new, _FAKE_DEVICE, cards().own)
+    setattr(new, FAKE_DEVICE, cards().own)
     for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo"):
         if memo in FakeTensor.__dict__:
             FakeTensor.__dict__[memo].__set__(new, None)
@@ -160,14 +142,14 @@ def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
             return construct(cls, data, require_grad, **options)
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # data may be of such a class already
             made: Any = data.detach()
-        made.__class__ = cls if issubclass(cls, FakeTensor) else _fake_kind(cls)
+        made.__class__ = cls if issubclass(cls, FakeTensor) else fake_kind(cls)
         return made.requires_grad_(require_grad)
 
     return make
 
 
 @functools.cache
-def _fake_kind(kind: Any) -> Any:
+def fake_kind(kind: Any) -> Any:
     """The class of fake tensors that are of this class too, to all appearance the class itself."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind)(kind.__name__, (kind, FakeTensor), names)
@@ -176,55 +158,6 @@ def _fake_kind(kind: Any) -> Any:
 def is_of_own_class(parameter: Any) -> bool:
     """Whether a library made this fake parameter of a class of its own."""
     return isinstance(parameter, FakeTensor) and type(parameter) is not FakeTensor
-
-
-def _data(original: Any) -> property:
-    """``Tensor.data``, which another device's tensor may be assigned to: then this one is on that device.
-
-    ``VariableHooks::set_data`` copies the other tensor's metadata, but a tensor that was made for the host goes on
-    asking Python for its device (``TensorImpl::copy_generic_tensor_metadata``, c10/core/TensorImpl.cpp, 2.13). So the
-    two exchange what they are to C++. As there, the gradient stays, and the node that accumulates it does not. A graph
-    that is kept (a loss that is logged later) still holds that node, and by it what the tensor was to C++
-    (:func:`_give_data`).
-    """
-
-    def get(self: Any) -> Any:
-        return original.__get__(self, type(self))
-
-    def assign(self: Any, value: Any) -> None:
-        if not isinstance(value, FakeTensor) or value.fake_device == self.fake_device:
-            original.__set__(self, value)
-            return
-        kept, grad = dict(self.__dict__), self.grad
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            other = original.__get__(value, type(value)).requires_grad_(self.requires_grad)
-        torch._C._swap_tensor_impl(self, other)
-        self.__dict__.update(kept)
-        _give_data(self, other)
-        if grad is not None:
-            _set_grad_from_anywhere(self, grad)
-        self.__dict__[_FAKE_DEVICE] = value.fake_device
-
-    return property(get, assign)
-
-
-def _give_data(tensor: Any, former: Any) -> None:
-    """Let what a tensor was to C++, now of ``former``, share the tensor's data: on a card the two are one, which a
-    kept graph's ``AccumulateGrad`` holds without what it held before (``VariableHooks::set_data``, 2.13)."""
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        _DATA.__set__(former, tensor)
-
-
-def _set_grad_from_anywhere(tensor: Any, grad: Any) -> None:
-    """``tensor.grad = grad``, be it on another device: C++ finds both on ``meta`` meanwhile."""
-    places = [(each, each.__dict__.get(_FAKE_DEVICE)) for each in (tensor, grad)]
-    for each, _ in places:
-        each.__dict__[_FAKE_DEVICE] = _META
-    try:
-        tensor.grad = grad
-    finally:
-        for each, place in places:
-            each.__dict__[_FAKE_DEVICE] = place
 
 
 def _stand_in(device: Any, moved: torch.Tensor) -> Any:
@@ -286,6 +219,22 @@ def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(self, pin_memory=True).copy_(self)
 
 
+def _share_memory(self: Any) -> torch.Tensor:
+    """``Tensor.share_memory_``: host memory that other processes see is host memory, and a card's is left alone."""
+    if isinstance(self, FakeTensor):
+        self._graphmem_shared = True
+    return self
+
+
+def _is_shared(original: Callable[..., bool]) -> Callable[..., bool]:
+    def is_shared(self: Any) -> bool:
+        if not isinstance(self, FakeTensor):
+            return original(self)
+        return self.is_cuda or hasattr(self, "_graphmem_shared")
+
+    return is_shared
+
+
 def _deep_copy(original: Callable[..., torch.Tensor], values: KnownValues) -> Callable[..., torch.Tensor]:
     """``copy.deepcopy`` of a tensor, which would ask for a fake tensor's data.
 
@@ -313,6 +262,8 @@ def _deep_copy(original: Callable[..., torch.Tensor], values: KnownValues) -> Ca
                     values.learn(copied, known)
                 if self.grad is not None:
                     copied.grad = copy.deepcopy(self.grad, memo)
+                own = {name: value for name, value in vars(self).items() if name not in vars(copied)}
+                vars(copied).update(copy.deepcopy(own, memo))
         memo[id(self)] = copied
         return copied
 
@@ -348,5 +299,3 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
             setattr(first, slot, other)
             setattr(second, slot, mine)
     torch._C._swap_tensor_impl(first, second)
-    if get_ident() in _ASSIGNING and isinstance(first, FakeTensor):
-        _give_data(first, second)

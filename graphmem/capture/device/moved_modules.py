@@ -1,4 +1,9 @@
-"""Modules that are moved to the device: their real parameters become fake on the way, and are given back at the end."""
+"""Modules that are converted: moved to the device, or given another dtype.
+
+``nn.Module._apply`` (torch/nn/modules/module.py, 2.13) assigns ``.data`` of ordinary parameters, so that they stay the
+objects that they are, with their hooks and attributes, and swaps fake ones, which loses both. Here fake ones are
+converted as a card's are. Real ones, of modules that were made before the capture, are borrowed on the way.
+"""
 
 from __future__ import annotations
 
@@ -13,72 +18,85 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from graphmem.capture.device.assigned_data import data_property
+from graphmem.capture.device.borrowed import Borrowed
 from graphmem.capture.device.factories import moved_lazy
-from graphmem.capture.device.fake_tensors import assigning_data, is_of_own_class
 from graphmem.capture.patches import Patches
+from graphmem.errors import CaptureError
+
+_OF_TORCHSCRIPT = (
+    "TorchScript runs outside Python, where an analysis cannot follow it; analyse the module before torch.jit"
+)
+_Convert = Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextlib.contextmanager
 def moved_modules() -> Iterator[None]:
-    """Let modules that existed before be moved, for the duration; afterwards they hold what they held."""
+    """Let modules be converted, for the duration; afterwards those that existed before hold what they held."""
     patches, originals = Patches(), _Originals()
     try:
-        patches.set(nn.Module, "_apply", _apply_to_fakes(nn.Module._apply, originals))
-        yield
+        with Borrowed.lent() as borrowed:
+
+            def apply(self: nn.Module, fn: _Convert, recurse: bool = True) -> nn.Module:
+                if isinstance(self, torch.jit.ScriptModule):
+                    raise CaptureError(_OF_TORCHSCRIPT)
+                originals.keep(self)
+                if recurse:
+                    for module in self.children():
+                        module._apply(fn)
+                for name, parameter in self._parameters.items():
+                    if parameter is not None:
+                        self._parameters[name] = _converted(borrowed.fake(parameter), fn)
+                for name, buffer in self._buffers.items():
+                    if buffer is not None:
+                        self._buffers[name] = moved_lazy(buffer, fn) if is_lazy(buffer) else fn(buffer)
+                return self
+
+            patches.set(nn.Module, "_apply", apply)
+            patches.set(torch.Tensor, "data", data_property(borrowed.fake))
+            yield
     finally:
         patches.undo()
         originals.give_back()
 
 
-def _apply_to_fakes(original: Any, originals: _Originals) -> Any:
-    """``Module._apply`` that first turns real host parameters into fake ones: small literals, or a caller's own."""
-
-    def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        originals.keep(self)
-        for name, parameter in self._parameters.items():
-            if parameter is not None and not _is_fake(parameter):
-                with torch.no_grad():
-                    fake = torch.empty_like(parameter, device="cpu") if parameter.dim() else _fake_scalar(parameter)
-                self._parameters[name] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-        lazy = [
-            (table, name, tensor)
-            for table in (self._parameters, self._buffers)
-            for name, tensor in table.items()
-            if is_lazy(tensor)
-        ]
-        for table, name, _ in lazy:
-            table[name] = None  # keeps its place
-        own = {name: parameter for name, parameter in self._parameters.items() if is_of_own_class(parameter)}
-        for name in own:
-            self._parameters[name] = None  # keeps its place
-        with assigning_data():
-            applied = original(self, *args, **kwargs)
-        for name, parameter in own.items():
-            self._parameters[name] = _converted(parameter, args[0] if args else kwargs["fn"])
-        for table, name, tensor in lazy:
-            table[name] = moved_lazy(tensor, args[0] if args else kwargs["fn"])
-        return applied
-
-    return apply
-
-
-def _is_fake(parameter: torch.Tensor) -> bool:
-    """Whether it is a fake tensor, or around others that are, as a DTensor is."""
-    if isinstance(parameter, FakeTensor) or not is_traceable_wrapper_subclass(parameter):
-        return isinstance(parameter, FakeTensor)
-    inner = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
-    return all(isinstance(one, FakeTensor) for one in inner if isinstance(one, torch.Tensor))
-
-
-def _converted(parameter: Any, convert: Callable[[Any], Any]) -> Any:
-    """As ``Module._apply`` does with parameters that are no fake tensors: the same object has the converted data."""
+def _converted(parameter: Any, convert: _Convert) -> Any:
+    """The parameter after ``Module._apply``: the same object unless ``torch.__future__`` asks to overwrite it, or it
+    comes from or goes to ``meta``, whose tensors do not take the data of others (``has_compatible_shallow_copy_type``,
+    c10/core/TensorImpl.h). Tensors around others are swapped, as all are where ``torch.__future__`` asks for it."""
+    if is_lazy(parameter):
+        return moved_lazy(parameter, convert)
     with torch.no_grad():
-        parameter.data = convert(parameter)
+        data = convert(parameter)
+    grad = parameter.grad
+    if torch.__future__.get_swap_module_params_on_conversion() or is_traceable_wrapper_subclass(data):
+        return _swapped(parameter, data, grad, convert)
+    if torch.__future__.get_overwrite_module_params_on_conversion() or data.is_meta != parameter.is_meta:
+        new = nn.Parameter(data, parameter.requires_grad)
+        if grad is not None:
+            with torch.no_grad():
+                new.grad = convert(grad).requires_grad_(grad.requires_grad)
+        return new
+    parameter.data = data
+    if grad is not None:
+        with torch.no_grad():
+            grad.data = convert(grad)
+        parameter.grad = grad  # to C++ it has become another tensor
+    return parameter
+
+
+def _swapped(parameter: Any, data: torch.Tensor, grad: torch.Tensor | None, convert: _Convert) -> Any:
+    parameter.grad = None
+    torch.utils.swap_tensors(parameter, nn.Parameter(data, requires_grad=parameter.requires_grad))
+    if grad is not None:
+        with torch.no_grad():
+            torch.utils.swap_tensors(grad, convert(grad).requires_grad_(grad.requires_grad))
+        parameter.grad = grad
     return parameter
 
 
 class _Originals:
-    """The real tensors of modules that existed before the capture and are moved by it, to be given back."""
+    """The tables of parameters and buffers of modules that existed before the capture, and whether they trained."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[nn.Module], bool, list[tuple[Any, str, torch.Tensor]]]] = {}
@@ -102,7 +120,3 @@ class _Originals:
                 module.training = training
                 for table, name, tensor in real:
                     getattr(module, table)[name] = tensor
-
-
-def _fake_scalar(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.empty(1, dtype=parameter.dtype).reshape(())

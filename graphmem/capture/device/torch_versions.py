@@ -71,13 +71,3 @@ class _FakeKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self.func if self._is_here() else self.found)(*args, **kwargs)
-
-
-def patch_module_conversion(patches: Patches) -> None:
-    """``nn.Module.to`` swaps fake parameters in place, so that tied ones stay tied.
-
-    Newer versions do so themselves (2.9's ``torch/nn/modules/module.py``, ``_apply``). 2.4 would write a fake device
-    tensor into the ``data`` of a fake host parameter, which would go on saying that it is on the host.
-    """
-    if "FakeTensor" not in torch.nn.Module._apply.__code__.co_names:
-        patches.set(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)

@@ -35,7 +35,6 @@ from graphmem.capture.device.numbered_devices import numbered_devices
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.device.reading_values import patch_reading
 from graphmem.capture.device.streams_api import patch_streams
-from graphmem.capture.device.torch_versions import patch_module_conversion
 from graphmem.capture.device.training_tools import patch_training_tools
 from graphmem.capture.device.triton_kernels import triton_kernels
 from graphmem.capture.device.unnoticed import unnoticed
@@ -328,13 +327,6 @@ LAYERS: tuple[Layer, ...] = (
         _patching(lambda patches, _: patch_training_tools(patches)),
     ),
     Layer(
-        "older spellings",
-        "device/torch_versions",
-        "`Module.to` of 2.4 would write a device tensor into a host parameter",
-        ("torch.__future__.get_swap_module_params_on_conversion",),
-        _patching(lambda patches, _: patch_module_conversion(patches)),
-    ),
-    Layer(
         "composites",
         "operators/composites",
         "composite operators (attention, dropout, batch norm, linear, …) would ask `is_cuda()` in C++; they call what "
@@ -470,8 +462,9 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "moved modules",
         "device/moved_modules",
-        "parameters that were made before the capture become fake when their module is moved; they are given back",
-        ("torch.nn.modules.module.Module._apply",),
+        "parameters stay the objects that they are when they are moved, with their hooks; those that were made before "
+        "the capture are fake meanwhile, and given back",
+        ("torch.nn.modules.module.Module._apply", "torch.Tensor.data"),
         lambda _: moved_modules(),
     ),
     Layer(

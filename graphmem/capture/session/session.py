@@ -29,6 +29,7 @@ from graphmem.capture.record.storages import Refusal
 from graphmem.capture.session.error_messages import explained
 from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
+from graphmem.capture.session.neutral import neutral_state
 from graphmem.capture.threads import capturing
 from graphmem.capture.values.assumed_values import AssumedValues, Told
 from graphmem.capture.values.callers import raised_at
@@ -161,6 +162,7 @@ def capture(
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
         threads = stack.enter_context(capturing(interrupts.check))
         stack.callback(Patches.undo_all, threads)
+        stack.enter_context(neutral_state())
         for layer in LAYERS:
             stack.enter_context(layer.install(context))
         if memory is not None:

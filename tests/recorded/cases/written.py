@@ -33,7 +33,7 @@ _BERT = {
 @dataclass(frozen=True)
 class Case:
     """``config`` is a transformers configuration, or None for :func:`network`; ``step`` holds fields of
-    :class:`graphmem.Training`."""
+    :class:`graphmem.Training`. Instead, ``given`` makes what ``analyze`` is given: a module or factory, and inputs."""
 
     name: str
     program: Callable[[], Any]
@@ -43,18 +43,19 @@ class Case:
     seq_len: int | None = None
     iterations: int | None = None
     needs: tuple[str, ...] = field(default=("transformers",))
+    given: Callable[[], tuple[Any, Any]] | None = None
 
 
 CASES: dict[str, Case] = {}
 
 
 def _case(config: Mapping[str, Any] | None, batch: int, seq_len: int | None = None, **options: Any) -> Any:
-    iterations = options.pop("iterations", 3)
+    iterations, given = options.pop("iterations", 3), options.pop("given", None)
 
     def add(program: Callable[[], Any]) -> Callable[[], Any]:
         name = program.__name__
         needs = ("transformers",) if config is not None else ()
-        CASES[name] = Case(name, program, config, options, batch, seq_len, iterations, needs)
+        CASES[name] = Case(name, program, config, options, batch, seq_len, iterations, needs, given)
         return program
 
     return add
@@ -522,6 +523,64 @@ def source_of(case: Case, folder: Path) -> str:
     path = folder / f"{case.name}.json"
     path.write_text(json.dumps(dict(case.config)), encoding="utf-8")
     return f"hf:{path}"
+
+
+# --- hooks and attributes of the parameters of a module that is given ------------------------------------------------
+
+
+def hooked() -> Language:
+    """A model that descends in its hooks: a table, by parameter, of the optimizers that they step. What is tagged is
+    not trained, and the head's gradient is halved."""
+    model = Language()
+    model.hidden.weight.frozen = True  # type: ignore[attr-defined]
+    for parameter in model.parameters():
+        parameter.requires_grad_(not hasattr(parameter, "frozen"))
+    optimizers = {p: torch.optim.Adam([p], foreach=False) for p in model.parameters() if p.requires_grad}
+
+    def step_now(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(step_now)
+    model.head.weight.register_hook(lambda grad: grad * 0.5)
+    return model
+
+
+def _hooked_with_inputs() -> tuple[Any, Any]:
+    return hooked(), torch.zeros((8, 128), dtype=torch.long)
+
+
+@_case(None, 8, optimizer="sgd", given=_hooked_with_inputs)
+def module_with_hooks() -> Any:
+    model = hooked().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model.train()
+    ids = torch.zeros((8, 128), dtype=torch.long).to("cuda")
+    for _ in range(3):
+        output = model(ids)
+        loss = output.mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, ids, output, loss
+
+
+@_case(None, 8, optimizer="sgd", given=lambda: (_hooked_with_inputs, None))
+def factory_with_hooks() -> Any:
+    ids = torch.zeros((8, 128), dtype=torch.long)
+    model = hooked()
+    model.cuda()
+    model.train()
+    ids = ids.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        output = model(ids)
+        loss = output.mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, ids, output, loss
 
 
 # --- batches that are moved ahead on a stream of their own ------------------------------------------------------------

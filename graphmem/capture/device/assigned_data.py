@@ -1,0 +1,85 @@
+"""``tensor.data = other``, by which parameters move to another device and stay the objects that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.capture.device.fake_tensors import FAKE_DEVICE
+
+_META = torch.device("meta")
+#: Bound before it is replaced.
+_DATA: Any = torch.Tensor.data
+
+
+def data_property(borrow: Callable[[Any], Any]) -> property:
+    """``Tensor.data``, which another device's tensor may be assigned to: then this one is on that device. A real tensor
+    that is assigned a fake one is borrowed.
+
+    ``VariableHooks::set_data`` copies the other tensor's metadata, but a tensor that was made for the host goes on
+    asking Python for its device (``TensorImpl::copy_generic_tensor_metadata``, c10/core/TensorImpl.cpp, 2.13). So the
+    two exchange what they are to C++. As there, the gradient, the hooks and the version stay, and the node that
+    accumulates the gradient does not. A graph that is kept (a loss that is logged later) still holds that node, and by
+    it what the tensor was to C++ (:func:`_give_data`).
+    """
+
+    def get(self: Any) -> Any:
+        return _DATA.__get__(self, type(self))
+
+    def assign(self: Any, value: Any) -> None:
+        if isinstance(value, FakeTensor) and not isinstance(borrow(self), FakeTensor):
+            raise RuntimeError(f"the data of a {type(self).__name__} cannot become that of a tensor of the capture")
+        if not isinstance(value, FakeTensor) or value.fake_device == self.fake_device:
+            _DATA.__set__(self, value)
+            return
+        grad = self.grad
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            other = _DATA.__get__(value, type(value)).requires_grad_(self.requires_grad)
+        with torch.autograd._unsafe_preserve_version_counter(self):
+            torch._C._swap_tensor_impl(self, other)
+        register_hooks(self)
+        _give_data(self, other)
+        if grad is not None:
+            _set_any_grad(self, grad)
+        self.__dict__[FAKE_DEVICE] = value.fake_device
+
+    return property(get, assign)
+
+
+#: Where a tensor keeps its hooks, as tables that C++ is told of.
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def register_hooks(tensor: Any) -> None:
+    """Tell C++ of the hooks that are with the Python object, after it has become another tensor to C++."""
+    for name in HOOKS:
+        table = getattr(tensor, name)
+        if table is not None:
+            setattr(tensor, name, table)
+
+
+def _give_data(tensor: Any, former: Any) -> None:
+    """Let what a tensor was to C++, now of ``former``, share the tensor's data: on a card the two are one, which a
+    kept graph's ``AccumulateGrad`` holds without what it held before (``VariableHooks::set_data``, 2.13)."""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        _DATA.__set__(former, tensor)
+
+
+def _set_any_grad(tensor: Any, grad: Any) -> None:
+    """``tensor.grad = grad``, be it of another dtype, or on another device: C++ finds both on ``meta`` meanwhile, and
+    the tensor's data in the gradient."""
+    places = [(each, each.__dict__.get(FAKE_DEVICE)) for each in (tensor, grad)]
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        data = _DATA.__get__(grad, type(grad))
+    for each, _ in places:
+        each.__dict__[FAKE_DEVICE] = _META
+    try:
+        _DATA.__set__(grad, tensor)
+        tensor.grad = grad
+    finally:
+        for each, place in places:
+            each.__dict__[FAKE_DEVICE] = place
+        _DATA.__set__(grad, data)
