@@ -11,8 +11,8 @@ from graphmem.sources.base import Built, Sizes, TorchModel, call_factory, refuse
 
 
 def from_object(model: Any, example_inputs: Any) -> TorchModel:
-    """A source for ``model``. The user's module is as it was afterwards: it is copied, with empty parameters of its own,
-    or with the module's own ones, empty meanwhile, where hooks know them.
+    """A source for ``model``. The user's module is as it was afterwards: it is copied, with new, empty parameters, or
+    with its own ones, empty meanwhile, where hooks know them.
 
     Raises :class:`SourceError` for anything that is neither a module nor callable, or a module without inputs.
     """
