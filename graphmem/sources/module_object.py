@@ -11,7 +11,8 @@ from graphmem.sources.base import Built, Sizes, TorchModel, call_factory, refuse
 
 
 def from_object(model: Any, example_inputs: Any) -> TorchModel:
-    """A source for ``model``. The user's module is never touched: its fake copy has new, empty parameters.
+    """A source for ``model``. The user's module is as it was afterwards: it is copied, with new, empty parameters, or
+    with its own ones, empty meanwhile, where hooks know them.
 
     Raises :class:`SourceError` for anything that is neither a module nor callable, or a module without inputs.
     """
@@ -106,7 +107,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 def _plain(tensor: Any) -> Any:
     import torch
 
-    empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype)
+    empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
     return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
 
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E4
 from graphmem import Inference, Training, analyze  # noqa: E402
 from graphmem.capture.compile.inductor import import_compiler  # noqa: E402
 from graphmem.errors import CaptureError, GraphmemError  # noqa: E402
-from tests.support.captures import record  # noqa: E402
+from tests.support.captures import births, record  # noqa: E402
 
 #: Classes whose attributes a capture may touch; the modules of torch are all looked at.
 CLASSES = (FakeTensor, FakeTensorMode, torch.Tensor, nn.Module, nn.Parameter, torch.amp.GradScaler, torch.autocast)
@@ -340,6 +340,74 @@ def test_a_real_module_that_a_function_brings_along_is_untouched(custom: bool) -
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model(torch.ones(4, 3)).shape == (4, 2)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+def test_borrowed_parameters_are_given_back(fails: bool) -> None:
+    """Parameters with hooks are fake themselves meanwhile, and so is what an optimizer in a hook keeps of them."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    optimizers = {parameter: torch.optim.Adam([parameter]) for parameter in model.parameters()}
+    kinds: list[type] = []
+
+    def step_now(parameter: Any) -> None:
+        kinds.append(type(parameter))
+        optimizers[parameter].step()
+        parameter.added = True
+        if fails:
+            raise ValueError("of the user")
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step_now)
+        parameter.tag = "mine"  # type: ignore[attr-defined]
+    weight, gradient = model[0].weight, torch.ones(2, 3)
+    weight.grad = gradient
+    values = {name: parameter.tolist() for name, parameter in model.named_parameters()}
+    with pytest.raises(CaptureError, match="of the user") if fails else contextlib.nullcontext():
+        analyze(model, torch.zeros(4, 3))
+    assert set(kinds) == {FakeTensor}
+    assert model[0].weight is weight
+    assert weight.grad is gradient
+    assert {name: parameter.tolist() for name, parameter in model.named_parameters()} == values
+    for parameter in model.parameters():
+        assert type(parameter) is nn.Parameter
+        assert parameter.device.type == "cpu"
+        assert vars(parameter) == {"tag": "mine"}
+        assert not optimizers[parameter].state
+    if not fails:
+        kinds.clear()
+        model(torch.ones(4, 3)).sum().backward()  # the hooks are still called, with real ones
+        assert set(kinds) == {nn.Parameter}
+        assert weight.tolist() != values["0.weight"]
+
+
+def test_an_optimizer_made_before_steps_a_module_that_is_moved() -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.to("cuda", torch.bfloat16)
+        for _ in range(2):
+            model(torch.zeros(4, 300, device="cuda", dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(300, 200)
+        return model, torch.optim.Adam(model.parameters())
+
+    before = made()
+    outside, inside = analyze(lambda: step(*before)), analyze(lambda: step(*made()))
+    assert (outside.allocated, outside.reserved) == (inside.allocated, inside.reserved)
+    assert not before[1].state
+    assert type(before[1].param_groups[0]["params"][0]) is nn.Parameter
+    assert before[0].weight.dtype is torch.float32
+
+
+def test_a_borrowed_parameter_lives_no_longer() -> None:
+    def step() -> None:
+        model = nn.ParameterList([nn.Parameter(torch.zeros(()))]).cuda()
+        del model
+        torch.zeros(3, device="cuda")
+
+    first = next(iter(births(record(step))))
+    assert first.freed is not None
 
 
 def test_what_model_libraries_leave_behind_goes(tmp_path: Path) -> None:

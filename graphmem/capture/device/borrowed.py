@@ -50,7 +50,8 @@ class Borrowed:
 
     def __init__(self) -> None:
         self._lent: list[_Lent] = []
-        self._optimizers: dict[int, tuple[Any, dict[Any, Any], list[dict[str, Any]]]] = {}
+        self._optimizers: weakref.WeakKeyDictionary[Any, tuple[dict[Any, Any], list[dict[str, Any]]]]
+        self._optimizers = weakref.WeakKeyDictionary()
 
     @classmethod
     @contextlib.contextmanager
@@ -80,32 +81,39 @@ class Borrowed:
         fake = fake_like(parameter)
         if is_traceable_wrapper_subclass(parameter):
             return fake
+        self._lend(parameter, fake)
+        return parameter
+
+    def _lend(self, parameter: Any, fake: Any) -> None:
+        """Ctrl-C waits for the end of it (:mod:`graphmem.capture.session.interrupts`)."""
         hooks = [getattr(parameter, name) for name in HOOKS]
         _swap(parameter, fake)
         self._lent.append(_Lent(weakref.ref(parameter), fake, [(table, dict(table or ())) for table in hooks]))
         register_hooks(parameter)
-        return parameter
+
+    def has(self, parameter: Any) -> bool:
+        """Whether it is borrowed."""
+        return any(lent.parameter() is parameter for lent in self._lent)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         """Remember what an optimizer holds of parameters that are borrowed."""
-        if id(optimizer) in self._optimizers or not self._lent:
+        if optimizer in self._optimizers or not self._lent:
             return
         borrowed = {id(lent.parameter()) for lent in self._lent}
         if any(id(parameter) in borrowed for group in optimizer.param_groups for parameter in group["params"]):
             state = {parameter: dict(held) for parameter, held in optimizer.state.items()}
-            self._optimizers[id(optimizer)] = (optimizer, state, [dict(group) for group in optimizer.param_groups])
+            self._optimizers[optimizer] = (state, [dict(group) for group in optimizer.param_groups])
 
     def _give_back(self) -> None:
         while self._lent:
             self._lent[-1].give_back()
             self._lent.pop()
-        for optimizer, state, groups in self._optimizers.values():
+        for optimizer, (state, groups) in list(self._optimizers.items()):
             optimizer.state.clear()
             optimizer.state.update(state)
             for group, before in zip(optimizer.param_groups, groups, strict=False):
                 group.clear()
                 group.update(before)
-        self._optimizers.clear()
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem.capture.device.assigned_data import data_property
-from graphmem.capture.device.borrowed import Borrowed
+from graphmem.capture.device.borrowed import Borrowed, is_fake
 from graphmem.capture.device.factories import moved_lazy
 from graphmem.capture.patches import Patches
 from graphmem.errors import CaptureError
@@ -40,16 +40,20 @@ def moved_modules() -> Iterator[None]:
             def apply(self: nn.Module, fn: _Convert, recurse: bool = True) -> nn.Module:
                 if isinstance(self, torch.jit.ScriptModule):
                     raise CaptureError(_OF_TORCHSCRIPT)
-                originals.keep(self)
+                originals.note(self)
                 if recurse:
                     for module in self.children():
                         module._apply(fn)
                 for name, parameter in self._parameters.items():
                     if parameter is not None:
-                        self._parameters[name] = _converted(borrowed.fake(parameter), fn)
+                        new = self._parameters[name] = _converted(borrowed.fake(parameter), fn)
+                        if new is not parameter and (borrowed.has(parameter) or not is_fake(parameter)):
+                            originals.keep(self, "_parameters", name, parameter)
                 for name, buffer in self._buffers.items():
                     if buffer is not None:
-                        self._buffers[name] = moved_lazy(buffer, fn) if is_lazy(buffer) else fn(buffer)
+                        new = self._buffers[name] = moved_lazy(buffer, fn) if is_lazy(buffer) else fn(buffer)
+                        if new is not buffer and not isinstance(buffer, FakeTensor):
+                            originals.keep(self, "_buffers", name, buffer)
                 return self
 
             patches.set(nn.Module, "_apply", apply)
@@ -96,27 +100,20 @@ def _swapped(parameter: Any, data: torch.Tensor, grad: torch.Tensor | None, conv
 
 
 class _Originals:
-    """The tables of parameters and buffers of modules that existed before the capture, and whether they trained."""
+    """What modules that existed before the capture held: whether they trained, and the tensors that were replaced."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[nn.Module], bool, list[tuple[Any, str, torch.Tensor]]]] = {}
+        self._modules: weakref.WeakKeyDictionary[nn.Module, tuple[bool, dict[tuple[str, str], torch.Tensor]]]
+        self._modules = weakref.WeakKeyDictionary()
 
-    def keep(self, module: nn.Module) -> None:
-        known = self._kept.get(id(module))
-        if known is not None and known[0]() is module:
-            return
-        real = [
-            (table, name, tensor)
-            for table in ("_parameters", "_buffers")
-            for name, tensor in getattr(module, table).items()
-            if tensor is not None and not isinstance(tensor, FakeTensor)
-        ]
-        self._kept[id(module)] = (weakref.ref(module), module.training, real)
+    def note(self, module: nn.Module) -> None:
+        self._modules.setdefault(module, (module.training, {}))
+
+    def keep(self, module: nn.Module, table: str, name: str, tensor: torch.Tensor) -> None:
+        self._modules[module][1].setdefault((table, name), tensor)
 
     def give_back(self) -> None:
-        for reference, training, real in self._kept.values():
-            module = reference()
-            if module is not None:
-                module.training = training
-                for table, name, tensor in real:
-                    getattr(module, table)[name] = tensor
+        for module, (training, replaced) in list(self._modules.items()):
+            module.training = training
+            for (table, name), tensor in replaced.items():
+                getattr(module, table)[name] = tensor

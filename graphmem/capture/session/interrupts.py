@@ -3,7 +3,8 @@
 Inside an operator it waits for the operator's end. PyTorch takes a dispatch mode off its stack there and puts it back
 in a C++ destructor (``StashTorchDispatchModeGuard``, torch/csrc/utils/torch_dispatch_mode.h), which ends the program
 when an exception has left another mode in its place. What is raised while an object dies, Python drops: it waits where
-that can be seen, and is sent again where Python says that it was dropped (``sys.unraisablehook``).
+that can be seen, and is sent again where Python says that it was dropped (``sys.unraisablehook``). Nor is a parameter
+of the caller's left half borrowed (``Borrowed._lend``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OPERATOR_SECONDS = 0.001
 
 def _in_operator(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_name in ("__torch_dispatch__", "__del__", "_died"):
+        if frame.f_code.co_name in ("__torch_dispatch__", "__del__", "_died", "_lend"):
             return True
         frame = frame.f_back
     return False

@@ -104,6 +104,8 @@ def modules() -> dict[str, Callable[[], nn.Module]]:
     """What makes each module of PyTorch's database that has parameters or buffers, on the host, by its name."""
     from torch.testing._internal.common_modules import module_db
 
+    # Importing it forbids PyTorch's switches to be set, in the whole process.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     return {info.name: lambda info=info: _made(info) for info in module_db} | _COMPOSED
 
 
