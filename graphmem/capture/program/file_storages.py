@@ -41,7 +41,7 @@ class Books:
     """What the storages of one capture share. ``left``: zeros that may yet be pickled in memory; then ``omitted``."""
 
     values: KnownValues
-    left: int = 4 * IN_FULL
+    left: int = IN_FULL
     omitted: int = 0
 
     def has_room(self, size: int) -> bool:

@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import fastai.callback.schedule  # noqa: F401 - it gives learners fit_one_cycle
 import torch
 from fastai.callback.tracker import SaveModelCallback
 from fastai.data.core import DataLoaders
@@ -10,11 +11,19 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner, load_learner
 from torch import nn
 
+
+class Rows(list):
+    def new_empty(self):
+        return Rows()
+
+
 torch.manual_seed(0)
-rows = [(torch.randn(256), torch.tensor(index % 5)) for index in range(64)]
+rows = Rows((torch.randn(256), torch.tensor(index % 5)) for index in range(64))
 folder = Path(tempfile.mkdtemp())
 loaders = DataLoaders(
-    DataLoader(rows, bs=16, shuffle=True, num_workers=0), DataLoader(rows[:32], bs=16, num_workers=0), device="cuda"
+    DataLoader(rows, bs=16, shuffle=True, num_workers=0),
+    DataLoader(Rows(rows[:32]), bs=16, num_workers=0),
+    device="cuda",
 )
 model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.BatchNorm1d(1024), nn.Linear(1024, 5))
 learner = Learner(loaders, model, loss_func=nn.CrossEntropyLoss(), path=folder, metrics=[])

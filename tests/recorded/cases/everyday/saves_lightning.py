@@ -30,9 +30,7 @@ class Classifier(lightning.LightningModule):
 def fit(folder, epochs, resume=None):
     lightning.seed_everything(0)
     loader = DataLoader(TensorDataset(torch.randn(64, 1, 28, 28), torch.randint(10, (64,))), batch_size=16)
-    keeps = ModelCheckpoint(
-        folder, filename="{epoch}", monitor="epoch_number", mode="max", save_top_k=2, save_last=True
-    )
+    keeps = ModelCheckpoint(folder, filename="{epoch}", monitor="epoch", mode="max", save_top_k=2, save_last=True)
     trainer = lightning.Trainer(
         accelerator="gpu", devices=1, max_epochs=epochs, callbacks=[keeps], logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=folder,
