@@ -86,8 +86,8 @@ def workers_over(folder: str, permissions: Any) -> Iterator[None]:
         found = [os.fsdecode(one) for one in words]
         if "-c" in found and not found[found.index("-c") + 1].startswith(_PRELUDE[:30]):
             at = found.index("-c") + 1
-            return [*words[:at], os.fsencode(prelude + found[at]) if isinstance(words[at], bytes) else prelude + found[at],
-                    *words[at + 1 :]]  # fmt: skip
+            program = prelude + found[at]
+            return [*words[:at], os.fsencode(program) if isinstance(words[at], bytes) else program, *words[at + 1 :]]
         return words
 
     def get_command_line(**options: Any) -> list[Any]:
