@@ -181,6 +181,11 @@ def guarded(guard: Guard) -> Iterator[None]:
         _active = before
 
 
+def own() -> contextlib.AbstractContextManager[None]:
+    """What this thread does in this context is graphmem's own, whether a program flies or not."""
+    return contextlib.nullcontext() if _active is None else _active.own()
+
+
 def current() -> Guard | None:
     """The guard that is asked now."""
     return _active
