@@ -19,6 +19,7 @@ from graphmem.cudnn.recurrent import Network
 from graphmem.cudnn.worker import version_text
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError, UsageError
+from graphmem.sandbox.guard import own
 
 #: What may be said in place of a path: ask one if it is there, ask none, ask the one that is there.
 AUTO, NEVER, INSTALLED = "auto", "never", "installed"
@@ -238,14 +239,15 @@ class Cudnn:
         self._starts += 1
         site = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))}
-        self._worker = subprocess.Popen(
-            WORKER,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
+        with own():
+            self._worker = subprocess.Popen(
+                WORKER,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            )
         search = [folder for folder in sys.path if folder and (Path(folder) / "nvidia").is_dir()]
         about = self._exchange({"library": self._library, "device": description(self._card), "search": search})
         if "error" in about:

@@ -63,15 +63,16 @@ class Mechanism(Protocol):
 @dataclass
 class Sandbox:
     """A mechanism that was entered. ``name`` is one of :data:`MECHANISMS`, ``refused`` says why stronger ones were
-    not taken (name -> reason)."""
+    not taken (name -> reason). ``is_alone``: all threads of this process are the program's."""
 
     name: str
     mechanism: Mechanism
     refused: Mapping[str, str] = field(default_factory=dict)
+    is_alone: bool = False
     _is_used: bool = False
 
     @contextlib.contextmanager
-    def attempt(self, applies: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Any]]:
+    def attempt(self, applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         """One run of the program, which finds the files as they really are.
 
         ``applies`` tells whether the calling thread is the program's. What is yielded is filled at the end with what
@@ -83,7 +84,7 @@ class Sandbox:
         self._is_used = True
         here = os.getcwd()
         happened: dict[str, Any] = {}
-        with self.mechanism.attempt(applies) as guard, guarded(guard):
+        with self.mechanism.attempt(applies if not self.is_alone else lambda: True) as guard, guarded(guard):
             try:
                 yield happened
             finally:
@@ -141,7 +142,7 @@ def _enter(name: str, permissions: Permissions, refused: dict[str, str], own_pro
     if name == "wrapped":
         from graphmem.sandbox.wrapped import Wrapped
 
-        _current = Sandbox(name, Wrapped(permissions), refused)
+        _current = Sandbox(name, Wrapped(permissions), refused, own_process)
         return None
     if sys.platform != "linux":
         return "for Linux only"
@@ -157,7 +158,7 @@ def _enter(name: str, permissions: Permissions, refused: dict[str, str], own_pro
 
     reason = fly(begin)
     if reason is None:
-        _current = Sandbox(name, made[0], refused)
+        _current = Sandbox(name, made[0], refused, is_alone=True)
     return reason
 
 
@@ -179,7 +180,7 @@ def attempt(applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         yield {}
         return
     if _current is not None:
-        with _current.attempt(applies if _current.name == "wrapped" else lambda: True) as happened:
+        with _current.attempt(applies) as happened:
             yield happened
         return
     from graphmem.sandbox.wrapped import Wrapped

@@ -24,9 +24,10 @@ Handler = Callable[..., None]
 class Guard:
     """What is refused during one flight, and what was seen of it.
 
-    ``applies`` tells whether the calling thread is the program's, ``real`` by which path the real file is reached
-    that a path of the program's stands for (None: it stands for none). ``refused`` counts (what, to whom), ``renames`` are
-    renamed files in their order, ``started`` counts other programs that were let start and could write nothing.
+    ``applies`` tells whether the calling thread is the program's; ``real`` gives the path by which a real file is
+    reached, by the program's path, and None for a file of the program's own. ``refused`` counts (what, to whom),
+    ``renames`` are renamed files in their order, ``started`` counts other programs that were let start and could write
+    nothing.
     """
 
     def __init__(
@@ -178,6 +179,11 @@ def guarded(guard: Guard) -> Iterator[None]:
         yield
     finally:
         _active = before
+
+
+def own() -> contextlib.AbstractContextManager[None]:
+    """What this thread does in this context is graphmem's own, whether a program flies or not."""
+    return contextlib.nullcontext() if _active is None else _active.own()
 
 
 def current() -> Guard | None:

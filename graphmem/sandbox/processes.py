@@ -9,18 +9,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.sandbox.guard import Guard, Handler, guarded
 
-#: Programs of operating systems that print something and write nothing.
+#: Programs of operating systems that print something and write nothing, and where these have them.
 _ONLY_PRINT = frozenset(
     (
-        *("arch", "file", "getconf", "hostname", "id", "ldconfig", "lsb_release", "lscpu", "nproc", "nvidia-smi"),
-        *("sw_vers", "uname", "which", "who", "whoami"),
+        "arch",
+        "getconf",
+        "id",
+        "ldconfig",
+        "lsb_release",
+        "lscpu",
+        "nproc",
+        "nvidia-smi",
+        "sw_vers",
+        "uname",
+        "which",
+        "who",
     )
 )
+_SHELL = "sh" if os.name == "posix" else "cmd"
+_SYSTEM = ("", "/bin", "/sbin", "/usr/bin", "/usr/sbin")
 #: Characters of a command line that are told.
 _LONGEST = 200
 _PRELUDE = "import graphmem.sandbox.processes as p; p.begin_worker({!r}, {!r}); "
@@ -30,17 +43,23 @@ def checked_processes(guard: Guard) -> dict[str, Handler]:
     """What is asked when a program is about to be started: it is refused."""
 
     def check(name: str, words: str) -> None:
-        if name not in _ONLY_PRINT:
+        if not _only_prints(name, words) and shutil.which(name) is not None:  # what is not there says so itself
             raise guard.refuse("start", words, errno.EACCES, "--allow-processes")
 
     return _starting(check)
+
+
+def _only_prints(name: str, words: str) -> bool:
+    if os.path.basename(name) in _ONLY_PRINT and os.path.dirname(name) in _SYSTEM:
+        return True
+    return words.split(" ")[1:] in (["--version"], ["--help"]) and name != _SHELL
 
 
 def counted_processes(guard: Guard) -> dict[str, Handler]:
     """What is noted when a program is started that can write nothing."""
 
     def count(name: str, words: str) -> None:
-        if name not in _ONLY_PRINT:
+        if not _only_prints(name, words) and shutil.which(name) is not None:
             guard.started[words] += 1
 
     return _starting(count)
@@ -53,10 +72,10 @@ def _starting(asked: Callable[[str, str], None]) -> dict[str, Handler]:
         words = arguments if isinstance(arguments, (list, tuple)) else [arguments]
         texts = [os.fsdecode(one) for one in words if isinstance(one, (str, bytes, os.PathLike))]
         name = os.path.basename(os.fsdecode(program or (texts[0].split(" ")[0] if texts else "")))
-        asked(name, " ".join(texts)[:_LONGEST] or name)
+        asked(os.fsdecode(program or name), " ".join(texts)[:_LONGEST] or name)
 
     def start_line(line: Any, *_: Any) -> None:
-        start(None, [line])
+        asked(_SHELL, os.fsdecode(line)[:_LONGEST])
 
     def spawn(_: Any, program: Any, arguments: Any = (), *__: Any) -> None:
         start(program, arguments)
@@ -86,8 +105,8 @@ def workers_over(folder: str, permissions: Any) -> Iterator[None]:
         found = [os.fsdecode(one) for one in words]
         if "-c" in found and not found[found.index("-c") + 1].startswith(_PRELUDE[:30]):
             at = found.index("-c") + 1
-            return [*words[:at], os.fsencode(prelude + found[at]) if isinstance(words[at], bytes) else prelude + found[at],
-                    *words[at + 1 :]]  # fmt: skip
+            program = prelude + found[at]
+            return [*words[:at], os.fsencode(program) if isinstance(words[at], bytes) else program, *words[at + 1 :]]
         return words
 
     def get_command_line(**options: Any) -> list[Any]:

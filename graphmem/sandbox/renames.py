@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.sandbox.copies import copy_tree
-from graphmem.sandbox.guard import current
+from graphmem.sandbox.guard import own
 
 _Rename = Callable[..., None]
 
@@ -42,8 +42,7 @@ def _retried(original: _Rename, real: Callable[[str], str]) -> _Rename:
             source, target = _absolute(src, src_dir_fd), _absolute(dst, dst_dir_fd)
             if _device(source, real) != _device(target, real):
                 raise
-            guard = current()
-            with guard.own() if guard is not None else contextlib.nullcontext():
+            with own():
                 _move(original, source, target)
 
     rename.__name__, rename.__doc__ = original.__name__, original.__doc__

@@ -36,8 +36,10 @@ def fly(enter: Callable[[str], None]) -> str | None:
     """Fork; in the child call ``enter(folder)`` and return None. The parent does not come back: it ends with
     the child's exit code. Only where ``enter`` raises :class:`OSError` it returns, with the reason in words.
 
-    The process must have one thread that runs Python, and be the program's own.
+    The process must be the program's own.
     """
+    if threading.active_count() > 1:
+        return "other threads of this process run"
     folder = _temporary_folder()
     ours, theirs = socket.socketpair()
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
@@ -82,11 +84,11 @@ def _temporary_folder() -> str:
 
 
 def _begin(parent: int, channel: socket.socket, folder: str, enter: Callable[[str], None]) -> None:
-    linux.call("prctl", linux.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
     try:
         enter(folder)
+        linux.call("prctl", linux.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
     except OSError as error:
         _send(channel, {"failed": f"{error.strerror or error}"})
         os._exit(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from tests.sandbox.operations import look
@@ -45,23 +46,30 @@ def carry_out(kind: str, first: str, second: str) -> Any:
     return None
 
 
-def main() -> None:
-    top = os.getcwd()
-    with open("steps.json") as file:
-        sequences = json.load(file)
-    for number, steps in enumerate(sequences):
-        folder = os.path.join(top, "folders", str(number))
-        os.chdir(folder)
-        told = []
+def carry_out_all(steps: Sequence[Sequence[str]], folder: str) -> Any:
+    """What each step gives, and what is in the folder then."""
+    before = os.getcwd()
+    os.chdir(folder)
+    told: list[Any] = []
+    try:
         for kind, first, second in steps:
             try:
                 told.append(carry_out(kind, first, second))
-            except OSError as error:
-                told.append([type(error).__name__, error.errno, str(error.filename), str(error.filename2)])
             except shutil.Error:
                 told.append("shutil.Error")
-        print(json.dumps([told, look(folder)]).replace(folder, "FOLDER"), flush=True)
-        os.chdir(top)
+            except OSError as error:
+                told.append([type(error).__name__, error.errno, str(error.filename), str(error.filename2)])
+        return json.loads(json.dumps([told, look(folder)]).replace(folder, "FOLDER"))
+    finally:
+        os.chdir(before)
+
+
+def main() -> None:
+    with open("steps.json") as file:
+        sequences = json.load(file)
+    top = os.getcwd()
+    for number, steps in enumerate(sequences):
+        print(json.dumps(carry_out_all(steps, os.path.join(top, "folders", str(number)))), flush=True)
 
 
 if __name__ == "__main__":
