@@ -271,15 +271,15 @@ def test_signals_reach_the_program(number: signal.Signals, real: Path, tmp_path:
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 def test_a_start_in_a_namespace_is_quick() -> None:
     text = (
-        "import time; from graphmem.sandbox import namespace, supervised; folder = supervised._temporary_folder(); "
-        "n = namespace.Namespace(folder); t = time.perf_counter(); n.enter(); print(folder, time.perf_counter() - t)"
+        "import os, sys, time; from graphmem.sandbox import namespace, supervised; folder = supervised._temporary_folder(); "
+        "os.fork() and sys.exit(os.wait()[1] >> 8); n = namespace.Namespace(folder); t = time.process_time(); n.enter(); print(folder, time.process_time() - t)"
     )
     done = subprocess.run([sys.executable, "-c", text], env=outside(), capture_output=True, text=True)
     if done.returncode:
         pytest.skip(done.stderr.splitlines()[-1])
     folder, seconds = done.stdout.split()
     remove_tree(folder)
-    assert float(seconds) < 0.5  # some 0.03 on an idle machine
+    assert float(seconds) < 0.25  # of the processor; some 0.02 on an idle machine
 
 
 def test_a_mechanism_that_does_not_exist_is_refused(real: Path) -> None:
