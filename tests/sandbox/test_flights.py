@@ -270,10 +270,16 @@ def test_signals_reach_the_program(number: signal.Signals, real: Path, tmp_path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 def test_a_start_in_a_namespace_is_quick() -> None:
-    text = (
-        "import os, sys, time; from graphmem.sandbox import namespace, supervised; folder = supervised._temporary_folder(); "
-        "os.fork() and sys.exit(os.wait()[1] >> 8); n = namespace.Namespace(folder); t = time.process_time(); n.enter(); print(folder, time.process_time() - t)"
-    )
+    text = """
+import os, sys, time
+from graphmem.sandbox import namespace, supervised
+folder = supervised._temporary_folder()
+if os.fork():
+    sys.exit(os.wait()[1] >> 8)
+one, begun = namespace.Namespace(folder), time.process_time()
+one.enter()
+print(folder, time.process_time() - begun)
+"""
     done = subprocess.run([sys.executable, "-c", text], env=outside(), capture_output=True, text=True)
     if done.returncode:
         pytest.skip(done.stderr.splitlines()[-1])
