@@ -42,8 +42,12 @@ def _retried(original: _Rename, real: Callable[[str], str]) -> _Rename:
             source, target = _absolute(src, src_dir_fd), _absolute(dst, dst_dir_fd)
             if _device(source, real) != _device(target, real):
                 raise
-            with own():
-                _move(original, source, target)
+            try:
+                with own():
+                    _move(original, source, target)
+            except OSError as found:
+                found.filename, found.filename2 = src, dst
+                raise found from None
 
     rename.__name__, rename.__doc__ = original.__name__, original.__doc__
     return rename
@@ -67,12 +71,13 @@ def _device(path: str, real: Callable[[str], str]) -> int:
 def _move(rename: _Rename, source: str, target: str) -> None:
     is_folder = stat.S_ISDIR(os.lstat(source).st_mode)
     if os.path.lexists(target):
-        if is_folder and os.path.isdir(target):
+        replaces_folder = os.path.isdir(target) and not os.path.islink(target)
+        if is_folder and not replaces_folder:
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if replaces_folder and not is_folder:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if is_folder:
             os.rmdir(target)  # raises where it is not empty, as rename does
-        elif is_folder:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), source, None, target)
-        elif os.path.isdir(target) and not os.path.islink(target):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), source, None, target)
     beside = os.path.join(os.path.dirname(target), f".graphmem-{os.getpid()}-{os.path.basename(target)[:100]}")
     copy_tree(source, beside)
     rename(beside, target)

@@ -26,6 +26,8 @@ LINES: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "--quiet -- train.py --quiet": ("train.py", ("--quiet",), False),
     "-m json.tool --help": ("json.tool", ("--help",), True),
     "--gpu T4 --module json.tool -- -m x": ("json.tool", ("--", "-m", "x"), True),
+    "--allow-writes train.py x": ("train.py", ("x",), False),
+    "--allow-writes=. --allow-network train.py --allow-writes": ("train.py", ("--allow-writes",), False),
     "--details -m json.tool train.py": ("json.tool", ("train.py",), True),
 }
 
@@ -87,6 +89,29 @@ def test_a_failed_program_is_reported_and_fails(body: str, said: str, tmp_path: 
     assert result.stderr.startswith("graphmem: ")
     assert said in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_the_report_lists_files_that_were_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept.txt").write_text("kept")
+    path = program(tmp_path, "import os; os.remove('kept.txt'); open('new.bin', 'wb').truncate(3 << 30)")
+    result = run("--quiet", path)
+    assert result.exit_code == 0, result.output
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["kept.txt", "train.py"]
+    words = " ".join(result.stdout.split())
+    assert "disk: 1 file, 3.00 GiB written, of which 1 new" in words
+    assert f"3.00GiBwritten{tmp_path / 'new.bin'}" in "".join(result.stdout.split())
+    assert "deleted: 1 file, 4 B" in words
+    really = run("--quiet", "--allow-writes", "--allow-network", path)
+    assert really.exit_code == 0, really.output
+    assert "Files that" not in really.stdout
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["new.bin", "train.py"]
+
+
+def test_a_folder_that_may_be_written_must_exist(tmp_path: Path) -> None:
+    result = run("--allow-writes=nowhere", program(tmp_path, ""))
+    assert result.exit_code == 1
+    assert "--allow-writes=nowhere: there is no such folder" in result.stderr
 
 
 def test_nothing_given() -> None:

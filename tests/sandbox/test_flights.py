@@ -17,9 +17,8 @@ import pytest
 
 from graphmem.sandbox import MECHANISMS
 from graphmem.sandbox.namespace import remove_tree
-from tests.places import ROOT
 from tests.sandbox import operations
-from tests.sandbox.test_operations import fly, really, sums
+from tests.sandbox.test_operations import fly, outside, really, sums
 
 every = pytest.mark.parametrize("mechanism", MECHANISMS)
 
@@ -246,7 +245,7 @@ def test_the_report_has_true_sizes(mechanism: str, real: Path) -> None:
 def test_the_exit_code_is_the_programs(mechanism: str, how: str, code: int, real: Path, tmp_path: Path) -> None:
     program = written(real, f"import os, sys\nopen('x', 'w')\n{how}")
     command = [sys.executable, "-m", "tests.sandbox.flight", mechanism, str(program), str(tmp_path / "report")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment = outside(TMPDIR=str(tmp_path))
     done = subprocess.run(command, cwd=real, env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert not list(tmp_path.glob("graphmem-run-*"))
@@ -257,7 +256,7 @@ def test_the_exit_code_is_the_programs(mechanism: str, how: str, code: int, real
 def test_signals_reach_the_program(number: signal.Signals, real: Path, tmp_path: Path) -> None:
     program = written(real, "import time\nopen('x', 'w')\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)")
     command = [sys.executable, "-m", "tests.sandbox.flight", "namespace", str(program), str(tmp_path / "report")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment = outside(TMPDIR=str(tmp_path))
     with subprocess.Popen(
         command, cwd=real, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -271,20 +270,26 @@ def test_signals_reach_the_program(number: signal.Signals, real: Path, tmp_path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 def test_a_start_in_a_namespace_is_quick() -> None:
-    text = (
-        "import time; from graphmem.sandbox import namespace, supervised; folder = supervised._temporary_folder(); "
-        "n = namespace.Namespace(folder); t = time.perf_counter(); n.enter(); print(folder, time.perf_counter() - t)"
-    )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    text = """
+import os, sys, time
+from graphmem.sandbox import namespace, supervised
+folder = supervised._temporary_folder()
+if os.fork():
+    sys.exit(os.wait()[1] >> 8)
+one, begun = namespace.Namespace(folder), time.process_time()
+one.enter()
+print(folder, time.process_time() - begun)
+"""
+    done = subprocess.run([sys.executable, "-c", text], env=outside(), capture_output=True, text=True)
     if done.returncode:
         pytest.skip(done.stderr.splitlines()[-1])
     folder, seconds = done.stdout.split()
     remove_tree(folder)
-    assert float(seconds) < 0.5  # some 0.03 on an idle machine
+    assert float(seconds) < 0.25  # of the processor; some 0.02 on an idle machine
 
 
 def test_a_mechanism_that_does_not_exist_is_refused(real: Path) -> None:
     command = [sys.executable, "-m", "tests.sandbox.flight", "magic", "x.py", "r"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = outside()
     done = subprocess.run(command, cwd=real, env=environment, capture_output=True, text=True)
     assert "GRAPHMEM_SANDBOX is one of namespace, landlock, wrapped, not 'magic'" in done.stderr

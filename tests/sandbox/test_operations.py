@@ -19,14 +19,19 @@ from tests.sandbox import operations
 PROGRAM = Path(operations.__file__)
 
 
+def outside(**more: str) -> dict[str, str]:
+    """The environment of a process that finds these tests."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": paths, **more}
+
+
 def fly(
     mechanism: str, program: Path, folder: Path, attempts: int = 1, **permissions: Any
 ) -> tuple[str, dict[str, Any]]:
     """What a program prints in a sandbox, and the report. Skips where the machine forbids the mechanism."""
     report = folder.parent / f"{folder.name}-{mechanism}.json"
     command = [sys.executable, "-m", "tests.sandbox.flight", mechanism, str(program), str(report), str(attempts)]
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "PERMISSIONS": json.dumps(permissions)}
+    environment = {**outside(), "PERMISSIONS": json.dumps(permissions)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     if f"GRAPHMEM_SANDBOX={mechanism}" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
@@ -39,7 +44,7 @@ def really(program: Path, folder: Path) -> str:
     return subprocess.run(
         [sys.executable, str(program)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=outside(),
         capture_output=True,
         text=True,
         check=True,

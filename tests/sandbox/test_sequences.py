@@ -38,7 +38,7 @@ def prepare(folder: Path) -> None:
 STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(NAMES), st.sampled_from(NAMES)), max_size=12)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_wrapped_calls_see_what_is_really_there(steps: list[tuple[str, str, str]]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -61,7 +61,7 @@ def test_random_sequences_of_operations(mechanism: str, tmp_path: Path) -> None:
     drawn = random.Random(seed)
     real, copy = tmp_path / "real", tmp_path / "copy"
     steps = []
-    for number in range(int(os.environ.get("SEQUENCES", 60))):
+    for number in range(int(os.environ.get("SEQUENCES", 30))):
         prepare(real / "folders" / str(number))
         length = drawn.randint(1, 12)
         steps.append([[drawn.choice(KINDS), drawn.choice(NAMES), drawn.choice(NAMES)] for _ in range(length)])
