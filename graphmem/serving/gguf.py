@@ -90,6 +90,8 @@ def _read_one(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     try:
         with open_file(path) as file:
             return _header(_Reader(file))
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
