@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graphmem import documents
+from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.documents import open_file, parse_json, read_content, read_gzipped_json, read_json, read_lines, read_yaml
+from graphmem.errors import UsageError
 from graphmem.trace import to_json
 from tests.cli.test_main import one_line, run
 from tests.cli.test_replay import small_trace
@@ -172,3 +174,8 @@ def test_gzip_is_bounded_when_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(gzip.compress(b"0" * (8 << 20)))
     with pytest.raises(ValueError, match="more than 1 MiB"):
         read_gzipped_json(path)
+
+
+def test_arenas_that_onnxruntime_ends_itself_with_are_refused() -> None:
+    with pytest.raises(UsageError, match="max_dead_bytes_per_chunk is 0"):
+        ArenaConfig(max_dead_bytes_per_chunk=0)
