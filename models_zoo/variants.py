@@ -3,7 +3,6 @@ graphmem`` in a checkout."""
 
 from __future__ import annotations
 
-
 import torch
 from torch import nn
 
