@@ -178,11 +178,18 @@ def _dims(dims: Iterable[Any], owner: str) -> tuple[Dimension, ...]:
 
 
 def spec_of_tensor(tensor: onnx.TensorProto, name: str = "") -> TensorSpec:
-    """The spec of a constant tensor. Raises :class:`ShapeError` for a negative dimension."""
+    """The spec of a constant tensor. Raises :class:`ShapeError` for a negative dimension, and for external data that
+    are not as long, which onnxruntime refuses too (``ResolveExternalDataInfoForTensorProto``, tensorprotoutils.cc)."""
     name = name or tensor.name
     if any(dim < 0 for dim in tensor.dims):
         raise ShapeError(f"constant {name!r} has the shape {list(tensor.dims)}; a constant's dimensions cannot be free")
-    return TensorSpec(name, dtype_name(tensor.data_type, name), tuple(int(dim) for dim in tensor.dims))
+    spec = TensorSpec(name, dtype_name(tensor.data_type, name), tuple(int(dim) for dim in tensor.dims))
+    for entry in tensor.external_data:
+        if entry.key == "length" and entry.value not in ("0", str(spec.nbytes)):
+            raise ShapeError(
+                f"constant {name!r} ({spec}) has {spec.nbytes} bytes; length of its external data is {entry.value!r}"
+            )
+    return spec
 
 
 def value_of_tensor(tensor: onnx.TensorProto, directory: Path | None = None) -> npt.NDArray[Any] | None:
