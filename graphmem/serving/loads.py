@@ -118,13 +118,15 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _rows(path: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, int, int]]:
-    header = [name.strip().lower().lstrip("\ufeff") for name in next(rows, [])]
+    header = [name.strip().lower() for name in next(rows, [])]
     places = []
     for wanted, names in _COLUMNS.items():
-        place = next((header.index(name) for name in names if name in header), None)
-        if place is None:
+        name = next((name for name in names if name in header), None)
+        if name is None:
             raise SourceError(f"{path}, line 1: no column {wanted!r}; the file needs timestamp,prompt,output")
-        places.append(place)
+        if header.count(name) > 1:
+            raise SourceError(f"{path}, line 1: {header.count(name)} columns {name!r}; leave one of them")
+        places.append(header.index(name))
     for number, row in enumerate(rows, 2):
         if row:
             try:

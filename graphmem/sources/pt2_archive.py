@@ -64,6 +64,8 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with open_file(path, pipes=False) as file, zipfile.ZipFile(file) as archive:
             yield archive
+    except SourceError:
+        raise
     except zipfile.BadZipFile:
         raise SourceError(f"{wrong}: it is no zip archive, or a damaged one") from None
     except OSError as error:

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from graphmem import documents
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.documents import open_file, parse_json, read_content, read_gzipped_json, read_json, read_lines, read_yaml
-from graphmem.errors import UsageError
+from graphmem.errors import SourceError, UsageError
+from graphmem.serving import loads
+from graphmem.serving.base import Request
 from graphmem.trace import to_json
 from tests.cli.test_main import one_line, run
 from tests.cli.test_replay import small_trace
@@ -179,3 +181,17 @@ def test_gzip_is_bounded_when_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
 def test_arenas_that_onnxruntime_ends_itself_with_are_refused() -> None:
     with pytest.raises(UsageError, match="max_dead_bytes_per_chunk is 0"):
         ArenaConfig(max_dead_bytes_per_chunk=0)
+
+
+@pytest.mark.parametrize("encoding", _ENCODINGS)
+def test_a_load_is_read_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "load.csv"
+    path.write_bytes("timestamp,prompt,output\n5,3,4\n7,5,6\n".encode(encoding))
+    assert loads.read(path) == (Request(0.0, 3, 4), Request(2.0, 5, 6))
+
+
+def test_a_column_of_a_load_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "load.csv"
+    path.write_text("timestamp,prompt,prompt,output\n0,3,9999,4\n")
+    with pytest.raises(SourceError, match="line 1: 2 columns 'prompt'"):
+        loads.read(path)
