@@ -1,16 +1,26 @@
-"""graphmem: how much GPU memory a deep-learning model will need, without a GPU."""
+"""graphmem: how much GPU memory a deep-learning model will need, without a GPU.
+
+Names are imported when they are first used: the command has to be ready for Ctrl-C before that, and ``--version`` needs
+none of them.
+"""
 
 from __future__ import annotations
 
-from graphmem.analyze import analyze, operator_graph, replay_trace
-from graphmem.errors import GraphmemError
-from graphmem.estimate import Estimate
-from graphmem.planning.advise import advise
-from graphmem.planning.fit import fit
-from graphmem.planning.plan import Plan, plan
-from graphmem.planning.serving import ServingReport, serve
-from graphmem.planning.sweep import sweep
-from graphmem.training import Inference, Training
+import sys
+
+TYPE_CHECKING = False  # that of ``typing``, which takes longer to import than the rest of this file
+if TYPE_CHECKING:
+    from typing import Any
+
+    from graphmem.analyze import analyze, operator_graph, replay_trace
+    from graphmem.errors import GraphmemError
+    from graphmem.estimate import Estimate
+    from graphmem.planning.advise import advise
+    from graphmem.planning.fit import fit
+    from graphmem.planning.plan import Plan, plan
+    from graphmem.planning.serving import ServingReport, serve
+    from graphmem.planning.sweep import sweep
+    from graphmem.training import Inference, Training
 
 __all__ = [
     "Estimate",
@@ -29,3 +39,39 @@ __all__ = [
     "sweep",
 ]
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Estimate": "estimate", "GraphmemError": "errors", "Inference": "training", "Plan": "planning.plan",
+    "ServingReport": "planning.serving", "Training": "training", "advise": "planning.advise", "analyze": "analyze",
+    "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.plan", "replay_trace": "analyze",
+    "serve": "planning.serving", "sweep": "planning.sweep",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module of the package, on its first use."""
+    import importlib.util
+
+    if name in _PLACES:
+        found = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        found = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(type(sys)):  # type: ignore[misc]
+    """Imports put a module into its package by its name, where a function of that name (``analyze``) would be lost."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _PLACES and isinstance(value, type(sys))):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

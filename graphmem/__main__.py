@@ -1,6 +1,6 @@
 """``python -m graphmem``: the command line."""
 
-from graphmem.cli.main import main
+from graphmem.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -14,6 +14,7 @@ from graphmem.capture.threads import current_threads, turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
 from graphmem.errors import CannotShortenError, GraphmemError, ProgramOutOfMemory, SourceError, UsageError
+from graphmem.files import without_compiler_folder
 from graphmem.question import Question, capture_key
 from graphmem.runtimes.base import Taken
 from graphmem.sources import OnnxModel, Sizes, TorchModel
@@ -163,6 +164,7 @@ class _Slot:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
+@without_compiler_folder()
 def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxModel | TorchModel:
     """The model, with every dimension of an ONNX file bound; ``files`` keeps ONNX files that were read."""
     return sources.load(
@@ -182,6 +184,7 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
+@without_compiler_folder()
 def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Recorded:
     """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
     if question.sizes.weights is not None and not (isinstance(loaded, TorchModel) and loaded.quantizes):

@@ -1,36 +1,162 @@
-"""JSON documents that somebody else wrote: read with limits, and held against the types of the values they become.
+"""Files that somebody else wrote: opened without waiting for ever, read with limits, and held against the types of the
+values they become.
 
-A document may be truncated, nested deeper than the parser's stack, hold numbers of thousands of digits, or be a few
-bytes that unpack to gigabytes; each of these is a ``ValueError`` here, which the caller turns into an error that names
-the file.
+A path may lead to a device without end, a pipe that nobody writes to or a file of terabytes; a document may be
+truncated, nested deeper than the parser's stack, hold numbers of thousands of digits, or be a few bytes that unpack to
+gigabytes. Each of these is an ``OSError`` or a ``ValueError`` here, which the caller turns into an error that names the
+file.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import json
+import os
+import select
+import stat
+import time
 import types
 import typing
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 #: Bytes that a document may have, and one that was compressed.
 LARGEST_DOCUMENT = 1 << 30
 LARGEST_UNPACKED = 1 << 28
+#: Bytes that a configuration written by hand may have.
+LARGEST_CONFIGURATION = 1 << 16
 #: Whole numbers beyond this are no sizes, counts or addresses of anything.
 LARGEST_NUMBER = 2**63 - 1
 
 
+#: Seconds that a pipe may take until somebody writes to it.
+_WRITER_PATIENCE = 2.0
+
+
+class _Pipe(io.RawIOBase):
+    """The reading end of a pipe. One that nobody writes to is an :class:`OSError` after :data:`_WRITER_PATIENCE`; a
+    writer that is there may be as slow as it likes, as that of ``graphmem replay <(ssh host cat snapshot)`` is."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._until = time.monotonic() + _WRITER_PATIENCE
+        self._began = False
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into ``buffer``; 0 at the end."""
+        while True:
+            try:
+                count = os.readv(self._descriptor, [buffer])
+            except BlockingIOError:  # somebody has it open to write
+                select.select([self._descriptor], [], [], 1.0)
+                continue
+            if count or self._began:
+                self._began = True
+                return count
+            if time.monotonic() > self._until:
+                raise OSError(errno.EPIPE, "nothing came out of this pipe")
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
+def open_file(path: str | os.PathLike[str], *, pipes: bool = True) -> io.BufferedReader:
+    """The file or pipe at ``path``, to be read; ``pipes`` is False where the reader has to seek.
+
+    Raises :class:`OSError` for what is neither (a device, a folder, a socket), beside what ``open`` raises.
+    """
+    text = os.fspath(path)
+    _check_kind(os.stat(text).st_mode, text, pipes)  # before it is opened: opening a device may do something
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(text, flags | getattr(os, "O_CLOEXEC", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        _check_kind(mode, text, pipes)
+        return io.BufferedReader(_Pipe(descriptor)) if stat.S_ISFIFO(mode) else os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_kind(mode: int, path: str, pipes: bool) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if stat.S_ISFIFO(mode) and not pipes:
+        raise OSError(errno.ESPIPE, "it is a pipe, and has to be a file", path)
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        raise OSError(errno.EINVAL, "it is a device and not a file", path)
+
+
+def read_bounded(file: typing.BinaryIO | io.BufferedReader | gzip.GzipFile, limit: int = LARGEST_DOCUMENT) -> bytes:
+    """What is left of ``file``. Raises :class:`ValueError` for more than ``limit`` bytes, of a file on the disk before
+    anything is read."""
+    if not isinstance(file, gzip.GzipFile) and os.fstat(file.fileno()).st_size > limit:
+        raise ValueError(f"it has more than {_mebibytes(limit)}")
+    content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it has more than {_mebibytes(limit)}")
+    return content
+
+
+def _mebibytes(limit: int) -> str:
+    return f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
+
+
+def read_content(path: Path, limit: int = LARGEST_DOCUMENT) -> bytes:
+    """The bytes of a file or a pipe. Raises :class:`ValueError` for more than ``limit``, and as :func:`open_file`."""
+    with open_file(path) as file:
+        return read_bounded(file, limit)
+
+
+def read_lines(path: Path, longest: int) -> Iterator[str]:
+    """The lines of a text file, with their ends. Raises :class:`ValueError` for one of more than ``longest``
+    characters, and as :func:`open_file` and :func:`text_of`."""
+    with open_file(path) as file, io.TextIOWrapper(file, json.detect_encoding(file.peek(4)[:4]), newline="") as text:
+        number = 0
+        try:
+            while line := text.readline(longest + 1):
+                number += 1
+                if len(line) > longest:
+                    raise ValueError(f"line {number} has more than {longest:,} characters")
+                yield line
+        except UnicodeDecodeError as error:
+            raise ValueError(_not_text(error)) from None
+
+
+def text_of(data: bytes) -> str:
+    """``data`` as text: UTF-8, or UTF-16 or UTF-32 as Windows' programs write it, with or without a byte order mark.
+    Raises :class:`ValueError`."""
+    try:
+        return data.decode(json.detect_encoding(data))
+    except UnicodeDecodeError as error:
+        raise ValueError(_not_text(error)) from None
+
+
+def _not_text(error: UnicodeDecodeError) -> str:
+    return f"it is not {error.encoding.upper()} text: {error.reason} at byte {error.start}"
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises :class:`ValueError` with the reason in one line."""
+    if isinstance(text, bytes):
+        text = text_of(text)
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8 text: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     except ValueError:  # the interpreter's own limit on digits
@@ -39,25 +165,42 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_json(path: Path) -> Any:
     """The value of a JSON file. Raises :class:`ValueError`, or :class:`OSError` for a file that cannot be read."""
-    with path.open("rb") as file:
-        return parse_json(_bounded(file, LARGEST_DOCUMENT))
+    return parse_json(read_content(path))
 
 
 def read_gzipped_json(path: Path) -> Any:
     """The value of a JSON file compressed by gzip. Raises as :func:`read_json`."""
     try:
-        with gzip.open(path) as file:
-            content = _bounded(file, LARGEST_UNPACKED)
+        with open_file(path) as packed, gzip.open(packed) as file:
+            content = read_bounded(file, LARGEST_UNPACKED)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"it is not a gzip file, or is cut off: {error}") from None
     return parse_json(content)
 
 
-def _bounded(file: Any, limit: int) -> bytes:
-    content: bytes = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"it has more than {limit >> 20} MiB")
-    return content
+def read_yaml(path: Path) -> Any:
+    """The value of a YAML configuration of plain data. Raises as :func:`read_json`, and ``ImportError`` without PyYAML.
+
+    Aliases are refused: a few hundred bytes of them unfold to gigabytes as soon as somebody writes the value out.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                where = self.peek_event().start_mark
+                raise ValueError(f"line {where.line + 1} has an alias (*name); write the value out in its place")
+            return super().compose_node(parent, index)
+
+    text = text_of(read_content(path, LARGEST_CONFIGURATION))
+    try:
+        return yaml.load(text, Loader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is not YAML: {' '.join(str(error).split())}") from None
+    except (LookupError, AttributeError, TypeError, OverflowError) as error:  # PyYAML's own, of values with a wrong tag
+        raise ValueError(f"it holds a value that is not of its type: {type(error).__name__}: {error}") from None
 
 
 def check_fields(kind: type, values: Mapping[str, Any]) -> None:

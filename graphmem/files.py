@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from graphmem.errors import UsageError
 
 #: Writes in the place of :func:`write_whole`, where this process itself cannot change real files.
 hand_over: Callable[[Path, bytes], None] | None = None
+_COMPILER_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -39,6 +40,35 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+@contextlib.contextmanager
+def without_compiler_folder() -> Iterator[None]:
+    """PyTorch makes a folder for its compiler in ``TMPDIR``, and names it in the environment, as soon as something
+    imports ``torch._dynamo`` (``cache_dir``, torch/_inductor/runtime/cache_dir_utils.py of 2.13). Afterwards the
+    variable is as it was, and the folder is gone where nobody put anything into it."""
+    before = os.environ.get(_COMPILER_FOLDER)
+    try:
+        yield
+    finally:
+        made = os.environ.get(_COMPILER_FOLDER)
+        if before is None and made is not None:
+            del os.environ[_COMPILER_FOLDER]
+            with contextlib.suppress(OSError):
+                os.rmdir(made)
+
+
+@contextlib.contextmanager
+def own_compiler_folder() -> Iterator[None]:
+    """While it lasts, what the compiler writes goes to a folder that is removed."""
+    before = os.environ.get(_COMPILER_FOLDER)
+    with tempfile.TemporaryDirectory(prefix="graphmem-", ignore_cleanup_errors=True) as folder:
+        os.environ[_COMPILER_FOLDER] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(_COMPILER_FOLDER, None)
+            os.environ.update({} if before is None else {_COMPILER_FOLDER: before})
 
 
 def _mode(target: Path) -> int:

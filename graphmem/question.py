@@ -17,6 +17,7 @@ from graphmem.figures import parse_margin
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
+from graphmem.sources.zoo import ZOO, usual_step
 from graphmem.training import Inference, Training
 from graphmem.versions import version_named, workspace_variables
 
@@ -87,7 +88,10 @@ class Question:
 
     @cached_property
     def step(self) -> Training | Inference:
-        """The step asked for; by default inference for ONNX files and training for everything else."""
+        """The step asked for; by default inference for ONNX files, a model of the zoo's usual step, and training for
+        everything else."""
+        if isinstance(self.model, str) and self.model.startswith(ZOO) and self.training in (None, True, False):
+            return usual_step(self.model.removeprefix(ZOO), training=self.training is not False)
         if isinstance(self.training, bool):
             return Training() if self.training else Inference()
         if self.training is None:

@@ -51,7 +51,7 @@ def workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
     """How much of the answer may be workspaces that cuDNN could tell."""
     sizes = [storage.bytes for storage in trace.storages if storage.label.startswith("cuDNN workspace")]
     largest = max(sizes, default=0)
-    if not largest or largest < _NOTABLE * peak:
+    if not peak or not largest or largest < _NOTABLE * peak:  # nothing was reserved: the first request was refused
         return ()
     words = (
         f"workspaces of convolutions are predicted, the largest of {format_bytes(largest)}, {largest / peak:.0%} of "

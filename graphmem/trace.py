@@ -542,7 +542,7 @@ def to_json(trace: Trace) -> str:
 _SCHEMAS = (SCHEMA, SCHEMA_WITH_POOLS, SCHEMA_WITH_LIMITS, SCHEMA_WITH_PLANS, SCHEMA_WITH_SETTINGS)
 
 
-def from_json(text: str) -> Trace:
+def from_json(text: str | bytes) -> Trace:
     """Read what :func:`to_json` wrote. Raises :class:`TraceError` for anything else."""
     try:
         document = parse_json(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +55,6 @@ def _recipe(entry: Entry) -> Recipe:
 
 
 def _transformers_model(entry: Entry) -> nn.Module:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     make_torchvision_importable()  # transformers imports it where it is installed
     import transformers
 

@@ -90,7 +90,6 @@ def recipe(name: str) -> Recipe:
 
 def transformers_model(name: str) -> Recipe:
     """One of :data:`LANGUAGE_MODELS`, with ``@implementation`` for another attention than the default."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     make_torchvision_importable()  # transformers imports it where it is installed
     import transformers
 

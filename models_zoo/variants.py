@@ -3,8 +3,6 @@ graphmem`` in a checkout."""
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import nn
 
@@ -23,7 +21,6 @@ def _images_channels_last(batch: int, device: Device) -> Batch:
 
 
 def _llama(adapted: bool) -> nn.Module:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     make_torchvision_importable()  # transformers imports it where it is installed
     import transformers
 

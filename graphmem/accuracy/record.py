@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.accuracy.case import Case
-from graphmem.documents import check_fields, parse_json, shown
+from graphmem.documents import check_fields, parse_json, read_lines, shown
 from graphmem.errors import GraphmemError, TraceError
 
 SCHEMA = 2
+#: Characters of the longest line; the published ones have some thousands.
+_LONGEST_LINE = 16 << 20
 #: Schemas that can be read. The first one knew PyTorch alone: every case ran there, on a card.
 _READABLE = (1, SCHEMA)
 OK, OUT_OF_MEMORY, FAILED = "ok", "out of memory", "failed"
@@ -175,7 +177,6 @@ def append(path: Path, records: Iterable[Record]) -> None:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8") as file:
-            yield from file
-    except (OSError, UnicodeDecodeError) as error:
+        yield from read_lines(path, _LONGEST_LINE)
+    except (OSError, ValueError) as error:
         raise TraceError(f"{path} cannot be read: {error}") from None

@@ -10,11 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from graphmem.allocators.base import BlockView
 
 MIN_ALLOCATION_BYTES = 256  # kMinAllocationSize, bfc_allocator.h
-NUM_BINS = 21  # kNumBins, bfc_allocator.h: bin b holds free chunks of [256 << b, 512 << b), the last is open ended
 DRIVER_ALIGNMENT_BYTES = 512  # a guess; cudaMalloc promises 256 or more, and only the order of addresses matters here
 
 
@@ -56,10 +56,6 @@ class Chunk:
     previous: Chunk | None = None
     next: Chunk | None = None
 
-    def key(self) -> tuple[int, int]:
-        """The order of free chunks: by size, then by address (``ChunkComparator``)."""
-        return (self.size, self.address)
-
     def and_after(self) -> Iterator[Chunk]:
         """This chunk and those after it in its region."""
         chunk: Chunk | None = self
@@ -77,13 +73,50 @@ def rounded_bytes(size: int) -> int:
     return -(-size // MIN_ALLOCATION_BYTES) * MIN_ALLOCATION_BYTES
 
 
-def bin_number(size: int) -> int:
-    """The bin of a chunk of ``size`` bytes (``BinNumForSize``)."""
-    return min(NUM_BINS - 1, (max(size, MIN_ALLOCATION_BYTES) >> 8).bit_length() - 1)
+class FreeChunks:
+    """Free chunks by size, then by address (``ChunkComparator``).
+
+    Upstream keeps them in bins, which are ranges of sizes, and searches the bins upwards: the same order. Thousands of
+    equal chunks are common (the outputs of one ``Split``), so each size has a heap of addresses.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []  # ascending, each once
+        self._addresses: dict[int, tuple[set[int], list[int]]] = {}  # of a size: those free; a heap of them and others
+
+    def first(self, least: int) -> tuple[int, int] | None:
+        """Size and address of the smallest chunk of ``least`` bytes or more, the lowest among equals."""
+        position = bisect_left(self._sizes, least)
+        if position == len(self._sizes):
+            return None
+        size = self._sizes[position]
+        free, heap = self._addresses[size]
+        while heap[0] not in free:
+            heappop(heap)
+        return size, heap[0]
+
+    def add(self, size: int, address: int) -> None:
+        """A chunk becomes free."""
+        if size not in self._addresses:
+            insort(self._sizes, size)
+            self._addresses[size] = (set(), [])
+        free, heap = self._addresses[size]
+        free.add(address)
+        heappush(heap, address)
+
+    def remove(self, size: int, address: int) -> None:
+        """A chunk is free no more. Its entry in the heap stays until it comes first or such entries are the most."""
+        free, heap = self._addresses[size]
+        free.remove(address)
+        if not free:
+            del self._addresses[size], self._sizes[bisect_left(self._sizes, size)]
+        elif len(heap) > 2 * len(free) + 8:
+            heap[:] = free
+            heapify(heap)
 
 
 class ChunkHeap:
-    """The chunks of all regions, the free ones in bins.
+    """The chunks of all regions.
 
     A chunk that exceeds a request by ``most_waste`` bytes or more, or is twice as large, is split.
     """
@@ -91,7 +124,7 @@ class ChunkHeap:
     def __init__(self, most_waste: int) -> None:
         self.most_waste = most_waste
         self._chunks: dict[int, Chunk] = {}
-        self._free_keys: list[list[tuple[int, int]]] = [[] for _ in range(NUM_BINS)]  # (size, address) ascending
+        self._free = FreeChunks()
 
     def __getitem__(self, address: int) -> Chunk:
         return self._chunks[address]
@@ -113,16 +146,15 @@ class ChunkHeap:
 
     def take(self, rounded: int, requested: int) -> Chunk | None:
         """``FindChunkPtr``: the smallest free chunk that fits, the lowest address among equals, or None."""
-        for number in range(bin_number(rounded), NUM_BINS):
-            keys = self._free_keys[number]
-            position = bisect_left(keys, (rounded, 0))
-            if position < len(keys):
-                chunk = self._chunks[keys.pop(position)[1]]
-                if chunk.size >= rounded * 2 or chunk.size - rounded >= self.most_waste:
-                    self._split(chunk, rounded)
-                chunk.in_use, chunk.requested = True, requested
-                return chunk
-        return None
+        found = self._free.first(rounded)
+        if found is None:
+            return None
+        chunk = self._chunks[found[1]]
+        self.remove_free(chunk)
+        if chunk.size >= rounded * 2 or chunk.size - rounded >= self.most_waste:
+            self._split(chunk, rounded)
+        chunk.in_use, chunk.requested = True, requested
+        return chunk
 
     def give(self, address: int | None) -> tuple[int, int]:
         """Free the chunk at ``address``; returns its (size, requested bytes). Raises ValueError if none is in use."""
@@ -148,12 +180,11 @@ class ChunkHeap:
 
     def insert_free(self, chunk: Chunk) -> None:
         """Put a free chunk into its bin (``InsertFreeChunkIntoBin``)."""
-        insort(self._free_keys[bin_number(chunk.size)], chunk.key())
+        self._free.add(chunk.size, chunk.address)
 
     def remove_free(self, chunk: Chunk) -> None:
         """Take a free chunk out of its bin (``RemoveFreeChunkFromBin``)."""
-        keys = self._free_keys[bin_number(chunk.size)]
-        del keys[bisect_left(keys, chunk.key())]
+        self._free.remove(chunk.size, chunk.address)
 
     def _split(self, chunk: Chunk, size: int) -> None:
         """``SplitChunk``: ``chunk`` keeps ``size`` bytes, the rest becomes a free chunk after it."""

@@ -46,13 +46,15 @@ class ArenaConfig:
     max_power_of_two_extend_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        """Refuse what upstream would never return from: a growth size of 0 doubles for ever."""
-        for key in ("initial_chunk_size_bytes", "initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes"):
+        """Refuse what upstream never returns from, or ends itself with: a growth size of 0 doubles for ever; 0 dead
+        bytes split a chunk that fits exactly into itself and one of no bytes, whose address lies in no region or is
+        another chunk's (onnxruntime 1.32: bfc_arena.h:343 at once, bfc_arena.cc:635 when that one is freed)."""
+        for key in ("initial_chunk_size_bytes", "initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes",
+                    "max_dead_bytes_per_chunk"):  # fmt: skip
             if getattr(self, key) < 1:
                 raise UsageError(f"{key} is {getattr(self, key)}; accepted: 1 or more bytes")
-        for key in ("max_mem", "max_dead_bytes_per_chunk"):
-            if getattr(self, key) < 0:
-                raise UsageError(f"{key} is {getattr(self, key)}; accepted: 0 or more bytes")
+        if self.max_mem < 0:
+            raise UsageError(f"max_mem is {self.max_mem}; accepted: 0 or more bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +290,8 @@ class _TaggedHeap(ChunkHeap):
             chunk = chunk.next
         chunk = first
         while chunk is not None:
-            if not chunk.in_use:
+            beside = (chunk.previous, chunk.next)
+            if not chunk.in_use and any(other is not None and not other.in_use for other in beside):
                 self.remove_free(chunk)
                 chunk = self.coalesce(chunk)
                 self.insert_free(chunk)

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import shown
+from graphmem.documents import read_yaml, shown
 from graphmem.errors import UsageError
 from graphmem.training.processes import Processes
-
-#: Larger files are no configuration.
-_LARGEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -242,17 +239,13 @@ def _whole(path: Path, given: Mapping[str, Any], key: str, least: int, default: 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        import yaml
+        given = read_yaml(path)
     except ImportError:
         raise UsageError("a configuration of accelerate is YAML; install PyYAML to read it") from None
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise UsageError(f"{path} is too large for a configuration")
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not YAML: {error}") from None
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise UsageError(f"{path} is no configuration of accelerate: it has no keys")
     for section in ("fsdp_config", "dynamo_config", "deepspeed_config", "parallelism_config"):

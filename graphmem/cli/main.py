@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import sys
 import traceback
 from typing import Any
@@ -29,6 +28,7 @@ from graphmem.cli.plan import plan_command
 from graphmem.cli.replay import replay_command
 from graphmem.cli.run import OWN_PROCESS, run_command
 from graphmem.cli.serve import serve_command
+from graphmem.cli.start import ENDINGS, Terminated, ending_in_order
 from graphmem.cli.sweep import sweep_command
 from graphmem.cli.verify import verify_command
 from graphmem.cli.zoo import zoo_command
@@ -37,23 +37,11 @@ from graphmem.reports import text
 
 #: What a shell says of a program that Ctrl-C ended.
 INTERRUPTED = 130
-#: Signals that end the program; folders for temporary files are removed first.
-_ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-
 #: The errors of a disk, or of the user's share of one, that is full.
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 #: Those of a name that is too long, a circle of links, or a place where one may not look.
 _NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR)
-
-
-class Terminated(BaseException):
-    """A signal asked the program to end. ``code`` is what a shell says of a program that it ended."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"signal {number}")
-        self.code = 128 + number
 
 
 _DEBUG = "GRAPHMEM_DEBUG"
@@ -65,7 +53,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with ending_in_order():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except (KeyboardInterrupt, Terminated) as error:
@@ -119,13 +108,11 @@ cli.add_command(accuracy_command)
 
 
 def main() -> None:
-    """Entry point of the ``graphmem`` program and of ``python -m graphmem``."""
+    """Run the command that ``sys.argv`` asks for."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:  # closed: what would be said there goes nowhere
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    for number in _ENDINGS:
-        signal.signal(number, _terminate)
     try:
         cli(prog_name="graphmem", obj=OWN_PROCESS)
     except OSError as error:  # of click's own output: the help, the version
@@ -133,13 +120,9 @@ def main() -> None:
             click.echo(f"graphmem: {_message(error)}", err=True)
         _leave(1)
     except SystemExit as error:
-        if isinstance(error.code, int) and error.code in (INTERRUPTED, *(128 + number for number in _ENDINGS)):
+        if isinstance(error.code, int) and error.code in {128 + number for number in ENDINGS}:
             _leave(error.code)
         raise
-
-
-def _terminate(number: int, _: object) -> None:
-    raise Terminated(number)
 
 
 def _leave(code: int) -> None:

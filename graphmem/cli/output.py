@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from graphmem.cli.options import Output
+from graphmem.cli.progress import stderr_console
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.files import write_whole
@@ -108,7 +108,7 @@ def _status() -> Iterator[Callable[[str], None]]:
         yield lambda stage: None
         return
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))  # a narrow one cuts words
-    status = Progress(*columns, console=Console(stderr=True), transient=True)
+    status = Progress(*columns, console=stderr_console(), transient=True)
     task = status.add_task("analysing")
     timer = threading.Timer(PATIENCE, status.start)
     timer.daemon = True

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def stderr_console() -> Console:
+    """The terminal on stderr, in the size that Python finds: rich breaks on a ``COLUMNS`` that is no number."""
+    width, height = shutil.get_terminal_size()
+    return Console(stderr=True, width=width, height=height)
 
 
 @contextlib.contextmanager
@@ -23,6 +30,6 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[at]}"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=stderr_console()) as bar:
         task = bar.add_task(label, total=total, at="")
         yield lambda text: bar.update(task, advance=1, at=text)

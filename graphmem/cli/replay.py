@@ -10,6 +10,7 @@ import click
 from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import output_of, output_options, target_of, target_options
 from graphmem.cli.output import check_output, show, working
+from graphmem.documents import open_file, read_bounded, text_of
 from graphmem.errors import SourceError, TraceError, UsageError
 from graphmem.trace import Trace, from_json
 
@@ -51,25 +52,27 @@ def replay_command(**options: Any) -> None:
 
 
 def read_file(path: Path, device: int | None) -> Trace | Recording:
-    """The trace in the file, told by its first byte: JSON begins with ``{``, anything else is a snapshot; of a snapshot
-    of a run that ran out of memory, the recording.
+    """The trace in the file or pipe, told by how it begins: JSON begins with ``{``, anything else is a snapshot; of a
+    snapshot of a run that ran out of memory, the recording.
 
     Raises :class:`SourceError` or :class:`graphmem.errors.TraceError`.
     """
+    from graphmem.sources.snapshot import recording_in, trace_of
+
     try:
-        with path.open("rb") as stream:
-            is_json = stream.read(64).lstrip()[:1] == b"{"
-        text = path.read_text(encoding="utf-8") if is_json else ""
-    except UnicodeDecodeError:
-        raise SourceError(f"{path} is not UTF-8 text") from None
+        with open_file(path) as file:
+            if _begins_as_json(file.peek(64)[:64]):
+                return from_json(read_bounded(file))
+            recording = recording_in(file, device)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
         raise SourceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if is_json:
-        try:
-            return from_json(text)
-        except TraceError as error:
-            raise TraceError(f"{path}: {error}") from None
-    from graphmem.sources.snapshot import read_recording, trace_of
-
-    recording = read_recording(path, device=device)
     return trace_of(recording) if recording.death is None else recording
+
+
+def _begins_as_json(head: bytes) -> bool:
+    try:
+        return text_of(head[: len(head) & ~3]).lstrip().startswith("{")  # whole characters of UTF-16 and UTF-32
+    except ValueError:
+        return head.lstrip().startswith(b"{")

@@ -88,7 +88,7 @@ def _sizes(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> dict[str, int
     read = {name for node in nodes for name in node.input}
     made = dict.fromkeys(name for node in nodes for name in node.output if name)
     constants = [tensor for tensor in model.graph.initializer if tensor.name in read]
-    part = helper.make_graph(nodes, "constants", [], [onnx.ValueInfoProto(name=name) for name in made], constants)
+    part = helper.make_graph(nodes, "constants", [], [], constants)
     alone = helper.make_model(part, opset_imports=list(model.opset_import), ir_version=model.ir_version)
     try:
         specs = propagate(facts_of(alone), Binding((), {})).specs
@@ -96,8 +96,10 @@ def _sizes(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> dict[str, int
     except GraphmemError:  # one of the nodes is not understood
         pass
     sizes = {tensor.name: _bytes(tensor.data_type, list(tensor.dims)) for tensor in constants}
+    alone.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
     try:
-        inferred = shape_inference.infer_shapes(alone, data_prop=True).graph
+        # without data_prop, which makes a list of every element of a ConstantOfShape that is added to another
+        inferred = shape_inference.infer_shapes(alone).graph
     except Exception:  # whatever onnx's C++ throws: nothing is known
         return sizes
     for value in (*inferred.value_info, *inferred.output):

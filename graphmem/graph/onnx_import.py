@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from graphmem.documents import open_file
 from graphmem.errors import ShapeError, SourceError, first_line
 from graphmem.graph.model import ELEMENT_BITS, Dimension, Node, TensorSpec
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights
@@ -27,7 +28,7 @@ _ONNX_DOMAINS = ("", "ai.onnx")  # two spellings of one domain
 def read_model(path: Path) -> onnx.ModelProto:
     """Read the model at ``path``, its local functions inlined. Raises :class:`SourceError`."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, pipes=False) as file:
             data = strip_weights(file, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -69,7 +70,7 @@ def _malformed(path: Path, error: MalformedError) -> str:
 
 
 def _hint(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path, pipes=False) as file:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
         return " (it is a Git LFS pointer: run git lfs pull)"
@@ -177,11 +178,18 @@ def _dims(dims: Iterable[Any], owner: str) -> tuple[Dimension, ...]:
 
 
 def spec_of_tensor(tensor: onnx.TensorProto, name: str = "") -> TensorSpec:
-    """The spec of a constant tensor. Raises :class:`ShapeError` for a negative dimension."""
+    """The spec of a constant tensor. Raises :class:`ShapeError` for a negative dimension, and for external data that
+    are not as long, which onnxruntime refuses too (``ResolveExternalDataInfoForTensorProto``, tensorprotoutils.cc)."""
     name = name or tensor.name
     if any(dim < 0 for dim in tensor.dims):
         raise ShapeError(f"constant {name!r} has the shape {list(tensor.dims)}; a constant's dimensions cannot be free")
-    return TensorSpec(name, dtype_name(tensor.data_type, name), tuple(int(dim) for dim in tensor.dims))
+    spec = TensorSpec(name, dtype_name(tensor.data_type, name), tuple(int(dim) for dim in tensor.dims))
+    for entry in tensor.external_data:
+        if entry.key == "length" and entry.value not in ("0", str(spec.nbytes)):
+            raise ShapeError(
+                f"constant {name!r} ({spec}) has {spec.nbytes} bytes; length of its external data is {entry.value!r}"
+            )
+    return spec
 
 
 def value_of_tensor(tensor: onnx.TensorProto, directory: Path | None = None) -> npt.NDArray[Any] | None:
@@ -206,7 +214,7 @@ def _small_external(tensor: onnx.TensorProto, spec: TensorSpec, directory: Path 
     place = (directory / location).resolve()  # a link may lead elsewhere, where other files than the model's lie
     if not place.is_relative_to(directory.resolve()) or not place.is_file():
         return None
-    with place.open("rb") as file:
+    with open_file(place, pipes=False) as file:
         file.seek(int(entries.get("offset", "0")))
         data = file.read(spec.nbytes)
     copy = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=data)

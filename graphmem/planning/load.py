@@ -20,8 +20,8 @@ from graphmem.serving.base import Batch, Request, Scheduler, Served
 _POINTS = 240
 #: Steps that a load may take, tokens of all its answers, and copies that are tried.
 _MOST_STEPS, _MOST_ANSWERED, _MOST_COPIES = 5_000_000, 300_000_000, 1 << 10
-#: Seconds of a load that is followed to its end, whatever comes of it; of a longer one no more than shows that too many
-#: wait too long.
+#: Seconds of a load that one copy follows to its end, whatever comes of it; of a longer one, and on more copies, no
+#: more than shows that too many wait too long.
 _WHOLE = 3600.0
 #: Steps after which it is told how far a load is.
 _TOLD_EVERY = 2000
@@ -146,10 +146,10 @@ def loaded(
         )
     make = served.scheduler
     answers: dict[int, LoadAnswer] = {}
-    bears = max_wait if seconds > _WHOLE else None
 
     def enough(copies: int) -> bool:
         heard = within(say, f"the load on {copies:,} like this")
+        bears = None if copies == 1 and seconds <= _WHOLE else max_wait
         answers[copies] = simulate(make(), requests[::copies], seconds, speed, bears, heard)
         return _enough(answers[copies], max_wait)
 

@@ -13,6 +13,8 @@ from graphmem.estimate import Estimate, Fit
 
 #: Wide enough for every table graphmem prints; a narrow terminal wraps its own lines.
 WIDTH = 140
+#: Lines of a page, which no table depends on; where none are named, rich asks ``COLUMNS``, and breaks on what is none.
+HEIGHT = 25
 
 
 def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -24,7 +26,7 @@ def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     for row in rows:
         table.add_row(*row)
     buffer = StringIO()
-    Console(file=buffer, width=WIDTH, color_system=None, highlight=False, markup=False).print(table)
+    Console(file=buffer, width=WIDTH, height=HEIGHT, color_system=None, highlight=False, markup=False).print(table)
     return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS, CardUse, Diagnostic, Estimate, HeldBytes, LiveStorage, Moment, PhasePeak, PoolUse
-from graphmem.reports import certainty, flight, post_mortem
+from graphmem.reports import certainty, flight, post_mortem, tables
 from graphmem.runtimes import runtime_named
 from graphmem.trace import Phase
 from graphmem.units import format_bytes
@@ -95,6 +95,7 @@ def _printed(blocks: Sequence[RenderableType], width: int) -> str:
     console = Console(
         file=buffer,
         width=max(width, MINIMUM_WIDTH),
+        height=tables.HEIGHT,
         color_system=None,
         force_terminal=False,
         legacy_windows=False,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from graphmem.documents import shown
+from graphmem.documents import open_file, shown
 from graphmem.errors import SourceError
 from graphmem.sources.checkpoints import Checkpoint
 
@@ -88,10 +88,10 @@ def _parts(path: Path) -> list[Path]:
 
 def _read_one(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     try:
-        if not path.is_file():
-            raise SourceError(f"{path} is no file" if path.exists() else f"{path} does not exist")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return _header(_Reader(file))
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:

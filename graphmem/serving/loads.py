@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import NormalDist
 
-from graphmem.documents import shown
+from graphmem.documents import read_lines, shown
 from graphmem.errors import SourceError, UsageError
 from graphmem.serving.base import Request
 
@@ -96,12 +96,11 @@ def read(path: Path) -> tuple[Request, ...]:
     """The requests of a CSV file with columns timestamp (seconds, or a date and time), prompt and output (tokens); the
     first arrives at 0. Raises :class:`SourceError` naming the line."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            found = list(_rows(path, csv.reader(_lines(path, file))))
+        found = list(_rows(path, csv.reader(_lines(path))))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except ValueError as error:
+        raise SourceError(f"{path}: {error}") from None
     except csv.Error as error:
         raise SourceError(f"{path} is no CSV file: {error}") from None
     if not found:
@@ -111,25 +110,23 @@ def read(path: Path) -> tuple[Request, ...]:
     return tuple(Request(at - first, prompt, output) for at, prompt, output in found)
 
 
-def _lines(path: Path, file: Iterator[str] | object) -> Iterator[str]:
-    number = 0
-    while line := file.readline(_LONGEST_LINE):  # type: ignore[union-attr]
-        number += 1
-        if len(line) == _LONGEST_LINE:
-            raise SourceError(f"{path}, line {number} has more than {_LONGEST_LINE:,} characters")
+def _lines(path: Path) -> Iterator[str]:
+    for number, line in enumerate(read_lines(path, _LONGEST_LINE), 1):
         if number > _MOST_REQUESTS + 1:
             raise SourceError(f"{path} has more than {_MOST_REQUESTS:,} requests, which are the most that are followed")
         yield line
 
 
 def _rows(path: Path, rows: Iterator[list[str]]) -> Iterator[tuple[float, int, int]]:
-    header = [name.strip().lower().lstrip("\ufeff") for name in next(rows, [])]
+    header = [name.strip().lower() for name in next(rows, [])]
     places = []
     for wanted, names in _COLUMNS.items():
-        place = next((header.index(name) for name in names if name in header), None)
-        if place is None:
+        name = next((name for name in names if name in header), None)
+        if name is None:
             raise SourceError(f"{path}, line 1: no column {wanted!r}; the file needs timestamp,prompt,output")
-        places.append(place)
+        if header.count(name) > 1:
+            raise SourceError(f"{path}, line 1: {header.count(name)} columns {name!r}; leave one of them")
+        places.append(header.index(name))
     for number, row in enumerate(rows, 2):
         if row:
             try:

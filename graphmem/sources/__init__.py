@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphmem.errors import SourceError, UsageError
-from graphmem.sources.base import OnnxModel, Sizes, TorchModel
+from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
 from graphmem.sources.hints import hint_for_file, hint_for_name
 from graphmem.training.program import Program
 
@@ -68,7 +68,7 @@ def load(
         sessions = [session for one in models if isinstance(one, OnnxModel) for session in one.sessions]
         return OnnxModel(", ".join(one.name for one in models), tuple(sessions))
     if isinstance(model, Program):
-        _require_torch(model.name)
+        require_torch(model.name)
         return TorchModel(model.name, lambda _: None, program=model)
     if isinstance(model, (str, os.PathLike)):
         text = os.fspath(model)
@@ -97,7 +97,7 @@ def _refuse_shapes(shapes: str | None) -> None:
 
 
 def _load_torch(text: str, trust: bool) -> TorchModel:
-    _require_torch(text)
+    require_torch(text)
     kind, separator, name = text.partition(":")
     if separator and kind in _EXAMPLES:
         if not name:
@@ -151,10 +151,3 @@ def _loader(kind: str) -> Callable[[str], TorchModel]:
 
 def _suffix(text: str) -> str:
     return Path(text).suffix.lower()
-
-
-def _require_torch(text: str) -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise SourceError(f"{text} needs PyTorch; install it with: pip install 'graphmem[torch]'") from None

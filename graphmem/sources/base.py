@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, said
 from graphmem.sources.losses import OfTargets
 from graphmem.training.generation import Generation
 from graphmem.training.program import Program
@@ -149,6 +149,25 @@ def known_arguments(factory: Callable[..., Any], name: str, sizes: Sizes) -> Map
                 raise SourceError(f"{name} needs {parameter.name!r}; give {_option(size)} N")
             raise SourceError(f"{name} needs an argument {parameter.name!r}; graphmem passes only batch and seq_len")
     return arguments
+
+
+def not_imported(model: str, package: str, title: str, install: str, error: Exception) -> SourceError:
+    """The error of a library that ``model`` needs and that raised ``error`` when it was imported: it is absent, or it
+    is there and does not load (a shared library that is missing, another version's files), and then why."""
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return SourceError(f"{model} needs {title}; install it with: pip install '{install}'")
+    return SourceError(
+        f"{model} needs {title}, which is installed here and cannot be imported; install it again. Its import said: "
+        f"{said(error)}"
+    )
+
+
+def require_torch(model: str) -> None:
+    """Raises :class:`SourceError` where PyTorch cannot be imported."""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:
+        raise not_imported(model, "torch", "PyTorch", "graphmem[torch]", error) from None
 
 
 def refuse_seq_len(sizes: Sizes, name: str) -> None:

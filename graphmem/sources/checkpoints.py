@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import LARGEST_NUMBER, parse_json, shown
+from graphmem.documents import LARGEST_NUMBER, open_file, parse_json, shown
 from graphmem.errors import SourceError, first_line
 from graphmem.sources.configurations import read
 
@@ -111,7 +111,7 @@ def _of_index(index: Path) -> Checkpoint:
 def _header(file: Path) -> dict[str, tuple[str, int]]:
     """Type and bytes of each tensor. Raises :class:`SourceError`."""
     try:
-        with file.open("rb") as opened:
+        with open_file(file, pipes=False) as opened:
             begin = opened.read(8)
             length, most = int.from_bytes(begin, "little"), file.stat().st_size - 8
             if not 2 <= length <= min(_LONGEST_HEADER, max(0, most)):

@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from graphmem.documents import open_file
+
 #: Parts of a name that say how a model was trained further, which leaves its shape as it was.
 _VARIANTS = r"[-_](instruct|chat|it|hf|base)(?=[-_]|$)"
 
@@ -29,7 +31,9 @@ def cached_configuration(name: str) -> Path | None:
     found = sorted((model / "snapshots").glob("*/config.json"), key=lambda one: one.stat().st_mtime)
     main = model / "refs" / "main"
     if main.is_file():
-        found += (model / "snapshots" / main.read_text(encoding="utf-8").strip()[:80]).glob("config.json")
+        with open_file(main) as file:
+            commit = file.read(80).decode("utf-8", "replace").strip()
+        found += (model / "snapshots" / commit).glob("config.json")
     return found[-1] if found else None
 
 

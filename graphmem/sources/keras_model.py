@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel, known_arguments, spelled
+from graphmem.sources.base import Built, Sizes, TorchModel, known_arguments, not_imported, spelled
 from graphmem.sources.factory import find_factory
 
 DEVICE_SCOPE = "gpu:0"  # Keras's name of the device that graphmem pretends to have
@@ -48,8 +48,8 @@ def _import_keras(text: str) -> None:
         os.environ["KERAS_BACKEND"] = "torch"  # Keras reads it once, while it is imported
     try:
         import keras
-    except ImportError:
-        raise SourceError(f"keras:{text} needs Keras 3; install it with: pip install 'graphmem[keras]'") from None
+    except Exception as error:
+        raise not_imported(f"keras:{text}", "keras", "Keras 3", "graphmem[keras]", error) from None
     finally:
         for name in ("KERAS_BACKEND", "TF_FORCE_GPU_ALLOW_GROWTH"):  # Keras sets the second for all but TensorFlow
             os.environ.pop(name, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel, call_factory, refuse_seq_len
+from graphmem.sources.base import Built, Sizes, TorchModel, call_factory, refuse_seq_len, require_torch
 
 
 def from_object(model: Any, example_inputs: Any) -> TorchModel:
@@ -16,11 +16,10 @@ def from_object(model: Any, example_inputs: Any) -> TorchModel:
 
     Raises :class:`SourceError` for anything that is neither a module nor callable, or a module without inputs.
     """
-    try:
-        import torch
-        from torch import nn
-    except ImportError:
-        raise SourceError("a Python object needs PyTorch; install it with: pip install 'graphmem[torch]'") from None
+    require_torch("a Python object")
+    import torch
+    from torch import nn
+
     if isinstance(model, torch.jit.ScriptModule):
         raise SourceError(
             f"a {type(model).__name__} of torch.jit runs outside Python, where an analysis cannot follow it; give the "

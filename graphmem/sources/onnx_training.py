@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphmem.errors import SourceError, UsageError
+from graphmem.errors import UsageError
 from graphmem.graph.model import Graph, TensorSpec
-from graphmem.sources.base import Built, OnnxModel, Sizes, TorchModel
+from graphmem.sources.base import Built, OnnxModel, Sizes, TorchModel, require_torch
 
 _NORMALIZED = frozenset(
     ("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
@@ -18,12 +18,7 @@ def as_torch_model(loaded: OnnxModel) -> TorchModel:
     :class:`SourceError` when torch is not installed or operators of the graph are not translated."""
     if len(loaded.sessions) != 1 or len(loaded.sessions[0]) != 1:
         raise UsageError("several ONNX files, or runs of several shapes (--shapes), are for --runtime onnxruntime")
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise SourceError(
-            f"{loaded.name}: the PyTorch runtime needs PyTorch; install it with: pip install 'graphmem[torch]'"
-        ) from None
+    require_torch(f"{loaded.name} in the PyTorch runtime")
     graph = loaded.graph
     notes = tuple(f"{key}: {value}" for key, value in graph.notes)
     return TorchModel(loaded.name, lambda sizes: _build(graph, sizes), notes, framework="ONNX")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphmem.documents import parse_json
+from graphmem.documents import open_file, parse_json
 from graphmem.errors import SourceError
 
 #: Bytes of a JSON file in the archive, and of one that is compressed (PyTorch compresses nothing).
@@ -62,8 +62,10 @@ def read_archive(path: Path) -> Archive:
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     wrong = f"{path} is not a program saved by torch.export.save, or is cut off"
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path, pipes=False) as file, zipfile.ZipFile(file) as archive:
             yield archive
+    except SourceError:
+        raise
     except zipfile.BadZipFile:
         raise SourceError(f"{wrong}: it is no zip archive, or a damaged one") from None
     except OSError as error:

@@ -7,6 +7,7 @@ often begin in the middle of a run; what was alive then is derived by walking th
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.documents import open_file, read_bounded
 from graphmem.errors import TraceError, UsageError
 from graphmem.sources.plain_pickle import load_plain_pickle
 from graphmem.trace import MAX_STORAGE_BYTES, Category, EventKind, Trace, TraceBuilder
@@ -34,6 +36,9 @@ _GIVES_MEMORY = ("segment_free", "segment_unmap")
 _REFUSED = "oom"
 #: What empties a private pool that is held for the rest of the trace.
 _EMPTY_POOL = (EventKind.RELEASE_POOL, EventKind.EMPTY_POOL, EventKind.CREATE_POOL)
+#: Bytes of the largest snapshot that is read, and the first byte of a pickle of protocol 2 or later.
+LARGEST_SNAPSHOT = 4 << 30
+_PICKLE = b"\x80"
 BEFORE = "before recording"
 RECORDED = "recorded"
 #: Of what was made while recording, without a stack: backward passes have none of Python's.
@@ -144,13 +149,25 @@ def read_snapshot(path: str | Path, device: int | None = None) -> Trace:
 def read_recording(path: str | Path, device: int | None = None) -> Recording:
     """The events and heaps of a snapshot file, with addresses. Raises as :func:`read_snapshot` does."""
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise TraceError(f"cannot read the snapshot {str(path)!r}: {error.strerror}") from None
-    try:
-        return recording_of(load_plain_pickle(data), device)
+        with open_file(path) as file:
+            return recording_in(file, device)
+    except (OSError, ValueError) as error:
+        raise TraceError(
+            f"cannot read the snapshot {str(path)!r}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     except TraceError as error:
         raise TraceError(f"snapshot {str(path)!r}: {error}") from None
+
+
+def recording_in(file: io.BufferedReader, device: int | None = None) -> Recording:
+    """The same from a file that is open. Raises :class:`ValueError` for one that is too large, too."""
+    head = file.peek(1)[:1]
+    if head != _PICKLE:  # before the rest is read
+        raise TraceError(
+            f"it begins with {head!r}: neither a trace of 'graphmem export-trace', which is JSON, nor a memory "
+            "snapshot, which is a pickle"
+        )
+    return recording_of(load_plain_pickle(read_bounded(file, LARGEST_SNAPSHOT)), device)
 
 
 def recording_of(snapshot: Any, device: int | None = None) -> Recording:

@@ -6,6 +6,7 @@ The zoo is the folder ``models_zoo`` of a checkout. An installed graphmem has it
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from dataclasses import fields
@@ -14,6 +15,9 @@ from typing import Any
 from graphmem.errors import SourceError
 from graphmem.sources.base import Built, Sizes, TorchModel
 from graphmem.training import Inference, Training
+
+#: How the name of a model of the zoo begins.
+ZOO = "zoo:"
 
 
 def zoo_entries() -> tuple[Any, ...]:
@@ -47,7 +51,8 @@ def load_zoo(name: str) -> TorchModel:
 
 def _build(entry: Any, sizes: Sizes) -> Built:
     try:
-        step = zoo_module("build").build(entry, sizes.batch, sizes.seq_len, training=sizes.training)
+        with _offline():
+            step = zoo_module("build").build(entry, sizes.batch, sizes.seq_len, training=sizes.training)
     except ImportError as error:
         needed = error.name or entry.library
         raise SourceError(f"zoo:{entry.name} needs {needed}; install it with: pip install {needed}") from None
@@ -57,6 +62,14 @@ def _build(entry: Any, sizes: Sizes) -> Built:
     if entry.length is not None and sizes.seq_len is None:
         notes.append(f"sequence length {entry.length} (give --seq-len)")
     return Built(step.model, step.inputs, step.loss, tuple(notes))
+
+
+def _offline() -> contextlib.AbstractContextManager[None]:
+    if not importlib.util.find_spec("huggingface_hub"):
+        return contextlib.nullcontext()
+    from graphmem.sources.huggingface import offline
+
+    return offline()
 
 
 def zoo_module(name: str) -> Any:

@@ -80,7 +80,7 @@ class Processes:
 def check_world_size(world_size: object) -> None:
     """Raise :class:`UsageError` unless it is a number of processes."""
     if type(world_size) is not int or not 1 <= world_size <= _MOST:
-        raise UsageError(f"world_size is a whole number of at least 1, not {world_size!r}")
+        raise UsageError(f"world_size is a whole number from 1 to {_MOST:,}, not {world_size!r}")
 
 
 def cards_of(processes: Processes | None, environment: Mapping[str, str]) -> tuple[int, int]:

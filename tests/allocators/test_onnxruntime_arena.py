@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem.allocators.bfc import BumpDriver
+from graphmem.allocators.bfc import BumpDriver, FreeChunks
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena, ExtendStrategy
 from graphmem.errors import DeviceOutOfMemory, UsageError
 
@@ -179,3 +179,34 @@ def test_asking_for_less_ends() -> None:
     arena = arena_with(capacity=1)
     with pytest.raises(DeviceOutOfMemory, match="requested buffer of size 256"):
         arena.malloc(1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove", "take"]), st.integers(1, 4), st.integers(0, 40))))
+def test_free_chunks_are_found_by_size_then_address(asked: list[tuple[str, int, int]]) -> None:
+    free, model = FreeChunks(), set[tuple[int, int]]()
+    for kind, size, address in asked:
+        least = min((one for one in model if one[0] >= size), default=None)
+        assert free.first(size) == least
+        if kind == "add" and (size, address) not in model:
+            free.add(size, address)
+            model.add((size, address))
+        elif kind == "remove" and model:
+            gone = sorted(model)[address % len(model)]
+            free.remove(*gone)
+            model.remove(gone)
+        elif kind == "take" and least is not None:
+            free.remove(*least)
+            model.remove(least)
+
+
+def test_equal_free_chunks_are_not_moved_one_by_one() -> None:
+    """The heap of a size stays within twice what is free, however often chunks come and go behind its first."""
+    free = FreeChunks()
+    for address in range(100):
+        free.add(256, address)
+    for _ in range(50):
+        for address in range(50, 100):
+            free.remove(256, address)
+            free.add(256, address)
+    _, heap = free._addresses[256]
+    assert len(heap) <= 2 * 100 + 9

@@ -62,16 +62,16 @@ def test_an_analysis_without_a_trace_is_an_error(recorder: Recorder, tmp_path: P
 def test_anything_but_json_goes_to_the_snapshot_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def read_recording(path: Path, device: int | None = None) -> Any:
-        asked.extend((path, device))
+    def recording_in(file: Any, device: int | None = None) -> Any:
+        asked.extend((file.read(), device))
         return SimpleNamespace(death=None)
 
-    reader = SimpleNamespace(read_recording=read_recording, trace_of=lambda recording: small_trace())
+    reader = SimpleNamespace(recording_in=recording_in, trace_of=lambda recording: small_trace())
     monkeypatch.setitem(sys.modules, "graphmem.sources.snapshot", reader)
     path = tmp_path / "snapshot.json"  # the name does not matter
     path.write_bytes(pickle.dumps({"segments": []}))
     read_file(path, 2)
-    assert asked == [path, 2]
+    assert asked == [path.read_bytes(), 2]
 
 
 @pytest.mark.parametrize("name", ["missing", "a\0b", ".", "x" * 5000])

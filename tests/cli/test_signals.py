@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import TensorProto, helper
+
+import graphmem
+from graphmem.cli.start import ENDINGS, ending_in_order
 
 #: Stands for a long call of onnxruntime: it waits in C until the file ``reached`` lies there, and longer.
 _SLOW = """
@@ -85,3 +89,59 @@ def test_closed_standard_output_is_one_line(arguments: list[str]) -> None:
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.strip() == "graphmem: standard output is closed; name a file with -o FILE"
+
+
+#: Interrupts itself when so many modules have been imported since the program began.
+_AT_IMPORT = """
+import os, signal, sys
+signal.signal(signal.{name}, signal.{before})
+from graphmem.cli import start
+left = {number}
+
+def hook(event, arguments):
+    global left
+    left -= event == "import"
+    if event == "import" and not left:
+        os.kill(os.getpid(), signal.{name})
+
+sys.argv = ["graphmem", "gpus", "T4"]
+sys.addaudithook(hook)
+start.main()
+"""
+
+
+def _interrupted_at_import(number: int, name: str, before: str) -> subprocess.CompletedProcess[str]:
+    script = _AT_IMPORT.format(number=number, name=name, before=before)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("number", [1, 2, 25, 90, 250])
+def test_a_signal_while_modules_are_imported_is_one_line(number: int, name: str, code: int) -> None:
+    before = "default_int_handler" if name == "SIGINT" else "SIG_DFL"
+    done = _interrupted_at_import(number, name, before)
+    assert (done.returncode, done.stderr, done.stdout) == (code, "graphmem: interrupted\n", ""), number
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    done = _interrupted_at_import(25, "SIGHUP", "SIG_IGN")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "T4" in done.stdout
+
+
+def test_handlers_are_those_of_before_a_command() -> None:
+    before = [signal.getsignal(number) for number in ENDINGS]
+    with ending_in_order():
+        assert [signal.getsignal(number) for number in ENDINGS] != before
+    assert [signal.getsignal(number) for number in ENDINGS] == before
+
+
+@pytest.mark.parametrize("name", graphmem.__all__)
+def test_a_public_name_is_found_whatever_was_imported_before(name: str) -> None:
+    place = graphmem._PLACES[name]
+    script = f"import graphmem, graphmem.{place}, types; assert not isinstance(graphmem.{name}, types.ModuleType)"
+    if name in ("analyze", "Plan", "Estimate"):  # one of each kind in a process of its own
+        subprocess.run([sys.executable, "-c", script], check=True)
+    assert getattr(importlib.import_module(f"graphmem.{place}"), name) is getattr(graphmem, name)

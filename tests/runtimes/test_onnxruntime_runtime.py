@@ -26,10 +26,10 @@ from tests.support import onnx_samples as samples
         ("arena_extend_strategy:kSameAsRequested", ArenaConfig(arena_extend_strategy=ExtendStrategy.kSameAsRequested)),
         ("arena_extend_strategy:1", ArenaConfig(arena_extend_strategy=ExtendStrategy.kSameAsRequested)),
         (
-            "initial_chunk_size_bytes:4096,max_dead_bytes_per_chunk:0,max_power_of_two_extend_bytes:64M,"
+            "initial_chunk_size_bytes:4096,max_dead_bytes_per_chunk:1,max_power_of_two_extend_bytes:64M,"
             "initial_growth_chunk_size_bytes:-1",
             ArenaConfig(
-                initial_chunk_size_bytes=4096, max_dead_bytes_per_chunk=0, max_power_of_two_extend_bytes=64 << 20
+                initial_chunk_size_bytes=4096, max_dead_bytes_per_chunk=1, max_power_of_two_extend_bytes=64 << 20
             ),
         ),
     ],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem.planning.load import Speed, simulate
+from graphmem.planning.load import Speed, loaded, simulate
 from graphmem.serving.base import Request
 from graphmem.serving.loads import drawn
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
@@ -115,3 +120,41 @@ def test_a_load_is_given_up_only_where_it_is_hopeless(rate: float) -> None:
     else:
         assert part.given_up_at < 60
         assert part.steps < whole.steps
+
+
+class _Counted(deque[Any]):
+    """A queue that counts the requests that somebody walks past."""
+
+    walked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.walked += len(self)
+        return super().__iter__()
+
+
+def test_a_queue_that_grows_is_not_walked() -> None:
+    """Work grows with tokens, not with ends times requests that wait."""
+    layout = Layout((Group(Spec(1, None), 1),), 16, 2048)
+    scheduler = Scheduler(layout, 10_000, max_num_seqs=16, max_num_batched_tokens=2048, max_model_len=200)
+    scheduler._waiting = queue = _Counted()
+    requests = drawn(50.0, 900.0, ((50.0, 20),), ((50.0, 20),), 200)
+    answer = simulate(scheduler, requests, 900.0, Speed(step_seconds=0.5))
+    assert answer.most_waiting > 10_000
+    assert answer.finished > 1000
+    assert queue.walked == 0
+
+
+def test_a_load_is_followed_to_its_end_on_one_copy_alone() -> None:
+    """Of more copies that are too few, no more than shows it: an hour of 200 requests a second tries eight numbers."""
+    layout = Layout((Group(Spec(1, None), 1),), 16, 2048)
+
+    def make() -> Scheduler:
+        return Scheduler(layout, 1000, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=300)
+
+    served: Any = SimpleNamespace(scheduler=make, refusal=None, cards=1)
+    requests = drawn(120.0, 100.0, ((50.0, 100),), ((50.0, 50),), 300)
+    report = loaded(served, requests, 100.0, Speed(step_seconds=0.1), 5.0, "")
+    assert report.answer.given_up_at is None
+    too_few = [100.0 if one.followed is None else one.followed for one in report.tried[1:] if not one.enough]
+    assert len(too_few) >= 3
+    assert sum(too_few) < 60.0 * len(too_few)

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import graphmem
 from graphmem.cli.main import cli
 from graphmem.errors import SourceError
+from graphmem.question import Question
 from graphmem.sources.zoo import usual_step, zoo_entries, zoo_entry
 from graphmem.training import Inference, Training
 from models_zoo import manifest, tasks
@@ -96,3 +97,10 @@ def test_every_entry_is_analysed(entry: manifest.Entry, training: bool) -> None:
         pytest.importorskip("timm")
     estimate = graphmem.analyze(f"zoo:{entry.name}", training=usual_step(entry.name, training=training), iterations=1)
     assert estimate.reserved >= estimate.allocated >= estimate.requested > 0
+
+
+@pytest.mark.parametrize("training", [None, True, False])
+def test_python_takes_the_usual_step_as_the_command_does(training: bool | None) -> None:
+    asked = Question("zoo:gpt2", training=training)
+    assert asked.step == usual_step("gpt2", training=training is not False)
+    assert Question("zoo:gpt2", training=Training()).step == Training()

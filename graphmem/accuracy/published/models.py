@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -61,7 +60,6 @@ def _timm(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any
 
 
 def _transformers(spec: ModelSpec, batch: int, training: bool) -> Callable[[], tuple[Any, ...]]:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     let_torchvision_load()
     try:
         import transformers

@@ -26,6 +26,7 @@ from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.devices import Device
+from graphmem.files import own_compiler_folder
 
 #: Before, the compiler refuses inputs that are fake tensors of another mode than its own.
 _CLONES_INPUTS_SINCE = (2, 11)
@@ -51,7 +52,7 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) 
     settings = {"force_disable_caches": True, "compile_threads": 1}
     try:
         forget()
-        with torch._inductor.config.patch(settings):
+        with torch._inductor.config.patch(settings), own_compiler_folder():
             _patch_device(patches, device)
             _patch_mode(patches)
             patch_functional_tensors(patches)

@@ -13,6 +13,7 @@ from typing import Any
 
 from graphmem.capture.program.leaving import Leaving, Left, Loops
 from graphmem.capture.program.loops import compiled, rewritten_loops
+from graphmem.documents import read_content
 from graphmem.errors import SourceError, first_line
 from graphmem.training.program import Ending, Program
 
@@ -55,7 +56,7 @@ def _script(program: Program) -> Path:
 def _of_file(program: Program) -> tuple[ModuleType, Any]:
     path = _script(program)
     try:
-        code = compiled(path.read_bytes(), str(path))
+        code = compiled(read_content(path), str(path))
     except (OSError, SyntaxError, ValueError) as error:
         raise SourceError(f"{path} cannot be run: {_where(error)}{type(error).__name__}: {first_line(error)}") from None
     module = ModuleType("__main__")

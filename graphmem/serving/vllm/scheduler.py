@@ -305,8 +305,10 @@ class Scheduler:
                 if state.finished:
                     finished.append(state.number)
         if finished:
-            self._running = [state for state in self._running if not state.finished]
-            self._waiting = deque(state for state in self._waiting if not state.finished)
+            running = [state for state in self._running if not state.finished]
+            if len(self._running) - len(running) < len(finished):  # one that was preempted: few are, and many may wait
+                self._waiting = deque(state for state in self._waiting if not state.finished)
+            self._running = running
         return finished
 
     def _token(self, state: _State, stale: bool) -> None:
