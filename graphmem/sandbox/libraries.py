@@ -10,6 +10,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import socket
 import sys
@@ -44,12 +45,17 @@ def _never(_: str) -> bool:
     return False
 
 
+def _if_shared(shared: str) -> bool:
+    return shared == "True"
+
+
 def _by_mode(mode: str) -> bool:
     return mode not in ("r", "rb", "")
 
 
 _CALLS = (
     _Call("h5py._hl.files", "make_fid", 0, "name", _by_mode),
+    _Call("torch.storage", "UntypedStorage.from_file", 0, "filename", _if_shared),  # torch.load(mmap=True)
     _Call("tokenizers", "Tokenizer.save", 1, "path", _always),
     _Call("tokenizers", "Tokenizer.from_file", 0, "path", _never),
     _Call("tokenizers.models", "Model.save", 1, "folder", _always),
@@ -90,7 +96,7 @@ def _wrap(module: ModuleType, overlay: Overlay, guard: Guard, undo: list[Callabl
             *owners, name = call.name.split(".")
             for one in owners:
                 owner = getattr(owner, one, None)
-            before = vars(owner).get(name) if owner is not None else None
+            before = inspect.getattr_static(owner, name, None)
             if before is not None:
                 with contextlib.suppress(TypeError):  # a type that cannot be changed
                     _set(owner, name, _given_place(call, before, overlay, guard), undo)
@@ -99,9 +105,9 @@ def _wrap(module: ModuleType, overlay: Overlay, guard: Guard, undo: list[Callabl
 
 
 def _set(owner: Any, name: str, value: Any, undo: list[Callable[[], None]]) -> None:
-    before = vars(owner)[name]
+    before = vars(owner).get(name)  # None: a base class has it
     setattr(owner, name, value)
-    undo.append(lambda: setattr(owner, name, before))
+    undo.append(lambda: delattr(owner, name) if before is None else setattr(owner, name, before))
 
 
 def _given_place(call: _Call, before: Any, overlay: Overlay, guard: Guard) -> Any:

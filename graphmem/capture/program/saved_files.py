@@ -218,7 +218,7 @@ class ArchiveReader:
 def _directory(file: Any) -> tuple[dict[str, int], set[str]]:
     """Of an archive's records the bytes, and the names of those without values."""
     start = file.tell()
-    with zipfile.ZipFile(_Rest(file)) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(_Rest(file)) as archive:
         records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     file.seek(start)
     sizes = {name: info.file_size for name, info in records.items()}
