@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -32,7 +34,7 @@ from graphmem.cli.serve import serve_command
 from graphmem.cli.sweep import sweep_command
 from graphmem.cli.verify import verify_command
 from graphmem.cli.zoo import zoo_command
-from graphmem.errors import GraphmemError, one_line
+from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.reports import text
 
 #: What a shell says of a program that Ctrl-C ended.
@@ -57,11 +59,16 @@ class Terminated(BaseException):
 
 
 _DEBUG = "GRAPHMEM_DEBUG"
+_WORDS = "graphmem.words"  # where a click context keeps the words of the command line
 _BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the traceback"
 
 
 class Commands(click.Group):
     """A group whose commands never show a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = tuple(args)  # before they are taken apart: an error may name the command that is answered
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -73,14 +80,16 @@ class Commands(click.Group):
         except (Exception, SystemExit) as error:
             if os.environ.get(_DEBUG):
                 traceback.print_exc()
-            line, code = text.clean(one_line(_message(error))), 1
+            line, code = text.clean(one_line(_message(error, ctx.meta.get(_WORDS, ())))), 1
         with contextlib.suppress(OSError):
             click.echo(f"graphmem: {line}", err=True)
         ctx.exit(code)
 
 
-def _message(error: BaseException) -> str:
-    """What to tell: our errors explain themselves, the rest is named."""
+def _message(error: BaseException, words: Sequence[str] = ()) -> str:
+    """What to tell: our errors explain themselves, the rest is named. ``words`` are those of the command line."""
+    if isinstance(error, ShapeError) and error.options and words:
+        return f"{error.reason}{error.lead}graphmem {shlex.join((*_without(words, error.dropped), *error.options))}"
     if isinstance(error, GraphmemError):
         return str(error)
     if isinstance(error, SystemExit):
@@ -92,6 +101,21 @@ def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in _NAMES and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return f"{type(error).__name__}: {error}: {_BUG}"
+
+
+def _without(words: Sequence[str], dropped: Sequence[str]) -> Iterator[str]:
+    """The words but the ``dropped`` options and their values."""
+    spellings = {spelling for option in dropped for spelling in (option, *_SPELLINGS.get(option, ()))}
+    is_value = False
+    for word in words:
+        is_dropped = word in spellings
+        if not is_value and not is_dropped and word.partition("=")[0] not in spellings:
+            yield word
+        is_value = is_dropped
+
+
+#: Other names of options that a message may leave out.
+_SPELLINGS = {"--batch": ("-b", "--batch-size")}
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -1,0 +1,196 @@
+"""Runs of subgraphs: what the kernels of ``If``, ``Loop`` and ``Scan`` allocate around them.
+
+A subgraph runs in a frame of its own in the arena of the session (``utils::ExecuteSubgraph``). Where its outputs live is
+the kernel's business: ``core/providers/cpu/controlflow/{if,loop,scan_9,scan_utils}.cc``, which the CUDA provider's
+kernels call too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from graphmem.graph.model import Body, Graph, Node
+
+if TYPE_CHECKING:
+    from graphmem.runtimes.onnxruntime.plan.runs import Frame
+
+#: Bytes of the number of a loop's run, and of its condition.
+_NUMBER_BYTES, _CONDITION_BYTES = 8, 1
+#: Runs of the nodes of one loop that are written one by one; of what repeats after them only the outputs are.
+MOST_WRITTEN = 100_000
+#: Equal runs after which the arena is in the state that every further one leaves it in.
+_SETTLED = 4
+
+
+def run_bodies(frame: Frame, node: Node) -> None:
+    """Outputs and subgraphs of a node."""
+    {"If": _run_if, "Loop": _run_loop, "Scan": _run_scan}[node.op_type](frame, node)
+
+
+def _run_body(
+    frame: Frame,
+    node: Node,
+    body: Body,
+    graph: Graph,
+    elsewhere: Mapping[str, Callable[[], None]],
+    given: Mapping[str, int] | None = None,
+) -> dict[str, int | None]:
+    """One run of a subgraph, and the storages of the outputs that are not made elsewhere."""
+    inside = type(frame)(frame.session.bodies[node.key, body.attribute], graph, frame.phase, given or {}, elsewhere)
+    inside.operator = frame.operator
+    inside.execute_all()
+    return inside.results()
+
+
+def _nothing() -> None:
+    """The output is there already."""
+
+
+def _is_fixed(graph: Graph, name: str) -> bool:
+    shape = graph.symbolic_shape(name)
+    return shape is not None and all(isinstance(dimension, int) for dimension in shape)
+
+
+# --- If ---------------------------------------------------------------------------------------------------------------
+
+
+def _run_if(frame: Frame, node: Node) -> None:
+    """Outputs whose shape the file fixes are allocated first, the others when the branch makes them; either way in the
+    buffers of the node (``IfImpl::AllocateOutputTensors``)."""
+    body = next(body for body in frame.graph.bodies[node.key] if body.runs)
+    graph = body.graphs[0]
+    elsewhere: dict[str, Callable[[], None]] = {}
+    for name, inner in zip(node.outputs, graph.outputs, strict=True):
+        if not name:
+            continue
+        if _is_fixed(graph, inner):
+            frame.output(name)
+            elsewhere[inner] = _nothing
+        else:
+            elsewhere[inner] = lambda name=name: frame.output(name)  # type: ignore[misc]
+    for storage in _run_body(frame, node, body, graph, elsewhere).values():
+        if storage is not None:
+            frame.free(storage)
+
+
+# --- Loop -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Shared:
+    """Storages that several values hold (``OrtValue`` is a shared pointer); None is the memory of others."""
+
+    frame: Frame
+    holders: Counter[int] = field(default_factory=Counter)
+
+    def hold(self, storage: int | None) -> None:
+        if storage is not None:
+            self.holders[storage] += 1
+
+    def drop(self, storage: int | None) -> None:
+        if storage is None:
+            return
+        self.holders[storage] -= 1
+        if not self.holders[storage]:
+            del self.holders[storage]
+            self.frame.free(storage)
+
+
+def _run_loop(frame: Frame, node: Node) -> None:
+    """Every run makes its outputs anew; what it was given goes when the next run begins. At the end what is carried is
+    copied, and what was collected put together, into the outputs of the node (``LoopImpl::Execute``)."""
+    (body,) = frame.graph.bodies[node.key]
+    shared = _Shared(frame)
+    number = frame.take(_NUMBER_BYTES, f"{node.name} iteration")
+    feeds: list[int | None] = [frame.take(_CONDITION_BYTES, f"{node.name} condition")]
+    feeds += [None] * (len(body.graphs[0].inputs) - 2)
+    shared.hold(number)
+    for storage in feeds:
+        shared.hold(storage)
+    fetches: list[int | None] = []
+    collected: list[int | None] = []
+    for graph, is_written in _runs(body):
+        if fetches:
+            for position, storage in enumerate(fetches[: len(feeds)]):
+                shared.hold(storage)
+                shared.drop(feeds[position])
+                feeds[position] = storage
+            for storage in fetches[len(feeds) :]:
+                shared.hold(storage)
+                collected.append(storage)
+            for storage in fetches:
+                shared.drop(storage)
+        fetches = _run_of_loop(frame, node, body, graph, (number, *feeds), is_written)
+        for storage in fetches:
+            shared.hold(storage)
+    for name in filter(None, node.outputs):
+        frame.output(name)
+    for storage in (number, *collected, *feeds, *fetches):
+        shared.drop(storage)
+
+
+def _run_of_loop(
+    frame: Frame, node: Node, body: Body, graph: Graph, feeds: Sequence[int | None], is_written: bool
+) -> list[int | None]:
+    given = {name: storage for name, storage in zip(graph.inputs, feeds, strict=True) if storage is not None}
+    if is_written:
+        outputs = _run_body(frame, node, body, graph, {}, given)
+        return [outputs[name] for name in graph.outputs]
+    return [frame.take(graph.tensors[name].nbytes, name) for name in graph.outputs]
+
+
+def _runs(body: Body) -> Iterator[tuple[Graph, bool]]:
+    """The shapes of each run, and whether it is written whole: where there are too many, a run that is like several
+    before it is not."""
+    count = sum(times for _, times in body.runs) * len(body.graphs[0].nodes)
+    for index, times in body.runs:
+        for run in range(times):
+            yield body.graphs[index], run < _SETTLED or count <= MOST_WRITTEN
+
+
+# --- Scan -------------------------------------------------------------------------------------------------------------
+
+
+def _run_scan(frame: Frame, node: Node) -> None:
+    """States go back and forth between two buffers, the last one is the node's output; slices of outputs are written
+    where they belong, in a buffer of its own where the axis is another than the first (``ScanImpl``)."""
+    (body,) = frame.graph.bodies[node.key]
+    graph = body.graphs[0]
+    length = sum(times for _, times in body.runs)
+    states = len(node.inputs) - int(node.attributes["num_scan_inputs"])
+    taken = [frame.take(size, f"{node.name} transposed") for size in _transposed_inputs(frame, node, states)]
+    later: dict[str, Callable[[], None]] = {}
+    axes = tuple(node.attributes.get("scan_output_axes", ()))
+    moved: list[str] = []
+    for position, (name, inner) in enumerate(zip(node.outputs, graph.outputs, strict=True)):
+        later[inner] = _nothing
+        axis = axes[position - states] if position >= states and axes else 0
+        if axis:
+            moved.append(name)
+            taken.append(frame.take(frame.graph.tensors[name].nbytes, f"{node.name} before transposing"))
+        elif position < states or _is_fixed(graph, inner) or not length:
+            frame.output(name)
+        else:
+            later[inner] = lambda name=name: frame.output(name)  # type: ignore[misc]
+    buffers = min(2, max(0, length - 1))
+    for name in node.inputs[:states]:
+        taken += [frame.take(frame.graph.tensors[name].nbytes, f"{node.name} state") for _ in range(buffers)]
+    for run, (shapes, is_written) in enumerate(_runs(body)):
+        if is_written:
+            _run_body(frame, node, body, shapes, later if not run else dict.fromkeys(later, _nothing))
+    for name in moved:
+        frame.output(name)
+    for storage in taken:
+        frame.free(storage)
+
+
+def _transposed_inputs(frame: Frame, node: Node, states: int) -> Iterator[int]:
+    """Bytes of the inputs whose slices do not lie along the first axis."""
+    axes = tuple(node.attributes.get("scan_input_axes", ()))
+    for name, axis in zip(node.inputs[states:], axes, strict=False):
+        spec = frame.graph.tensors[name]
+        if axis % len(spec.shape):
+            yield spec.nbytes
