@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from graphmem.errors import GraphmemError, ShapeError, SourceError, UsageError
 from graphmem.graph import control_flow, onnx_import
 from graphmem.graph.binding import Asked, Binding, UnboundError, bind
 from graphmem.graph.model import Body, Dimension, Graph, TensorSpec
-from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate
+from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate, scope_of
 from graphmem.graph.suggestions import options_of, suggested
 from graphmem.runtimes.onnxruntime.optimizer import OptimizedModel, optimize
 from graphmem.runtimes.onnxruntime.shapes import onnx_runtime_outputs
@@ -109,9 +109,13 @@ class OnnxFile:
         return facts_of(self.model, self.path.parent)
 
     @cached_property
-    def is_ordered(self) -> bool:
-        """Whether the nodes stand in the order in which ONNX Runtime executes them."""
-        return self.optimized is not None and _outputs(self.optimized.source) != _outputs(self.model)
+    def ordered(self) -> frozenset[str]:
+        """The scopes, ``""`` for the graph itself, whose nodes stand in the order in which ONNX Runtime executes them:
+        it writes a graph that it changed so, and leaves one that it did not change in the order of its file."""
+        if self.optimized is None:
+            return frozenset()
+        before, after = (dict(_outputs(model.graph)) for model in (self.optimized.source, self.model))
+        return frozenset(scope for scope, outputs in after.items() if before.get(scope) != outputs)
 
     def _graph(self, binding: Binding) -> Graph:
         if self.optimized is None or binding.keeps_annotations:
@@ -124,7 +128,7 @@ class OnnxFile:
         symbolic: Mapping[str, TensorSpec] = self.optimized.symbolic if self.optimized else {}
         state = propagate(self.facts, binding, symbolic, onnx_runtime_outputs)
         notes = (*binding.notes, *state.notes.items(), *_level_notes(self.optimized))
-        return replace(_graph(self.path.name, state, symbolic, self.is_ordered), notes=notes)
+        return replace(_graph(self.path.name, state, symbolic, self.ordered), notes=notes)
 
 
 def read_onnx(path: str | os.PathLike[str], level: str | None = None, provider: str = "cpu") -> OnnxFile:
@@ -208,10 +212,12 @@ def _level_notes(optimized: OptimizedModel | None) -> tuple[tuple[str, str], ...
     return (("graph optimization", f"{done}, as {by} does for its CPU provider{other}"),)
 
 
-def _outputs(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """The outputs of the nodes in file order. ONNX Runtime writes a graph that it changed in the order in which it
-    executes it, and leaves one that it did not change in the order of its file."""
-    return [tuple(node.output) for node in model.graph.node if node.op_type != "Constant"]
+def _outputs(graph: onnx.GraphProto, scope: str = "") -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """The outputs of the nodes in file order, of the graph and of every subgraph by its scope."""
+    yield scope, [tuple(node.output) for node in graph.node if node.op_type != "Constant"]
+    for node in graph.node:
+        for attribute, body in onnx_import.subgraphs(node).items():
+            yield from _outputs(body, scope + scope_of(next(filter(None, node.output), node.name), attribute))
 
 
 def _checked_ranks(
@@ -243,7 +249,7 @@ def _declared(values: Sequence[onnx.ValueInfoProto]) -> tuple[list[TensorSpec], 
     return specs, shapeless
 
 
-def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], is_ordered: bool) -> Graph:
+def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], ordered: Container[str]) -> Graph:
     """A followed graph or subgraph as a value; ``Constant`` nodes are initializers, as ONNX Runtime makes them."""
     facts = state.facts
     for spec in state.own_specs.values():
@@ -264,11 +270,11 @@ def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], is
         values=dict(state.values),
         constants=frozenset(node.outputs[0] for node in facts.nodes if node.op_type == "Constant" and not node.domain),
         symbolic=_checked_ranks(known, state),
-        is_ordered=is_ordered,
+        is_ordered=state.scope in ordered,
         captured=captured,
         bodies={
             key: tuple(
-                Body(attribute, tuple(_graph(attribute, one, symbolic, is_ordered) for one in body.states), body.runs)
+                Body(attribute, tuple(_graph(attribute, one, symbolic, ordered) for one in body.states), body.runs)
                 for attribute, body in bodies.items()
             )
             for key, bodies in state.bodies.items()
