@@ -291,7 +291,7 @@ _NUMBER = TensorSpec("", "int64", ())
 
 
 def _kind(given: Given) -> tuple[Any, ...]:
-    return given.spec.dtype, given.spec.shape
+    return given.spec.dtype, given.spec.shape, given.spec.items
 
 
 def _hint(options: str, words: str) -> str:

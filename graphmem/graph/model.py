@@ -24,11 +24,15 @@ Dimension = int | str
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its data. A dimension is an int, or the name of one that is not bound."""
+    """A tensor without its data. A dimension is an int, or the name of one that is not bound.
+
+    ``items``, of a sequence, are the shapes of its tensors: it has no shape and no bytes of its own.
+    """
 
     name: str
     dtype: str
     shape: tuple[Dimension, ...]
+    items: tuple[tuple[Dimension, ...], ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -43,6 +47,8 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor. Raises :class:`ShapeError` when they do not fit 63 bits."""
+        if self.items is not None:
+            return 0
         count = -(-self.elements * ELEMENT_BITS[self.dtype] // 8)
         if count > MAX_STORAGE_BYTES:
             raise ShapeError(f"tensor {self.name!r} ({self}) has {count} bytes, more than any memory (2^63 - 1)")

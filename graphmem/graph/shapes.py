@@ -25,6 +25,7 @@ from graphmem.graph.folding import Value, fold, is_small, may_fold
 from graphmem.graph.model import Node, TensorSpec
 from graphmem.graph.order import execution_order
 from graphmem.graph.selected import shapes_of_selected
+from graphmem.graph.sequences import sequence_outputs
 
 _WINDOWED = frozenset(("Conv", "MaxPool", "AveragePool", "LpPool"))
 _RESHAPING = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose"))
@@ -115,8 +116,8 @@ def _inside(facts: ModelFacts) -> ModelFacts:
 
 
 def _declared(value: onnx.ValueInfoProto) -> TensorSpec | None:
-    """The spec of an output as declared; a subgraph may leave its type to inference."""
-    return onnx_import.spec_of_value(value) if value.type.WhichOneof("value") else None
+    """The spec of an output as declared; None where that is left to inference, or is no tensor's."""
+    return onnx_import.spec_of_value(value) if value.type.WhichOneof("value") == "tensor_type" else None
 
 
 def _declared_tensors(values: Iterable[onnx.ValueInfoProto]) -> Iterator[TensorSpec]:
@@ -303,6 +304,11 @@ def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
     if node.key in state.facts.bodies:
         _follow(state, node)
         return
+    made = sequence_outputs(state, node)
+    if made is not None:
+        for spec, value in made:
+            state.add(spec, value)
+        return
     if node.op_type == "Constant" and not node.domain:
         state.add_constant(_constant(node, proto), node.outputs[0])
         return
@@ -396,6 +402,7 @@ def _constant(node: Node, proto: onnx.NodeProto) -> onnx.TensorProto:
 
 def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[TensorSpec]:
     wanted = [name for name in node.outputs if name]
+    proto = _with_default(proto)
     schema = _schema(state, node)
     if schema is None:
         return _without_schema(state, node, proto, wanted)
@@ -408,6 +415,20 @@ def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[Tensor
     except Exception as error:  # whatever onnx's C++ throws: InferenceError, ValidationError, RuntimeError, ...
         raise ShapeError(f"{node}: {_reason(error)} (inputs: {_inputs_text(state, node)})") from None
     return [_spec_of_type(node, name, inferred.get(name)) for name in wanted]
+
+
+#: Attributes whose default the rules of onnx up to 1.23 take for another than the operator's.
+_DEFAULTS = {"STFT": ("onesided", 1)}
+
+
+def _with_default(proto: onnx.NodeProto) -> onnx.NodeProto:
+    name, value = _DEFAULTS.get(proto.op_type, ("", 0))
+    if not name or any(attribute.name == name for attribute in proto.attribute):
+        return proto
+    copy = onnx.NodeProto()
+    copy.CopyFrom(proto)
+    copy.attribute.append(helper.make_attribute(name, value))
+    return copy
 
 
 def _schema(state: Propagation, node: Node) -> Any:

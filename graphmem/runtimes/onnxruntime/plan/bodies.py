@@ -1,21 +1,19 @@
 """Runs of subgraphs: what the kernels of ``If``, ``Loop`` and ``Scan`` allocate around them.
 
-A subgraph runs in a frame of its own in the arena of the session (``utils::ExecuteSubgraph``). Where its outputs live is
-the kernel's business: ``core/providers/cpu/controlflow/{if,loop,scan_9,scan_utils}.cc``, which the CUDA provider's
+A subgraph runs in a frame of its own in the arena of the session (``utils::ExecuteSubgraph``). Where its outputs live
+is the kernel's business: ``core/providers/cpu/controlflow/{if,loop,scan_9,scan_utils}.cc``, which the CUDA provider's
 kernels call too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphmem.graph.model import Body, Graph, Node
 
 if TYPE_CHECKING:
-    from graphmem.runtimes.onnxruntime.plan.runs import Frame
+    from graphmem.runtimes.onnxruntime.plan.runs import Frame, Held
 
 #: Bytes of the number of a loop's run, and of its condition.
 _NUMBER_BYTES, _CONDITION_BYTES = 8, 1
@@ -36,10 +34,11 @@ def _run_body(
     body: Body,
     graph: Graph,
     elsewhere: Mapping[str, Callable[[], None]],
-    given: Mapping[str, int] | None = None,
-) -> dict[str, int | None]:
-    """One run of a subgraph, and the storages of the outputs that are not made elsewhere."""
-    inside = type(frame)(frame.session.bodies[node.key, body.attribute], graph, frame.phase, given or {}, elsewhere)
+    given: Mapping[str, Held] | None = None,
+) -> dict[str, Held]:
+    """One run of a subgraph, and the storages of the outputs that are not made elsewhere, which are held."""
+    session = frame.session.bodies[node.key, body.attribute]
+    inside = type(frame)(session, graph, frame.phase, given or {}, elsewhere, frame)
     inside.operator = frame.operator
     inside.execute_all()
     return inside.results()
@@ -64,82 +63,66 @@ def _run_if(frame: Frame, node: Node) -> None:
     graph = body.graphs[0]
     elsewhere: dict[str, Callable[[], None]] = {}
     for name, inner in zip(node.outputs, graph.outputs, strict=True):
-        if not name:
+        if not name or graph.tensors[inner].items is not None:
             continue
         if _is_fixed(graph, inner):
             frame.output(name)
             elsewhere[inner] = _nothing
         else:
             elsewhere[inner] = lambda name=name: frame.output(name)  # type: ignore[misc]
-    for storage in _run_body(frame, node, body, graph, elsewhere).values():
-        if storage is not None:
-            frame.free(storage)
+    results = _run_body(frame, node, body, graph, elsewhere)
+    for name, inner in zip(node.outputs, graph.outputs, strict=True):
+        held = results[inner]
+        if isinstance(held, tuple) and name:
+            frame.sequences[name] = held
+        else:
+            frame.drop(held)
 
 
 # --- Loop -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Shared:
-    """Storages that several values hold (``OrtValue`` is a shared pointer); None is the memory of others."""
-
-    frame: Frame
-    holders: Counter[int] = field(default_factory=Counter)
-
-    def hold(self, storage: int | None) -> None:
-        if storage is not None:
-            self.holders[storage] += 1
-
-    def drop(self, storage: int | None) -> None:
-        if storage is None:
-            return
-        self.holders[storage] -= 1
-        if not self.holders[storage]:
-            del self.holders[storage]
-            self.frame.free(storage)
 
 
 def _run_loop(frame: Frame, node: Node) -> None:
     """Every run makes its outputs anew; what it was given goes when the next run begins. At the end what is carried is
     copied, and what was collected put together, into the outputs of the node (``LoopImpl::Execute``)."""
     (body,) = frame.graph.bodies[node.key]
-    shared = _Shared(frame)
     number = frame.take(_NUMBER_BYTES, f"{node.name} iteration")
-    feeds: list[int | None] = [frame.take(_CONDITION_BYTES, f"{node.name} condition")]
-    feeds += [None] * (len(body.graphs[0].inputs) - 2)
-    shared.hold(number)
-    for storage in feeds:
-        shared.hold(storage)
-    fetches: list[int | None] = []
-    collected: list[int | None] = []
+    condition = frame.take(_CONDITION_BYTES, f"{node.name} condition")
+    feeds: list[Held] = [condition, *(frame.sequence(name) or None for name in node.inputs[2:])]
+    for held in (number, *feeds):
+        frame.hold(held)
+    fetches: list[Held] = []
+    collected: list[Held] = []
     for graph, is_written in _runs(body):
         if fetches:
-            for position, storage in enumerate(fetches[: len(feeds)]):
-                shared.hold(storage)
-                shared.drop(feeds[position])
-                feeds[position] = storage
-            for storage in fetches[len(feeds) :]:
-                shared.hold(storage)
-                collected.append(storage)
-            for storage in fetches:
-                shared.drop(storage)
+            for position, held in enumerate(fetches[: len(feeds)]):
+                frame.drop(feeds[position])
+                feeds[position] = held
+            collected += fetches[len(feeds) :]
         fetches = _run_of_loop(frame, node, body, graph, (number, *feeds), is_written)
-        for storage in fetches:
-            shared.hold(storage)
-    for name in filter(None, node.outputs):
-        frame.output(name)
-    for storage in (number, *collected, *feeds, *fetches):
-        shared.drop(storage)
+    carried = fetches[1:] or feeds[1:]
+    for name, held in zip(node.outputs, carried, strict=False):
+        if name and frame.graph.tensors[name].items is not None:
+            frame.sequences[name] = held if isinstance(held, tuple) else ()
+            frame.hold(frame.sequences[name])
+        elif name:
+            frame.output(name)
+    for held in (number, *collected, *feeds, *fetches):
+        frame.drop(held)
 
 
 def _run_of_loop(
-    frame: Frame, node: Node, body: Body, graph: Graph, feeds: Sequence[int | None], is_written: bool
-) -> list[int | None]:
-    given = {name: storage for name, storage in zip(graph.inputs, feeds, strict=True) if storage is not None}
+    frame: Frame, node: Node, body: Body, graph: Graph, feeds: Sequence[Held], is_written: bool
+) -> list[Held]:
+    """One run; its outputs are held."""
+    given = {name: held for name, held in zip(graph.inputs, feeds, strict=True) if held is not None}
     if is_written:
         outputs = _run_body(frame, node, body, graph, {}, given)
         return [outputs[name] for name in graph.outputs]
-    return [frame.take(graph.tensors[name].nbytes, name) for name in graph.outputs]
+    taken: list[Held] = [frame.take(graph.tensors[name].nbytes, name) for name in graph.outputs]
+    for held in taken:
+        frame.hold(held)
+    return taken
 
 
 def _runs(body: Body) -> Iterator[tuple[Graph, bool]]:
@@ -180,7 +163,9 @@ def _run_scan(frame: Frame, node: Node) -> None:
         taken += [frame.take(frame.graph.tensors[name].nbytes, f"{node.name} state") for _ in range(buffers)]
     for run, (shapes, is_written) in enumerate(_runs(body)):
         if is_written:
-            _run_body(frame, node, body, shapes, later if not run else dict.fromkeys(later, _nothing))
+            results = _run_body(frame, node, body, shapes, later if not run else dict.fromkeys(later, _nothing))
+            for held in results.values():
+                frame.drop(held)
     for name in moved:
         frame.output(name)
     for storage in taken:

@@ -7,6 +7,7 @@ every tensor whose size is the traced one (``core/framework/execution_frame.cc``
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from graphmem.runtimes.onnxruntime.kernels.working_buffers import OUTPUTS
 from graphmem.runtimes.onnxruntime.plan.bodies import run_bodies
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
 from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind
+from graphmem.runtimes.onnxruntime.plan.sequences import make_sequence
 from graphmem.runtimes.onnxruntime.plan.session import SessionPlan
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
@@ -24,6 +26,10 @@ LOAD = "load"
 #: Labels of the memory that CUDA's libraries are assumed to take.
 CUBLAS_LABEL = "cuBLAS workspace (assumed)"
 CUDNN_LABEL = "cuDNN workspace (assumed)"
+
+
+#: The memory of a value: a tensor's, a sequence's, or None where it is somebody else's.
+Held = int | tuple[int, ...] | None
 
 
 @dataclass
@@ -39,11 +45,14 @@ class Runs:
     bound: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)  # bytes of the pattern's block of each run, 0 without one
     released: set[str] = field(default_factory=set)  # weights that are gone, as kernels have them packed
+    holders: Counter[int] = field(default_factory=Counter)  # of storages that several values share
 
     def __post_init__(self) -> None:
         """The subgraphs, each with patterns of its own in the same arena."""
         self.bodies = {
-            key: Runs(plan, self.memory, self.builder, self.stream, self.prefix, released=self.released)
+            key: Runs(
+                plan, self.memory, self.builder, self.stream, self.prefix, released=self.released, holders=self.holders
+            )
             for key, plan in self.plan.bodies.items()
         }
 
@@ -103,8 +112,10 @@ class Frame:
     session: Runs
     graph: Graph
     phase: int
-    given: Mapping[str, int] = field(default_factory=dict)
+    given: Mapping[str, Held] = field(default_factory=dict)
     elsewhere: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+    outer: Frame | None = None
+    sequences: dict[str, tuple[int, ...]] = field(default_factory=dict)
     live: dict[str, int] = field(default_factory=dict)  # buffer -> storage
     present: set[str] = field(default_factory=set)  # buffers that exist, in the block or by themselves
     pattern: MemoryPattern | None = None
@@ -129,6 +140,7 @@ class Frame:
                 self.live[name] = self._alloc(name, self._bytes(name), Category.INPUT, plan.place(name))
         size = 0
         is_fed = session.released.isdisjoint(self.graph.captured)  # a weight that is gone is no tensor
+        is_fed = is_fed and all(self.graph.tensors[name].items is None for name in plan.feeds)
         if plan.settings.enable_mem_pattern and not plan.pattern_forbidden and is_fed:
             self.key = pattern_key([plan.shape(self.graph, name) for name in plan.feeds])
             self.pattern = session.patterns.get(self.key)
@@ -152,12 +164,15 @@ class Frame:
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
         if node.key in self.graph.bodies:
             run_bodies(self, node)
+        elif self.graph.tensors[node.key].items is not None:
+            make_sequence(self, node)
         else:
             self._run_kernel(node)
         for name in releases:
             if self.tracer is not None and self._is_traced(name):
                 self.tracer.trace_free(name)
             self.present.discard(name)
+            self.drop(self.sequences.pop(name, None))
             storage = self.live.pop(name, None)
             if storage is not None:
                 session.builder.free(storage, self.operator)
@@ -230,15 +245,45 @@ class Frame:
         """Give back what was taken."""
         self.session.builder.free(storage, self.operator)
 
-    def results(self) -> dict[str, int | None]:
+    def sequence(self, name: str) -> tuple[int, ...]:
+        """The storages of the tensors of a sequence that is seen here."""
+        if name in self.sequences:
+            return self.sequences[name]
+        held = self.given.get(name)
+        if isinstance(held, tuple):
+            return held
+        return () if self.outer is None else self.outer.sequence(name)
+
+    def hold(self, held: Held) -> None:
+        """One value more that shares storages."""
+        self.session.holders.update(_storages(held))
+
+    def drop(self, held: Held) -> None:
+        """One value less: what nobody shares any more is given back."""
+        for storage in _storages(held):
+            self.session.holders[storage] -= 1
+            if not self.session.holders[storage]:
+                del self.session.holders[storage]
+                self.free(storage)
+
+    def results(self) -> dict[str, Held]:
         """End the run of a subgraph: the storages of its outputs, which live on; None for what its node does not
         hold."""
         builder, reuse = self.session.builder, self.session.plan.reuse
         self._keep_pattern()
-        outputs: dict[str, int | None] = {}
+        outputs: dict[str, Held] = {}
         for name in self.graph.outputs:
             is_shared = name in self.given or reuse.kind.get(name) is AllocKind.kShare
-            outputs[name] = self.given.get(reuse.buffer.get(name, name)) if is_shared else self.live.pop(name, None)
+            if is_shared:
+                outputs[name] = self.given.get(reuse.buffer.get(name, name))
+            elif name in self.sequences:
+                outputs[name] = self.sequences.pop(name)
+                continue  # it holds them already
+            else:
+                outputs[name] = self.live.pop(name, None)
+            self.hold(outputs[name])
+        for items in self.sequences.values():
+            self.drop(items)
         for storage in (*self.live.values(), *([] if self.block is None else [self.block])):
             builder.free(storage, self.operator)
         return outputs
@@ -254,6 +299,8 @@ class Frame:
         self._keep_pattern()
         outputs = [self.live.pop(name) for name in self.graph.outputs if name in self.live]
         block = [] if self.block is None else [self.block]
+        for items in self.sequences.values():
+            self.drop(items)
         is_copied = self.session.plan.settings.provider != "cpu"  # the caller gets copies in host memory
         for storage in (*self.live.values(), *block, *(outputs if is_copied else ())):
             builder.free(storage, self.operator)
@@ -263,6 +310,10 @@ class Frame:
             builder.event(EventKind.EMPTY_CACHE, self.operator)
         for storage in () if is_copied else outputs:
             builder.free(storage, self.operator)
+
+
+def _storages(held: Held) -> tuple[int, ...]:
+    return () if held is None else held if isinstance(held, tuple) else (held,)
 
 
 def operator_name(node: Node) -> str:
