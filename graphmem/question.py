@@ -14,7 +14,7 @@ from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.documents import LARGEST_NUMBER, shown
 from graphmem.errors import UsageError
 from graphmem.figures import parse_margin
-from graphmem.graph.binding import Asked, Range
+from graphmem.graph.asked import Asked, Range
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes

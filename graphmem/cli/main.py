@@ -13,27 +13,12 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
-from graphmem.cli.accuracy import accuracy_command
-from graphmem.cli.advise import advise_command
-from graphmem.cli.analyze import analyze_command
-from graphmem.cli.calibrate import calibrate_command
-from graphmem.cli.compare import compare_command
-from graphmem.cli.export_trace import export_trace_command
-from graphmem.cli.fit import fit_command
-from graphmem.cli.gpus import gpus_command
-from graphmem.cli.measure import measure_command
-from graphmem.cli.plan import plan_command
-from graphmem.cli.replay import replay_command
-from graphmem.cli.run import run_command
-from graphmem.cli.serve import serve_command
-from graphmem.cli.sweep import sweep_command
-from graphmem.cli.verify import verify_command
-from graphmem.cli.zoo import zoo_command
 from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.reports import text
 
@@ -61,6 +46,44 @@ class Terminated(BaseException):
 _DEBUG = "GRAPHMEM_DEBUG"
 _WORDS = "graphmem.words"  # where a click context keeps the words of the command line
 _BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the traceback"
+
+
+#: The commands, each in a module of its own, which is imported when it is called.
+_COMMANDS = (
+    "analyze",
+    "run",
+    "fit",
+    "advise",
+    "sweep",
+    "plan",
+    "serve",
+    "compare",
+    "replay",
+    "export-trace",
+    "gpus",
+    "zoo",
+    "measure",
+    "verify",
+    "calibrate",
+    "accuracy",
+)
+
+
+class _Modules(Mapping[str, click.Command]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in _COMMANDS:
+            raise KeyError(name)
+        module = name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"graphmem.cli.{module}"), f"{module}_command")
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
 
 
 class Commands(click.Group):
@@ -118,28 +141,14 @@ def _without(words: Sequence[str], dropped: Sequence[str]) -> Iterator[str]:
 _SPELLINGS = {"--batch": ("-b", "--batch-size")}
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    commands=_Modules(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="graphmem")
 def cli() -> None:
     """Predict, without a GPU, how much GPU memory a deep-learning model will need."""
-
-
-cli.add_command(analyze_command)
-cli.add_command(run_command)
-cli.add_command(fit_command)
-cli.add_command(advise_command)
-cli.add_command(sweep_command)
-cli.add_command(plan_command)
-cli.add_command(serve_command)
-cli.add_command(compare_command)
-cli.add_command(replay_command)
-cli.add_command(export_trace_command)
-cli.add_command(gpus_command)
-cli.add_command(zoo_command)
-cli.add_command(measure_command)
-cli.add_command(verify_command)
-cli.add_command(calibrate_command)
-cli.add_command(accuracy_command)
 
 
 def main() -> None:

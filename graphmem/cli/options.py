@@ -15,7 +15,7 @@ from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
 from graphmem.errors import UsageError
 from graphmem.figures import parse_margin
-from graphmem.graph.binding import Range
+from graphmem.graph.asked import Range
 from graphmem.runtimes import built_in, runtime_named
 from graphmem.units import MIB, format_bytes, parse_bytes
 

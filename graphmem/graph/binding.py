@@ -6,12 +6,13 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from graphmem.errors import ShapeError, UsageError
+from graphmem.graph.asked import Asked
 from graphmem.graph.folding import Value, is_small
 from graphmem.graph.model import TensorSpec
 from graphmem.trace import MAX_STORAGE_BYTES
@@ -27,39 +28,6 @@ _SEQUENCE_WORDS = frozenset((
 ))  # fmt: skip
 _FORMULA = re.compile(r"[-+*/]")
 _OTHER_WORDS = frozenset(("past", "cache", "kv", "total", "max", "batch", "height", "width", "num", "context"))
-
-Range = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the user says of the inputs of ONNX files.
-
-    batch: the batch dimension.
-    seq_len: every dimension that is the length of a sequence.
-    dims: named dimensions, each a number or the (smallest, largest) of a range.
-    input_shapes: whole inputs.
-    input_values: elements of small inputs, one for all of them or as many as there are.
-    trip_count: how often loops run at most whose end data decides.
-    selected: the share of candidates that operators select whose data decides; None: all.
-    """
-
-    batch: int | None = None
-    seq_len: int | None = None
-    dims: Mapping[str, int | Range] = field(default_factory=dict)
-    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    input_values: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    trip_count: int | None = None
-    selected: float | None = None
-
-    def ends(self) -> tuple[Asked, ...]:
-        """The same with every range at its smallest and at its largest; alone where there is no range."""
-        if not any(isinstance(value, tuple) for value in self.dims.values()):
-            return (self,)
-        return tuple(
-            replace(self, dims={name: v[end] if isinstance(v, tuple) else v for name, v in self.dims.items()})
-            for end in (0, 1)
-        )
 
 
 @dataclass(frozen=True)
@@ -87,6 +55,11 @@ class Free:
 
     name: str
     places: tuple[tuple[TensorSpec, int], ...]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it may be the batch."""
+        return any(not position and len(spec.shape) > 1 for spec, position in self.places)
 
     def __str__(self) -> str:
         spec, position = self.places[0]

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphmem.graph.binding import ANONYMOUS, Asked, Free, UnboundError, is_sequence
+from graphmem.graph.asked import Asked
+from graphmem.graph.binding import ANONYMOUS, Free, UnboundError, is_sequence
 from graphmem.graph.model import TensorSpec
 
 #: Seconds of processor time after which no further guess is tried.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphmem.errors import SourceError, UsageError
-from graphmem.graph.binding import Asked
+from graphmem.graph.asked import Asked
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel
 from graphmem.sources.hints import hint_for_file, hint_for_name
 from graphmem.training.program import Program

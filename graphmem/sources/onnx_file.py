@@ -15,7 +15,8 @@ import onnx
 
 from graphmem.errors import GraphmemError, ShapeError, SourceError, UsageError
 from graphmem.graph import control_flow, onnx_import
-from graphmem.graph.binding import Asked, Binding, UnboundError, bind
+from graphmem.graph.asked import Asked
+from graphmem.graph.binding import Binding, UnboundError, bind
 from graphmem.graph.model import Body, Dimension, Graph, TensorSpec
 from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate, scope_of
 from graphmem.graph.suggestions import options_of, suggested
@@ -55,7 +56,7 @@ class OnnxFile:
     def _explained(self, error: ShapeError, asked: Asked) -> ShapeError:
         """The error with what would be answered, where that can be found."""
         likely: Asked | None = None
-        for wanted in self._alternatives(asked):
+        for wanted in self._alternatives(error, asked):
             found, is_sure = self._completed(wanted)
             if is_sure:
                 return _suggesting(error, found, asked, is_sure=True)
@@ -64,10 +65,11 @@ class OnnxFile:
             return _suggesting(error, likely, asked, is_sure=False)
         return error
 
-    def _alternatives(self, asked: Asked) -> Iterator[Asked]:
+    def _alternatives(self, error: ShapeError, asked: Asked) -> Iterator[Asked]:
         """What could be asked instead, with loops bounded and with the batch of the file, still without dimensions."""
         may_loop = asked.trip_count is None and "Loop" in self.facts.operators()
-        for batch in (asked.batch,) if asked.batch in (None, 1) else (asked.batch, 1):
+        lacks_batch = isinstance(error, UnboundError) and any(free.is_first for free in error.free)
+        for batch in dict.fromkeys((asked.batch or (1 if lacks_batch else None), asked.batch and 1)):
             yield replace(asked, batch=batch)
             if may_loop:
                 yield replace(asked, batch=batch, trip_count=EXAMPLE_TRIPS)
@@ -167,7 +169,7 @@ def load_onnx(
 
 
 def _suggesting(error: ShapeError, wanted: Asked, asked: Asked, *, is_sure: bool) -> ShapeError:
-    dropped = () if wanted.batch == asked.batch else ("--batch",)
+    dropped = () if asked.batch in (None, wanted.batch) else ("--batch",)
     return ShapeError(str(error), options=options_of(wanted, asked), dropped=dropped, is_sure=is_sure)
 
 

@@ -164,7 +164,7 @@ class Frame:
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
         if node.key in self.graph.bodies:
             run_bodies(self, node)
-        elif self.graph.tensors[node.key].items is not None:
+        elif self.graph.tensors[self._spec(node.key)].items is not None:
             make_sequence(self, node)
         else:
             self._run_kernel(node)
