@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.run import capture_model  # noqa: E402
 from graphmem.errors import GraphmemError, UsageError  # noqa: E402
-from graphmem.graph.asked import Asked
+from graphmem.graph.asked import Asked  # noqa: E402
 from graphmem.sources.base import Sizes  # noqa: E402
 from graphmem.sources.onnx_file import load_onnx, read_onnx  # noqa: E402
 from graphmem.sources.onnx_module.gelu import with_whole_gelus  # noqa: E402
