@@ -65,7 +65,7 @@ def predicted(path: Path, level: str, asked: Asked) -> dict[str, int]:
 
 @pytest.mark.parametrize("level", ["disabled", "all"])
 def test_nested_programs_take_what_real_sessions_take(oracle: Oracle, tmp_path: Path, level: str) -> None:
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(programs)
     def compare(steps: Any) -> None:
         model, conditions = program_of(steps)

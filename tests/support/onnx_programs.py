@@ -100,7 +100,9 @@ class _Writer:
             inner, self.name(), [_value(state, (COLUMNS,)), _value(row, (COLUMNS,))],
             [_value(kept, (COLUMNS,)), _value(last, (COLUMNS,))],
         )  # fmt: skip
-        nodes.append(helper.make_node("Scan", ["zeros", current], [self.name(), made], made, body=body, num_scan_inputs=1))
+        nodes.append(
+            helper.make_node("Scan", ["zeros", current], [self.name(), made], made, body=body, num_scan_inputs=1)
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name == "if":

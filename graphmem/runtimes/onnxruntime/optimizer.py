@@ -266,6 +266,7 @@ def _given(node: onnx.NodeProto, inside: onnx.GraphProto, graph: onnx.GraphProto
     if node.op_type != "Scan":
         inside.input.extend(inputs)
         return []
+    graph.value_info.extend(value for value in inputs if value.type.WhichOneof("value"))  # what is declared holds too
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     states = len(node.input) - attributes["num_scan_inputs"]
     axes = attributes.get("scan_input_axes") or [0] * attributes["num_scan_inputs"]

@@ -55,11 +55,12 @@ class PackedWeight:
 
 @dataclass
 class Weights:
-    """The constants of a session while its kernels pack them: all that are in scope, the readers left that need them as
-    they are, in subgraphs too, and what was packed."""
+    """The constants of a session while its kernels pack them: the readers left that need them as they are, in subgraphs
+    too, and what was packed. Of those ``around`` a subgraph its kernels find the nearest scope's only
+    (``SessionState::PrepackConstantInitializedTensors``)."""
 
     readers: Counter[str]
-    constants: frozenset[str] = frozenset()
+    around: frozenset[str] = frozenset()
     packed: set[tuple[Any, ...]] = field(default_factory=set)
 
 
@@ -114,7 +115,7 @@ class KernelMemory:
         """The packed weights of a session, or of a subgraph of one, in the order of the nodes."""
         if self.provider != "cpu" or plan.settings.disable_prepacking:
             return
-        constants = weights.constants = weights.constants.union(graph.initializers) - {*graph.inputs}
+        constants = weights.around.union(graph.initializers) - {*graph.inputs}
         for node in graph.nodes:
             rule = _PACKING.get((node.domain, node.op_type))
             position = _WEIGHT_POSITION.get(node.op_type, 1)

@@ -82,11 +82,10 @@ class Runs:
                 self.released.add(block.weight)
             if block.frees_weight and block.weight in held:
                 self.builder.free(held.pop(block.weight), operator)
-        constants = weights.constants
         for key, bodies in graph.bodies.items():
             for body in bodies:
+                weights.around = frozenset(graph.initializers)
                 self.bodies[key, body.attribute]._load(body.graphs[0], phase, weights, held)
-                weights.constants = constants
 
     def _alloc(self, size: int, operator: int, category: Category, place: Place, label: str) -> int:
         return self.builder.alloc(size, operator, category, stream=self.stream, place=place, label=label)
