@@ -184,8 +184,12 @@ def _value(inputs: Sequence[TensorSpec], name: str, elements: Sequence[float]) -
         raise UsageError(
             f"--input-value {name}: {len(elements)} values for {spec}; give one for all of it, or all of a small one"
         )
-    values = np.array(elements, dtype=np.dtype(spec.dtype))
-    return np.full(spec.shape, values[0]) if len(elements) == 1 else values.reshape([int(d) for d in spec.shape])
+    try:
+        values = np.array(elements, dtype=np.dtype(spec.dtype))
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"--input-value {name}: {spec.dtype} cannot hold {', '.join(map(str, elements))}") from None
+    shape = tuple(int(dimension) for dimension in spec.shape)
+    return np.broadcast_to(values[0], shape) if len(elements) == 1 else values.reshape(shape)
 
 
 def _check_numbers(asked: Asked) -> None:
@@ -256,10 +260,10 @@ def _bind_sequence(binder: _Binder, length: int) -> None:
         return
     if tokens and not is_taken:
         first = str(tokens[0][0].shape[1])
+        if first != ANONYMOUS:
+            binder.bind_symbol(first, length, reason)
         for spec, i in tokens:
-            if first != ANONYMOUS and spec.shape[i] == first:
-                binder.symbols.get(first) or binder.bind_symbol(first, length, reason)
-            elif first == ANONYMOUS and spec.shape[i] == ANONYMOUS:
+            if spec.shape[i] == first == ANONYMOUS:
                 binder.shapes[spec.name][i] = length
                 binder.notes.append(f"second dimension of {spec.name} = {length} by {reason}")
         return

@@ -227,7 +227,7 @@ class _Iterations:
             state = self._run(number, condition, self.carried)
             after, *rest = _outputs(state)
             is_known = after.value is not None
-            if is_known and not after.value.any():
+            if after.value is not None and not after.value.any():
                 self._add(state, 1)
                 self.carried = rest[: len(carried)]
                 return

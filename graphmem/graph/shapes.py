@@ -65,6 +65,19 @@ class ModelFacts:
     schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
     bodies: dict[str, dict[str, ModelFacts]] = field(default_factory=dict)
 
+    def implied(self) -> dict[tuple[str, int], int]:
+        """The dimensions of inputs, as (name, position), that weights they are multiplied with fix."""
+        found: dict[tuple[str, int], int] = {}
+        for node in self.nodes:
+            weight = self.specs.get(node.inputs[1]) if len(node.inputs) > 1 else None
+            if weight is None or node.inputs[0] not in self.inputs or len(weight.shape) < 2:
+                continue
+            if node.op_type in ("Conv", "FusedConv"):
+                found[node.inputs[0], 1] = int(weight.shape[1]) * int(node.attributes.get("group", 1))
+            elif node.op_type == "MatMul" and len(weight.shape) == 2:
+                found[node.inputs[0], -1] = int(weight.shape[0])
+        return found
+
     def operators(self) -> set[str]:
         """The operators of the nodes, those of subgraphs included."""
         inner = (body.operators() for bodies in self.bodies.values() for body in bodies.values())
@@ -485,6 +498,7 @@ def _check_sizes(state: Propagation, node: Node) -> None:
         _check_states(state, node)
     elif node.op_type in _WINDOWED and node.outputs[0]:
         _check_window(state, node)
+        _check_channels(state, node)
 
 
 def _check_states(state: Propagation, node: Node) -> None:
@@ -493,6 +507,15 @@ def _check_states(state: Propagation, node: Node) -> None:
         spec = state.specs[name]
         if len(spec.shape) == 3 and spec.shape[0 if node.attributes.get("layout") else 1] != batch:
             raise ShapeError(f"{node}: its state {name} {spec} is not of the batch {batch} of its input")
+
+
+def _check_channels(state: Propagation, node: Node) -> None:
+    if node.op_type != "Conv":
+        return
+    image, weight = state.specs[node.inputs[0]], state.specs[node.inputs[1]]
+    wanted = int(weight.shape[1]) * int(node.attributes.get("group", 1))
+    if image.shape[1] != wanted:
+        raise ShapeError(f"{node}: its kernel takes {wanted} channels; {node.inputs[0]} {image} has {image.shape[1]}")
 
 
 def _check_window(state: Propagation, node: Node) -> None:

@@ -35,14 +35,19 @@ _METADATA = {
 _IMAGE = (640, 224, 320, 256, 512, 32, 1024)
 _LINE = (320, 160, 640, 100)
 _SOUND = (16000, 512, 1280, 576, 256, 48000)
-_LENGTH = (128, 16, 64, 1, 512, 8, 2, 100, 300, 32, 256)
+_LENGTH = (128, 16, 64, 1, 512, 8, 2, 100, 300, 32, 256, 3000, 1024, 80)
 
 
 def suggested(
-    error: UnboundError, asked: Asked, metadata: Mapping[str, str], answers: Callable[[Asked], bool]
+    error: UnboundError,
+    asked: Asked,
+    metadata: Mapping[str, str],
+    implied: Mapping[tuple[str, int], int],
+    answers: Callable[[Asked], bool],
 ) -> tuple[Asked, bool]:
-    """What to ask instead, and whether the graph was seen to answer it."""
-    search = _Search(error, asked, metadata, answers)
+    """What to ask instead, and whether the graph was seen to answer it. ``implied`` are dimensions that weights fix, by
+    input and position."""
+    search = _Search(error, asked, metadata, implied)
     first: Asked | None = None
     for numbers in search.attempts():
         tried = search.asked_with(numbers)
@@ -62,11 +67,16 @@ class _Search:
     error: UnboundError
     asked: Asked
     metadata: Mapping[str, str]
-    answers: Callable[[Asked], bool]
+    implied: Mapping[tuple[str, int], int]
 
     def __post_init__(self) -> None:
         self.until = time.process_time() + LONGEST_SEARCH
-        self.candidates = [_candidates(free, self.asked, self.metadata) for free in self.error.free]
+        self.candidates = [self._candidates(free) for free in self.error.free]
+
+    def _candidates(self, free: Free) -> list[int]:
+        places = [(spec.name, p) for spec, at in free.places for p in (at, at - len(spec.shape))]
+        fixed = [self.implied[place] for place in places if place in self.implied]
+        return fixed[:1] or _candidates(free, self.asked, self.metadata)
 
     def attempts(self) -> Iterator[list[int]]:
         """Each attempt has a number for every free dimension."""
@@ -79,7 +89,7 @@ class _Search:
 
     def _alike(self) -> Iterator[list[int]]:
         for rank in range(1, max(map(len, self.candidates))):
-            yield [candidates[min(rank, len(candidates) - 1)] for candidates in self.candidates]
+            yield [one[min(rank, len(one) - 1)] if len(one) > 2 else one[0] for one in self.candidates]
 
     def _others(self, first: Sequence[int]) -> Iterator[list[int]]:
         known = {int(d) for spec in self.error.inputs for d in spec.shape if isinstance(d, int)}
@@ -155,9 +165,11 @@ def _candidates(free: Free, asked: Asked, metadata: Mapping[str, str]) -> list[i
 def _kind(spec: TensorSpec, position: int, name: str) -> str:
     if position == 0 and len(spec.shape) > 1:
         return "batch"
+    if _PAST.search(name) or _PAST.search(spec.name):
+        return "sequence"
     if position == 1 and len(spec.shape) == 3 and _STATE.search(spec.name):
         return "state"
-    if len(spec.shape) == 4 and spec.dtype.startswith(("float", "uint8")) and not _PAST.search(spec.name):
+    if len(spec.shape) == 4 and spec.dtype.startswith(("float", "uint8")):
         is_channel = "channel" in name.lower() or (position == 1 and spec.shape[3] not in (1, 3))
         return "channels" if is_channel else "image"
     is_sound = bool(_AUDIO.search(spec.name) or _AUDIO.search(name)) or len(spec.shape) == 2

@@ -80,7 +80,7 @@ class OnnxFile:
             bind(self.declared, asked, self.shapeless)
         except UnboundError as unbound:
             metadata = {entry.key: entry.value for entry in self.model.metadata_props}
-            return suggested(unbound, asked, metadata, self._answers)
+            return suggested(unbound, asked, metadata, self.facts.implied(), self._answers)
         except GraphmemError:
             return asked, False
         return asked, self._answers(asked)
@@ -101,8 +101,9 @@ class OnnxFile:
             return OnnxModel(self.path.name, (tuple(graphs),))
         graphs = []
         for run in parse_shapes(shapes):
-            sizes = {"dims": {**asked.dims, **run.dims}, "input_shapes": {**asked.input_shapes, **run.input_shapes}}
-            graphs.append(self.bind(replace(asked, batch=asked.batch if run.batch is None else run.batch, **sizes)))
+            batch = asked.batch if run.batch is None else run.batch
+            dims, whole = {**asked.dims, **run.dims}, {**asked.input_shapes, **run.input_shapes}
+            graphs.append(self.bind(replace(asked, batch=batch, dims=dims, input_shapes=whole)))
         return OnnxModel(self.path.name, (tuple(graphs),))
 
     @cached_property

@@ -46,8 +46,9 @@ class SessionPlan:
     """``nodes`` include the copies between host and device; ``original`` maps the tensors these make to what they
     copy. ``home`` is where the provider's arena is; ``host_nodes`` counts the nodes that run on the CPU. ``feeds`` are
     the inputs and, of a subgraph, what it reads from around it; where the rank of an input of the model is not known no
-    pattern is kept (``SessionState::ResolveMemoryPatternFlag``, which is not asked for subgraphs: 1.32.0, measured). ``bodies`` are the plans of subgraphs, which ONNX Runtime makes as for
-    sessions of their own, by :attr:`Node.key` and attribute."""
+    pattern is kept (``SessionState::ResolveMemoryPatternFlag``, which is not asked for subgraphs: 1.32.0, measured).
+    ``bodies`` are the plans of subgraphs, which ONNX Runtime makes as for sessions of their own, by
+    :attr:`Node.key` and attribute."""
 
     settings: SessionSettings
     nodes: tuple[Node, ...]
