@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
+from onnx import TensorProto, helper
 
 from graphmem.graph.asked import Asked
 from graphmem.replay import replay
@@ -63,16 +65,91 @@ def predicted(path: Path, level: str, asked: Asked) -> dict[str, int]:
     return {name: allocator.stats()[name] for name in COMPARED}
 
 
-@pytest.mark.parametrize("level", ["disabled", "all"])
-def test_nested_programs_take_what_real_sessions_take(oracle: Oracle, tmp_path: Path, level: str) -> None:
+def compared(oracle: Oracle, directory: Path, level: str, steps: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """What a program is predicted to take, and what it takes."""
+    model, conditions = program_of(steps)
+    path = samples.save(model, directory)
+    shapes = {"x": (ROWS, COLUMNS), **dict.fromkeys(conditions, (1,))}
+    values = {name: (float(value),) for name, value in conditions.items()}
+    return predicted(path, level, Asked(input_values=values)), oracle.arena(path, level, shapes, conditions)
+
+
+def test_nested_programs_take_what_real_sessions_take(oracle: Oracle, tmp_path: Path) -> None:
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(programs)
     def compare(steps: Any) -> None:
-        model, conditions = program_of(steps)
-        path = samples.save(model, tmp_path)
-        shapes = {"x": (ROWS, COLUMNS), **dict.fromkeys(conditions, (1,))}
-        values = {name: (float(value),) for name, value in conditions.items()}
-        asked = Asked(input_values=values)
-        assert predicted(path, level, asked) == oracle.arena(path, level, shapes, conditions)
+        ours, real = compared(oracle, tmp_path, "disabled", steps)
+        assert ours == real
 
     compare()
+
+
+#: Each found something when it was new.
+OPTIMIZED = [
+    ["MatMul", ("If", True, ["MatMul", "Relu"], ["Softmax"]), "Add"],
+    [("If", False, ["Relu"], [("Loop", 2, True, ["MatMul", "Sigmoid"])])],
+    [("Loop", 3, True, ["Add", ("If", True, ["MatMul"], ["Relu"])]), "Softmax"],
+    [("Scan", 0, ["Relu"]), ("Scan", 0, ["Relu", "Softmax"])],
+    [("Loop", 0, False, ["Relu"]), ("Scan", 0, ["Sigmoid"])],
+    [("Loop", 2, False, [("Loop", 3, True, ["MatMul"])]), "MatMul"],
+]
+
+
+@pytest.mark.parametrize("steps", OPTIMIZED)
+def test_optimized_programs_take_what_real_sessions_take(oracle: Oracle, tmp_path: Path, steps: Any) -> None:
+    ours, real = compared(oracle, tmp_path, "all", steps)
+    assert ours == real
+
+
+def collecting() -> onnx.ModelProto:
+    """A loop that puts a frame into a sequence in every run, and stacks them behind it."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["still"]),
+            helper.make_node("MatMul", ["before", "w"], ["after"]),
+            helper.make_node("Relu", ["after"], ["frame"]),
+            helper.make_node("SequenceInsert", ["frames", "frame"], ["more"]),
+        ],
+        "body",
+        [
+            samples.value("i", [], TensorProto.INT64),
+            samples.value("going", [], TensorProto.BOOL),
+            samples.value("before", [ROWS, COLUMNS]),
+            helper.make_tensor_sequence_value_info("frames", TensorProto.FLOAT, None),
+        ],
+        [
+            samples.value("still", [], TensorProto.BOOL),
+            samples.value("after", [ROWS, COLUMNS]),
+            helper.make_tensor_sequence_value_info("more", TensorProto.FLOAT, None),
+        ],
+    )
+    nodes = [
+        helper.make_node("SequenceEmpty", [], ["none"]),
+        helper.make_node("Loop", ["n", "", "x", "none"], ["last", "all"], body=body),
+        helper.make_node("ConcatFromSequence", ["all"], ["y"], axis=1, new_axis=1),
+    ]
+    inputs = [samples.value("x", [ROWS, COLUMNS]), samples.value("n", [], TensorProto.INT64)]
+    outputs = [samples.value("y", None), samples.value("last", None)]
+    return samples.model(nodes, inputs, outputs, [samples.weights("w", (COLUMNS, COLUMNS))])
+
+
+@pytest.mark.parametrize("level", ["disabled", "all"])
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_sequence_that_a_loop_collects(oracle: Oracle, tmp_path: Path, level: str, count: int) -> None:
+    path = samples.save(collecting(), tmp_path)
+    ours = predicted(path, level, Asked(input_values={"n": (count,)}))
+    assert ours == oracle.arena(path, level, {"x": (ROWS, COLUMNS), "n": ()}, {"n": count})
+
+
+def test_what_nobody_reads_is_not_lent(oracle: Oracle, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("TopK", ["x", "k"], ["first", "unread"]),
+        helper.make_node("Neg", ["first"], ["h"]),
+        helper.make_node("TopK", ["h", "k"], ["second", "unread too"]),
+        helper.make_node("Neg", ["second"], ["y"]),
+    ]
+    inputs = [samples.value("x", [ROWS, COLUMNS])]
+    path = samples.save(
+        samples.model(nodes, inputs, [samples.value("y", None)], [samples.constant("k", [COLUMNS])]), tmp_path
+    )
+    assert predicted(path, "disabled", Asked()) == oracle.arena(path, "disabled", {"x": (ROWS, COLUMNS)}, {})
