@@ -231,6 +231,8 @@ def hoist(graph: onnx.GraphProto, scope: str = "") -> None:
             nodes += inside.node
             graph.initializer.extend(inside.initializer)
             graph.input.extend(inside.input)
+            declared = (*inside.value_info, *inside.output)  # what a subgraph says of its tensors holds too
+            graph.value_info.extend(value for value in declared if value.type.WhichOneof("value"))
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
@@ -266,7 +268,7 @@ def _given(node: onnx.NodeProto, inside: onnx.GraphProto, graph: onnx.GraphProto
     if node.op_type != "Scan":
         inside.input.extend(inputs)
         return []
-    graph.value_info.extend(value for value in inputs if value.type.WhichOneof("value"))  # what is declared holds too
+    graph.value_info.extend(value for value in inputs if value.type.WhichOneof("value"))
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     states = len(node.input) - attributes["num_scan_inputs"]
     axes = attributes.get("scan_input_axes") or [0] * attributes["num_scan_inputs"]
