@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from graphmem.graph.order import execution_order
 from graphmem.graph.selected import shapes_of_selected
 from graphmem.graph.sequences import sequence_outputs
 
+_BROADCASTING = frozenset(
+    ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater", "And", "Or", "PRelu")
+)
 _WINDOWED = frozenset(("Conv", "MaxPool", "AveragePool", "LpPool"))
 _RESHAPING = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose"))
 
@@ -496,6 +500,8 @@ def _check_sizes(state: Propagation, node: Node) -> None:
         return
     if node.op_type in ("LSTM", "GRU", "RNN"):
         _check_states(state, node)
+    elif node.op_type in _BROADCASTING:
+        _check_broadcast(state, node)
     elif node.op_type in _WINDOWED and node.outputs[0]:
         _check_window(state, node)
         _check_channels(state, node)
@@ -509,6 +515,14 @@ def _check_states(state: Propagation, node: Node) -> None:
             raise ShapeError(f"{node}: its state {name} {spec} is not of the batch {batch} of its input")
 
 
+def _check_broadcast(state: Propagation, node: Node) -> None:
+    """Shapes before anything is bound say nothing of a size in a weight that a bound dimension does not have."""
+    shapes = [state.specs[name].shape for name in node.inputs if name]
+    for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        if len({int(size) for size in sizes} - {1}) > 1:
+            raise ShapeError(f"{node}: its inputs do not go together: {_inputs_text(state, node)}")
+
+
 def _check_channels(state: Propagation, node: Node) -> None:
     if node.op_type != "Conv":
         return
@@ -519,13 +533,19 @@ def _check_channels(state: Propagation, node: Node) -> None:
 
 
 def _check_window(state: Propagation, node: Node) -> None:
-    """A kernel larger than what it slides over gives nothing, which ONNX Runtime refuses."""
-    source, target = state.specs[node.inputs[0]], state.specs[node.outputs[0]]
-    if all(int(d) > 0 for d in target.shape) or not source.elements:
-        return
+    """ONNX Runtime refuses a kernel that is larger than what it slides over."""
+    source = state.specs[node.inputs[0]]
     weight = state.specs[node.inputs[1]].shape[2:] if node.op_type == "Conv" else ()
-    kernel = "x".join(map(str, weight or node.attributes.get("kernel_shape", ())))
-    raise ShapeError(f"{node}: its kernel {kernel} does not fit {source}; make its input larger")
+    kernel = tuple(map(int, weight or node.attributes.get("kernel_shape", ())))
+    if node.attributes.get("auto_pad", "NOTSET") != "NOTSET" or len(kernel) != len(source.shape) - 2:
+        return
+    pads = node.attributes.get("pads", (0,) * 2 * len(kernel))
+    spread = node.attributes.get("dilations", (1,) * len(kernel))
+    rooms = [int(d) + pads[i] + pads[i + len(kernel)] for i, d in enumerate(source.shape[2:])]
+    if source.elements and any((k - 1) * s + 1 > room for k, s, room in zip(kernel, spread, rooms, strict=True)):
+        raise ShapeError(
+            f"{node}: its kernel {'x'.join(map(str, kernel))} does not fit {source}; make its input larger"
+        )
 
 
 def _check_elements(state: Propagation, node: Node) -> None:

@@ -97,8 +97,12 @@ class OnnxFile:
         ranges, the smaller first."""
         if shapes is None:
             ends = asked.ends()
-            graphs = [self.bind(end) for end in ends for _ in range(RANGE_RUNS if len(ends) > 1 else 1)]
-            return OnnxModel(self.path.name, (tuple(graphs),))
+            if len(ends) == 1:
+                return OnnxModel(self.path.name, ((self.bind(asked),),))
+            ranges = ", ".join(f"{name} {v[0]}..{v[1]}" for name, v in asked.dims.items() if isinstance(v, tuple))
+            note = ("ranges", f"{ranges}: the smallest sizes run first, then the largest, in one session")
+            bound = [replace(graph, notes=(*graph.notes, note)) for graph in map(self.bind, ends)]
+            return OnnxModel(self.path.name, (tuple(graph for graph in bound for _ in range(RANGE_RUNS)),))
         graphs = []
         for run in parse_shapes(shapes):
             batch = asked.batch if run.batch is None else run.batch

@@ -150,8 +150,8 @@ def test_metadata_says_what_is_likely(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ShapeError, match=r"node 'conv' \(Conv\): its kernel 5x5 does not fit float32\[2,3,48,3\]"):
-        read_onnx(save(text_line(), tmp_path)).bind(Asked(batch=2, dims={"c": 3, "width": 3}))
+    with pytest.raises(ShapeError, match=r"node 'conv' \(Conv\): its kernel 5x5 does not fit float32\[2,3,48,4\]"):
+        read_onnx(save(text_line(), tmp_path)).bind(Asked(batch=2, dims={"c": 3, "width": 4}))
     with pytest.raises(ShapeError, match=r"its kernel takes 3 channels; x float32\[2,4,48,9\] has 4"):
         read_onnx(save(text_line(), tmp_path)).bind(Asked(batch=2, dims={"c": 4, "width": 9}))
 
