@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 #: Runs of one subgraph whose shapes are followed one by one; from 50 to 100 nodes a millisecond are.
 MOST_FOLLOWED = 2048
+#: Runs of a loop that collects what each of them gives.
+MOST_COLLECTED = 100_000
 #: A trip count from here on is how exporters write "until the condition is false".
 ENDLESS = 1 << 31
+#: Runs after which a loop is not expected to settle any more.
+_SETTLING = 2
 OPERATORS = frozenset(("If", "Loop", "Scan"))
 
 
@@ -182,6 +186,8 @@ def _loop(scope: _Scope) -> Followed:
     followed.follow(condition, carried)
     last = _outputs(followed.states[followed.runs[-1][0]], 1)
     count = sum(times for _, times in followed.runs)
+    if len(last) > len(carried) and count > MOST_COLLECTED:
+        raise ShapeError(f"{scope.node}: it collects what {count} runs give; at most {MOST_COLLECTED} are followed")
     outputs = (*followed.carried, *(_collected(one, count) for one in last[len(carried) :]))
     body = FollowedBody(facts, tuple(followed.states), tuple(followed.runs))
     return Followed(outputs, {"body": body}, followed.notes)
@@ -232,19 +238,23 @@ class _Iterations:
                 self.carried = rest[: len(carried)]
                 return
             limit = self._limit(after, can_end)
-            steady = None if is_known and can_end else self._steady(after)
+            may_settle = number < _SETTLING and not (is_known and can_end)
+            steady = self._steady(after) if may_settle else None
             if steady is not None and limit is not None:
                 self._add(steady, limit - number)
                 self.carried = [Given(one.spec) for one in _outputs(steady, 1)[: len(carried)]]
                 return
+            if limit is not None and limit > MOST_FOLLOWED and number >= _SETTLING:
+                break
             self._add(state, 1)
             self.carried = rest[: len(carried)]
             if number + 1 == limit:
                 return
             condition = after
+        options = "--trip-count N" if self.scope.state.trip_count else self.scope.deciding(0)
         raise ShapeError(
             f"{self.scope.node}: it runs more than {MOST_FOLLOWED} times, and its shapes or its end change with every "
-            f"run{_hint(self.scope.deciding(0), ': bind fewer with ')}"
+            f"run{_hint(options, '; bind fewer with ')}"
         )
 
     def _steady(self, condition: Given) -> Propagation | None:

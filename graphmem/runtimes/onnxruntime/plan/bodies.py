@@ -93,7 +93,7 @@ def _run_loop(frame: Frame, node: Node) -> None:
         frame.hold(held)
     fetches: list[Held] = []
     collected: list[Held] = []
-    for graph, is_written in _runs(body):
+    for graph, is_written in _runs(body, collects=len(body.graphs[0].outputs) > len(feeds)):
         if fetches:
             for position, held in enumerate(fetches[: len(feeds)]):
                 frame.drop(feeds[position])
@@ -125,13 +125,14 @@ def _run_of_loop(
     return taken
 
 
-def _runs(body: Body) -> Iterator[tuple[Graph, bool]]:
+def _runs(body: Body, *, collects: bool = False) -> Iterator[tuple[Graph, bool]]:
     """The shapes of each run, and whether it is written whole: where there are too many, a run that is like several
-    before it is not."""
-    count = sum(times for _, times in body.runs) * len(body.graphs[0].nodes)
+    before it is not; it is left out where nothing of it stays."""
+    count = sum(times for _, times in body.runs) * max(1, len(body.graphs[0].nodes))
     for index, times in body.runs:
-        for run in range(times):
-            yield body.graphs[index], run < _SETTLED or count <= MOST_WRITTEN
+        whole = times if count <= MOST_WRITTEN else min(times, _SETTLED)
+        for run in range(times if collects else whole):
+            yield body.graphs[index], run < whole
 
 
 # --- Scan -------------------------------------------------------------------------------------------------------------
