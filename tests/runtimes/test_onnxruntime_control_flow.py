@@ -76,7 +76,7 @@ def compared(oracle: Oracle, directory: Path, level: str, steps: Any) -> tuple[d
 
 @pytest.mark.parametrize("level", ["disabled", "all"])
 def test_nested_programs_take_what_real_sessions_take(oracle: Oracle, tmp_path: Path, level: str) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(programs)
     def compare(steps: Any) -> None:
         ours, real = compared(oracle, tmp_path, level, steps)
