@@ -284,7 +284,7 @@ def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], or
                 Body(attribute, tuple(_graph(attribute, one, symbolic, ordered) for one in body.states), body.runs)
                 for attribute, body in bodies.items()
             )
-            for key, bodies in state.bodies.items()
+            for key, bodies in ((n.key, state.bodies[n.key]) for n in nodes if n.key in state.bodies)
         },
     )
 

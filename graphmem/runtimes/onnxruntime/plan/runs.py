@@ -82,7 +82,7 @@ class Runs:
                 self.released.add(block.weight)
             if block.frees_weight and block.weight in held:
                 self.builder.free(held.pop(block.weight), operator)
-        for key, bodies in graph.bodies.items():
+        for key, bodies in reversed(list(graph.bodies.items())):  # a map of libstdc++ gives the newest first
             for body in bodies:
                 weights.around = frozenset(graph.initializers)
                 self.bodies[key, body.attribute]._load(body.graphs[0], phase, weights, held)
