@@ -25,8 +25,10 @@ def analyze(
     runtime: str | None = None,
     device: str | Device | None = None,
     alloc_conf: str | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_values: Mapping[str, Sequence[float]] | None = None,
+    trip_count: int | None = None,
     shapes: str | None = None,
     iterations: int | None = None,
     top: int = 10,
@@ -47,7 +49,8 @@ def analyze(
             step function that builds and runs its own iterations. A list of ONNX files is as many sessions in one
             process.
         example_inputs: for an ``nn.Module``: a tensor, a tuple, or a dict of keyword arguments.
-        batch, seq_len: sizes, passed on to factories that name them.
+        batch, seq_len: sizes, passed on to factories that name them; of ONNX files they bind the dimensions that are
+            the batch and the lengths of sequences.
         training: a :class:`~graphmem.training.Training` or :class:`~graphmem.training.Inference`, or True or False for
             their defaults; by default inference for ONNX files and training with AdamW for PyTorch models.
             An ONNX file is trained under PyTorch.
@@ -56,7 +59,11 @@ def analyze(
         device: a name of ``graphmem gpus`` or a :class:`~graphmem.devices.Device`.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` text, or the options of another runtime under their own names; by default
             the environment's.
-        dims, input_shapes: bind dimensions of ONNX files.
+        dims, input_shapes: bind dimensions of ONNX files. A dimension given as (smallest, largest) is analysed at both
+            ends, in one session.
+        input_values: elements of small inputs of ONNX files, where a branch or a loop depends on them; one value stands
+            for all elements.
+        trip_count: how often a loop of an ONNX file runs at most, where data decides.
         shapes: the shapes of the runs of an ONNX session in order, as ``batch=1;batch=16,seq=128``.
         iterations: how many iterations to run; by default 3 of training (2 where one has more than 5,000 operators)
             and 2 of inference.
@@ -91,6 +98,8 @@ def analyze(
         alloc_conf=alloc_conf,
         dims=dims,
         input_shapes=input_shapes,
+        input_values=input_values,
+        trip_count=trip_count,
         shapes=shapes,
         iterations=iterations,
         top=top,

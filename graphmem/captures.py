@@ -170,14 +170,11 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
     return sources.load(
         question.model,
         question.example_inputs,
-        batch=question.batch,
-        dims=question.dims,
-        input_shapes=question.input_shapes,
+        asked=question.asked,
         shapes=question.shapes,
         optimization=question.optimization,
         files=files,
         trust=question.trust,
-        selected=question.step.data_dependent,
     )
 
 

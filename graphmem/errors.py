@@ -6,6 +6,8 @@ what is wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+import shlex
+
 #: The most characters of a message: names in it come from files, and may be of any length.
 LONGEST_MESSAGE = 2000
 
@@ -51,7 +53,20 @@ class SourceError(GraphmemError):
 
 
 class ShapeError(SourceError):
-    """A shape is unbound, inconsistent, or cannot be inferred."""
+    """A shape is unbound, inconsistent, or cannot be inferred.
+
+    ``options`` are words of a command line that bind it, ``dropped`` options that stand in the way; without them a
+    message is ``reason``. ``is_sure``: the model was seen to answer so.
+    """
+
+    def __init__(
+        self, reason: str = "", *, options: tuple[str, ...] = (), dropped: tuple[str, ...] = (), is_sure: bool = True
+    ) -> None:
+        self.reason, self.options, self.dropped = reason, options, dropped
+        self.lead = "; this is answered: " if is_sure else "; for example: "
+        words = [shlex.join(options)] if options else []
+        words += [f"without {' and '.join(dropped)}"] if dropped else []
+        super().__init__(f"{reason}{self.lead if words else ''}{', '.join(words)}")
 
 
 class CaptureError(GraphmemError):

@@ -14,6 +14,7 @@ from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, device_named
 from graphmem.documents import LARGEST_NUMBER, shown
 from graphmem.errors import UsageError
 from graphmem.figures import parse_margin
+from graphmem.graph.asked import Asked, Range
 from graphmem.runtimes import runtime_named
 from graphmem.runtimes.base import Graphs, Runtime, Setting
 from graphmem.sources.base import OnnxModel, Sizes
@@ -38,8 +39,10 @@ class Question:
     runtime: str | None = None
     device: str | Device | None = None
     alloc_conf: str | None = None
-    dims: Mapping[str, int] | None = None
+    dims: Mapping[str, int | Range] | None = None
     input_shapes: Mapping[str, Sequence[int]] | None = None
+    input_values: Mapping[str, Sequence[float]] | None = None
+    trip_count: int | None = None
     shapes: str | None = None
     iterations: int | None = None
     top: int = 10
@@ -51,7 +54,7 @@ class Question:
     bounds: bool = False
 
     def __post_init__(self) -> None:
-        check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations)
+        check_counts(1, batch=self.batch, seq_len=self.seq_len, iterations=self.iterations, trip_count=self.trip_count)
         check_counts(0, top=self.top)
         if self.iterations is not None and self.iterations > MOST_ITERATIONS:
             raise UsageError(f"iterations is {self.iterations}; accepted: 1 to {MOST_ITERATIONS}, as a few settle it")
@@ -124,6 +127,19 @@ class Question:
         return Sizes(self.batch, seq_len, training, self.iterations, weights, step.dtype, step.attention_mask, generate)
 
     @cached_property
+    def asked(self) -> Asked:
+        """What binds the inputs of ONNX files."""
+        return Asked(
+            self.batch,
+            self.seq_len,
+            dict(self.dims or {}),
+            {name: tuple(shape) for name, shape in (self.input_shapes or {}).items()},
+            {name: tuple(values) for name, values in (self.input_values or {}).items()},
+            self.trip_count,
+            self.step.data_dependent,
+        )
+
+    @cached_property
     def asked_runtime(self) -> Runtime[Any] | None:
         """The runtime the user named; None: the one natural to the model."""
         return None if self.runtime is None else runtime_named(self.runtime)
@@ -172,14 +188,10 @@ class CaptureKey:
 def capture_key(question: Question) -> CaptureKey:
     """The key of a question. Raises :class:`UsageError` for options that the runtime refuses."""
     loading = (
-        question.batch,
-        question.seq_len,
-        dict(question.dims or {}),
-        {name: tuple(shape) for name, shape in (question.input_shapes or {}).items()},
+        question.asked,
         question.shapes,
         question.optimization,
         question.trust,
-        question.step.data_dependent,
     )
     planner, setting = question.planner, question.setting
     if planner is not None:

@@ -9,30 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import sys
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
-from graphmem.cli.accuracy import accuracy_command
-from graphmem.cli.advise import advise_command
-from graphmem.cli.analyze import analyze_command
-from graphmem.cli.calibrate import calibrate_command
-from graphmem.cli.compare import compare_command
-from graphmem.cli.export_trace import export_trace_command
-from graphmem.cli.fit import fit_command
-from graphmem.cli.gpus import gpus_command
-from graphmem.cli.measure import measure_command
-from graphmem.cli.plan import plan_command
-from graphmem.cli.replay import replay_command
-from graphmem.cli.run import OWN_PROCESS, run_command
-from graphmem.cli.serve import serve_command
-from graphmem.cli.start import ENDINGS, Terminated, ending_in_order
-from graphmem.cli.sweep import sweep_command
-from graphmem.cli.verify import verify_command
-from graphmem.cli.zoo import zoo_command
-from graphmem.errors import GraphmemError, one_line
+from graphmem.cli.start import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
+from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.reports import text
 
 #: What a shell says of a program that Ctrl-C ended.
@@ -45,11 +32,54 @@ _NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOT
 
 
 _DEBUG = "GRAPHMEM_DEBUG"
+_WORDS = "graphmem.words"  # where a click context keeps the words of the command line
 _BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the traceback"
+
+
+#: The commands, each in a module of its own, which is imported when it is called.
+_COMMANDS = (
+    "analyze",
+    "run",
+    "fit",
+    "advise",
+    "sweep",
+    "plan",
+    "serve",
+    "compare",
+    "replay",
+    "export-trace",
+    "gpus",
+    "zoo",
+    "measure",
+    "verify",
+    "calibrate",
+    "accuracy",
+)
+
+
+class _Modules(Mapping[str, click.Command]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in _COMMANDS:
+            raise KeyError(name)
+        module = name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"graphmem.cli.{module}"), f"{module}_command")
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
 
 
 class Commands(click.Group):
     """A group whose commands never show a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = tuple(args)  # before they are taken apart: an error may name the command that is answered
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -62,14 +92,16 @@ class Commands(click.Group):
         except (Exception, SystemExit) as error:
             if os.environ.get(_DEBUG):
                 traceback.print_exc()
-            line, code = text.clean(one_line(_message(error))), 1
+            line, code = text.clean(one_line(_message(error, ctx.meta.get(_WORDS, ())))), 1
         with contextlib.suppress(OSError):
             click.echo(f"graphmem: {line}", err=True)
         ctx.exit(code)
 
 
-def _message(error: BaseException) -> str:
-    """What to tell: our errors explain themselves, the rest is named."""
+def _message(error: BaseException, words: Sequence[str] = ()) -> str:
+    """What to tell: our errors explain themselves, the rest is named. ``words`` are those of the command line."""
+    if isinstance(error, ShapeError) and error.options and words:
+        return f"{error.reason}{error.lead}graphmem {shlex.join((*_without(words, error.dropped), *error.options))}"
     if isinstance(error, GraphmemError):
         return str(error)
     if isinstance(error, SystemExit):
@@ -83,28 +115,29 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}: {_BUG}"
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def _without(words: Sequence[str], dropped: Sequence[str]) -> Iterator[str]:
+    """The words but the ``dropped`` options and their values."""
+    spellings = {spelling for option in dropped for spelling in (option, *_SPELLINGS.get(option, ()))}
+    is_value = False
+    for word in words:
+        is_dropped = word in spellings
+        if not is_value and not is_dropped and word.partition("=")[0] not in spellings:
+            yield word
+        is_value = is_dropped
+
+
+#: Other names of options that a message may leave out.
+_SPELLINGS = {"--batch": ("-b", "--batch-size")}
+
+
+@click.group(
+    cls=Commands,
+    commands=_Modules(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="graphmem")
 def cli() -> None:
     """Predict, without a GPU, how much GPU memory a deep-learning model will need."""
-
-
-cli.add_command(analyze_command)
-cli.add_command(run_command)
-cli.add_command(fit_command)
-cli.add_command(advise_command)
-cli.add_command(sweep_command)
-cli.add_command(plan_command)
-cli.add_command(serve_command)
-cli.add_command(compare_command)
-cli.add_command(replay_command)
-cli.add_command(export_trace_command)
-cli.add_command(gpus_command)
-cli.add_command(zoo_command)
-cli.add_command(measure_command)
-cli.add_command(verify_command)
-cli.add_command(calibrate_command)
-cli.add_command(accuracy_command)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from graphmem.cudnn.library import AUTO
 from graphmem.devices import Device, custom_device, device_named, with_capability
 from graphmem.errors import UsageError
 from graphmem.figures import parse_margin
+from graphmem.graph.asked import Range
 from graphmem.runtimes import built_in, runtime_named
 from graphmem.units import MIB, format_bytes, parse_bytes
 
@@ -31,17 +32,31 @@ _SIZE_OPTIONS = (
     click.option(
         "-b", "--batch", "--batch-size", "batch", type=POSITIVE, metavar="N", help="Batch size (of a micro-batch)."
     ),
-    click.option("-s", "--seq-len", type=POSITIVE, metavar="N", help="Sequence length of language models."),
+    click.option("-s", "--seq-len", type=POSITIVE, metavar="N", help="Length of the sequences that the model takes."),
 )
 
 _INPUT_OPTIONS = (
     *_SIZE_OPTIONS,
-    click.option("--dim", multiple=True, metavar="NAME=VALUE", help="Bind a symbolic dimension. Repeatable."),
+    click.option(
+        "--dim",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Bind a symbolic dimension; to both ends of a range with NAME=640..1280. Repeatable.",
+    ),
     click.option(
         "--input-shape",
         multiple=True,
         metavar="NAME:1x3x224x224",
         help="Shape of an input (NAME:scalar for none). Repeatable.",
+    ),
+    click.option(
+        "--input-value",
+        multiple=True,
+        metavar="NAME=VALUE,...",
+        help="Elements of a small input that branches and loops of an ONNX file depend on: sr=16000. Repeatable.",
+    ),
+    click.option(
+        "--trip-count", type=POSITIVE, metavar="N", help="Runs of a loop of an ONNX file, where data decides."
     ),
     click.option("--iterations", type=POSITIVE, metavar="N", help="Steps to simulate."),
     click.option(
@@ -200,15 +215,42 @@ def _version(option: str, text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def dims_of(texts: tuple[str, ...]) -> dict[str, int]:
-    """Read ``NAME=VALUE`` pairs. Raises :class:`UsageError`."""
-    dims: dict[str, int] = {}
+def dims_of(texts: tuple[str, ...]) -> dict[str, int | Range]:
+    """Read ``NAME=VALUE`` and ``NAME=SMALLEST..LARGEST``. Raises :class:`UsageError`."""
+    dims: dict[str, int | Range] = {}
     for text in texts:
-        name, separator, value = text.rpartition("=")
-        if not separator or not name or not re.fullmatch(r"[0-9]{1,18}", value):
+        name, _, value = text.rpartition("=")
+        match = re.fullmatch(r"([0-9]{1,18})(?:\.\.([0-9]{1,18}))?", value)
+        if not name or match is None:
             raise UsageError(f"cannot read dimension {text!r}; write NAME=VALUE, for example batch=16")
-        dims[name] = int(value)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise UsageError(f"the range {text!r} ends before it begins; write NAME={last}..{first}")
+        dims[name] = (first, last) if match[2] else first
     return dims
+
+
+def values_of(texts: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
+    """Read ``NAME=VALUE,VALUE``, numbers, ``true`` or ``false``. Raises :class:`UsageError`."""
+    values: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        name, _, listed = text.rpartition("=")
+        try:
+            values[name] = tuple(
+                _BOOLEANS[v.lower()] if v.lower() in _BOOLEANS else _number(v) for v in listed.split(",")
+            )
+        except ValueError:
+            name = ""
+        if not name:
+            raise UsageError(f"cannot read input value {text!r}; write NAME=VALUE, for example sr=16000 or flag=true")
+    return values
+
+
+_BOOLEANS = {"true": 1, "false": 0}
+
+
+def _number(text: str) -> float:
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else float(text)
 
 
 def shapes_of(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -230,6 +272,8 @@ def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "training": step_of(options["model"], options),
         "dims": dims_of(options["dim"]) or None,
         "input_shapes": shapes_of(options["input_shape"]) or None,
+        "input_values": values_of(options["input_value"]) or None,
+        "trip_count": options["trip_count"],
         "iterations": options["iterations"],
         "build_on": options["build_on"],
         "cudnn": options["cudnn"],

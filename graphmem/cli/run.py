@@ -22,14 +22,13 @@ from graphmem.cli.options import (
     target_options,
 )
 from graphmem.cli.output import check_output, show, working
+from graphmem.cli.start import OWN_PROCESS
 from graphmem.cli.step_options import POSITIVE, RANK_OPTION, VALUE_OPTIONS, values_of
 from graphmem.errors import UsageError
 from graphmem.sandbox import Permissions, entered, folder_of
 from graphmem.training import Training
 from graphmem.training.program import OPTIMIZER_STEPS, Program
 
-#: The context's object where the process is a ``graphmem`` command, which nobody else shares.
-OWN_PROCESS = object()
 #: Storages kept in the estimate for --details and JSON.
 KEPT = 25
 _MODULE = ("-m", "--module")

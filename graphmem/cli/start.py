@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+#: The context's object where the process is a ``graphmem`` command, which nobody else shares.
+OWN_PROCESS = object()
 #: Signals that end the program.
 ENDINGS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 

@@ -49,7 +49,7 @@ def fold(
     names = [name for name in node.input if name]
     if node.op_type not in FOLDABLE or not names or any(name not in values for name in names):
         return {}
-    if node.op_type not in _SIZE_IS_DATA and not all(_is_small(spec) for spec in outputs):
+    if node.op_type not in _SIZE_IS_DATA and not all(is_small(spec) for spec in outputs):
         return {}
     try:
         computed = _evaluate(node, opset, [values[name] for name in names])
@@ -61,10 +61,11 @@ def fold(
 def may_fold(op_type: str, domain: str, outputs: Sequence[TensorSpec]) -> bool:
     """Whether :func:`fold` might compute a node with these outputs."""
     is_foldable = op_type in FOLDABLE or op_type in ("Shape", "Size", "Constant")
-    return not domain and is_foldable and all(_is_small(spec) for spec in outputs)
+    return not domain and is_foldable and all(is_small(spec) for spec in outputs)
 
 
-def _is_small(spec: TensorSpec) -> bool:
+def is_small(spec: TensorSpec) -> bool:
+    """Whether the elements of a tensor are few enough to be followed."""
     if any(isinstance(d, str) or not 0 <= d <= KEPT_PAYLOAD_BYTES for d in spec.shape):
         return False
     return spec.dtype != "string" and spec.nbytes <= KEPT_PAYLOAD_BYTES

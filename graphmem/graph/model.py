@@ -24,11 +24,15 @@ Dimension = int | str
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its data. A dimension is an int, or the name of one that is not bound."""
+    """A tensor without its data. A dimension is an int, or the name of one that is not bound.
+
+    ``items``, of a sequence, are the shapes of its tensors: it has no shape and no bytes of its own.
+    """
 
     name: str
     dtype: str
     shape: tuple[Dimension, ...]
+    items: tuple[tuple[Dimension, ...], ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -43,6 +47,8 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor. Raises :class:`ShapeError` when they do not fit 63 bits."""
+        if self.items is not None:
+            return 0
         count = -(-self.elements * ELEMENT_BITS[self.dtype] // 8)
         if count > MAX_STORAGE_BYTES:
             raise ShapeError(f"tensor {self.name!r} ({self}) has {count} bytes, more than any memory (2^63 - 1)")
@@ -68,9 +74,33 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     implicit_inputs: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """The first output, which no other node of the graph has; the name of a node without outputs."""
+        return next(filter(None, self.outputs), self.name)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that the node needs, those of its subgraphs included."""
+        return tuple(filter(None, (*self.inputs, *self.implicit_inputs)))
+
     def __str__(self) -> str:
         kind = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
         return f"node {self.name!r} ({kind})"
+
+
+@dataclass(frozen=True)
+class Body:
+    """A subgraph of an ``If``, ``Loop`` or ``Scan`` and its runs during one run of the node.
+
+    ``attribute`` is the name ONNX gives it: ``then_branch``, ``else_branch`` or ``body``. ``graphs`` are the shapes it
+    runs with, equal ones once, and at least one also where it does not run; ``runs`` are pairs (index into ``graphs``,
+    how often in a row).
+    """
+
+    attribute: str
+    graphs: tuple[Graph, ...]
+    runs: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +110,9 @@ class Graph:
     ``symbolic`` are the shapes as the runtime sees them before anything is bound: None for an unknown rank, ``""`` for
     a dimension without a name. A tensor that is not in it has the shape of its spec. ``is_ordered``: the nodes stand
     in the order in which the runtime executes them. ``values`` are the small tensors whose elements are known, as NumPy
-    arrays; ``constants`` the initializers that the file writes as ``Constant`` nodes, which are no weights.
+    arrays; ``constants`` the initializers that the file writes as ``Constant`` nodes, which are no weights; ``bodies``
+    the subgraphs of nodes, by :attr:`Node.key`; ``captured``, of a subgraph, the tensors that it reads from around it,
+    which are in ``tensors`` too.
     """
 
     name: str
@@ -95,6 +127,8 @@ class Graph:
     is_ordered: bool = False
     values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     constants: frozenset[str] = frozenset()
+    bodies: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
+    captured: tuple[str, ...] = ()
 
     def symbolic_shape(self, name: str) -> tuple[Dimension, ...] | None:
         """The shape of a tensor before binding."""

@@ -6,7 +6,7 @@ Initializers of up to 1 KiB keep their values, because shapes, axes and indices 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +49,21 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 def _check_names(model: onnx.ModelProto, path: Path) -> None:
     """Refuse names that are not UTF-8: protobuf hands those out as bytes, which no later code expects."""
-    graph = model.graph
-    names: list[Any] = [entry.domain for entry in model.opset_import]
-    for node in graph.node:
-        names += (node.name, node.op_type, node.domain, *node.input, *node.output)
-        names += (attribute.name for attribute in node.attribute)
-    names += (tensor.name for tensor in graph.initializer)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        names.append(value.name)
-        names += (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-    for name in names:
+    for name in (*(entry.domain for entry in model.opset_import), *_names(model.graph)):
         if not isinstance(name, str):
             raise SourceError(f"{path} is damaged: the name {name!r} is not UTF-8")
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[Any]:
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+        for body in subgraphs(node).values():
+            yield from _names(body)
+    yield from (tensor.name for tensor in graph.initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
 
 
 def _malformed(path: Path, error: MalformedError) -> str:
@@ -110,7 +113,7 @@ def _check_expansion(model: onnx.ModelProto, path: Path) -> None:
             key = (node.domain, node.op_type)
             if key in bodies and key not in sizes:
                 sizes[key] = size(bodies[key], depth + 1)
-            count += sizes.get(key, 1) + sum(size(graph.node, depth + 1) for graph in _subgraphs(node))
+            count += sizes.get(key, 1) + sum(size(graph.node, depth + 1) for graph in subgraphs(node).values())
         if count > MOST_NODES:
             raise SourceError(f"{path}: its local functions expand to more than {MOST_NODES:,} nodes")
         return count
@@ -118,11 +121,9 @@ def _check_expansion(model: onnx.ModelProto, path: Path) -> None:
     size(model.graph.node, 0)
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+def subgraphs(node: onnx.NodeProto) -> dict[str, onnx.GraphProto]:
+    """The subgraphs of a node, by the name of the attribute that holds each."""
+    return {a.name: a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH or a.HasField("g")}
 
 
 def dtype_name(number: int, owner: str) -> str:

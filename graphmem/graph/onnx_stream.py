@@ -8,7 +8,9 @@ limit are read like any other. Field numbers: ``onnx/onnx.proto`` (IR version 13
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass
+from functools import cache
 from typing import BinaryIO
 
 KEPT_PAYLOAD_BYTES = 1024  # a payload up to this size may be a shape, axes or indices that shape inference needs
@@ -55,6 +57,19 @@ class _Reader:
         self.file.seek(self._checked(count, end), io.SEEK_CUR)
         self.position += count
 
+    def run(self, key: bytes, wire: int, end: int) -> bytes:
+        """What follows as the same small field over and over, as the numbers of a tree ensemble do; often nothing."""
+        pattern, out = _run_pattern(key, wire), bytearray()
+        while True:
+            chunk = self.file.read(min(_CHUNK, end - self.position))
+            match = pattern.match(chunk)
+            length = match.end() if match else 0
+            self.file.seek(length - len(chunk), io.SEEK_CUR)
+            self.position += length
+            out += chunk[:length]
+            if length < _CHUNK // 2:
+                return bytes(out)
+
     def _checked(self, count: int, end: int) -> int:
         if count > end - self.position:
             raise MalformedError(f"a field at byte {self.position} wants {count} bytes, {end - self.position} are left")
@@ -71,6 +86,21 @@ class _Reader:
                 return value, raw
             if len(raw) == 10:
                 raise MalformedError(f"a number at byte {self.position} does not end")
+
+
+_CHUNK = 1 << 16
+
+
+@cache
+def _run_pattern(key: bytes, wire: int) -> re.Pattern[bytes]:
+    """Fields of one key: numbers, or strings of less than 128 bytes."""
+    content = {
+        _VARINT: b"[\x80-\xff]{0,9}[\x00-\x7f]",
+        _FIXED32: b".{4}",
+        _FIXED64: b".{8}",
+        _BYTES: b"(?:" + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(128)) + b")",
+    }[wire]
+    return re.compile(b"(?:" + re.escape(key) + content + b")*", re.DOTALL)
 
 
 def strip_weights(file: BinaryIO, size: int) -> bytes:
@@ -94,11 +124,16 @@ def _message(reader: _Reader, end: int, kind: str, depth: int) -> bytes:
         raise MalformedError(f"messages are nested deeper than {MAX_DEPTH}")
     out = bytearray()
     fields = _FIELDS[kind]
+    before = b""
     while reader.position < end:
         key, raw_key = reader.varint(end)
         if key >> 3 == 0:
             raise MalformedError(f"byte {reader.position} has the field number 0")
-        _field(reader, end, fields.get(key >> 3, ""), key & 7, raw_key, out, depth)
+        field = fields.get(key >> 3, "")
+        _field(reader, end, field, key & 7, raw_key, out, depth)
+        if kind == "attribute" and raw_key == before and not field:
+            out += reader.run(raw_key, key & 7, end)
+        before = raw_key
     return bytes(out)
 
 

@@ -16,7 +16,7 @@ def execution_order(nodes: Sequence[Node]) -> list[int]:
     executed order of 1.31.1. Raises :class:`SourceError` for a cycle or a tensor produced twice.
     """
     producers = _producers(nodes)
-    inputs_of = [sorted({producers[name] for name in node.inputs if name in producers}) for node in nodes]
+    inputs_of = [sorted({producers[name] for name in node.reads if name in producers}) for node in nodes]
     consumed = {producer for group in inputs_of for producer in group}
     stack = [(index, False) for index in range(len(nodes)) if index not in consumed]
     visited: set[int] = set()

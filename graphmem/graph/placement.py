@@ -21,7 +21,7 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "CumSum": (1,), "Trilu": (1,), "Dropout": (1, 2),
     "ReduceSum": (1,), "ReduceMean": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceL1": (1,),
     "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceSumSquare": (1,),
-    "NonMaxSuppression": (2, 3, 4),
+    "NonMaxSuppression": (2, 3, 4), "If": (0,), "Loop": (0, 1),
 }  # fmt: skip
 #: CUDA kernels whose output is in CPU memory: ``core/providers/cuda/tensor/shape_op.cc``, ``size.cc``.
 HOST_OUTPUTS = frozenset(("Shape", "Size"))
@@ -55,8 +55,10 @@ def place(graph: Graph, order: Sequence[int]) -> Placement:
         for position, name in enumerate(node.inputs):
             if name:
                 readers.setdefault(name, set()).add(draft.read_at(index, node, position))
+        for name in node.implicit_inputs:
+            readers.setdefault(name, set()).add(Place.DEVICE)
     home: dict[str, Place] = {}
-    for name in (*graph.inputs, *graph.initializers):
+    for name in (*graph.inputs, *graph.initializers, *graph.captured):
         home[name] = Place.DEVICE if Place.DEVICE in readers.get(name, ()) else Place.HOST
     for index, node in enumerate(graph.nodes):
         on_host = index in host_nodes or (not node.domain and node.op_type in HOST_OUTPUTS)

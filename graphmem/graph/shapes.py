@@ -2,13 +2,16 @@
 
 Each node goes through the C++ rule of its operator (``onnx.shape_inference.infer_node_outputs``), which is given the
 known values of small inputs; so an error names its node and ONNX's reason. Outputs of operators ONNX does not know
-come from the shapes written in the file, or from ONNX Runtime's rules when onnxruntime is installed.
+come from the shapes written in the file, or from ONNX Runtime's rules when onnxruntime is installed. A subgraph is a
+scope of its own that sees what is around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,19 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from graphmem.errors import ShapeError, SourceError
-from graphmem.graph import onnx_import
+from graphmem.graph import control_flow, onnx_import
 from graphmem.graph.binding import Binding
-from graphmem.graph.folding import Value, fold, may_fold
+from graphmem.graph.control_flow import FollowedBody, Given
+from graphmem.graph.folding import Value, fold, is_small, may_fold
 from graphmem.graph.model import Node, TensorSpec
 from graphmem.graph.order import execution_order
 from graphmem.graph.selected import shapes_of_selected
+from graphmem.graph.sequences import sequence_outputs
 
-_SUBGRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+_BROADCASTING = frozenset(
+    ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater", "And", "Or", "PRelu")
+)
+_WINDOWED = frozenset(("Conv", "MaxPool", "AveragePool", "LpPool"))
 _RESHAPING = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose"))
 
 
@@ -42,10 +50,12 @@ class _Types(dict[str, onnx.TypeProto]):
 
 @dataclass
 class ModelFacts:
-    """What holds for a model whatever its inputs are bound to; made once by :func:`facts_of`."""
+    """What holds for a model, or a subgraph of it, whatever its inputs are bound to; made once by :func:`facts_of`.
+    ``bodies`` are the subgraphs of its nodes by :attr:`Node.key`, then by attribute."""
 
     model: onnx.ModelProto
     directory: Path | None
+    inputs: tuple[str, ...] = ()
     nodes: tuple[Node, ...] = ()
     protos: tuple[onnx.NodeProto, ...] = ()
     order: tuple[int, ...] = ()
@@ -57,6 +67,25 @@ class ModelFacts:
     data: dict[str, onnx.TensorProto] = field(default_factory=dict)  # ``values`` as the C++ rules read them
     constants: list[str] = field(default_factory=list)
     schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
+    bodies: dict[str, dict[str, ModelFacts]] = field(default_factory=dict)
+
+    def implied(self) -> dict[tuple[str, int], int]:
+        """The dimensions of inputs, as (name, position), that weights they are multiplied with fix."""
+        found: dict[tuple[str, int], int] = {}
+        for node in self.nodes:
+            weight = self.specs.get(node.inputs[1]) if len(node.inputs) > 1 else None
+            if weight is None or node.inputs[0] not in self.inputs or len(weight.shape) < 2:
+                continue
+            if node.op_type in ("Conv", "FusedConv"):
+                found[node.inputs[0], 1] = int(weight.shape[1]) * int(node.attributes.get("group", 1))
+            elif node.op_type == "MatMul" and len(weight.shape) == 2:
+                found[node.inputs[0], -1] = int(weight.shape[0])
+        return found
+
+    def operators(self) -> set[str]:
+        """The operators of the nodes, those of subgraphs included."""
+        inner = (body.operators() for bodies in self.bodies.values() for body in bodies.values())
+        return {node.op_type for node in self.nodes}.union(*inner)
 
     def add_constant(self, tensor: onnx.TensorProto, name: str) -> None:
         self.specs[name] = onnx_import.spec_of_tensor(tensor, name)
@@ -70,20 +99,42 @@ class ModelFacts:
 def facts_of(model: onnx.ModelProto, directory: Path | None = None) -> ModelFacts:
     """Read the nodes, constants and declared shapes of ``model``. ``Constant`` nodes become constants.
 
-    Raises :class:`SourceError` for what graphmem does not plan: subgraphs, sequences, sparse tensors.
+    Raises :class:`SourceError` for what graphmem does not plan: sequences, sparse tensors.
     """
-    graph = model.graph
-    facts = ModelFacts(model, directory, opsets=onnx_import.opset_versions(model))
+    return _facts_of(model.graph, ModelFacts(model, directory, opsets=onnx_import.opset_versions(model)))
+
+
+def _facts_of(graph: onnx.GraphProto, facts: ModelFacts) -> ModelFacts:
     for tensor in graph.initializer:
         facts.add_constant(tensor, tensor.name)
     for sparse in graph.sparse_initializer:
         raise SourceError(f"initializer {sparse.values.name!r} is sparse; graphmem plans dense tensors only")
-    facts.nodes = tuple(onnx_import.node_of_proto(proto, index) for index, proto in enumerate(graph.node))
+    nodes = []
+    for index, proto in enumerate(graph.node):
+        node = onnx_import.node_of_proto(proto, index)
+        inner = onnx_import.subgraphs(proto)
+        if inner:
+            bodies = {name: _facts_of(body, _inside(facts)) for name, body in inner.items()}
+            node = replace(node, implicit_inputs=tuple(control_flow.inner_reads(bodies)))
+            facts.bodies[node.key] = bodies
+        nodes.append(node)
+    facts.nodes = tuple(nodes)
     facts.protos = tuple(graph.node)
     facts.order = tuple(execution_order(facts.nodes))
+    facts.inputs = tuple(value.name for value in graph.input if value.name not in facts.specs)
     facts.inner = tuple(_declared_tensors((*graph.value_info, *graph.output)))
-    facts.outputs = tuple((value.name, onnx_import.spec_of_value(value)) for value in graph.output)
+    facts.outputs = tuple((value.name, _declared(value)) for value in graph.output)
     return facts
+
+
+def _inside(facts: ModelFacts) -> ModelFacts:
+    """Facts of a subgraph, still empty."""
+    return ModelFacts(facts.model, facts.directory, opsets=facts.opsets, schemas=facts.schemas)
+
+
+def _declared(value: onnx.ValueInfoProto) -> TensorSpec | None:
+    """The spec of an output as declared; None where that is left to inference, or is no tensor's."""
+    return onnx_import.spec_of_value(value) if value.type.WhichOneof("value") == "tensor_type" else None
 
 
 def _declared_tensors(values: Iterable[onnx.ValueInfoProto]) -> Iterator[TensorSpec]:
@@ -107,19 +158,79 @@ def _no_rules(*_: object) -> tuple[dict[str, onnx.TypeProto], str]:
 
 @dataclass
 class Propagation:
-    """What is known so far; lives inside one :func:`propagate`."""
+    """What is known so far of a graph, or of a subgraph inside its ``outer`` one; lives inside one :func:`propagate`.
+
+    ``scope`` begins the names of its tensors in ``symbolic``; ``bodies`` are the subgraphs followed so far.
+    """
 
     facts: ModelFacts
-    annotated: dict[str, TensorSpec]
-    hints: dict[str, TensorSpec]
-    specs: dict[str, TensorSpec]
-    values: dict[str, Value]
-    data: dict[str, onnx.TensorProto]
-    constants: list[str]
-    types: _Types
+    binding: Binding
+    symbolic: Mapping[str, TensorSpec]
     foreign: ForeignRules = _no_rules
-    selected: float | None = None
+    scope: str = ""
+    outer: Propagation | None = None
     notes: dict[str, str] = field(default_factory=dict)
+    bodies: dict[str, Mapping[str, FollowedBody]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        facts, outer, symbols = self.facts, self.outer, self.binding.symbols
+        self.own_specs = dict(facts.specs)
+        self.specs: MutableMapping[str, TensorSpec] = self.own_specs
+        self.values: MutableMapping[str, Value] = dict(facts.values)
+        self.data: MutableMapping[str, onnx.TensorProto] = dict(facts.data)
+        if outer is not None:
+            self.specs = ChainMap(self.own_specs, outer.specs)
+            self.values, self.data = ChainMap(self.values, outer.values), ChainMap(self.data, outer.data)
+        self.constants = list(facts.constants)
+        self.types = _Types(self.specs)
+        self.annotated = _bound_shapes(facts.inner, symbols, scalars=True) if self.binding.keeps_annotations else {}
+        own = self.symbolic.values() if outer is None else symbolic_inside(self.symbolic, self.scope, facts).values()
+        self.hints = _bound_shapes(own, symbols, scalars=False)
+
+    def child(self, facts: ModelFacts, scope: str = "") -> Propagation:
+        """A subgraph inside this graph, of which nothing is known yet."""
+        return Propagation(facts, self.binding, self.symbolic, self.foreign, scope, self, self.notes)
+
+    def symbolic_spec(self, name: str) -> TensorSpec | None:
+        """The spec of a tensor of this scope, or of one around it, before anything was bound."""
+        if self.outer is not None and name not in self.own_specs and name not in self.facts.inputs:
+            around = self.outer.symbolic_spec(name)
+            if around is not None:
+                return around
+        return self.symbolic.get(self.scope + name)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a tensor that is read here is an initializer, of this scope or of one around it."""
+        if name in self.constants:
+            return True
+        return self.outer is not None and name not in self.own_specs and self.outer.is_constant(name)
+
+    @property
+    def selected(self) -> float | None:
+        """The share of candidates that operators select whose data decides; None: all."""
+        return self.binding.selected
+
+    @property
+    def trip_count(self) -> int | None:
+        """How often loops run at most whose end data decides; None: nobody says."""
+        return self.binding.trip_count
+
+    def sources_of(self, name: str) -> list[str]:
+        """The inputs of the model, small enough to be given a value, that ``name`` is computed from."""
+        made_by = {made: node for node in self.facts.nodes for made in node.outputs}
+        found, seen, stack = [], set(), [name]
+        while stack:
+            one = stack.pop()
+            if one in seen or one in self.values:
+                continue
+            seen.add(one)
+            if one in made_by:
+                stack.extend(made_by[one].reads)
+            elif self.outer is not None and one not in self.facts.inputs:
+                found += self.outer.sources_of(one)
+            elif self.outer is None and one in self.facts.inputs and is_small(self.specs[one]):
+                found.append(one)
+        return list(dict.fromkeys(found))
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -160,26 +271,29 @@ def propagate(
     of them; ``foreign`` are the rules of operators that ONNX does not know. Raises :class:`ShapeError` naming the node
     whose output shape cannot be found, :class:`SourceError` for unknown domains and tensors.
     """
-    specs = dict(facts.specs)
-    state = Propagation(
-        facts,
-        _bound_shapes(facts.inner, binding.symbols, scalars=True) if binding.keeps_annotations else {},
-        _bound_shapes((symbolic or {}).values(), binding.symbols, scalars=False),
-        specs,
-        dict(facts.values),
-        dict(facts.data),
-        list(facts.constants),
-        _Types(specs),
-        foreign,
-        binding.selected,
-    )
+    state = Propagation(facts, binding, symbolic or {}, foreign)
     for spec in binding.inputs:
-        state.add(spec)
+        state.add(spec, binding.values.get(spec.name))
         element_type(spec.dtype)
-    for index in facts.order:
-        _visit(state, facts.nodes[index], facts.protos[index])
+    _visit_all(state)
     _check_outputs(facts, state, binding)
     return state
+
+
+def _visit_all(state: Propagation) -> None:
+    for index in state.facts.order:
+        _visit(state, state.facts.nodes[index], state.facts.protos[index])
+
+
+def symbolic_inside(symbolic: Mapping[str, TensorSpec], scope: str, facts: ModelFacts) -> dict[str, TensorSpec]:
+    """Those of ``symbolic`` that are tensors of the subgraph whose names begin with ``scope``, by their own names."""
+    names = (*facts.inputs, *(name for node in facts.nodes for name in node.outputs))
+    return {name: replace(symbolic[scope + name], name=name) for name in names if scope + name in symbolic}
+
+
+def scope_of(node_key: str, attribute: str) -> str:
+    """What begins the names of the tensors of a subgraph where they stand beside those around it."""
+    return f"{node_key}/{attribute}/"
 
 
 def _bound_shapes(
@@ -198,21 +312,27 @@ def _bound_shapes(
 
 
 def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
-    if any(attribute.type in _SUBGRAPHS for attribute in proto.attribute):
-        raise SourceError(f"{node} has subgraphs; graphmem cannot plan control flow (If, Loop, Scan) yet")
-    for name in filter(None, node.inputs):
+    for name in node.reads:
         if name not in state.specs:
             raise SourceError(f"{node} reads {name!r}, which nothing produces")
     for name in filter(None, node.outputs):
-        if name in state.specs:
+        if name in state.own_specs:
             raise SourceError(f"{node} produces {name!r}, which is an input or an initializer already")
+    if node.key in state.facts.bodies:
+        _follow(state, node)
+        return
+    made = sequence_outputs(state, node)
+    if made is not None:
+        for spec, value in made:
+            state.add(spec, value)
+        return
     if node.op_type == "Constant" and not node.domain:
         state.add_constant(_constant(node, proto), node.outputs[0])
         return
     hinted = [state.hints[name] for name in node.outputs if name in state.hints]
     if hinted and len(hinted) == sum(map(bool, node.outputs)) and not may_fold(node.op_type, node.domain, hinted):
         state.specs.update((spec.name, spec) for spec in hinted)
-        _check_elements(state, node)
+        _check_sizes(state, node)
         return
     outputs = _infer(state, node, proto)
     values = fold(proto, node.domain, state.opsets.get("", 1), state.specs, state.values, outputs)
@@ -227,7 +347,35 @@ def _visit(state: Propagation, node: Node, proto: onnx.NodeProto) -> None:
                 f"{node}: the shape of output {spec.name!r} ({shown}) depends on data or cannot be inferred"
             )
         state.add(TensorSpec(spec.name, spec.dtype, tuple(shape)), value)
-    _check_elements(state, node)
+    _check_sizes(state, node)
+
+
+def _follow(state: Propagation, node: Node) -> None:
+    """A node with subgraphs."""
+    if node.domain or node.op_type not in control_flow.OPERATORS:
+        raise SourceError(f"{node} has subgraphs; of such operators If, Loop and Scan are planned")
+    bodies = state.facts.bodies[node.key]
+    attributes = {id(facts): name for name, facts in bodies.items()}
+
+    def run(facts: ModelFacts, given: Sequence[Given]) -> Propagation:
+        if len(given) != len(facts.inputs):
+            raise ShapeError(f"{node}: its subgraph takes {len(facts.inputs)} inputs and is given {len(given)}")
+        inside = state.child(facts, state.scope + scope_of(node.key, attributes[id(facts)]))
+        for name, one in zip(facts.inputs, given, strict=True):
+            inside.add(replace(one.spec, name=name), one.value)
+        _visit_all(inside)
+        for name, _ in facts.outputs:
+            if name not in inside.own_specs:
+                raise SourceError(f"{node}: nothing produces the output {name!r} of its subgraph")
+        return inside
+
+    followed = control_flow.follow(state, node, bodies, run)
+    state.bodies[node.key] = followed.bodies
+    for key, note in followed.notes:
+        state.notes[key] = f"{state.notes[key]}; {note}" if key in state.notes else note
+    for name, one in zip(node.outputs, followed.outputs, strict=False):
+        if name:
+            state.add(replace(one.spec, name=name), one.value)
 
 
 def _is_known(shape: tuple[Any, ...]) -> bool:
@@ -271,6 +419,7 @@ def _constant(node: Node, proto: onnx.NodeProto) -> onnx.TensorProto:
 
 def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[TensorSpec]:
     wanted = [name for name in node.outputs if name]
+    proto = _with_default(proto)
     schema = _schema(state, node)
     if schema is None:
         return _without_schema(state, node, proto, wanted)
@@ -283,6 +432,20 @@ def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[Tensor
     except Exception as error:  # whatever onnx's C++ throws: InferenceError, ValidationError, RuntimeError, ...
         raise ShapeError(f"{node}: {_reason(error)} (inputs: {_inputs_text(state, node)})") from None
     return [_spec_of_type(node, name, inferred.get(name)) for name in wanted]
+
+
+#: Attributes whose default the rules of onnx up to 1.23 take for another than the operator's.
+_DEFAULTS = {"STFT": ("onesided", 1)}
+
+
+def _with_default(proto: onnx.NodeProto) -> onnx.NodeProto:
+    name, value = _DEFAULTS.get(proto.op_type, ("", 0))
+    if not name or any(attribute.name == name for attribute in proto.attribute):
+        return proto
+    copy = onnx.NodeProto()
+    copy.CopyFrom(proto)
+    copy.attribute.append(helper.make_attribute(name, value))
+    return copy
 
 
 def _schema(state: Propagation, node: Node) -> Any:
@@ -328,6 +491,61 @@ def _spec_of_type(node: Node, name: str, kind: onnx.TypeProto | None) -> TensorS
     if spec is None:
         raise ShapeError(f"{node}: the shape of output {name!r} depends on data or cannot be inferred")
     return spec
+
+
+def _check_sizes(state: Propagation, node: Node) -> None:
+    """What kernels refuse and ONNX's rules do not. Raises :class:`ShapeError`."""
+    _check_elements(state, node)
+    if node.domain:
+        return
+    if node.op_type in ("LSTM", "GRU", "RNN"):
+        _check_states(state, node)
+    elif node.op_type in _BROADCASTING:
+        _check_broadcast(state, node)
+    elif node.op_type in _WINDOWED and node.outputs[0]:
+        _check_window(state, node)
+        _check_channels(state, node)
+
+
+def _check_states(state: Propagation, node: Node) -> None:
+    batch = state.specs[node.inputs[0]].shape[0 if node.attributes.get("layout") else 1]
+    for name in filter(None, node.inputs[5:7]):
+        spec = state.specs[name]
+        if len(spec.shape) == 3 and spec.shape[0 if node.attributes.get("layout") else 1] != batch:
+            raise ShapeError(f"{node}: its state {name} {spec} is not of the batch {batch} of its input")
+
+
+def _check_broadcast(state: Propagation, node: Node) -> None:
+    """Shapes before anything is bound say nothing of a size in a weight that a bound dimension does not have."""
+    shapes = [state.specs[name].shape for name in node.inputs if name]
+    for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        if len({int(size) for size in sizes} - {1}) > 1:
+            raise ShapeError(f"{node}: its inputs do not go together: {_inputs_text(state, node)}")
+
+
+def _check_channels(state: Propagation, node: Node) -> None:
+    if node.op_type != "Conv":
+        return
+    image, weight = state.specs[node.inputs[0]], state.specs[node.inputs[1]]
+    wanted = int(weight.shape[1]) * int(node.attributes.get("group", 1))
+    if image.shape[1] != wanted:
+        raise ShapeError(f"{node}: its kernel takes {wanted} channels; {node.inputs[0]} {image} has {image.shape[1]}")
+
+
+def _check_window(state: Propagation, node: Node) -> None:
+    """ONNX Runtime refuses a kernel that is larger than what it slides over."""
+    source = state.specs[node.inputs[0]]
+    weight = state.specs[node.inputs[1]].shape[2:] if node.op_type == "Conv" else ()
+    kernel = tuple(map(int, weight or node.attributes.get("kernel_shape", ())))
+    if node.attributes.get("auto_pad", "NOTSET") != "NOTSET" or len(kernel) != len(source.shape) - 2:
+        return
+    pads = node.attributes.get("pads", (0,) * 2 * len(kernel))
+    spread = node.attributes.get("dilations", (1,) * len(kernel))
+    rooms = [int(d) + pads[i] + pads[i + len(kernel)] for i, d in enumerate(source.shape[2:])]
+    if source.elements and any((k - 1) * s + 1 > room for k, s, room in zip(kernel, spread, rooms, strict=True)):
+        raise ShapeError(
+            f"{node}: its kernel {'x'.join(map(str, kernel))} does not fit {source}; make its input larger"
+        )
 
 
 def _check_elements(state: Propagation, node: Node) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphmem.errors import SourceError, UsageError
+from graphmem.graph.asked import Asked
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
 from graphmem.sources.hints import hint_for_file, hint_for_name
 from graphmem.training.program import Program
@@ -31,38 +32,22 @@ def load(
     model: Any,
     example_inputs: Any = None,
     *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    asked: Asked | None = None,
     shapes: str | None = None,
     optimization: tuple[str | None, str] = (None, "cpu"),
     files: dict[Any, OnnxFile] | None = None,
     trust: bool = False,
-    selected: float | None = None,
 ) -> OnnxModel | TorchModel:
     """Load ``model``: a path or name (see the command line's help), an ``nn.Module``, a factory or step function, or a
     whole :class:`Program`.
 
-    ``batch``, ``dims`` and ``input_shapes`` bind the dimensions of ONNX files, ``shapes`` those of several runs;
-    ``optimization`` is the (level, provider) ONNX Runtime optimizes them for, and ``files`` keeps those that were read
-    for the next call. ``selected`` is the share of candidates that their operators take whose data decides, None for
-    all. A list of ONNX files is one session each. ``trust`` lets PyTorch's own loader read a ``.pt2``
-    file, which can run code of it. Raises :class:`SourceError`.
+    ``asked`` binds the dimensions of ONNX files, ``shapes`` those of several runs; ``optimization`` is the (level,
+    provider) ONNX Runtime optimizes them for, and ``files`` keeps those that were read for the next call. A list of
+    ONNX files is one session each. ``trust`` lets PyTorch's own loader read a ``.pt2`` file, which can run code of it.
+    Raises :class:`SourceError`.
     """
     if isinstance(model, (list, tuple)):
-        models = [
-            load(
-                one,
-                batch=batch,
-                dims=dims,
-                input_shapes=input_shapes,
-                shapes=shapes,
-                optimization=optimization,
-                files=files,
-                selected=selected,
-            )
-            for one in model
-        ]
+        models = [load(one, asked=asked, shapes=shapes, optimization=optimization, files=files) for one in model]
         if not models or not all(isinstance(one, OnnxModel) for one in models):
             raise SourceError("several models can be analysed together if all are ONNX files")
         sessions = [session for one in models if isinstance(one, OnnxModel) for session in one.sessions]
@@ -82,18 +67,22 @@ def load(
             key, kept = (text, *optimization), {} if files is None else files
             if key not in kept:
                 kept[key] = read_onnx(text, *optimization)
-            return kept[key].model_of(batch, dims, input_shapes, shapes, selected)
-        _refuse_shapes(shapes)
+            return kept[key].model_of(asked or Asked(), shapes)
+        _refuse_sizes(shapes, asked)
         return _load_torch(text, trust)
-    _refuse_shapes(shapes)
+    _refuse_sizes(shapes, asked)
     from graphmem.sources.module_object import from_object
 
     return from_object(model, example_inputs)
 
 
-def _refuse_shapes(shapes: str | None) -> None:
+def _refuse_sizes(shapes: str | None, asked: Asked | None) -> None:
+    """Raises :class:`UsageError` for sizes that only the inputs of ONNX files have."""
+    given = asked or Asked()
     if shapes is not None:
         raise UsageError("--shapes gives the runs of an ONNX session; the model is no .onnx file")
+    if given.input_values or given.trip_count is not None:
+        raise UsageError("--input-value and --trip-count are for ONNX files; the model is no .onnx file")
 
 
 def _load_torch(text: str, trust: bool) -> TorchModel:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from graphmem.errors import GraphmemError, SourceError, UsageError
-from graphmem.graph import onnx_import
-from graphmem.graph.binding import Binding, bind
-from graphmem.graph.model import Dimension, Graph, TensorSpec
-from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate
+from graphmem.errors import GraphmemError, ShapeError, SourceError, UsageError
+from graphmem.graph import control_flow, onnx_import
+from graphmem.graph.asked import Asked
+from graphmem.graph.binding import Binding, UnboundError, bind
+from graphmem.graph.model import Body, Dimension, Graph, TensorSpec
+from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate, scope_of
+from graphmem.graph.suggestions import options_of, suggested
 from graphmem.runtimes.onnxruntime.optimizer import OptimizedModel, optimize
 from graphmem.runtimes.onnxruntime.shapes import onnx_runtime_outputs
 from graphmem.sources.base import OnnxModel
 
 __all__ = ["OnnxFile", "load_onnx", "parse_dim", "parse_input_shape", "parse_shapes", "read_onnx"]
+
+#: Runs of each end of a range: from the second on a session has its memory pattern.
+RANGE_RUNS = 2
+
+#: Trips of a loop in the command that a message gives as an example.
+EXAMPLE_TRIPS = 10
 
 
 @dataclass(frozen=True)
@@ -34,42 +43,71 @@ class OnnxFile:
     declared: tuple[TensorSpec, ...]
     shapeless: tuple[str, ...]
 
-    def bind(
-        self,
-        *,
-        batch: int | None = None,
-        dims: Mapping[str, int] | None = None,
-        input_shapes: Mapping[str, Sequence[int]] | None = None,
-        selected: float | None = None,
-    ) -> Graph:
-        """The graph with every dimension bound; arguments and errors as :func:`load_onnx`. ``selected`` is the share of
-        candidates that operators take whose data decides, None for all."""
+    def bind(self, asked: Asked | None = None, **sizes: Any) -> Graph:
+        """The graph with every dimension bound by ``asked``, or by an :class:`Asked` of ``sizes``; errors as
+        :func:`load_onnx`."""
+        wanted = asked or Asked(**sizes)
         with _one_line_errors():
-            binding = bind(
-                self.declared,
-                shapeless=self.shapeless,
-                batch=batch,
-                dims=dims,
-                input_shapes=input_shapes,
-                selected=selected,
-            )
-            return self._graph(binding)
+            try:
+                return self._graph(bind(self.declared, wanted, self.shapeless))
+            except ShapeError as error:
+                raise self._explained(error, wanted) from None
 
-    def model_of(
-        self,
-        batch: int | None,
-        dims: Mapping[str, int] | None,
-        input_shapes: Mapping[str, Sequence[int]] | None,
-        shapes: str | None,
-        selected: float | None = None,
-    ) -> OnnxModel:
-        """One session of this file: a single bound graph, or one for each run of ``shapes``."""
+    def _explained(self, error: ShapeError, asked: Asked) -> ShapeError:
+        """The error with what would be answered, where that can be found."""
+        likely: Asked | None = None
+        for wanted in self._alternatives(error, asked):
+            found, is_sure = self._completed(wanted)
+            if is_sure:
+                return _suggesting(error, found, asked, is_sure=True)
+            likely = likely or found
+        if isinstance(error, UnboundError) and likely is not None:
+            return _suggesting(error, likely, asked, is_sure=False)
+        return error
+
+    def _alternatives(self, error: ShapeError, asked: Asked) -> Iterator[Asked]:
+        """What could be asked instead, with loops bounded and with the batch of the file, still without dimensions."""
+        may_loop = asked.trip_count is None and "Loop" in self.facts.operators()
+        lacks_batch = isinstance(error, UnboundError) and any(free.is_first for free in error.free)
+        for batch in dict.fromkeys((asked.batch or (1 if lacks_batch else None), asked.batch and 1)):
+            yield replace(asked, batch=batch)
+            if may_loop:
+                yield replace(asked, batch=batch, trip_count=EXAMPLE_TRIPS)
+
+    def _completed(self, asked: Asked) -> tuple[Asked, bool]:
+        """``asked`` with all dimensions bound, and whether the graph was seen to answer it."""
+        try:
+            bind(self.declared, asked, self.shapeless)
+        except UnboundError as unbound:
+            metadata = {entry.key: entry.value for entry in self.model.metadata_props}
+            return suggested(unbound, asked, metadata, self.facts.implied(), self._answers)
+        except GraphmemError:
+            return asked, False
+        return asked, self._answers(asked)
+
+    def _answers(self, asked: Asked) -> bool:
+        try:
+            self._graph(bind(self.declared, asked, self.shapeless))
+        except GraphmemError:
+            return False
+        return True
+
+    def model_of(self, asked: Asked, shapes: str | None = None) -> OnnxModel:
+        """One session of this file: a single bound graph, or one for each run of ``shapes``, or two for both ends of
+        ranges, the smaller first."""
+        if shapes is None:
+            ends = asked.ends()
+            if len(ends) == 1:
+                return OnnxModel(self.path.name, ((self.bind(asked),),))
+            ranges = ", ".join(f"{name} {v[0]}..{v[1]}" for name, v in asked.dims.items() if isinstance(v, tuple))
+            note = ("ranges", f"{ranges}: the smallest sizes run first, then the largest, in one session")
+            bound = [replace(graph, notes=(*graph.notes, note)) for graph in map(self.bind, ends)]
+            return OnnxModel(self.path.name, (tuple(graph for graph in bound for _ in range(RANGE_RUNS)),))
         graphs = []
-        for run in parse_shapes(shapes) if shapes is not None else [RunShapes()]:
-            run_batch = batch if run.batch is None else run.batch
-            run_dims = {**(dims or {}), **run.dims}
-            run_shapes = {**(input_shapes or {}), **run.input_shapes}
-            graphs.append(self.bind(batch=run_batch, dims=run_dims, input_shapes=run_shapes, selected=selected))
+        for run in parse_shapes(shapes):
+            batch = asked.batch if run.batch is None else run.batch
+            dims, whole = {**asked.dims, **run.dims}, {**asked.input_shapes, **run.input_shapes}
+            graphs.append(self.bind(replace(asked, batch=batch, dims=dims, input_shapes=whole)))
         return OnnxModel(self.path.name, (tuple(graphs),))
 
     @cached_property
@@ -78,9 +116,13 @@ class OnnxFile:
         return facts_of(self.model, self.path.parent)
 
     @cached_property
-    def is_ordered(self) -> bool:
-        """Whether the nodes stand in the order in which ONNX Runtime executes them."""
-        return self.optimized is not None and _outputs(self.optimized.source) != _outputs(self.model)
+    def ordered(self) -> frozenset[str]:
+        """The scopes, ``""`` for the graph itself, whose nodes stand in the order in which ONNX Runtime executes them:
+        it writes a graph that it changed so, and leaves one that it did not change in the order of its file."""
+        if self.optimized is None:
+            return frozenset()
+        before, after = (dict(_outputs(model.graph)) for model in (self.optimized.source, self.model))
+        return frozenset(scope for scope, outputs in after.items() if before.get(scope) != outputs)
 
     def _graph(self, binding: Binding) -> Graph:
         if self.optimized is None or binding.keeps_annotations:
@@ -93,10 +135,7 @@ class OnnxFile:
         symbolic: Mapping[str, TensorSpec] = self.optimized.symbolic if self.optimized else {}
         state = propagate(self.facts, binding, symbolic, onnx_runtime_outputs)
         notes = (*binding.notes, *state.notes.items(), *_level_notes(self.optimized))
-        graph = _graph(self.path, self.facts, state, tuple(spec.name for spec in self.declared), notes)
-        if self.optimized is None:
-            return graph
-        return replace(graph, symbolic=_checked_ranks(symbolic, graph), is_ordered=self.is_ordered)
+        return replace(_graph(self.path.name, state, symbolic, self.ordered), notes=notes)
 
 
 def read_onnx(path: str | os.PathLike[str], level: str | None = None, provider: str = "cpu") -> OnnxFile:
@@ -131,7 +170,12 @@ def load_onnx(
     :class:`~graphmem.errors.ShapeError` for a dimension that is not bound or a shape that cannot be inferred;
     :class:`~graphmem.errors.UsageError` for a name that the model does not have.
     """
-    return read_onnx(path, level).bind(batch=batch, dims=dims, input_shapes=input_shapes)
+    return read_onnx(path, level).bind(batch=batch, dims=dims or {}, input_shapes=input_shapes or {})
+
+
+def _suggesting(error: ShapeError, wanted: Asked, asked: Asked, *, is_sure: bool) -> ShapeError:
+    dropped = () if asked.batch in (None, wanted.batch) else ("--batch",)
+    return ShapeError(str(error), options=options_of(wanted, asked), dropped=dropped, is_sure=is_sure)
 
 
 @contextlib.contextmanager
@@ -175,20 +219,25 @@ def _level_notes(optimized: OptimizedModel | None) -> tuple[tuple[str, str], ...
     return (("graph optimization", f"{done}, as {by} does for its CPU provider{other}"),)
 
 
-def _outputs(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """The outputs of the nodes in file order. ONNX Runtime writes a graph that it changed in the order in which it
-    executes it, and leaves one that it did not change in the order of its file."""
-    return [tuple(node.output) for node in model.graph.node if node.op_type != "Constant"]
+def _outputs(graph: onnx.GraphProto, scope: str = "") -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """The outputs of the nodes in file order, of the graph and of every subgraph by its scope."""
+    yield scope, [tuple(node.output) for node in graph.node if node.op_type != "Constant"]
+    for node in graph.node:
+        for attribute, body in onnx_import.subgraphs(node).items():
+            yield from _outputs(body, scope + scope_of(next(filter(None, node.output), node.name), attribute))
 
 
-def _checked_ranks(symbolic: Mapping[str, TensorSpec], graph: Graph) -> dict[str, tuple[Dimension, ...] | None]:
+def _checked_ranks(
+    symbolic: Mapping[str, TensorSpec | None], state: Propagation
+) -> dict[str, tuple[Dimension, ...] | None]:
     """onnxruntime's Python API gives no shape for an unknown rank as it does for a scalar; the bound rank tells."""
-    known = {name: spec.shape for name, spec in symbolic.items()}
-    made = [name for node in graph.nodes for name in node.outputs if name]
-    return {
-        name: known[name] if name in known and len(known[name]) == len(graph.tensors[name].shape) else None
-        for name in (*made, *graph.inputs)
-    }
+    checked: dict[str, tuple[Dimension, ...] | None] = {}
+    for name, spec in symbolic.items():
+        known = state.specs.get(name)
+        is_right = spec is not None and known is not None and len(spec.shape) == len(known.shape)
+        if spec is not None or not state.is_constant(name):
+            checked[name] = spec.shape if is_right and spec is not None else None
+    return checked
 
 
 def _declared(values: Sequence[onnx.ValueInfoProto]) -> tuple[list[TensorSpec], list[str]]:
@@ -207,23 +256,36 @@ def _declared(values: Sequence[onnx.ValueInfoProto]) -> tuple[list[TensorSpec], 
     return specs, shapeless
 
 
-def _graph(
-    path: Path, facts: ModelFacts, state: Propagation, inputs: tuple[str, ...], notes: tuple[tuple[str, str], ...]
-) -> Graph:
-    """The graph as a value; ``Constant`` nodes are initializers, as ONNX Runtime makes them."""
-    for spec in state.specs.values():
+def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], ordered: Container[str]) -> Graph:
+    """A followed graph or subgraph as a value; ``Constant`` nodes are initializers, as ONNX Runtime makes them."""
+    facts = state.facts
+    for spec in state.own_specs.values():
         spec.nbytes  # noqa: B018 - raises for a tensor beyond 63 bits, while its name is at hand
+    nodes = tuple(node for node in facts.nodes if node.op_type != "Constant" or node.domain)
+    made = dict.fromkeys((*facts.inputs, *(name for node in nodes for name in node.outputs if name)))
+    captured = tuple(control_flow.inner_reads({name: facts}))
+    tensors = {n: TensorSpec(n, "float32", ()) for n in made} | state.own_specs | {n: state.specs[n] for n in captured}
+    known = {n: state.symbolic_spec(n) for n in (*made, *captured)} if symbolic else {}
     return Graph(
-        name=path.name,
-        nodes=tuple(node for node in facts.nodes if node.op_type != "Constant" or node.domain),
-        tensors=dict(state.specs),
-        inputs=inputs,
+        name=name,
+        nodes=nodes,
+        tensors=tensors,
+        inputs=facts.inputs,
         outputs=tuple(dict.fromkeys(name for name, _ in facts.outputs)),
         initializers=tuple(dict.fromkeys(state.constants)),
         opsets=tuple(sorted(facts.opsets.items())),
-        notes=notes,
         values=dict(state.values),
         constants=frozenset(node.outputs[0] for node in facts.nodes if node.op_type == "Constant" and not node.domain),
+        symbolic=_checked_ranks(known, state),
+        is_ordered=state.scope in ordered,
+        captured=captured,
+        bodies={
+            key: tuple(
+                Body(attribute, tuple(_graph(attribute, one, symbolic, ordered) for one in body.states), body.runs)
+                for attribute, body in bodies.items()
+            )
+            for key, bodies in ((n.key, state.bodies[n.key]) for n in nodes if n.key in state.bodies)
+        },
     )
 
 

@@ -9,7 +9,7 @@ import re
 import resource
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ def problem_of(case: Case, scratch: Path) -> tuple[str, str, int]:
     messages: list[str] = []
     told = main._message
 
-    def noted(error: BaseException) -> str:
-        message = told(error)
+    def noted(error: BaseException, words: Sequence[str] = ()) -> str:
+        message = told(error, words)
         messages.append(message)
         return message
 

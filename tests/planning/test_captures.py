@@ -92,6 +92,8 @@ OTHERS: dict[str, tuple[Any, bool]] = {
     "alloc_conf": ("expandable_segments:True", False),
     "dims": ({"n": 2}, True),
     "input_shapes": ({"x": (1, 2)}, True),
+    "input_values": ({"n": (3,)}, True),
+    "trip_count": (4, True),
     "shapes": ("batch=1;batch=2", True),
     "iterations": (5, True),
     "top": (3, False),

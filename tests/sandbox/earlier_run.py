@@ -5,6 +5,7 @@ python -m tests.sandbox.earlier_run FOLDER
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sqlite3
@@ -16,12 +17,26 @@ import numpy as np
 import torch
 from torch import nn
 
+#: What a Trainer leaves in a checkpoint.
+_NAMES = (
+    "config.json",
+    "model.safetensors",
+    "optimizer.pt",
+    "rng_state.pth",
+    "scheduler.pt",
+    "trainer_state.json",
+    "training_args.bin",
+)
+
 
 def make(folder: Path) -> None:
     """Make the folder, and the files of earlier runs in it."""
     folder.mkdir()
     os.chdir(folder)
-    _three_checkpoints_of_a_trainer("out")
+    if importlib.util.find_spec("accelerate"):
+        _three_checkpoints_of_a_trainer("out")
+    else:
+        _files_named_as_those_of_a_trainer("out")
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(8, 64)).mean().backward()
@@ -56,6 +71,15 @@ def _three_checkpoints_of_a_trainer(folder: str) -> None:
         use_cpu=True,
     )
     Trainer(model, arguments, train_dataset=rows).train()
+
+
+def _files_named_as_those_of_a_trainer(folder: str) -> None:
+    """For programs that only delete them: a Trainer needs accelerate."""
+    for number in (1, 2, 3):
+        checkpoint = Path(folder) / f"checkpoint-{number}"
+        checkpoint.mkdir(parents=True)
+        for name in _NAMES:
+            (checkpoint / name).write_bytes(os.urandom(1000))
 
 
 def _tables() -> None:

@@ -346,9 +346,10 @@ def up_and_down() -> Any:
     os.chdir("lower")
     with open("low.txt", "w") as file:
         file.write("low")
-    where = os.path.relpath(os.getcwd(), os.path.realpath("../../.."))
-    found = open("../../../folder_link/../a.txt").read()
-    os.chdir("../../..")
+    top = os.path.join("..", "..", "..")
+    where = os.path.relpath(os.getcwd(), os.path.realpath(top))
+    found = open(os.path.join(top, "folder_link", "..", "a.txt")).read()
+    os.chdir(top)
     return where, found, os.path.exists("sub/deep/lower/low.txt")
 
 

@@ -22,7 +22,7 @@ from tests import places
 from tests.recorded import stub
 
 PROGRAMS = Path(__file__).parent / "programs"
-GOLDEN = places.ROOT / "tests" / "golden" / "sandbox" / "whole.json"
+GOLDEN = Path(__file__).parent / "recorded.json"
 _TRUE_VALUES = "from tests.recorded import true_values; import runpy, sys; sys.argv = sys.argv[1:]\n" + (
     "with true_values.follow('/dev/null'): runpy.run_path(sys.argv[0], run_name='__main__')"
 )
@@ -83,7 +83,6 @@ def record(names: list[str]) -> None:
             if not names or program.stem in names:
                 records[program.stem] = asdict(really(program, earlier))
                 print(program.stem, "recorded", flush=True)
-    GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 

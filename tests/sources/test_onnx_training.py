@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.run import capture_model  # noqa: E402
 from graphmem.errors import GraphmemError, UsageError  # noqa: E402
+from graphmem.graph.asked import Asked  # noqa: E402
 from graphmem.sources.base import Sizes  # noqa: E402
 from graphmem.sources.onnx_file import load_onnx, read_onnx  # noqa: E402
 from graphmem.sources.onnx_module.gelu import with_whole_gelus  # noqa: E402
@@ -119,7 +120,7 @@ def test_operators_compute_what_onnx_says(tmp_path: Path) -> None:
 
 
 def training_trace(path: Path, batch: int) -> Trace:
-    loaded = as_torch_model(read_onnx(path).model_of(batch, None, None, None))
+    loaded = as_torch_model(read_onnx(path).model_of(Asked(batch)))
     captured = capture_model(
         loaded.build, Sizes(), Training("adam"), name="sample", device=H100, torch_version=TORCH_VERSION, iterations=2
     )

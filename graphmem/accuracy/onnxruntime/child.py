@@ -20,6 +20,7 @@ from graphmem.accuracy.onnxruntime import capi
 from graphmem.accuracy.onnxruntime.session import CpuSession
 from graphmem.accuracy.record import OK, ONNXRUNTIME_CPU, Machine
 from graphmem.errors import GraphmemError, UsageError
+from graphmem.graph.asked import Asked
 from graphmem.graph.model import Graph
 from graphmem.runtimes.onnxruntime.options import Options, parse_options
 from graphmem.sources.onnx_file import read_onnx
@@ -73,7 +74,7 @@ def _iteration(stats: dict[str, int]) -> dict[str, int]:
 
 def runs_of(case: Case) -> list[Graph]:
     """The graph of every run, its inputs bound to their shapes; nothing is optimized."""
-    model = read_onnx(case.model).model_of(case.batch, None, None, case.shapes or None)
+    model = read_onnx(case.model).model_of(Asked(case.batch), case.shapes or None)
     (graphs,) = model.sessions
     return list(graphs) * (case.iterations if len(graphs) == 1 else 1)
 

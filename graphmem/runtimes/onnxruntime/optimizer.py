@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import onnx
 from graphmem.errors import SourceError
 from graphmem.graph.constant_work import constant_work
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
-from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
+from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value, subgraphs
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
+from graphmem.graph.shapes import scope_of
 from graphmem.runtimes.onnxruntime import half_precision
 from graphmem.runtimes.onnxruntime.levels import LEVELS
 from graphmem.signals import interruptible
@@ -191,8 +192,12 @@ def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _symbolic_shapes(onnxruntime: Any, model: onnx.ModelProto, directory: Path) -> dict[str, TensorSpec]:
-    """ONNX Runtime's own inferred shapes of all tensors that nodes make: a session with each of them as output."""
+    """ONNX Runtime's own inferred shapes of all tensors that nodes make: a session with each of them as output.
+
+    Those of subgraphs stand beside the others, under names that begin with :func:`scope_of`.
+    """
     copy = _without_weights(model, directory)
+    hoist(copy.graph)
     outputs = {value.name for value in copy.graph.output}
     for node in copy.graph.node:
         for name in node.output:
@@ -209,6 +214,76 @@ def _symbolic_shapes(onnxruntime: Any, model: onnx.ModelProto, directory: Path) 
         if kind in ELEMENT_BITS:
             found[value.name] = TensorSpec(value.name, kind, tuple(_dimension(d) for d in value.shape))
     return found
+
+
+def hoist(graph: onnx.GraphProto, scope: str = "") -> None:
+    """Set copies of the nodes of subgraphs before the node that has them, all names made there beginning with
+    :func:`scope_of`; what a subgraph is given becomes an input of ``graph``, a slice that a ``Scan`` reads a node."""
+    nodes = []
+    for node in graph.node:
+        for attribute, body in subgraphs(node).items():
+            inside = onnx.GraphProto()
+            inside.CopyFrom(body)
+            prefix = scope + scope_of(next(filter(None, node.output), node.name).removeprefix(scope), attribute)
+            _rename(inside, prefix)
+            nodes += _given(node, inside, graph)
+            hoist(inside, prefix)
+            nodes += inside.node
+            graph.initializer.extend(inside.initializer)
+            graph.input.extend(inside.input)
+            declared = (*inside.value_info, *inside.output)  # what a subgraph says of its tensors holds too
+            graph.value_info.extend(value for value in declared if value.type.WhichOneof("value"))
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _rename(graph: onnx.GraphProto, prefix: str) -> None:
+    """Let the names that ``graph`` makes begin with ``prefix``, wherever it and its subgraphs read them."""
+    made = {name for node in graph.node for name in node.output if name}
+    made.update(value.name for value in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        node.name = prefix + node.name
+        for body in subgraphs(node).values():
+            _rename_read(body, made, prefix)
+        for names in (node.input, node.output):
+            names[:] = [prefix + name if name in made else name for name in names]
+    for value in (*graph.input, *graph.initializer, *graph.value_info, *graph.output):
+        value.name = prefix + value.name
+
+
+def _rename_read(graph: onnx.GraphProto, made: Container[str], prefix: str) -> None:
+    own = {name for node in graph.node for name in node.output} | {v.name for v in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        for body in subgraphs(node).values():
+            _rename_read(body, made, prefix)
+        node.input[:] = [prefix + name if name in made and name not in own else name for name in node.input]
+
+
+def _given(node: onnx.NodeProto, inside: onnx.GraphProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes that make what the runs of a ``Scan`` are given; the other inputs of ``inside`` keep their types."""
+    constants = {tensor.name for tensor in inside.initializer}
+    inputs = [value for value in inside.input if value.name not in constants]
+    del inside.input[:]
+    if node.op_type != "Scan":
+        inside.input.extend(inputs)
+        return []
+    graph.value_info.extend(value for value in inputs if value.type.WhichOneof("value"))
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    states = len(node.input) - attributes["num_scan_inputs"]
+    axes = attributes.get("scan_input_axes") or [0] * attributes["num_scan_inputs"]
+    zero = onnx.helper.make_tensor(f"{inputs[0].name}/0", onnx.TensorProto.INT64, [], [0])
+    graph.initializer.append(zero)
+    made = []
+    for position, (given, value) in enumerate(zip(node.input, inputs, strict=False)):
+        if position < states:
+            made.append(onnx.helper.make_node("Identity", [given], [value.name], f"{value.name}/given"))
+        else:
+            slices = {"axis": axes[position - states]}
+            made.append(
+                onnx.helper.make_node("Gather", [given, zero.name], [value.name], f"{value.name}/slice", **slices)
+            )
+    return made
 
 
 def _dimension(value: Any) -> Dimension:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from graphmem.graph.model import Graph, Node
@@ -53,6 +53,30 @@ class PackedWeight:
     frees_weight: bool = False
 
 
+@dataclass
+class Weights:
+    """The constants of a session while its kernels pack them: the readers left that need them as they are, in subgraphs
+    too, and what was packed. Of those ``around`` a subgraph its kernels find the nearest scope's only
+    (``SessionState::PrepackConstantInitializedTensors``)."""
+
+    readers: Counter[str]
+    around: frozenset[str] = frozenset()
+    packed: set[tuple[Any, ...]] = field(default_factory=set)
+
+
+def weights_of(graph: Graph) -> Weights:
+    """The weights of a session of ``graph``, before any is packed."""
+    return Weights(Counter(_readers(graph)))
+
+
+def _readers(graph: Graph) -> Iterator[str]:
+    yield from (name for node in graph.nodes for name in node.inputs)
+    yield from graph.outputs
+    for bodies in graph.bodies.values():
+        for body in bodies:
+            yield from _readers(body.graphs[0])
+
+
 @dataclass(frozen=True)
 class KernelMemory:
     """The rules of one provider."""
@@ -87,19 +111,16 @@ class KernelMemory:
         lacking = WITHOUT_RULE if self.provider == "cpu" else WITHOUT_CUDA_RULE
         return dict(Counter(node.op_type for node in nodes if (node.domain, node.op_type) in lacking))
 
-    def prepacked(self, graph: Graph, plan: SessionPlan) -> Iterator[PackedWeight]:
-        """The packed weights of a session, in the order of the nodes."""
+    def prepacked(self, graph: Graph, plan: SessionPlan, weights: Weights) -> Iterator[PackedWeight]:
+        """The packed weights of a session, or of a subgraph of one, in the order of the nodes."""
         if self.provider != "cpu" or plan.settings.disable_prepacking:
             return
-        constants = frozenset(graph.initializers)
-        seen: set[tuple[Any, ...]] = set()
-        readers = Counter(name for node in graph.nodes for name in node.inputs)
-        readers.update(graph.outputs)
+        constants = weights.around.union(graph.initializers) - {*graph.inputs}
         for node in graph.nodes:
             rule = _PACKING.get((node.domain, node.op_type))
             position = _WEIGHT_POSITION.get(node.op_type, 1)
             weight = node.inputs[position] if len(node.inputs) > position else ""
-            if rule is None or weight not in constants or weight in graph.inputs:
+            if rule is None or weight not in constants:
                 continue
             if rule is _packed_int8 and graph.tensors[node.inputs[0]].dtype == "int8":
                 continue  # x86-64 has no kernel for signed left sides that packs
@@ -107,9 +128,10 @@ class KernelMemory:
             if not size:
                 continue
             key = (node.op_type, layout, plan.settings.equal_weights.get(weight, weight))
-            readers[weight] -= 1
-            yield PackedWeight(node.name, weight, size, layout != "transposed", key in seen, not readers[weight])
-            seen.add(key)
+            weights.readers[weight] -= 1
+            is_last = not weights.readers[weight]
+            yield PackedWeight(node.name, weight, size, layout != "transposed", key in weights.packed, is_last)
+            weights.packed.add(key)
 
 
 def _packed_matrix(node: Node, shape: Any, dtype: str) -> tuple[int, str]:

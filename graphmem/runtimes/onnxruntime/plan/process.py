@@ -49,7 +49,7 @@ def plan(
         for session, graphs in zip(runs, sessions, strict=True):
             if iteration < len(graphs):
                 session.run(graphs[iteration], iteration + 1)
-    unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.nodes)
+    unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.all_nodes)
     blocks = tuple(tuple(session.blocks) for session in runs)
     made_plans = tuple(session.plan for session in runs)
     return Planned(builder.build(), blocks, made_plans, sum(made.host_nodes for made in made_plans), unknown)

@@ -7,14 +7,17 @@ every tensor whose size is the traced one (``core/framework/execution_frame.cc``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphmem.graph.model import Graph, Node
-from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
+from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory, Weights, weights_of
 from graphmem.runtimes.onnxruntime.kernels.working_buffers import OUTPUTS
+from graphmem.runtimes.onnxruntime.plan.bodies import run_bodies
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
 from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind
+from graphmem.runtimes.onnxruntime.plan.sequences import make_sequence
 from graphmem.runtimes.onnxruntime.plan.session import SessionPlan
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
@@ -23,6 +26,10 @@ LOAD = "load"
 #: Labels of the memory that CUDA's libraries are assumed to take.
 CUBLAS_LABEL = "cuBLAS workspace (assumed)"
 CUDNN_LABEL = "cuDNN workspace (assumed)"
+
+
+#: The memory of a value: a tensor's, a sequence's, or None where it is somebody else's.
+Held = int | tuple[int, ...] | None
 
 
 @dataclass
@@ -37,29 +44,48 @@ class Runs:
     patterns: dict[int, MemoryPattern] = field(default_factory=dict)
     bound: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)  # bytes of the pattern's block of each run, 0 without one
+    released: set[str] = field(default_factory=set)  # weights that are gone, as kernels have them packed
+    holders: Counter[int] = field(default_factory=Counter)  # of storages that several values share
+
+    def __post_init__(self) -> None:
+        """The subgraphs, each with patterns of its own in the same arena."""
+        self.bodies = {
+            key: Runs(
+                plan, self.memory, self.builder, self.stream, self.prefix, released=self.released, holders=self.holders
+            )
+            for key, plan in self.plan.bodies.items()
+        }
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def load(self, graph: Graph) -> None:
-        """Initializers, then prepacked weights, each in a device allocation of its own."""
-        phase = self.builder.phase(0, f"{self.prefix}{LOAD}")
+        """Initializers, then prepacked weights, each in a device allocation of its own; then those of subgraphs."""
+        self._load(graph, self.builder.phase(0, f"{self.prefix}{LOAD}"), weights_of(graph), {})
+
+    def _load(self, graph: Graph, phase: int, weights: Weights, around: dict[str, int]) -> None:
         operator = self.builder.operator("initializers", phase=phase)
-        held = {
+        held = around | {
             label: self._alloc(size, operator, Category.PARAMETER, place, label)
             for label, size, place in self.plan.initializer_blocks(graph)
         }
         size = self.memory.cublas_workspace_bytes
-        if size and self.memory.uses_cublas(self.plan.nodes):
+        if size and not around and self.memory.uses_cublas(self.plan.all_nodes):
             operator = self.builder.operator("cuBLAS", phase=phase)
             self._alloc(size, operator, Category.WORKSPACE, self.plan.home, CUBLAS_LABEL)
-        for block in self.memory.prepacked(graph, self.plan):
+        for block in self.memory.prepacked(graph, self.plan, weights):
             operator = self.builder.operator("prepacking", block.node, phase)
             category = Category.PARAMETER if block.reserved else Category.BUFFER
             storage = self._alloc(block.bytes, operator, category, self.plan.home, f"{block.weight} (packed)")
             if block.dropped:
                 self.builder.free(storage, operator)
+            if block.frees_weight:
+                self.released.add(block.weight)
             if block.frees_weight and block.weight in held:
                 self.builder.free(held.pop(block.weight), operator)
+        for key, bodies in reversed(list(graph.bodies.items())):  # a map of libstdc++ gives the newest first
+            for body in bodies:
+                weights.around = frozenset(graph.initializers)
+                self.bodies[key, body.attribute]._load(body.graphs[0], phase, weights, held)
 
     def _alloc(self, size: int, operator: int, category: Category, place: Place, label: str) -> int:
         return self.builder.alloc(size, operator, category, stream=self.stream, place=place, label=label)
@@ -69,20 +95,26 @@ class Runs:
     def run(self, graph: Graph, iteration: int) -> None:
         """One run of ``graph``, whose tensors have this run's shapes."""
         phase = self.builder.phase(iteration, f"{self.prefix}run")
-        frame = _Frame(self, graph, phase)
-        frame.begin()
-        for step, index in enumerate(self.plan.reuse.order):
-            frame.execute(self.plan.nodes[index], self.plan.reuse.releases[step])
+        frame = Frame(self, graph, phase)
+        frame.execute_all()
         frame.end()
 
 
 @dataclass
-class _Frame:
-    """``ExecutionFrame``: the memory of one run."""
+class Frame:
+    """``ExecutionFrame``: the memory of one run of a graph or of a subgraph.
+
+    Of a subgraph, ``given`` are the storages of inputs that its node holds, and ``elsewhere`` makes the outputs that
+    live in the memory of its node.
+    """
 
     session: Runs
     graph: Graph
     phase: int
+    given: Mapping[str, Held] = field(default_factory=dict)
+    elsewhere: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+    outer: Frame | None = None
+    sequences: dict[str, tuple[int, ...]] = field(default_factory=dict)
     live: dict[str, int] = field(default_factory=dict)  # buffer -> storage
     present: set[str] = field(default_factory=set)  # buffers that exist, in the block or by themselves
     pattern: MemoryPattern | None = None
@@ -90,6 +122,13 @@ class _Frame:
     key: int = 0
     block: int | None = None
     operator: int = 0
+
+    def execute_all(self) -> None:
+        """Begin, and run every node."""
+        self.begin()
+        plan = self.session.plan
+        for step, index in enumerate(plan.reuse.order):
+            self.execute(plan.nodes[index], plan.reuse.releases[step])
 
     def begin(self) -> None:
         """Copy the inputs to the device; then find or start the pattern of these shapes."""
@@ -99,8 +138,10 @@ class _Frame:
             for name in plan.copied_inputs:
                 self.live[name] = self._alloc(name, self._bytes(name), Category.INPUT, plan.place(name))
         size = 0
-        if plan.settings.enable_mem_pattern and not plan.pattern_forbidden:
-            self.key = pattern_key([plan.shape(self.graph, name) for name in self.graph.inputs])
+        is_fed = session.released.isdisjoint(self.graph.captured)  # a weight that is gone is no tensor
+        is_fed = is_fed and all(self.graph.tensors[name].items is None for name in plan.feeds)
+        if plan.settings.enable_mem_pattern and not plan.pattern_forbidden and is_fed:
+            self.key = pattern_key([plan.shape(self.graph, name) for name in plan.feeds])
             self.pattern = session.patterns.get(self.key)
             if self.pattern is None:
                 self.tracer = MemoryPatternPlanner()
@@ -112,7 +153,7 @@ class _Frame:
         session.blocks.append(size)
         constants = frozenset(plan.initializers)
         for name in self.graph.outputs:  # a constant that is an output is copied for the caller
-            if name in constants:
+            if name in constants and name not in self.elsewhere:
                 self.operator = self.operator or session.builder.operator("constant outputs", phase=self.phase)
                 self.live[name] = self._alloc(name, self._bytes(name), Category.ACTIVATION, plan.place(name))
 
@@ -120,6 +161,23 @@ class _Frame:
         """Outputs and working buffers of one kernel, and what is given back after it."""
         session = self.session
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
+        if node.key in self.graph.bodies:
+            run_bodies(self, node)
+        elif self.graph.tensors[self._spec(node.key)].items is not None:
+            make_sequence(self, node)
+        else:
+            self._run_kernel(node)
+        for name in releases:
+            if self.tracer is not None and self._is_traced(name):
+                self.tracer.trace_free(name)
+            self.present.discard(name)
+            self.drop(self.sequences.pop(name, None))
+            storage = self.live.pop(name, None)
+            if storage is not None:
+                session.builder.free(storage, self.operator)
+
+    def _run_kernel(self, node: Node) -> None:
+        session = self.session
         taken: list[int | None] = []
         label = "" if session.memory.provider == "cpu" else CUDNN_LABEL
         for step in session.memory.steps(node, self.graph):
@@ -127,18 +185,11 @@ class _Frame:
                 taken.append(session._alloc(step, self.operator, Category.WORKSPACE, session.plan.home, label))
             elif step == OUTPUTS:
                 for name in filter(None, node.outputs):
-                    self._output(name)
+                    self.output(name)
             else:
                 self._give_back(taken, -step - 1)
         for position in reversed(range(len(taken))):
             self._give_back(taken, position)
-        for name in releases:
-            if self.tracer is not None and self._is_traced(name):
-                self.tracer.trace_free(name)
-            self.present.discard(name)
-            storage = self.live.pop(name, None)
-            if storage is not None:
-                session.builder.free(storage, self.operator)
 
     def _give_back(self, taken: list[int | None], position: int) -> None:
         storage = taken[position]
@@ -146,7 +197,8 @@ class _Frame:
             self.session.builder.free(storage, self.operator)
             taken[position] = None
 
-    def _output(self, name: str) -> None:
+    def output(self, name: str) -> None:
+        """Allocate an output of a kernel, unless its buffer is there."""
         reuse = self.session.plan.reuse
         kind = reuse.kind[name]
         if kind is AllocKind.kReuse:
@@ -156,7 +208,10 @@ class _Frame:
             # a tensor without readers took over a buffer that went after its own last reader: it is allocated again
             # (AllocateReusedOrtValueIfNotAllocatedHelper)
             kind = AllocKind.kAllocate
-        if name in self.session.plan.bound_outputs:
+        if kind is AllocKind.kShare or name in self.session.plan.bound_outputs:
+            return
+        if name in self.elsewhere:
+            self.elsewhere[name]()
             return
         size = self._bytes(name)
         self.present.add(name)
@@ -181,14 +236,70 @@ class _Frame:
     def _alloc(self, name: str, size: int, category: Category, place: Place) -> int:
         return self.session._alloc(size, self.operator, category, place, name)
 
+    def take(self, size: int, label: str) -> int:
+        """Allocate something of a kernel's own."""
+        return self._alloc(label, size, Category.WORKSPACE, self.session.plan.home)
+
+    def free(self, storage: int) -> None:
+        """Give back what was taken."""
+        self.session.builder.free(storage, self.operator)
+
+    def sequence(self, name: str) -> tuple[int, ...]:
+        """The storages of the tensors of a sequence that is seen here."""
+        if name in self.sequences:
+            return self.sequences[name]
+        held = self.given.get(name)
+        if isinstance(held, tuple):
+            return held
+        return () if self.outer is None else self.outer.sequence(name)
+
+    def hold(self, held: Held) -> None:
+        """One value more that shares storages."""
+        self.session.holders.update(_storages(held))
+
+    def drop(self, held: Held) -> None:
+        """One value less: what nobody shares any more is given back."""
+        for storage in _storages(held):
+            self.session.holders[storage] -= 1
+            if not self.session.holders[storage]:
+                del self.session.holders[storage]
+                self.free(storage)
+
+    def results(self) -> dict[str, Held]:
+        """End the run of a subgraph: the storages of its outputs, which live on; None for what its node does not
+        hold."""
+        builder, reuse = self.session.builder, self.session.plan.reuse
+        self._keep_pattern()
+        outputs: dict[str, Held] = {}
+        for name in self.graph.outputs:
+            is_shared = name in self.given or reuse.kind.get(name) is AllocKind.kShare
+            if is_shared:
+                outputs[name] = self.given.get(reuse.buffer.get(name, name))
+            elif name in self.sequences:
+                outputs[name] = self.sequences.pop(name)
+                continue  # it holds them already
+            else:
+                outputs[name] = self.live.pop(name, None)
+            self.hold(outputs[name])
+        for items in self.sequences.values():
+            self.drop(items)
+        for storage in (*self.live.values(), *([] if self.block is None else [self.block])):
+            builder.free(storage, self.operator)
+        return outputs
+
+    def _keep_pattern(self) -> None:
+        if self.tracer is not None:
+            self.session.patterns[self.key] = self.tracer.pattern()
+
     def end(self) -> None:
         """Everything that is still there goes, the outputs because the caller drops them before the next run."""
         builder = self.session.builder
         self.operator = builder.operator("end of run", phase=self.phase)
-        if self.tracer is not None:
-            self.session.patterns[self.key] = self.tracer.pattern()
+        self._keep_pattern()
         outputs = [self.live.pop(name) for name in self.graph.outputs if name in self.live]
         block = [] if self.block is None else [self.block]
+        for items in self.sequences.values():
+            self.drop(items)
         is_copied = self.session.plan.settings.provider != "cpu"  # the caller gets copies in host memory
         for storage in (*self.live.values(), *block, *(outputs if is_copied else ())):
             builder.free(storage, self.operator)
@@ -198,6 +309,10 @@ class _Frame:
             builder.event(EventKind.EMPTY_CACHE, self.operator)
         for storage in () if is_copied else outputs:
             builder.free(storage, self.operator)
+
+
+def _storages(held: Held) -> tuple[int, ...]:
+    return () if held is None else held if isinstance(held, tuple) else (held,)
 
 
 def operator_name(node: Node) -> str:
