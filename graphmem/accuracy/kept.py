@@ -51,12 +51,12 @@ class Keeper(Generic[Item, Result]):
         return made
 
 
-def digest_of_package() -> str:
-    """Of every file of graphmem, so that what an older one said is not taken for its own."""
+def digest_of_folder(folder: Path = _PACKAGE) -> str:
+    """Of every file in a folder; of graphmem's own, so that what an older one said is not taken for its own."""
     found = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*")):
+    for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
-            found.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + path.read_bytes())
+            found.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
 
 

@@ -37,7 +37,9 @@ SECTIONS = ("gpu", "stub", "onnxruntime", "tensorflow", "published")
     "--published",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     envvar="GRAPHMEM_PUBLISHED",
-    help="A folder with tables of published figures, instead of the small one that comes with graphmem.",
+    help="A folder with tables of published figures, or with programs of published runs, as models_zoo/published of "
+    "graphmem's source has them: they are run as 'graphmem run' would. Default: those, where there are any, and the "
+    "small table that comes with graphmem.",
 )
 @click.option(
     "--published-runs",
@@ -133,10 +135,10 @@ def _keeping(function: Callable[[Any], Any], gives: Any, folder: Path | None, al
     depend on."""
     if folder is None:
         return function
-    from graphmem.accuracy.kept import Keeper, digest_of_package
+    from graphmem.accuracy.kept import Keeper, digest_of_folder
 
     folder.mkdir(parents=True, exist_ok=True)
-    return Keeper(function, gives, folder, "\n".join((digest_of_package(), _about(), also)))
+    return Keeper(function, gives, folder, "\n".join((digest_of_folder(), _about(), also)))
 
 
 def _published(
@@ -144,6 +146,7 @@ def _published(
 ) -> PublishedSection:
     from functools import partial
 
+    from graphmem.accuracy.kept import digest_of_folder
     from graphmem.accuracy.published.case import (
         PublishedCase,
         PublishedComparison,
@@ -152,6 +155,7 @@ def _published(
         runs_of,
     )
     from graphmem.accuracy.published.rows import published_rows
+    from graphmem.accuracy.published.scripts import NOT_HERE, PROGRAMS
     from graphmem.accuracy.published.section import published_section, sample
     from graphmem.accuracy.workers import side_by_side
 
@@ -161,13 +165,16 @@ def _published(
     predicted = []
     asked = str(cudnn.resolve()) if cudnn else ""
     predict = partial(predict_together, cudnn=asked or None)
-    together = _keeping(predict, list[PublishedComparison], resume, asked)
+    together = _keeping(predict, list[PublishedComparison], resume, asked + digest_of_folder(folder or PROGRAMS))
     with progress_bar("predicting published runs", len(chosen)) as advance:
         for comparisons in side_by_side(together, runs_of(chosen), jobs):
             predicted += comparisons
             for comparison in comparisons:
                 advance(comparison.case.name)
     skipped = [row for row in rows if isinstance(row, Skipped)]
+    for row in skipped:
+        if row.why == NOT_HERE:
+            click.echo(f"graphmem: {row.source} are left out: {row.why}", err=True)
     words = f"{len(chosen)} of {len(cases)} runs that can be rebuilt are predicted, evenly spaced in each source"
     return published_section(predicted, skipped, words)
 

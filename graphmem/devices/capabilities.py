@@ -1,17 +1,27 @@
-"""What a compute capability tells: one row a capability, which every rule that depends on it reads.
+"""Compute capabilities: the table ``capabilities.toml``, which every rule that depends on the capability reads.
 
-Sources, unless a field says another: the technical specifications per compute capability of the CUDA C++ Programming
-Guide 13.0; files of PyTorch are 2.13's. A capability without a row (:data:`CAPABILITIES`) is taken for the nearest
-older one (:func:`limits_of`).
+:class:`Capability` is a row; its comments say what each field means and where it is taken from. Unless a field names
+another source, that is the technical specifications per compute capability of the CUDA C++ Programming Guide 13.0;
+files of PyTorch are 2.13's. A capability without a row is taken for the nearest older one (:func:`limits_of`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
 
 from graphmem import versions
-from graphmem.units import KIB, MIB
+from graphmem.documents import check_fields
+from graphmem.units import KIB
 from graphmem.versions import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,9 @@ class Links:
 class Capability:
     """Limits of the cards of one compute capability, and which kernels the libraries choose for it. Sizes are bytes."""
 
+    #: What this row stands on beside the sources of the fields.
+    source: str
+
     architecture: str
     #: Shared memory of a multiprocessor, and what one block may opt in to.
     shared_bytes: int
@@ -53,9 +66,6 @@ class Capability:
     #: Whether cuDNN for CUDA 13 has kernels for it (support matrix of cuDNN 9.20).
     cuda_13: bool
 
-    #: First PyTorch whose cuBLAS workspace is 32 MiB instead of 8.1 (``parseChosenWorkspaceSize``,
-    #: CublasHandlePool.cpp); None: not yet.
-    large_workspace_since: Version | None
     #: What NVIDIA recommends to give ``cublasSetWorkspace`` (cuBLAS documentation, by architecture), taken for what a
     #: handle of cuBLAS allocates by itself.
     cublas_bytes: int
@@ -102,20 +112,24 @@ class Capability:
     #: Whether it runs those kernels of cutlassB.h that are marked ``cc == 86 || cc == 89``.
     efficient_86_89: bool
 
-    #: CUTLASS's workspace of grouped products, bytes a multiprocessor with small groups and with others: on 9.x four
-    #: tensor maps of 128 bytes; on 10.x as observed, for tiles of one multiprocessor and of two. None: no such kernel.
-    grouped_product_bytes: tuple[int, int] | None
-
     #: ``MinSystemMemory`` of TensorFlow's gpu_device.cc: what is left to others of a card with 2 GiB or more.
     tensorflow_system_bytes: int
 
     #: Kernels of attention that vLLM takes (platforms/cuda.py, v1/attention/backends/fa_utils.py), and the largest
     #: batch in tokens of its CUDA graphs (config/vllm.py, ``_set_cudagraph_sizes``).
-    vllm_attention: str = "other"
-    vllm_largest_graph: int = 512
+    vllm_attention: str
+    vllm_largest_graph: int
 
+    #: First PyTorch whose cuBLAS workspace is 32 MiB instead of 8.1 (``parseChosenWorkspaceSize``,
+    #: CublasHandlePool.cpp); None: not yet.
+    large_workspace_since: Version | None = None
+    #: CUTLASS's workspace of grouped products, bytes a multiprocessor with small groups and with others: on 9.x four
+    #: tensor maps of 128 bytes; on 10.x as observed, for tiles of one multiprocessor and of two. None: no such kernel.
+    grouped_product_bytes: tuple[int, int] | None = None
     #: NVLink of the data centre's cards; ``devices/nccl`` has the sources.
     links: Links = Links()
+    #: What in this row nobody has looked at, in words.
+    assumed: str = ""
 
     @property
     def small_shared_memory(self) -> bool:
@@ -123,184 +137,42 @@ class Capability:
         return self.block_shared_bytes <= 99 * KIB
 
 
-_PASCAL = Capability(
-    architecture="Pascal",
-    shared_bytes=64 * KIB,
-    block_shared_bytes=48 * KIB,
-    reserved_shared_bytes=0,
-    resident_blocks=32,
-    l2_bytes=0,
-    bfloat16=False,
-    triton=False,
-    cuda_13=False,
-    large_workspace_since=None,
-    cublas_bytes=4 * MIB,
-    cub_sort=700,
-    cub_unique=520,
-    cudnn_trees="turing",  # cards before Turing were not asked about: the nearest
-    cudnn_asks_clocks=False,
-    cudnn_engine_mib=(180, 8, 350),
-    cudnn_engine_source="assumed: between RTX 3060 (8 MiB) and A100 (250 to 350)",
-    cudnn_attention="other",
-    cudnn_attention_head=128,
-    cudnn_attention_192_128=False,
-    cudnn_attention_first=False,
-    fp8_rows_by_cublaslt=False,
-    rnn_persists=False,
-    rnn_persistent_kernels=True,
-    rnn_layer_workspaces=True,
-    rnn_long_pipelines=True,
-    flash_attention=False,
-    flash_trains_wide_heads=True,
-    efficient_attention=50,
-    efficient_86_89=False,
-    grouped_product_bytes=None,
-    tensorflow_system_bytes=500 * MIB,
-)
-_VOLTA = replace(
-    _PASCAL,
-    architecture="Volta",
-    shared_bytes=96 * KIB,
-    block_shared_bytes=96 * KIB,
-    triton=True,
-    efficient_attention=70,
-    tensorflow_system_bytes=1050 * MIB,
-    links=Links(channels=12),
-)
-_TURING = replace(
-    _VOLTA,
-    architecture="Turing",
-    shared_bytes=64 * KIB,
-    block_shared_bytes=64 * KIB,
-    resident_blocks=16,
-    cuda_13=True,
-    rnn_long_pipelines=False,
-    efficient_attention=75,
-    links=Links(),
-)
-_AMPERE = replace(
-    _TURING,
-    architecture="Ampere",
-    shared_bytes=164 * KIB,
-    block_shared_bytes=163 * KIB,
-    reserved_shared_bytes=1 * KIB,
-    resident_blocks=32,
-    l2_bytes=40 * MIB,
-    bfloat16=True,
-    cub_sort=800,
-    cub_unique=800,
-    cudnn_trees="ampere",
-    cudnn_engine_mib=(300, 250, 350),
-    cudnn_engine_source="250 to 350 MiB: GPUMemNet's convolutional networks on A100 against its others",
-    rnn_persists=True,
-    rnn_layer_workspaces=False,
-    rnn_long_pipelines=True,
-    flash_attention=True,
-    efficient_attention=80,
-    tensorflow_system_bytes=1536 * MIB,
-    vllm_attention="FlashAttention 2",
-    links=Links(channels=24, reads=True, message_channels=32),
-)
-_AMPERE_SMALL = replace(
-    _AMPERE,
-    shared_bytes=100 * KIB,
-    block_shared_bytes=99 * KIB,
-    resident_blocks=16,
-    l2_bytes=0,
-    cub_unique=520,
-    cudnn_trees="ampere_geforce",
-    cudnn_engine_mib=(8, 2, 26),
-    cudnn_engine_source="8 MiB: xMem's image networks on RTX 3060 load 26, its language models 18 (a page to all)",
-    rnn_persists=False,
-    flash_trains_wide_heads=False,
-    efficient_86_89=True,
-    links=Links(),
-)
-_HOPPER = replace(
-    _AMPERE,
-    architecture="Hopper",
-    shared_bytes=228 * KIB,
-    block_shared_bytes=227 * KIB,
-    l2_bytes=50 * MIB,
-    large_workspace_since=(2, 0),
-    cublas_bytes=32 * MIB,
-    cub_sort=900,
-    cub_unique=900,
-    cudnn_trees="hopper",
-    cudnn_engine_mib=_PASCAL.cudnn_engine_mib,
-    cudnn_engine_source=_PASCAL.cudnn_engine_source,
-    cudnn_asks_clocks=True,
-    cudnn_attention="hopper",
-    cudnn_attention_head=256,
-    cudnn_attention_first=True,
-    fp8_rows_by_cublaslt=True,
-    rnn_layer_workspaces=True,
-    grouped_product_bytes=(512, 512),
-    tensorflow_system_bytes=1800 * MIB,
-    vllm_attention="FlashAttention 3",
-    links=Links(channels=24, far_channels=4, message_channels=32, nvls_channels=(16, 16)),
-)
-_BLACKWELL = replace(
-    _HOPPER,
-    architecture="Blackwell",
-    l2_bytes=0,
-    large_workspace_since=versions.LARGE_WORKSPACE_ON_BLACKWELL.version,
-    cudnn_trees="blackwell",
-    cudnn_asks_clocks=False,
-    cudnn_attention="blackwell",
-    rnn_persistent_kernels=False,
-    cudnn_attention_head=128,
-    cudnn_attention_192_128=True,
-    grouped_product_bytes=(5376, 5888),
-    vllm_attention="other",
-    vllm_largest_graph=1024,
-    links=Links(channels=32, far_channels=4, message_channels=32, nvls_channels=(24, 32)),
-)
-_THOR = replace(
-    _BLACKWELL,
-    resident_blocks=24,
-    large_workspace_since=None,
-    cudnn_attention="other",
-    cudnn_attention_192_128=False,
-    cudnn_attention_first=False,
-    grouped_product_bytes=None,
-    vllm_largest_graph=512,
-    links=Links(),
-)
-_BLACKWELL_SMALL = replace(
-    _THOR,
-    shared_bytes=100 * KIB,
-    block_shared_bytes=99 * KIB,
-    large_workspace_since=versions.LARGE_WORKSPACE_ON_BLACKWELL.version,
-    cudnn_trees="blackwell_geforce",
-    flash_trains_wide_heads=False,
-    vllm_attention="FlashAttention 2",
-)
+def read_capabilities(text: str) -> dict[tuple[int, int], Capability]:
+    """The rows of a table like ``capabilities.toml``, by compute capability.
+
+    Raises :class:`ValueError` naming the row that lacks a field, has an unknown one or a value of another type, or
+    whose capability has a row already.
+    """
+    rows: dict[tuple[int, int], Capability] = {}
+    for table in tomllib.loads(text)["capability"]:
+        numbers = table.pop("numbers")
+        try:
+            row = _row(table)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"compute capability {', '.join(numbers)}: {error}") from None
+        for number in numbers:
+            major, minor = number.split(".")
+            if rows.setdefault((int(major), int(minor)), row) is not row:
+                raise ValueError(f"compute capability {number} has two rows")
+    return rows
+
+
+def _row(table: Mapping[str, Any]) -> Capability:
+    values = _tuples(table)
+    if isinstance(change := values.get("large_workspace_since"), str):
+        values["large_workspace_since"] = getattr(versions, change).version
+    links = _tuples(values.pop("links", {}))
+    check_fields(Links, links)
+    check_fields(Capability, values)
+    return Capability(**values, links=Links(**links))
+
+
+def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
 
 #: The row of every known compute capability.
-CAPABILITIES: dict[tuple[int, int], Capability] = {
-    (6, 0): _PASCAL,
-    (6, 1): replace(_PASCAL, shared_bytes=96 * KIB),
-    (7, 0): _VOLTA,
-    (7, 5): _TURING,
-    (8, 0): _AMPERE,
-    (8, 6): _AMPERE_SMALL,
-    (8, 7): replace(
-        _AMPERE_SMALL,
-        shared_bytes=164 * KIB,
-        block_shared_bytes=163 * KIB,
-        rnn_persists=True,
-        efficient_86_89=False,
-    ),
-    (8, 9): replace(_AMPERE_SMALL, architecture="Ada", resident_blocks=24, cudnn_trees="ada", rnn_persists=True),
-    (9, 0): _HOPPER,
-    (10, 0): _BLACKWELL,
-    (10, 3): _BLACKWELL,
-    (11, 0): _THOR,
-    (12, 0): _BLACKWELL_SMALL,
-    (12, 1): _BLACKWELL_SMALL,
-}
-
+CAPABILITIES = read_capabilities(files("graphmem.devices").joinpath("capabilities.toml").read_text(encoding="utf-8"))
 
 _MINORS = range(10)
 

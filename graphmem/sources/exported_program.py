@@ -18,7 +18,7 @@ from typing import Any
 from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 from graphmem.sources.pt2_archive import KEPT_CONSTANT_BYTES, Archive, read_archive
-from graphmem.sources.pt2_schema import PAYLOAD, Refused, checked_program
+from graphmem.sources.pt2_schema import Refused, checked_program, payload
 
 _TRUST = "if you know where it comes from, open it with --trust (trust=True), which lets PyTorch run what it holds"
 
@@ -130,8 +130,8 @@ def _payload(document: Any) -> dict[str, Any]:
     """Where a tensor lies in the archive; an empty one in the older layout, which does not say."""
     if document is None:
         return {}
-    payload: dict[str, Any] = PAYLOAD(document)
-    return payload
+    found: dict[str, Any] = payload(document)
+    return found
 
 
 def _without_storage(meta: Mapping[str, Any]) -> Any:

@@ -2,18 +2,25 @@
 
 PyTorch trusts it: sizes are evaluated as Python (``sympify``), operators are looked up by dotted names from ``torch``
 on, tree specs import modules by name, guards are code, and names of nodes are pasted into the source of the module
-that it generates. So a new document is made of what is known here and nothing else: the fields of
-``torch/_export/serde/schema.py`` (8.20, PyTorch 2.13), of which metadata, guards and custom objects are left out;
-names are identifiers, sizes are arithmetic, operators are those of a list.
+that it generates. So a new document is made of what is known here and nothing else. Its shape is that of the installed
+PyTorch's own classes (``torch/_export/serde/schema.py``); what texts there may hold is said here, field by field: names
+are identifiers, sizes are arithmetic, operators are those of a list. Metadata, guards, custom objects, and every field
+of text that a newer schema adds, are left out or refused.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from dataclasses import MISSING
+from enum import IntEnum
+from functools import cache
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from graphmem.documents import LARGEST_NUMBER, parse_json, shown
 
@@ -302,11 +309,6 @@ def _context(kind: str, context: Any, count: int) -> str:
 # --- composite values -------------------------------------------------------------------------------------------------
 
 
-def _none(value: Any) -> bool:
-    """JSON has a truth value for None."""
-    return boolean(value)
-
-
 def _optional(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
@@ -362,138 +364,143 @@ def _at(name: str, check: Check, value: Any) -> Any:
         raise Refused(error.reason, (name[:60], *error.place)) from None
 
 
+# --- PyTorch's schema -------------------------------------------------------------------------------------------------
+#
+# The classes of schema.py say of every field whether it is a number, a record, a list or one of several kinds. Of a
+# text, and of the names in a mapping, they say nothing: what is harmless there is said here.
+
+#: What the text, or a mapping's name, in a field may be. A field of text that is not here is left out of the document,
+#: and where PyTorch cannot do without it the program is refused.
+_TEXTS: Mapping[str, Check] = {
+    **dict.fromkeys(("name", "as_name", "type", "user_input_name", "forward_arg_names"), identifier),
+    **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name"), attribute),
+    **dict.fromkeys(("tensor_values", "sym_int_values", "sym_bool_values", "sym_float_values"), identifier),
+    **dict.fromkeys(("as_string", "as_strings", "as_string_to_argument", "custom_obj_values"), text),
+    **dict.fromkeys(("verifiers", "torch_version", "opset_version"), text),
+    **dict.fromkeys(("target", "as_operator"), operator),
+    "NamedArgument.name": lambda value: identifier(value) if value else "",  # positional arguments have none
+    "range_constraints": symbol,
+    "expr_str": expression,
+    "in_spec": input_spec,
+    "out_spec": output_spec,
+}
+_NUMBERS: Mapping[Any, Check] = {int: integer, float: number, bool: boolean}
+
+
+class _Unknown(Exception):
+    """A field of PyTorch's schema of which nobody has said what is harmless in it."""
+
+
+class _Schema:
+    """Checks made of the classes of ``torch/_export/serde/schema.py``, each once."""
+
+    def __init__(self, schema: ModuleType) -> None:
+        self.schema = schema
+        self._made: dict[str, Check] = {
+            "CustomObjArgument": _needs_unpickling,
+            "InputToCustomObjSpec": _needs_unpickling,
+        }
+
+    def of(self, kind: Any) -> Check:
+        """The check of a record or a union. Raises :class:`_Unknown`."""
+        name = kind.__name__
+        if name not in self._made:
+            self._made[name] = lambda value: self._made[name](value)  # a graph holds arguments, which hold graphs
+            self._made[name] = self._union_of(kind) if issubclass(kind, self.schema._Union) else self._record_of(kind)
+        return self._made[name]
+
+    def _union_of(self, kind: Any) -> Check:
+        cases = {}
+        for name, hint in get_type_hints(kind).items():
+            if name.startswith("_"):  # the class's own
+                continue
+            with suppress(_Unknown):
+                cases[name] = self._value(hint, self._text(kind, name))
+        return _union(cases)
+
+    def _record_of(self, kind: Any) -> Check:
+        hints, needed, optional = get_type_hints(kind), {}, {}
+        for field in dataclasses.fields(kind):
+            place = f"{kind.__name__}.{field.name}"
+            is_needed = field.default is MISSING and field.default_factory is MISSING
+            try:
+                check = _SPECIAL.get(place) or self._value(hints[field.name], self._text(kind, field.name))
+            except _Unknown:
+                if is_needed:
+                    raise _Unknown(place) from None
+                continue
+            (needed if is_needed else optional)[field.name] = check
+        return _record(needed, optional)
+
+    def _text(self, kind: Any, name: str) -> Check | None:
+        return _TEXTS.get(f"{kind.__name__}.{name}", _TEXTS.get(name))
+
+    def _value(self, hint: Any, of_text: Check | None) -> Check:
+        """The check of an annotated type; ``of_text`` is that of the text in it."""
+        origin, inner = get_origin(hint), get_args(hint)
+        if origin in (Union, UnionType):
+            (kind,) = (one for one in inner if one is not NoneType)
+            return _optional(self._value(kind, of_text))
+        if origin is list:
+            return _list(self._value(inner[0], of_text))
+        if (hint is str or origin is dict) and of_text is None:
+            raise _Unknown(hint)
+        if origin is dict:
+            return _mapping(cast(Check, of_text), self._value(inner[1], None))
+        if hint is str:
+            return cast(Check, of_text)
+        if isinstance(hint, type) and issubclass(hint, IntEnum):
+            return integer
+        return _NUMBERS[hint] if hint in _NUMBERS else self.of(hint)
+
+
 def _needs_unpickling(value: Any) -> Any:
     raise Refused("a custom object, which would have to be unpickled")
-
-
-def _nothing(check: Check, default: Any) -> Check:
-    """Whatever is there is left out."""
-    return lambda value: default
-
-
-_DEVICE = _record({"type": identifier}, {"index": _optional(integer)})
-_HINT = _union({"as_int": integer, "as_bool": boolean, "as_float": number})
-_EXPR = _record({"expr_str": expression}, {"hint": _optional(_HINT)})
-_SYM_INT = _union({"as_expr": _EXPR, "as_int": integer})
-_SYM_FLOAT = _union({"as_expr": _EXPR, "as_float": number})
-_SYM_BOOL = _union({"as_expr": _EXPR, "as_bool": boolean})
-_INT_ARGUMENT = _union({"as_name": identifier, "as_int": integer})
-_FLOAT_ARGUMENT = _union({"as_name": identifier, "as_float": number})
-_BOOL_ARGUMENT = _union({"as_name": identifier, "as_bool": boolean})
-_TENSOR = _record({"name": identifier})
-_OPTIONAL_TENSOR = _union({"as_tensor": _TENSOR, "as_none": _none})
-#: The type, sizes and strides of a tensor (``TensorMeta``).
-TENSOR_META = _record({
-    "dtype": integer, "sizes": _list(_SYM_INT), "requires_grad": boolean, "device": _DEVICE,
-    "strides": _list(_SYM_INT), "storage_offset": _SYM_INT, "layout": integer,
-})  # fmt: skip
-#: Where a weight or constant lies in the archive (``PayloadMeta``).
-PAYLOAD = _record(
-    {"path_name": text, "is_param": boolean, "use_pickle": boolean}, {"tensor_meta": _optional(TENSOR_META)}
-)
-
-
-def _argument(value: Any) -> Any:
-    return _ARGUMENT(value)
-
-
-def _graph(value: Any) -> Any:
-    return _GRAPH(value)
-
-
-_ARGUMENT = _union({
-    "as_none": _none, "as_tensor": _TENSOR, "as_tensors": _list(_TENSOR), "as_int": integer, "as_ints": _list(integer),
-    "as_float": number, "as_floats": _list(number), "as_string": text, "as_strings": _list(text),
-    "as_sym_int": _INT_ARGUMENT, "as_sym_ints": _list(_INT_ARGUMENT), "as_scalar_type": integer,
-    "as_memory_format": integer, "as_layout": integer, "as_device": _DEVICE, "as_bool": boolean,
-    "as_bools": _list(boolean), "as_sym_bool": _BOOL_ARGUMENT, "as_sym_bools": _list(_BOOL_ARGUMENT),
-    "as_graph": _record({"name": identifier, "graph": _graph}), "as_optional_tensors": _list(_OPTIONAL_TENSOR),
-    "as_custom_obj": _needs_unpickling, "as_operator": operator, "as_sym_float": _FLOAT_ARGUMENT,
-    "as_sym_floats": _list(_FLOAT_ARGUMENT), "as_optional_tensor": _OPTIONAL_TENSOR,
-    "as_complex": _record({"real": number, "imag": number}), "as_nested_tensors": _list(_list(_TENSOR)),
-    "as_int_lists": _list(_list(integer)), "as_float_lists": _list(_list(number)),
-    "as_string_to_argument": _mapping(text, _argument),
-})  # fmt: skip
-_NODE = _record(
-    {
-        "target": operator,
-        "inputs": _list(_record({"name": lambda v: identifier(v) if v else "", "arg": _ARGUMENT},
-                                {"kind": _optional(integer)})),
-        "outputs": _list(_ARGUMENT),
-        "metadata": _nothing(text, {}),
-    },
-    {"is_hop_single_tensor_return": _optional(boolean), "name": _optional(identifier)},
-)  # fmt: skip
-_NO_OBJECTS = _mapping(text, _needs_unpickling)
-_GRAPH = _record(
-    {
-        "inputs": _list(_ARGUMENT), "outputs": _list(_ARGUMENT), "nodes": _list(_NODE),
-        "tensor_values": _mapping(identifier, TENSOR_META), "sym_int_values": _mapping(identifier, _SYM_INT),
-        "sym_bool_values": _mapping(identifier, _SYM_BOOL),
-    },
-    {
-        "is_single_tensor_return": boolean, "custom_obj_values": _NO_OBJECTS,
-        "sym_float_values": _mapping(identifier, _SYM_FLOAT),
-    },
-)  # fmt: skip
-_CONSTANT = _union({"as_none": _none, "as_int": integer, "as_float": number, "as_string": text, "as_bool": boolean})
-_INPUT = _union({
-    "user_input": _record({"arg": _ARGUMENT}),
-    "parameter": _record({"arg": _TENSOR, "parameter_name": attribute}),
-    "buffer": _record({"arg": _TENSOR, "buffer_name": attribute, "persistent": boolean}),
-    "tensor_constant": _record({"arg": _TENSOR, "tensor_constant_name": attribute}),
-    "custom_obj": _needs_unpickling,
-    "token": _record({"arg": _TENSOR}),
-    "constant_input": _record({"name": identifier, "value": _CONSTANT}),
-})  # fmt: skip
-_OUTPUT = _union({
-    "user_output": _record({"arg": _ARGUMENT}),
-    "loss_output": _record({"arg": _TENSOR}),
-    "buffer_mutation": _record({"arg": _TENSOR, "buffer_name": attribute}),
-    "gradient_to_parameter": _record({"arg": _TENSOR, "parameter_name": attribute}),
-    "gradient_to_user_input": _record({"arg": _TENSOR, "user_input_name": identifier}),
-    "user_input_mutation": _record({"arg": _TENSOR, "user_input_name": identifier}),
-    "token": _record({"arg": _TENSOR}),
-    "parameter_mutation": _record({"arg": _TENSOR, "parameter_name": attribute}),
-})  # fmt: skip
-_CALL = _record(
-    {"inputs": _list(_ARGUMENT), "outputs": _list(_ARGUMENT), "in_spec": input_spec, "out_spec": output_spec},
-    {"forward_arg_names": _optional(_list(identifier))},
-)
 
 
 def _call_graph(value: Any) -> list[Any]:
     """The call of the whole program; those of its modules serve to take it apart again, which nobody does here."""
     if not isinstance(value, list) or not value or not isinstance(value[0], dict) or value[0].get("fqn") != "":
         raise Refused("the call of the whole program is missing")
-    return [{"fqn": "", "signature": _at("0", _at_signature, value[0])}]
+    return [{"fqn": "", "signature": _at("0", _signature, value[0])}]
 
 
-def _at_signature(value: Mapping[str, Any]) -> Any:
-    return _at("signature", _CALL, value.get("signature"))
+def _signature(value: Mapping[str, Any]) -> Any:
+    return _at("signature", check_of("ModuleCallSignature"), value.get("signature"))
 
 
-_PROGRAM = _record(
-    {
-        "graph_module": _record(
-            {
-                "graph": _GRAPH,
-                "signature": _record({"input_specs": _list(_INPUT), "output_specs": _list(_OUTPUT)}),
-                "module_call_graph": _call_graph,
-            }
-        ),
-        "opset_version": _mapping(text, integer),
-        "range_constraints": _mapping(symbol, _record({"min_val": _optional(integer), "max_val": _optional(integer)})),
-        "schema_version": _record({"major": integer, "minor": integer}),
-    },
-    {"verifiers": _list(text), "torch_version": text},
+#: Fields that are not what their type says: of the calls only the whole program's is kept, of the metadata nothing.
+_SPECIAL: Mapping[str, Check] = {"GraphModule.module_call_graph": _call_graph, "Node.metadata": lambda value: {}}
+
+
+@cache
+def _schema() -> _Schema:
+    from torch._export.serde import schema
+
+    return _Schema(schema)
+
+
+def check_of(name: str) -> Check:
+    """The check of a class of the installed PyTorch's schema. Raises :class:`Refused` where that lacks the class, or
+    needs a field in it that is not known."""
+    made = _schema()
+    try:
+        return made.of(getattr(made.schema, name))
+    except (AttributeError, KeyError, ValueError, _Unknown) as error:
+        raise Refused(f"this PyTorch's {name} of exported programs is not known: {error}") from None
+
+
+#: Where a weight or constant lies in the archive: ``PayloadMeta``, which older versions of PyTorch lack.
+payload = _record(
+    {"path_name": text, "is_param": boolean, "use_pickle": boolean},
+    {"tensor_meta": _optional(lambda value: check_of("TensorMeta")(value))},
 )
 
 
 def checked_program(document: Any) -> dict[str, Any]:
     """A program document of known and harmless values alone. Raises :class:`Refused`."""
     try:
-        cleaned: dict[str, Any] = _PROGRAM(document)
+        cleaned: dict[str, Any] = check_of("ExportedProgram")(document)
     except RecursionError:
         raise Refused("it is nested too deeply") from None
     cleaned["guards_code"] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from graphmem.accuracy.published.case import (
     predict_published,
 )
 from graphmem.accuracy.published.rows import published_rows
-from graphmem.accuracy.published.scripts import cited_scripts
+from graphmem.accuracy.published.scripts import NOT_HERE, PROGRAMS, cited_scripts
 from graphmem.accuracy.published.section import published_reason, published_section, sample
 from graphmem.accuracy.record import (
     FAILED,
@@ -219,18 +218,37 @@ def test_the_cited_table_is_read_as_cases() -> None:
 
 
 def test_every_cited_program_exists_and_its_source_says_where_it_is_from() -> None:
-    folder = files("graphmem.accuracy.published")
-    table = json.loads(folder.joinpath("cases.json").read_text(encoding="utf-8"))
+    table = json.loads((PROGRAMS / "cases.json").read_text(encoding="utf-8"))
     for source in table["sources"]:
         assert source["url"].startswith("https://")
         assert source["date"]
         assert source["about"]
-        assert folder.joinpath("programs").joinpath(source["program"]).is_file()
+        assert (PROGRAMS / "programs" / source["program"]).is_file()
     cases = [case for case in cited_scripts() if isinstance(case, PublishedCase)]
     assert {case.level for case in cases} == {"allocated", "reserved", "device"}
     for case in cases:
         device_named(case.gpu)  # raises for what is not known, as the next
         version_named(case.torch_version)
+
+
+def test_an_installed_graphmem_says_where_the_programs_are(tmp_path: Path) -> None:
+    assert cited_scripts(tmp_path) == [Skipped("runs rebuilt as programs", NOT_HERE)]
+    section = published_section(PUBLISHED[:1], cited_scripts(tmp_path), "all")
+    assert section.skipped == (("runs rebuilt as programs", NOT_HERE, 1),)
+
+
+def test_a_folder_with_programs_is_read_as_that_of_the_source_is() -> None:
+    assert published_rows(PROGRAMS) == cited_scripts()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "it is not JSON"), ("[]", "list indices"), ('{"sources": [{"runs": [{}]}]}', "it lacks 'measured'")],
+)
+def test_a_damaged_table_of_programs_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "cases.json").write_text(text)
+    with pytest.raises(SourceError, match=f"cases.json is not a table of published runs: .*{message}"):
+        published_rows(tmp_path)
 
 
 def test_a_published_script_is_predicted_to_the_byte() -> None:
@@ -253,7 +271,7 @@ def test_a_published_run_on_several_cards_is_that_of_one_of_its_processes() -> N
 
 
 def test_what_is_counted_from_a_sample_with_the_model_there_is_less_by_the_models_segments() -> None:
-    run = Script("mlp_random.py", ("1000", "1000", "3", "uniform", "2048", "relu", "0"))
+    run = Script(str(PROGRAMS / "programs" / "mlp_random.py"), ("1000", "1000", "3", "uniform", "2048", "relu", "0"))
     case = replace(PUBLISHED_CASE, run=run, level="reserved")
     whole, beyond = predict_published(case), predict_published(replace(case, beyond_model=True))
     assert whole.peak_bytes is not None
@@ -299,7 +317,7 @@ def test_a_full_card_is_as_uncertain_as_its_context() -> None:
 
 
 def test_a_program_that_fails_has_no_prediction() -> None:
-    case = replace(PUBLISHED_CASE, run=Script("pytorch_issues.py", ()), level="allocated")
+    case = replace(PUBLISHED_CASE, run=Script(str(PROGRAMS / "programs" / "pytorch_issues.py"), ()), level="allocated")
     assert "IndexError" in predict_published(case).error
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from graphmem.accuracy.compare import Predicted
 from graphmem.accuracy.coverage import Interval
-from graphmem.accuracy.kept import Keeper, digest_of_package
+from graphmem.accuracy.kept import Keeper, digest_of_folder
 from graphmem.accuracy.published.case import (
     ModelSpec,
     OwnLoop,
@@ -74,4 +74,4 @@ def test_what_would_not_come_back_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_of_the_files() -> None:
-    assert digest_of_package() == digest_of_package()
+    assert digest_of_folder() == digest_of_folder()

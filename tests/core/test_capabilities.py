@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphmem.devices import all_devices, as_cuda, device_named
-from graphmem.devices.capabilities import CAPABILITIES, limits_of
+from graphmem.devices.capabilities import CAPABILITIES, limits_of, read_capabilities
 from graphmem.errors import UsageError
 from graphmem.units import KIB
 from tests import places
@@ -29,6 +29,30 @@ def test_a_row_is_possible(capability: tuple[int, int]) -> None:
     assert row.reserved_shared_bytes in (0, KIB)
     assert row.resident_blocks in (16, 24, 32)
     assert list(TREES.glob(f"{row.cudnn_trees}*"))
+
+
+def test_every_row_says_what_it_stands_on() -> None:
+    assert all(row.source for row in CAPABILITIES.values())
+
+
+TABLE = (PACKAGE / "devices" / "capabilities.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "message"),
+    [
+        ("bfloat16 = false\n", "", r"compute capability 6\.0: .*missing .*'bfloat16'"),
+        ("bfloat16 = false\n", "bfloat16 = 0\n", r"compute capability 6\.0: bfloat16 is 0"),
+        ("bfloat16 = false\n", "bfloat16 = false\nfloat4 = true\n", r"compute capability 6\.0: .*'float4'"),
+        ('"6.1"', '"6.0"', r"compute capability 6\.0 has two rows"),
+        ("LARGE_WORKSPACE_ON_BLACKWELL", "NEVER_HEARD", r"compute capability 10\.0, 10\.3: .*'NEVER_HEARD'"),
+        ("channels = 12", "chanels = 12", r"compute capability 7\.0: .*'chanels'"),
+    ],
+)
+def test_a_mistake_in_the_table_is_named_with_its_row(line: str, instead: str, message: str) -> None:
+    assert line in TABLE
+    with pytest.raises(ValueError, match=message):
+        read_capabilities(TABLE.replace(line, instead, 1))
 
 
 def test_what_newer_cards_can_do_older_ones_cannot() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import as_file, files
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -65,8 +64,8 @@ class OwnLoop:
 
 @dataclass(frozen=True)
 class Script:
-    """A run rebuilt as a program of its own: a file of ``programs`` beside this module, and its arguments. The first of
-    ``processes`` is predicted, under the allocator's options ``alloc_conf``."""
+    """A run rebuilt as a program of its own: the path of a Python file, and its arguments. The first of ``processes``
+    is predicted, under the allocator's options ``alloc_conf``."""
 
     program: str
     arguments: tuple[str, ...] = ()
@@ -78,7 +77,7 @@ class Script:
     def words(self) -> str:
         """The run in words."""
         together = [f"on {self.processes} cards"] if self.processes > 1 else []
-        return " ".join([self.program.removesuffix(".py"), *self.arguments, *together])
+        return " ".join([Path(self.program).stem, *self.arguments, *together])
 
     @property
     def step(self) -> Training:
@@ -247,11 +246,10 @@ def _estimate(case: PublishedCase, cudnn: str) -> Estimate:
         model = factory_of(case.run.model, case.run.batch, training=isinstance(step, Training))
         return simulate.answer(_question(case, model, step, device, cudnn))
     let_torchvision_load()
-    with as_file(files("graphmem.accuracy.published").joinpath("programs")) as folder:
-        program = Program(str(Path(folder) / case.run.program), case.run.arguments)
-        estimate = simulate.answer(_question(case, program, case.run.step, device, cudnn))
+    program = Program(case.run.program, case.run.arguments)
+    estimate = simulate.answer(_question(case, program, case.run.step, device, cudnn))
     if estimate.details["program"]["code"]:
-        raise SourceError(f"{case.run.program}: {estimate.details['program']['words']}")
+        raise SourceError(f"{Path(case.run.program).name}: {estimate.details['program']['words']}")
     return estimate
 
 

@@ -1,5 +1,5 @@
-"""Published figures as cases: from tables in a folder, or those that come with graphmem: programs (``cases.json``,
-:mod:`graphmem.accuracy.published.scripts`) and the cited rows of one source.
+"""Published figures as cases: from a folder of tables or of programs (``cases.json``,
+:mod:`graphmem.accuracy.published.scripts`), or the programs of graphmem's source and the cited rows of one source.
 
 A table is a CSV with the columns ``source, model, framework_version, gpu, batch, input_shape_or_seq, optimizer,
 precision, extras, metric, value_mib, path``. What a row leaves open is filled in here by what its source does by
@@ -46,13 +46,15 @@ _SCHEDTUNE_CARDS = {"2560": "T4-16GB", "5120": "V100-16GB", "10496": "RTX-3090"}
 
 
 def published_rows(folder: Path | None) -> list[Found]:
-    """The cases of every table in ``folder``, or those that come with graphmem. Raises :class:`SourceError`."""
+    """The cases of every table and program in ``folder``, or those that come with graphmem. Raises
+    :class:`SourceError`."""
     if folder is None:
         return [*cited_scripts(), *(found for row in cited_rows() for found in _xmem(row))]
     paths = [folder / f"{name}.csv" for name in _READERS if (folder / f"{name}.csv").exists()]
-    if not paths:
-        raise SourceError(f"{folder} holds none of {', '.join(f'{name}.csv' for name in _READERS)}")
-    return [found for path in paths for row in _rows(path) for found in _READERS[path.stem](row)]
+    scripts = cited_scripts(folder) if (folder / "cases.json").exists() else []
+    if not paths and not scripts:
+        raise SourceError(f"{folder} holds none of {', '.join(f'{name}.csv' for name in _READERS)}, cases.json")
+    return [*scripts, *(found for path in paths for row in _rows(path) for found in _READERS[path.stem](row))]
 
 
 def cited_rows() -> Sequence[Row]:

@@ -1,5 +1,8 @@
 """The runs that are rebuilt as programs: ``cases.json``, with the source, the card and the version of each.
 
+Other people's programs, rebuilt, are no part of the installed package: they and ``cases.json`` lie in
+``models_zoo/published`` of graphmem's source, which :data:`PROGRAMS` finds from a checkout.
+
 A source has the fields of its runs, each of which may have its own instead: ``gpu``, ``torch``, ``level``, ``program``,
 ``unit``, ``digits`` that are printed behind the point, ``iterations``, ``processes`` (of which the first is predicted)
 and ``alloc_conf``; a run has ``arguments`` and ``measured``, which is a number of units, or one for each of several
@@ -8,37 +11,53 @@ levels, and ``estimates_mib`` of other estimators. ``not_usable`` says of other 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import graphmem
 from graphmem.accuracy.published.case import PublishedCase, Script, Skipped
+from graphmem.documents import read_json
+from graphmem.errors import SourceError
 from graphmem.units import GIB, MIB
+
+#: The folder of ``cases.json`` and ``programs`` where graphmem runs from its source; an installed one has none.
+PROGRAMS = Path(graphmem.__file__).parents[1] / "models_zoo" / "published"
+#: What is reported in the place of the programs where they are not.
+NOT_HERE = "they lie in models_zoo/published of graphmem's source, not in the installed package: give it by --published"
 
 #: Bytes of what figures are printed in.
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": MIB, "GiB": GIB}
 
 
-def cited_scripts() -> list[PublishedCase | Skipped]:
-    """The cases of ``cases.json``, and what of the same sources is left out."""
-    table = json.loads(files("graphmem.accuracy.published").joinpath("cases.json").read_text(encoding="utf-8"))
+def cited_scripts(folder: Path = PROGRAMS) -> list[PublishedCase | Skipped]:
+    """The cases of ``cases.json`` in ``folder``, and what of the same sources is left out: all, where the folder has no
+    such file. Raises :class:`SourceError` for a file that cannot be read."""
+    path = folder / "cases.json"
+    if not path.exists():
+        return [Skipped("runs rebuilt as programs", NOT_HERE)]
     found: list[PublishedCase | Skipped] = []
-    for source in table["sources"]:
-        found += [case for run in source["runs"] for case in _cases({**source, **run})]
-    for left_out in table["not_usable"]:
-        found += [Skipped(left_out["source"], left_out["why"])] * left_out["figures"]
+    try:
+        table = read_json(path)
+        for source in table["sources"]:
+            found += [case for run in source["runs"] for case in _cases({**source, **run}, folder / "programs")]
+        for left_out in table["not_usable"]:
+            found += [Skipped(left_out["source"], left_out["why"])] * left_out["figures"]
+    except KeyError as error:
+        raise SourceError(f"{path} is not a table of published runs: it lacks {error}") from None
+    except (OSError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(f"{path} is not a table of published runs: {error}") from None
     return found
 
 
-def _cases(run: Mapping[str, Any]) -> Iterator[PublishedCase]:
+def _cases(run: Mapping[str, Any], programs: Path) -> Iterator[PublishedCase]:
     measured = run["measured"]
     by_level = measured if isinstance(measured, dict) else {run["level"]: measured}
     for level, figure in by_level.items():
         yield PublishedCase(
             source=run["name"],
             run=Script(
-                run["program"],
+                str(programs / Path(run["program"]).name),
                 tuple(run["arguments"].split()),
                 run.get("iterations", 3),
                 run.get("processes", 1),
