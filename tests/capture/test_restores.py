@@ -358,7 +358,7 @@ def test_borrowed_parameters_are_given_back(fails: bool) -> None:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step_now)
-        parameter.tag = "mine"  # type: ignore[attr-defined]
+        parameter.tag = "mine"
     weight, gradient = model[0].weight, torch.ones(2, 3)
     weight.grad = gradient
     values = {name: parameter.tolist() for name, parameter in model.named_parameters()}

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,8 @@ def _packages(program: Path) -> set[str]:
     return {name.partition(".")[0] for name in names} | ({"tensorboard"} if "tensorboard" in program.stem else set())
 
 
-def _cases() -> list[object]:
-    cases = []
+def _cases() -> list[Any]:
+    cases: list[Any] = []
     for program in sorted(whole.PROGRAMS.glob("*.py")):
         for mechanism in ("namespace", "landlock", "wrapped"):
             quick = program.stem in QUICK and mechanism == "namespace"
