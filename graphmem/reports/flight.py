@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,8 +42,9 @@ def lines(flight: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rows(flight: Mapping[str, Any], details: bool) -> list[tuple[str, str, str]]:
-    """(size, what would have been done, path) of the largest files; of all with ``details``."""
-    files = flight["files"]
+    """(size, what would have been done, path) of the largest files; of all with ``details``. Paths below the folder
+    that the program was started in are shown from there."""
+    files, below = flight["files"], flight["folder"].rstrip("/\\") + os.sep
     found = [
         *((one["bytes"], "written", one["path"]) for one in files["written"]),
         *((one["bytes"], "overwritten", one["path"]) for one in files["overwritten"]),
@@ -52,7 +54,7 @@ def rows(flight: Mapping[str, Any], details: bool) -> list[tuple[str, str, str]]
     found.sort(key=lambda row: -row[0])
     shown = found if details else found[:_SHOWN]
     more = files["count"] + files["deleted_count"] - len(shown)
-    table = [(format_bytes(size), kind, path) for size, kind, path in shown]
+    table = [(format_bytes(size), kind, path.replace(below, "")) for size, kind, path in shown]
     return [*table, ("", f"{more} more", "--details shows them")] if more and not details else table
 
 

@@ -92,6 +92,7 @@ class Sandbox:
                     changes = changes_of(self.mechanism.trees(), here, guard.renames)
                     happened.update(
                         mechanism=self.name,
+                        folder=here,
                         unavailable=dict(self.refused),
                         files=changes.as_json(),
                         refused=count_of(guard.refused),

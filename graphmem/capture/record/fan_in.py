@@ -18,12 +18,6 @@ from graphmem.capture.kernels.parts.layout import is_dense
 from graphmem.capture.values.callers import called_by_engine
 
 
-def references(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """How many there are to a tensor from C++, to its storage, and from Python, of which some are the callers' own."""
-    in_storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return tensor._use_count(), in_storage, sys.getrefcount(tensor)
-
-
 class FanIn:
     """Tells by reference counts whether nobody else holds the first gradient.
 
@@ -55,7 +49,10 @@ class FanIn:
             return False
         if old.layout is not torch.strided or new.layout is not torch.strided:
             return False
-        counts = references(old)
+        # Not a function of its own: the references that a Python call holds depend on whether it is inlined,
+        # which it no longer is once torch.compile has set a frame evaluator. The same in ``rewritten_views``.
+        in_storage = torch._C._storage_Use_Count(old.untyped_storage()._cdata)
+        counts = (old._use_count(), in_storage, sys.getrefcount(old))
         if self.calibrating:
             self._seen.append(counts)
             return False

@@ -8,6 +8,7 @@ that a mode in Python sees the view is called again, whose gradient is a view, t
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.capture.record.fan_in import references
 from graphmem.capture.values.tensors import tensors_in
 
 #: Nodes whose gradients are views; others (``SelectBackward0``, ``SliceBackward0``) make zeros of that size themselves.
@@ -92,7 +92,8 @@ class RewrittenViews:
     def holds_alone(self, func: Any, gradient: torch.Tensor) -> bool:
         """Whether only the node that calls ``func`` holds the gradient, which then ends with it. References are
         counted: whoever calls this must hold as many as when the counts were learnt."""
-        counts = references(gradient)
+        in_storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
+        counts = (gradient._use_count(), in_storage, sys.getrefcount(gradient))  # in place, as fan_in says
         if self.calibrating:
             self._alone[func] = counts
         alone = self._alone.get(func)
