@@ -8,18 +8,17 @@ default loop with ``--optimizer``. Written against Keras 3.15.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel, known_arguments, spelled
+from graphmem.sources.base import Built, Sizes, TorchModel
 from graphmem.sources.factory import find_factory
+from graphmem.sources.keras_data import call, model_with_data
 
 DEVICE_SCOPE = "gpu:0"  # Keras's name of the device that graphmem pretends to have
-DEFAULT_BATCH = 1
 TRAINING_ITERATIONS = 3
 
 
@@ -66,31 +65,11 @@ def _import_keras(text: str) -> None:
 def _build(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:
     """Call the factory on the device. None: a compiled model, whose training steps have been run."""
     with _on_device():
-        result = factory(**known_arguments(factory, name, _named_by(factory, sizes)))
-        model, x, y = _checked(result, name)
-        inputs = _inputs_of(model, name, sizes) if x is None else _resized(x, sizes.batch)
-        outputs = _call(model, _symbolic(inputs), training=False)  # builds what is not built, as fit does
-        if not sizes.training or not model.compiled:
-            return Built(_keras_module(model), (inputs,), None, ())
-        targets = _targets_of(model, outputs, name) if y is None else _resized(y, sizes.batch)
-        _train(model, inputs, targets, sizes.iterations or TRAINING_ITERATIONS)
+        model, x, y = model_with_data(factory, name, sizes)
+        if y is None:
+            return Built(_keras_module(model), (_host_tensors(x),), None, ())
+        _train(model, _host_tensors(x), _host_tensors(y), sizes.iterations or TRAINING_ITERATIONS)
     return None
-
-
-def _named_by(factory: Callable[..., Any], sizes: Sizes) -> Sizes:
-    """The sizes that the factory has parameters for; the others still shape the inputs."""
-    names = inspect.signature(factory).parameters
-    return Sizes(sizes.batch if spelled("batch", names) else None, sizes.seq_len if spelled("seq_len", names) else None)
-
-
-def _checked(result: Any, name: str) -> tuple[Any, Any, Any]:
-    import keras
-
-    model, *data = result if isinstance(result, tuple) else (result,)
-    if not isinstance(model, keras.Model) or len(data) > 2:
-        kind = type(model).__name__
-        raise SourceError(f"{name} returned a {kind}; it should return a keras.Model, (model, x) or (model, x, y)")
-    return model, *data, *[None] * (2 - len(data))
 
 
 @contextlib.contextmanager
@@ -117,12 +96,6 @@ def _on_device() -> Iterator[None]:
 # --- the model as PyTorch sees it -------------------------------------------------------------------------------------
 
 
-def _call(model: Any, inputs: Any, *, training: bool) -> Any:
-    if getattr(model, "_call_has_training_arg", False):
-        return model(inputs, training=training)
-    return model(inputs)
-
-
 def _keras_module(model: Any) -> Any:
     """The model as an ``nn.Module`` that runs on the device."""
     from torch import nn
@@ -134,7 +107,7 @@ def _keras_module(model: Any) -> Any:
 
         def forward(self, inputs: Any) -> Any:
             with _on_device():
-                return _call(model, inputs, training=self.training)
+                return call(model, inputs, training=self.training)
 
         def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
             yield from _trained(model)
@@ -154,65 +127,13 @@ def _not_trained(layer: Any, *_: Any, **__: Any) -> list[tuple[str, Any]]:
     return [(variable.path, variable._value) for variable in layer.non_trainable_variables]
 
 
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def _inputs_of(model: Any, name: str, sizes: Sizes) -> Any:
-    """Host tensors of the shapes that the model's ``keras.Input`` declare."""
-    declared = getattr(model, "inputs", None)
-    if not declared:
-        raise SourceError(f"{name} returned a model without keras.Input; return (model, x) with an example batch x")
-    made = [_host_tensor(_bound_shape(tensor, name, sizes), tensor.dtype) for tensor in declared]
-    return made[0] if len(made) == 1 else made
-
-
-def _bound_shape(tensor: Any, name: str, sizes: Sizes) -> tuple[int, ...]:
-    batch, *rest = tensor.shape
-    if rest and rest[0] is None and sizes.seq_len is not None:
-        rest[0] = sizes.seq_len
-    if None in rest:
-        shown = (None, *rest)
-        raise SourceError(
-            f"input {tensor.name} of {name} has the shape {shown}; give --seq-len for its second dimension, or return "
-            "(model, x) with an example batch x"
-        )
-    return (sizes.batch or batch or DEFAULT_BATCH, *rest)
-
-
-def _host_tensor(shape: tuple[int, ...], dtype: str) -> Any:
+def _host_tensors(data: Any) -> Any:
     import torch
+    from keras import tree
 
-    return torch.zeros(shape, dtype=getattr(torch, dtype, torch.float32), device="cpu")
-
-
-def _resized(data: Any, batch: int | None) -> Any:
-    """Example data as host tensors, with ``batch`` rows if that is given."""
-    if isinstance(data, dict):
-        return {key: _resized(value, batch) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_resized(value, batch) for value in data]
-    shape = tuple(data.shape)
-    return _host_tensor((batch, *shape[1:]) if batch and shape else shape, str(data.dtype).removeprefix("torch."))
-
-
-def _symbolic(data: Any) -> Any:
-    """The shapes of the data, which Keras can pass through a model without computing anything."""
-    import keras
-
-    return keras.tree.map_structure(
-        lambda host: keras.KerasTensor(tuple(host.shape), str(host.dtype).removeprefix("torch.")), data
+    return tree.map_structure(
+        lambda one: torch.zeros(one.shape, dtype=getattr(torch, str(one.dtype), torch.float32), device="cpu"), data
     )
-
-
-def _targets_of(model: Any, output: Any, name: str) -> Any:
-    """Targets of the output's shape, or class numbers where the loss is a sparse one."""
-    if not hasattr(output, "shape"):
-        raise SourceError(f"{name} returned a model with several outputs; return (model, x, y) with example targets y")
-    loss = model.loss
-    words = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-    if "sparse" in words.lower():
-        return _host_tensor(tuple(output.shape[:-1]), "int32")
-    return _host_tensor(tuple(output.shape), output.dtype)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
