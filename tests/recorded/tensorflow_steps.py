@@ -104,7 +104,12 @@ def _run(case: Case) -> dict[str, Any] | None:
     }
     command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory]
     # Nobody may wait for what a failing run prints without end.
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600)
+    try:
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=1500, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
     rows = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
     return json.loads(rows[-1]) if rows else None
 
