@@ -27,7 +27,7 @@ _ATTRIBUTES = (
     "adj_x", "adj_y", "is_training", "rnn_mode", "direction", "num_split", "fused_ops", "axis", "shrink_axis_mask",
     "new_axis_mask", "begin_mask", "end_mask", "num_proj", "use_cudnn_on_gpu", "index", "value_index",
 )  # fmt: skip
-_SCOPE, _RETURN = "step", "returned_"
+_SCOPE, _RETURN, _HANDLE = "step", "returned_", "/handle"
 #: Constants of so many elements at most are written out: axes, permutations, shapes.
 _SHORT = 16
 
@@ -183,9 +183,7 @@ def _as_function_body(step: Any) -> Any:
     arguments = [tensor.op.name for tensor in step.inputs]
     body = graph_pb2.GraphDef(versions=graph.versions, library=graph.library)
     for index, tensor in enumerate(step.inputs):
-        argument = body.node.add(op="_Arg", name=tensor.op.name)
-        argument.attr["T"].type = tensor.dtype.as_datatype_enum
-        argument.attr["index"].i = index
+        _add_argument(body, index, tensor)
     rest = [op.name for op in step.graph.get_operations() if op.name not in set(arguments)]
     body.node.extend(nodes[name] for name in rest)
     for node in body.node:
@@ -197,12 +195,34 @@ def _as_function_body(step: Any) -> Any:
     return body
 
 
+def _add_argument(body: Any, index: int, tensor: Any) -> None:
+    """An argument with its shape, as the runtime knows it (``SetArgShape``, process_function_library_runtime.cc).
+    Grappler's reader forgets the shapes of tensors and keeps those of variables, so that a tensor is read from one."""
+    from tensorflow.python.framework import dtypes
+    from tensorflow.python.ops import handle_data_util
+
+    name, is_variable = tensor.op.name, tensor.dtype == dtypes.resource
+    argument = body.node.add(op="_Arg", name=name if is_variable else f"{name}{_HANDLE}")
+    argument.attr["T"].type = dtypes.resource.as_datatype_enum
+    argument.attr["index"].i = index
+    handle = handle_data_util.get_resource_handle_data(tensor) if is_variable else None
+    if handle is not None and handle.is_set:
+        argument.attr["_handle_dtypes"].list.type.append(handle.shape_and_type[0].dtype)
+        argument.attr["_handle_shapes"].list.shape.add().CopyFrom(handle.shape_and_type[0].shape)
+    if not is_variable:
+        argument.attr["_handle_dtypes"].list.type.append(tensor.dtype.as_datatype_enum)
+        argument.attr["_handle_shapes"].list.shape.add().CopyFrom(tensor.shape.as_proto())
+        read = body.node.add(op="ReadVariableOp", name=name, input=[argument.name])
+        read.attr["dtype"].type = tensor.dtype.as_datatype_enum
+
+
 def _kernel(node: Any) -> Any:
     """The kernel that a card has for a node; None where there is none."""
     from tensorflow.python.framework import kernels
 
-    for kernel in kernels.get_registered_kernels_for_op(node.op).kernel:
-        if kernel.device_type == "GPU" and not kernel.label and all(
+    registered = kernels.get_registered_kernels_for_op(node.op).kernel
+    for kernel in sorted(registered, key=lambda one: one.device_type == "DEFAULT"):  # of any device without its own
+        if kernel.device_type in ("GPU", "DEFAULT") and not kernel.label and all(
             not constraint.allowed_values.list.type
             or node.attr[constraint.name].type in constraint.allowed_values.list.type
             for constraint in kernel.constraint
@@ -228,7 +248,7 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
             arguments[inner.name] = made
         tf.import_graph_def(graph, input_map=arguments, name=_SCOPE)
     inputs = {tensor.op.name for tensor in step.inputs}
-    rows = [_node(node, shaped) for node in graph.node if node.name not in inputs]
+    rows = [_node(node, shaped) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
     slots = {id(variable._value.handle): "optimizer" for variable in getattr(model.optimizer, "variables", [])}
     captured = {inner.op.name: id(outer) for outer, inner in step.graph.captures}
     data = [_tensor(t) + [t.op.name] for t in step.inputs if t.op.name not in captured]
