@@ -25,7 +25,7 @@ GPU, CPU = f"{_TASK}GPU:0", f"{_TASK}CPU:0"
 _ATTRIBUTES = (
     "strides", "padding", "data_format", "dilations", "explicit_paddings", "ksize", "keep_dims", "transpose_a", "transpose_b",
     "adj_x", "adj_y", "is_training", "rnn_mode", "direction", "num_split", "fused_ops", "axis", "shrink_axis_mask",
-    "new_axis_mask", "begin_mask", "end_mask", "num_proj", "use_cudnn_on_gpu", "index", "value_index",
+    "new_axis_mask", "begin_mask", "end_mask", "num_proj", "use_cudnn_on_gpu", "equation", "time_major", "paddings",
 )  # fmt: skip
 _SCOPE, _RETURN, _HANDLE = "step", "returned_", "/handle"
 #: Constants of so many elements at most are written out: axes, permutations, shapes.

@@ -46,7 +46,7 @@ _OPEN = (
     "resnet_sgd", "resnet50", "lstm", "bidirectional", "simple_rnn", "attention", "attention_xla", "decoder",
 )  # fmt: skip
 _KEPT_BACK = (
-    "autoencoder", "two_towers", "mobilenet", "unet", "conv1d", "gru", "vit", "attention_mixed", "gru_xla",
+    "autoencoder", "two_towers", "mobilenet", "unet", "conv1d", "lstm_tagger", "vit", "attention_mixed",
 )  # fmt: skip
 CASES = {
     **{name: Case(name) for name in _OPEN},

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from graphmem.runtimes.tensorflow import kernels
 from graphmem.runtimes.tensorflow.step import Node, Step, Tensor
@@ -36,8 +37,9 @@ class Buffer:
 class Executor:
     """The state of a process: variables, constants, and what the current step holds."""
 
-    def __init__(self, step: Step, builder: TraceBuilder) -> None:
-        self._step, self._builder = step, builder
+    def __init__(self, step: Step, builder: TraceBuilder, library: kernels.Library) -> None:
+        self._step, self._builder, self._library = step, builder, library
+        self._tried: set[Any] = set()
         self._nodes = {node.name: node for node in step.nodes}
         self._readers: dict[str, list[tuple[str, int]]] = defaultdict(list)  # (reader, output)
         self._after: dict[str, list[str]] = defaultdict(list)
@@ -185,7 +187,7 @@ class Executor:
         if not node.on_card:
             return [None for _ in node.outputs]
         tensors = [self._tensor(pair) for pair in node.inputs]
-        need = kernels.needs(node, tensors)
+        need = kernels.needs(node, tensors, self._library)
         scratch = [self._scratch(size, node) for size in need.before]
         outputs: list[Buffer | None] = []
         for position, tensor in enumerate(node.outputs):
@@ -193,11 +195,31 @@ class Executor:
                 outputs.append(None)
                 continue
             shared = self._over(node, position, tensor, given, tensors)
-            outputs.append(self._shared(shared) if shared is not None else self._output(node, tensor))
+            if shared is not None:
+                outputs.append(self._shared(shared))
+                continue
+            if tensor.shape is None:
+                size = kernels.data_dependent_output(node, tensors, position, self._library)
+                tensor = Tensor("uint8", (size,))
+            outputs.append(self._output(node, tensor))
         scratch += [self._scratch(size, node) for size in need.after]
+        if need.once:
+            self._try_out(node, need, tensors)
         for buffer in scratch:
             self._drop(buffer)
         return outputs
+
+    def _try_out(self, node: Node, need: kernels.Need, tensors: list[Tensor]) -> None:
+        """Where a kernel first runs with such shapes, its algorithms are tried out one after the other."""
+        key = (node.op, *tensors, *node.outputs, repr(sorted(node.attributes.items())))
+        if key in self._tried:
+            return
+        self._tried.add(key)
+        guarded = [self._scratch(size, node) for size in need.once]
+        for size in need.trials:
+            self._drop(self._scratch(size, node))
+        for buffer in guarded:
+            self._drop(buffer)
 
     def _tensor(self, pair: tuple[str, int]) -> Tensor:
         name, position = pair
@@ -209,8 +231,10 @@ class Executor:
         self, node: Node, position: int, tensor: Tensor, given: list[Buffer | None], tensors: list[Tensor]
     ) -> Buffer | None:
         """The input's buffer that an output is, or is written over."""
-        if node.op in kernels.SHARES and position < len(given):
+        if (node.op in kernels.SHARES and position < len(given)) or kernels.is_slice_of(node, tensors):
             return given[position]
+        if node.op in kernels.BACKPROPS_OVER_INPUT:
+            position -= 1
         if position:
             return None
         places = range(len(given)) if node.op == "AddN" else kernels.FORWARDS.get(node.op, ())
@@ -238,10 +262,10 @@ def _category(node: Node) -> Category:
     return Category.ACTIVATION
 
 
-def trace_of(step: Step, name: str, iterations: int) -> Trace:
+def trace_of(step: Step, name: str, iterations: int, library: kernels.Library) -> Trace:
     """The trace of building the model and running its step ``iterations`` times; all sizes are unrounded bytes."""
     builder = TraceBuilder(source=name)
-    executor = Executor(step, builder)
+    executor = Executor(step, builder, library)
     executor.build()
     for iteration in range(1, iterations + 1):
         executor.run(iteration)
