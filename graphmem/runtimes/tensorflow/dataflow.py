@@ -73,15 +73,26 @@ class Executor:
     # --- before the first step ----------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make the variables, eagerly, one by one: what an initializer computes on the way goes when it returns."""
+        """Make the variables one by one: what an initializer computes on the way goes when it returns. The optimizer's
+        are made with the first step, in one graph, in which zeros of one shape are one tensor: they share its buffer
+        until they are updated (``lift_to_graph`` of initializers, polymorphic_function.py; Grappler's elimination of
+        common subgraphs)."""
         self._phase = self._builder.phase(0, "build")
+        zeros: dict[Tensor, Buffer | None] = {}
         for variable in self._step.variables:
             self._begin("Variable", variable.name)
             *way, _ = variable.made or (variable.tensor,)
+            if variable.category is Category.OPTIMIZER_STATE:
+                if variable.tensor not in zeros:
+                    zeros[variable.tensor] = self._take(variable.tensor, variable.category, variable.name)
+                self._variables.append(self._shared(zeros[variable.tensor]))
+                continue
             passing = [self._take(tensor, Category.TEMPORARY, variable.name) for tensor in way]
             self._variables.append(self._take(variable.tensor, variable.category, variable.name))
             for buffer in reversed(passing):
                 self._drop(buffer)
+        for buffer in zeros.values():
+            self._drop(buffer)
 
     def _make_constants(self) -> None:
         for node in self._step.nodes:
@@ -203,8 +214,9 @@ class Executor:
                 tensor = Tensor("uint8", (size,))
             outputs.append(self._output(node, tensor))
         scratch += [self._scratch(size, node) for size in need.after]
-        if need.once:
+        if need.guarded:
             self._try_out(node, need, tensors)
+        scratch += [self._scratch(size, node) for size in need.last]
         for buffer in scratch:
             self._drop(buffer)
         return outputs
@@ -215,7 +227,7 @@ class Executor:
         if key in self._tried:
             return
         self._tried.add(key)
-        guarded = [self._scratch(size, node) for size in need.once]
+        guarded = [self._scratch(size, node) for size in need.guarded]
         for size in need.trials:
             self._drop(self._scratch(size, node))
         for buffer in guarded:

@@ -52,13 +52,14 @@ BACKPROPS_OVER_INPUT = frozenset(("SparseSoftmaxCrossEntropyWithLogits", "Softma
 
 @dataclass(frozen=True)
 class Need:
-    """What a kernel takes beside its outputs: ``before`` is requested before them, ``after`` when they are there, and
-    ``once`` after that, where it runs for the first time with these shapes; all of it is given back when the kernel
-    returns. ``trials`` are taken and given back one by one, each on top of ``once``."""
+    """What a kernel takes beside its outputs, all of it given back when it returns: ``before`` is requested before
+    them, ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for the first time
+    with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of ``trials`` in turn."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    once: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    guarded: tuple[int, ...] = ()
     trials: tuple[int, ...] = ()
 
 
@@ -185,12 +186,13 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     after = [prod(kernel) * item]
     if direction == "backward data":
         after.append(prod(whole) * item)
-    if whole != image:
-        after.append(prod(whole if direction != "backward data" else image) * item)
+    cropped = (node.outputs[0].bytes,) if whole != image and direction == "backward data" else ()
+    if whole != image and direction != "backward data":
+        after.append(prod(whole) * item)
     copied = {"forward": node.outputs[0].bytes, "backward data": prod(whole) * item, "backward weight": after[0]}
     guarded = copied[direction] + _GUARDS
     tried = -(-largest // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS
-    return Need(after=(*after, first), once=(guarded,), trials=(tried,) if largest else ())
+    return Need((), tuple(after), (first, *cropped), (guarded,), (tried,) if largest else ())
 
 
 _DIRECTIONS = {"Conv2D": "forward", "Conv2DBackpropInput": "backward data", "Conv2DBackpropFilter": "backward weight",
@@ -240,7 +242,7 @@ def _padding(node: Node, image: _Shape, kernel: _Shape, result: _Shape) -> tuple
 def _recurrent(node: Node, inputs: Inputs, library: Library) -> Need:
     """The lengths of the sequences, and cuDNN's work space (cudnn_rnn_ops.cc)."""
     network = _network(node, inputs)
-    return Need(after=(4 * network.batch, library.recurrent(network, True)[0]))
+    return Need(after=(4 * network.batch,), last=(library.recurrent(network, True)[0],))
 
 
 def _network(node: Node, inputs: Inputs) -> Network:
