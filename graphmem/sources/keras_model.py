@@ -1,4 +1,5 @@
-"""``keras:module.py:factory``: a Keras 3 model, built on Keras's PyTorch backend so that its step can be captured.
+"""``keras:module.py:factory``: a Keras 3 model. Where TensorFlow is installed, its step is TensorFlow's
+(:mod:`graphmem.sources.keras_tensorflow`); else it is built on Keras's PyTorch backend and captured.
 
 The factory returns a ``keras.Model``, compiled or not, or ``(model, x)`` or ``(model, x, y)``. A compiled model trains
 as ``fit`` would train it: its own ``train_step``, loss and optimizer. One that is not compiled goes through graphmem's
@@ -11,24 +12,30 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from graphmem.errors import SourceError
+from graphmem.sources import keras_tensorflow
 from graphmem.sources.base import Built, Sizes, TorchModel
 from graphmem.sources.factory import find_factory
 from graphmem.sources.keras_data import call, model_with_data
 
+STEP_WORDS = "train_step of the compiled Keras model, with its own optimizer and loss"
 DEVICE_SCOPE = "gpu:0"  # Keras's name of the device that graphmem pretends to have
 TRAINING_ITERATIONS = 3
 
 
 def load_keras(text: str) -> TorchModel:
-    """Import the module and find the factory; it is called later, on fake tensors. Raises :class:`SourceError`."""
-    _import_keras(text)
-    factory, name = find_factory(text)
+    """The model, whose factory is called later. Raises :class:`SourceError`."""
+    on_tensorflow = keras_tensorflow.is_installed() and os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
+    if not on_tensorflow:
+        _import_keras(text)
+        find_factory(text)
 
     def build(sizes: Sizes) -> Built | None:
-        return _build(factory, name, sizes)
+        _import_keras(text)
+        return _build(*find_factory(text), sizes)
 
     notes = ("the model's operators are those of Keras's PyTorch backend",)
     return TorchModel(
@@ -37,7 +44,8 @@ def load_keras(text: str) -> TorchModel:
         notes,
         framework="Keras",
         runtime="tensorflow",
-        step_words="train_step of the compiled Keras model, with its own optimizer and loss",
+        step_words=STEP_WORDS,
+        planned=partial(keras_tensorflow.plan_keras, text) if on_tensorflow else None,
     )
 
 

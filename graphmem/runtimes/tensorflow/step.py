@@ -20,6 +20,11 @@ _BYTES = {
 }  # fmt: skip
 
 
+_WITH_BODIES = frozenset((
+    "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall", "StatefulPartitionedCall", "MapDefun",
+))  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Tensor:
     """``dtype`` by TensorFlow's name; ``shape`` None where it depends on data."""
@@ -79,6 +84,11 @@ class Step:
     jit: bool
     eager: bool
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unfollowed(self) -> frozenset[str]:
+        """Operators that run graphs of their own, which are not looked into."""
+        return frozenset(node.op for node in self.nodes if node.op in _WITH_BODIES)
 
 
 def read_step(document: Mapping[str, Any]) -> Step:
