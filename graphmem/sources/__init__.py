@@ -97,8 +97,9 @@ def _refuse_shapes(shapes: str | None) -> None:
 
 
 def _load_torch(text: str, trust: bool) -> TorchModel:
-    _require_torch(text)
     kind, separator, name = text.partition(":")
+    if kind != "keras":  # which needs it where there is no TensorFlow
+        _require_torch(text)
     if separator and kind in _EXAMPLES:
         if not name:
             raise SourceError(f"{text!r} names no model; write for example {_EXAMPLES[kind]}")

@@ -53,7 +53,7 @@ def _step(asked: dict[str, Any]) -> dict[str, Any]:
 
     from graphmem.sources.base import Sizes
     from graphmem.sources.factory import find_factory
-    from graphmem.sources.keras_model import model_with_data
+    from graphmem.sources.keras_data import model_with_data
 
     factory, name = find_factory(asked["text"])
     sizes = Sizes(asked["batch"], asked["seq_len"], asked["training"])

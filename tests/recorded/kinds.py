@@ -204,6 +204,12 @@ KINDS = {
         ),
         on_stub=False,
     ),
+    "tensorflow_steps": Listed(
+        "training steps of Keras models under TensorFlow's CUDA build, and the steps as TensorFlow prepared them",
+        "tests.recorded.tensorflow_steps:KIND",
+        ("tensorflow/steps.jsonl", "tensorflow/prepared/*.json.gz"),
+        on_stub=False,
+    ),
     "serving": Listed(
         "starts of vLLM: what it leaves for the KV cache, and why",
         "tests.recorded.serving:KIND",

@@ -22,6 +22,7 @@ from graphmem.runtimes.tensorflow.step import Node, Step, Tensor
 from graphmem.trace import Category, Trace, TraceBuilder
 
 _ASSIGNS = frozenset(("AssignVariableOp",))
+_CONTROL = -1
 _UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
 
 
@@ -113,6 +114,7 @@ class Executor:
         self._copies: dict[tuple[str, int], Buffer | None] = {}
         self._begin("batch")
         batch = [self._place(name, tensor) for name, tensor in self._step.data.items()]
+        self._dead: set[tuple[str, int]] = set()  # what the branch that is not taken would give
         pending = {node.name: len(node.inputs) + len(node.after) for node in self._step.nodes}
         ready = deque(node.name for node in self._step.nodes if not pending[node.name])
         for source in (*self._step.resources, *self._step.data):
@@ -121,7 +123,7 @@ class Executor:
         fetched = set(self._step.fetched)
         while ready:
             name = ready.popleft()
-            outputs = self._execute(self._nodes[name])
+            outputs = self._alive(self._nodes[name])
             for position, buffer in enumerate(outputs):
                 readers = sum(output == position for _, output in self._readers[name])
                 if buffer is not None:
@@ -152,6 +154,23 @@ class Executor:
             pending[reader] -= 1
             if not pending[reader]:
                 yield reader
+
+    def _alive(self, node: Node) -> list[Buffer | None]:
+        """Run a node unless it belongs to a branch that is not taken: of every condition the one for true."""
+        dead = [pair in self._dead for pair in node.inputs] + [(name, _CONTROL) in self._dead for name in node.after]
+        if node.op == "Merge" and not all(dead):
+            given = [self._held.get(pair) for pair in node.inputs]
+            return [next((one for one, gone in zip(given, dead, strict=False) if not gone), None), None]
+        if any(dead):
+            for pair in node.inputs:
+                self._drop(self._held.get(pair))
+            self._dead.update((node.name, position) for position in range(_CONTROL, len(node.outputs)))
+            return [None for _ in node.outputs]
+        if node.op == "Switch":
+            self._dead.add((node.name, 0))
+            self._drop(self._held.get(node.inputs[1]))
+            return [None, self._held.get(node.inputs[0])]
+        return self._execute(node)
 
     # --- a node -------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ _ALIGNED = 64
 #: Outputs are inputs under another shape or name: their buffers are shared (reshape_op.h, identity_op.h, ...).
 SHARES = frozenset((
     "Reshape", "ExpandDims", "Squeeze", "Identity", "StopGradient", "PreventGradient", "IdentityN", "Bitcast",
-    "CheckNumerics", "EnsureShape", "PlaceholderWithDefault", "_Retval", "Enter", "Exit", "NextIteration", "Switch",
+    "CheckNumerics", "EnsureShape", "PlaceholderWithDefault", "_Retval",
 ))  # fmt: skip
 
 _ONE = (

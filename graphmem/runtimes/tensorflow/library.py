@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from graphmem.capture.kernels.cudnn.recurrent import reserve_bytes, workspace_bytes
 from graphmem.cudnn.library import Cudnn
 from graphmem.cudnn.plans import Convolution
 from graphmem.cudnn.recurrent import Network
@@ -36,5 +35,7 @@ class CudnnSpaces:
         if told is not None:
             return told
         self.estimated += 1
+        from graphmem.capture.kernels.cudnn.recurrent import reserve_bytes, workspace_bytes  # PyTorch is beside it
+
         capability = self._card.compute_capability or (9, 0)
         return workspace_bytes(network, capability, training=training), reserve_bytes(network)

@@ -47,8 +47,8 @@ def mlp_sgd() -> Any:
     return mlp(optimizer=keras.optimizers.SGD(0.01, momentum=0.9))
 
 
-def mlp_mixed() -> Any:
-    keras.config.set_dtype_policy("mixed_float16")
+def mlp_bfloat16() -> Any:
+    keras.config.set_dtype_policy("mixed_bfloat16")
     return mlp()
 
 
@@ -212,8 +212,8 @@ def attention_xla() -> Any:
     return attention(jit=True)
 
 
-def attention_mixed() -> Any:
-    keras.config.set_dtype_policy("mixed_float16")
+def attention_bfloat16() -> Any:
+    keras.config.set_dtype_policy("mixed_bfloat16")
     return attention()
 
 
