@@ -29,7 +29,10 @@ _XLA = (
     "XLA compiles this step (jit_compile), and its plan of buffers is not modelled: the figures are those of the step "
     "operator by operator; on six recorded models XLA took 7 % less to 49 % more (jit_compile=False is followed closely)"
 )
-_EAGER = "the step runs eagerly (run_eagerly), and the figures are those of the same step as a graph; eagerly it takes more"
+_EAGER = "the step runs eagerly (run_eagerly): operators follow in Python's order, gradients are held to its end"
+
+
+_LOOPS = "operators that repeat are followed once: what a loop keeps of every turn for its gradient is missing"
 
 
 def is_installed() -> bool:
@@ -53,11 +56,9 @@ def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Ta
         doubts.append(unknown("cuDNN's workspaces", _ESTIMATED, below=True))
     if step.jit:
         doubts.append(unknown("XLA", _XLA, below=True))
-    if step.eager:
-        doubts.append(unknown("eager execution", _EAGER))
-    unfollowed = sorted(step.unfollowed)
-    if unfollowed:
-        doubts.append(unknown("control flow", f"not followed inside: {', '.join(unfollowed)}"))
+    if step.unfollowed:
+        doubts.append(unknown("loops", f"{_LOOPS}: {', '.join(sorted(step.unfollowed))}", below=True))
+        notes.append(_LOOPS)
     notes += [text for given, text in ((step.jit, _XLA), (step.eager, _EAGER)) if given]
     return Taken(with_eigen_scratch(trace), tuple(notes), doubts=tuple(doubts))
 

@@ -66,13 +66,14 @@ def _step(asked: dict[str, Any]) -> dict[str, Any]:
             data, body = (x,), model.predict_step
         specs = keras.tree.map_structure(lambda one: tf.TensorSpec(tuple(one.shape), one.dtype), data)
         step = tf.function(lambda data: body(data), autograph=False).get_concrete_function(specs)
-    graph = _optimized(step, asked["architecture"])
+    eager = bool(model.compiled and model.run_eagerly)
+    graph = _as_function_body(step) if eager else _optimized(step, asked["architecture"])
     return {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "training": bool(sizes.training and model.compiled),
         "jit": bool(model.compiled and model.jit_compile and not model.run_eagerly),
-        "eager": bool(model.compiled and model.run_eagerly),
+        "eager": eager,
         "variables": made,
         **_written(step, graph, model),
     }

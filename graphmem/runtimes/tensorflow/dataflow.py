@@ -8,6 +8,9 @@ buffer nobody else holds, where the kernel tries to (:mod:`graphmem.runtimes.ten
 buffer that was assigned last: reading one shares it, and adding to one writes over it if nobody else holds it
 (``PrepareToUpdateVariable``, training_op_helpers.h). Constants of the card are made with their kernels and stay
 (constant_op.cc).
+
+A step that runs eagerly is followed in the order of Python, with every intermediate result until its reader has run and
+all gradients until the step returns; nothing is written over.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from graphmem.runtimes.tensorflow.step import Node, Step, Tensor
 from graphmem.trace import Category, Trace, TraceBuilder
 
 _ASSIGNS = frozenset(("AssignVariableOp",))
+#: Output of a node that others only wait for.
 _CONTROL = -1
+#: Names of what a gradient tape computes.
+_TAPE = "gradient_tape/"
 _UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
 
 
@@ -119,8 +125,10 @@ class Executor:
         ready = deque(node.name for node in self._step.nodes if not pending[node.name])
         for source in (*self._step.resources, *self._step.data):
             ready.extend(self._activate(source, pending))
+        if self._step.eager:  # as Python comes to them
+            ready = deque(node.name for node in self._step.nodes)
         kept: dict[tuple[str, int], Buffer | None] = {}
-        fetched = set(self._step.fetched)
+        fetched = {*self._step.fetched, *(self._gradients() if self._step.eager else ())}
         while ready:
             name = ready.popleft()
             outputs = self._alive(self._nodes[name])
@@ -133,10 +141,18 @@ class Executor:
                     kept[name, position] = buffer
                 else:
                     self._drop(buffer)
-            ready.extend(self._activate(name, pending))
+            if not self._step.eager:
+                ready.extend(self._activate(name, pending))
         self._begin("end of step")
         for buffer in (*kept.values(), *batch):
             self._drop(buffer)
+
+    def _gradients(self) -> set[tuple[str, int]]:
+        """What ``train_step`` holds in a list until it returns: tensors of the tape that others read."""
+        return {
+            pair for node in self._step.nodes if not node.name.startswith(_TAPE) for pair in node.inputs
+            if pair[0].startswith(_TAPE)
+        }  # fmt: skip
 
     def _place(self, name: str, tensor: Tensor) -> Buffer | None:
         """A tensor of the batch, on the card: integers of 32 bits are copied for their readers alone."""
@@ -266,7 +282,7 @@ class Executor:
             return given[position]
         if node.op in kernels.BACKPROPS_OVER_INPUT:
             position -= 1
-        if position:
+        if position or self._step.eager:  # the caller in Python still holds the inputs
             return None
         places = range(len(given)) if node.op == "AddN" else kernels.FORWARDS.get(node.op, ())
         for place in places:
@@ -288,7 +304,7 @@ def _on_card(node: Node, output: int) -> bool:
 
 
 def _category(node: Node) -> Category:
-    if node.name.startswith("gradient_tape/"):
+    if node.name.startswith(_TAPE):
         return Category.GRADIENT
     return Category.ACTIVATION
 
