@@ -125,11 +125,11 @@ def differences() -> dict[str, float]:
     found = {}
     for name, row in recorded().items():
         if name in CASES and (PREPARED / f"{CASES[name].model}.json.gz").exists():
-            found[name] = 100 * (predicted(name)[-1] / _peak(row) - 1)
+            found[name] = 100 * (predicted(name)[-1] / peak(row) - 1)
     return found
 
 
-def _peak(row: Mapping[str, Any]) -> int:
+def peak(row: Mapping[str, Any]) -> int:
     """The largest of the recorded steps, the one that was measured alone included."""
     return max(row["steps"][-1]["peak"], row["steady"] or 0)
 
@@ -159,7 +159,7 @@ class _Kind:
         for name, difference in differences().items():
             if not arguments or any(part in name for part in arguments):
                 kept = "kept back" if CASES[name].kept_back else ""
-                print(f"{name:20} {_peak(rows[name]):>15,} {predicted(name)[-1]:>15,} {difference:>+8.2f} % {kept}")
+                print(f"{name:20} {peak(rows[name]):>15,} {predicted(name)[-1]:>15,} {difference:>+8.2f} % {kept}")
         return 0
 
     differ = table
