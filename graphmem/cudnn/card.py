@@ -1,9 +1,10 @@
 """The description of a card that cuDNN plans from, without the card (``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION``).
 
 cuDNN 9.20 asks for all the fields but three, which 9.28 asks for besides and 9.20 passes over: where the count of
-multiprocessors comes from, shared memory beyond a block's, the width of the memory's bus. Which of them change a plan was found by changing them one at a time, 450 plans a
-card: on Hopper the clocks (the memory's in 3 of 150 plans, the SM's in 1), on Blackwell the number of SMs and the
-shared memory of a block, on Turing, Ampere and Ada nothing but the compute capability. Nothing else ever did.
+multiprocessors comes from, shared memory beyond a block's, the width of the memory's bus. Which of them change a plan
+was found by changing them one at a time, 450 plans a card: on Hopper the clocks (the memory's in 3 of 150 plans, the
+SM's in 1), on Blackwell the number of SMs and the shared memory of a block, on Turing, Ampere and Ada nothing but the
+compute capability. Nothing else ever did.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 ``cudnnCreate`` needs a card, so the handle is made up: zeros, and cuDNN's description of the device in the place where
 a real handle has it, which its own order of fields tells (of 9.20 and 9.28; four of its words were found before by
-trying every word of the first 4 KiB). The sizes are told together with an error, for the library looks for its device last.
+trying every word of the first 4 KiB). The sizes are told together with an error, for the library looks for its device
+last.
 """
 
 from __future__ import annotations
@@ -91,9 +92,7 @@ class Network:
         return self.projected or self.hidden
 
 
-def spaces(
-    library: c.CDLL, version: int, device: dict[str, Any], network: Network, training: bool
-) -> tuple[int, int]:
+def spaces(library: c.CDLL, version: int, device: dict[str, Any], network: Network, training: bool) -> tuple[int, int]:
     """Work and reserve space in bytes, as the library, of that version (92000: 9.20), tells them for a card of that
     description.
 

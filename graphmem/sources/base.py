@@ -76,8 +76,8 @@ class TorchModel:
     """A model of PyTorch operators that can be built on fake tensors. ``build`` returns None if it ran the whole step
     itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it. Instead of
     building anything, a ``program`` is run. ``quantizes``: it can build the model with quantised weights; ``masks``:
-    its batches can carry an attention mask. ``planned``: its own ``runtime`` tells the step without a capture, given the
-    card and the cuDNN to ask; None where it does not."""
+    its batches can carry an attention mask. ``planned``: its own ``runtime`` tells the step without a capture,
+    given the card and the cuDNN to ask; None where it does not."""
 
     name: str
     build: Callable[[Sizes], Built | None]

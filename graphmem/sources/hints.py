@@ -62,6 +62,6 @@ def refuse_keras(program: Path) -> None:
         return
     framework = {"tensorflow": "TensorFlow", "keras": "Keras"}[named[-1]]
     raise SourceError(
-        f"{program} is a program of {framework}, and graphmem run follows PyTorch's; write a function in it that returns "
-        f"the compiled model with a batch, (model, x, y), and run: graphmem analyze keras:{program}:FUNCTION"
+        f"{program} is a program of {framework}, and graphmem run follows PyTorch's; write a function in it that "
+        f"returns the compiled model with a batch, (model, x, y), and run: graphmem analyze keras:{program}:FUNCTION"
     )

@@ -57,8 +57,8 @@ def _import_keras(text: str) -> None:
         import keras
     except ImportError:
         raise SourceError(
-            f"keras:{text} needs Keras 3 and PyTorch, or TensorFlow; install them with: pip install 'graphmem[keras]', or "
-            "'graphmem[tensorflow]'"
+            f"keras:{text} needs Keras 3 and PyTorch, or TensorFlow; install them with: pip install "
+            "'graphmem[keras]', or 'graphmem[tensorflow]'"
         ) from None
     finally:
         for name in ("KERAS_BACKEND", "TF_FORCE_GPU_ALLOW_GROWTH"):  # Keras sets the second for all but TensorFlow

@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
@@ -19,7 +20,7 @@ from graphmem.runtimes.base import Taken
 from graphmem.runtimes.tensorflow.card import with_eigen_scratch
 from graphmem.runtimes.tensorflow.dataflow import trace_of
 from graphmem.runtimes.tensorflow.library import CudnnSpaces
-from graphmem.runtimes.tensorflow.step import Step, read_step
+from graphmem.runtimes.tensorflow.step import read_step
 from graphmem.sources.base import Sizes
 
 TRAINING_ITERATIONS = 3
@@ -27,7 +28,7 @@ _PROGRAM = "graphmem.sources.tensorflow_program"
 _ESTIMATED = "without a cuDNN to ask (pip install 'graphmem[cudnn]'), workspaces are estimated: copies of all tensors"
 _XLA = (
     "XLA compiles this step (jit_compile), and its plan of buffers is not modelled: the figures are those of the step "
-    "operator by operator; on six recorded models XLA took 7 % less to 49 % more (jit_compile=False is followed closely)"
+    "operator by operator; on five recorded models XLA took 7 % less to 49 % more (jit_compile=False is followed)"
 )
 _EAGER = "the step runs eagerly (run_eagerly): operators follow in Python's order, gradients are held to its end"
 
@@ -42,8 +43,11 @@ def is_installed() -> bool:
 
 def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Taken | None:
     """The step of ``FILE.py:FACTORY`` on the card, as TensorFlow runs it; None for a model that is to be trained and is
-    not compiled. Raises :class:`SourceError`."""
-    step = _prepared(text, sizes, card)
+    not compiled, and where TensorFlow is a build without a card's kernels. Raises :class:`SourceError`."""
+    document = _prepared(text, sizes, card)
+    if "unprepared" in document:
+        return None
+    step = read_step(document)
     if sizes.training and not step.training:
         return None
     library = CudnnSpaces(card, cudnn)
@@ -63,7 +67,7 @@ def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Ta
     return Taken(with_eigen_scratch(trace), tuple(notes), doubts=tuple(doubts))
 
 
-def _prepared(text: str, sizes: Sizes, card: Device) -> Step:
+def _prepared(text: str, sizes: Sizes, card: Device) -> dict[str, Any]:
     capability = card.compute_capability
     if capability is None:
         raise SourceError(f"keras:{text} is analysed for CUDA cards; {card.name} is none")
@@ -76,4 +80,5 @@ def _prepared(text: str, sizes: Sizes, card: Device) -> Step:
         if not result.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
             raise SourceError(f"keras:{text}: TensorFlow could not prepare the step: {last[0]}")
-        return read_step(json.loads(result.read_text(encoding="utf-8")))
+        document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return document

@@ -5,8 +5,8 @@ optimizer (Grappler) prepare it for a card that is not there.
 
 REQUEST is ``{"text": "FILE.py:FACTORY", "batch", "seq_len", "training", "architecture"}``. STEP is the document that
 :mod:`graphmem.runtimes.tensorflow.step` reads, or ``{"error": TEXT}``. Any build of TensorFlow serves: Grappler takes
-the card from a description, and which kernels a card has comes from the registry of a CUDA build, or from the table
-beside the reader. No variable has memory behind it, and nothing is computed. Written against TensorFlow 2.21.
+the card from a description, and which kernels a card has comes from the registry, for which it must be a CUDA build
+(``{"unprepared": TEXT}`` otherwise). No variable has memory behind it, and nothing is computed. Written against TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _TASK = "/job:localhost/replica:0/task:0/device:"
 GPU, CPU = f"{_TASK}GPU:0", f"{_TASK}CPU:0"
 #: Attributes that say something of what a kernel allocates.
 _ATTRIBUTES = (
-    "strides", "padding", "data_format", "dilations", "explicit_paddings", "ksize", "keep_dims", "transpose_a", "transpose_b",
+    "strides", "padding", "data_format", "dilations", "explicit_paddings", "ksize", "keep_dims", "transpose_a",
+    "transpose_b",
     "adj_x", "adj_y", "is_training", "rnn_mode", "direction", "num_split", "fused_ops", "axis", "shrink_axis_mask",
     "new_axis_mask", "begin_mask", "end_mask", "num_proj", "use_cudnn_on_gpu", "equation", "time_major", "paddings",
 )  # fmt: skip
@@ -51,6 +52,8 @@ def _step(asked: dict[str, Any]) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
+    if not _has_card_kernels():
+        return {"unprepared": "this build of TensorFlow has no kernels of a GPU"}
     from graphmem.sources.base import Sizes
     from graphmem.sources.factory import find_factory
     from graphmem.sources.keras_data import model_with_data
@@ -61,7 +64,8 @@ def _step(asked: dict[str, Any]) -> dict[str, Any]:
         model, x, y = model_with_data(factory, name, sizes)
         if sizes.training and model.compiled:
             model.optimizer.build(model.trainable_variables)
-            data, body = (x, y), model.train_step
+            data: tuple[Any, ...] = (x, y)
+            body = model.train_step
         else:
             data, body = (x,), model.predict_step
         specs = keras.tree.map_structure(lambda one: tf.TensorSpec(tuple(one.shape), one.dtype), data)
@@ -217,16 +221,27 @@ def _add_argument(body: Any, index: int, tensor: Any) -> None:
         read.attr["dtype"].type = tensor.dtype.as_datatype_enum
 
 
+def _has_card_kernels() -> bool:
+    """Whether this build knows which kernels a card has, as the Linux wheel ``tensorflow`` does on any machine."""
+    from tensorflow.python.framework import kernels
+
+    return any(kernel.device_type == "GPU" for kernel in kernels.get_registered_kernels_for_op("MatMul").kernel)
+
+
 def _kernel(node: Any) -> Any:
     """The kernel that a card has for a node; None where there is none."""
     from tensorflow.python.framework import kernels
 
     registered = kernels.get_registered_kernels_for_op(node.op).kernel
     for kernel in sorted(registered, key=lambda one: one.device_type == "DEFAULT"):  # of any device without its own
-        if kernel.device_type in ("GPU", "DEFAULT") and not kernel.label and all(
-            not constraint.allowed_values.list.type
-            or node.attr[constraint.name].type in constraint.allowed_values.list.type
-            for constraint in kernel.constraint
+        if (
+            kernel.device_type in ("GPU", "DEFAULT")
+            and not kernel.label
+            and all(
+                not constraint.allowed_values.list.type
+                or node.attr[constraint.name].type in constraint.allowed_values.list.type
+                for constraint in kernel.constraint
+            )
         ):
             return kernel
     return None
@@ -252,7 +267,7 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
     rows = [_node(node, shaped) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
     slots = {id(variable._value.handle): "optimizer" for variable in getattr(model.optimizer, "variables", [])}
     captured = {inner.op.name: id(outer) for outer, inner in step.graph.captures}
-    data = [_tensor(t) + [t.op.name] for t in step.inputs if t.op.name not in captured]
+    data = [[*_tensor(t), t.op.name] for t in step.inputs if t.op.name not in captured]
     return {
         "nodes": rows,
         "captured": captured,
@@ -292,19 +307,24 @@ def _host_arguments(operation: Any, kernel: Any) -> list[list[int]]:
     if kernel is None or not kernel.host_memory_arg:
         return [[], []]
     named = set(kernel.host_memory_arg)
-    found = []
-    for arguments, tensors in ((operation.op_def.input_arg, operation.inputs), (operation.op_def.output_arg, operation.outputs)):
-        position, places = 0, []
-        for argument in arguments:
-            count = 1
-            if argument.number_attr:
-                count = operation.get_attr(argument.number_attr)
-            elif argument.type_list_attr:
-                count = len(operation.get_attr(argument.type_list_attr))
-            if argument.name in named:
-                places += range(position, position + count)
-            position += count
-        found.append(places)
+    return [
+        _positions(operation, arguments, named)
+        for arguments in (operation.op_def.input_arg, operation.op_def.output_arg)
+    ]
+
+
+def _positions(operation: Any, arguments: Any, named: set[str]) -> list[int]:
+    """Where the arguments of these names stand, each of which may be several tensors."""
+    position, found = 0, list[int]()
+    for argument in arguments:
+        count = 1
+        if argument.number_attr:
+            count = operation.get_attr(argument.number_attr)
+        elif argument.type_list_attr:
+            count = len(operation.get_attr(argument.type_list_attr))
+        if argument.name in named:
+            found += range(position, position + count)
+        position += count
     return found
 
 

@@ -22,14 +22,19 @@ SHARES = frozenset((
 ))  # fmt: skip
 
 _ONE = (
-    "Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Exp", "Expm1", "Log", "Log1p", "Neg", "Abs", "Sqrt",
-    "Rsqrt", "Square", "Erf", "Erfc", "Erfinv", "Inv", "Reciprocal", "Floor", "Ceil", "Round", "Rint", "Sign", "Sin", "Cos",
-    "Softplus", "Softsign", "Softmax", "LogSoftmax", "BiasAdd", "ClipByValue", "ZerosLike", "OnesLike", "LogicalNot", "Snapshot",
+    "Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Exp", "Expm1", "Log", "Log1p", "Neg", "Abs",
+    "Sqrt",
+    "Rsqrt", "Square", "Erf", "Erfc", "Erfinv", "Inv", "Reciprocal", "Floor", "Ceil", "Round", "Rint", "Sign", "Sin",
+    "Cos",
+    "Softplus", "Softsign", "Softmax", "LogSoftmax", "BiasAdd", "ClipByValue", "ZerosLike", "OnesLike", "LogicalNot",
+    "Snapshot",
     "ReluGrad", "Relu6Grad",
 )  # fmt: skip
 _TWO = (
-    "Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "DivNoNan", "MulNoNan", "Pow", "Maximum", "Minimum", "SquaredDifference",
-    "FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod", "LogicalAnd", "LogicalOr", "Xdivy", "Xlogy", "Atan2", "BitwiseAnd",
+    "Add", "AddV2", "Sub", "Mul", "Div", "RealDiv", "DivNoNan", "MulNoNan", "Pow", "Maximum", "Minimum",
+    "SquaredDifference",
+    "FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod", "LogicalAnd", "LogicalOr", "Xdivy", "Xlogy",
+    "Atan2", "BitwiseAnd",
     "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift", "SigmoidGrad", "TanhGrad", "RsqrtGrad", "SqrtGrad", "InvGrad",
     "ReciprocalGrad", "EluGrad", "SeluGrad", "LeakyReluGrad", "SoftplusGrad", "SoftsignGrad", "Select_",
 )  # fmt: skip
@@ -53,8 +58,9 @@ BACKPROPS_OVER_INPUT = frozenset(("SparseSoftmaxCrossEntropyWithLogits", "Softma
 @dataclass(frozen=True)
 class Need:
     """What a kernel takes beside its outputs, all of it given back when it returns: ``before`` is requested before
-    them, ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for the first time
-    with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of ``trials`` in turn."""
+    them, ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for
+    the first time with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of
+    ``trials`` in turn."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -96,7 +102,8 @@ def is_slice_of(node: Node, inputs: Inputs) -> bool:
     if node.op != "Slice" or not inputs or inputs[0].shape is None or node.outputs[0].shape is None:
         return False
     whole, piece = inputs[0], node.outputs[0]
-    assert whole.shape is not None and piece.shape is not None
+    assert whole.shape is not None
+    assert piece.shape is not None
     if not whole.shape or whole.shape[1:] != piece.shape[1:] or not whole.elements:
         return False
     row = whole.bytes // whole.shape[0]
@@ -107,8 +114,8 @@ def is_slice_of(node: Node, inputs: Inputs) -> bool:
 
 
 def _softmax(node: Node, inputs: Inputs, library: Library) -> Need:
-    """Room for the largest value and the sum of each row, both of the shape of the whole (softmax_op_gpu.cu.cc); sums of
-    half types are fp32."""
+    """Room for the largest value and the sum of each row, both of the shape of the whole (softmax_op_gpu.cu.cc); sums
+    of half types are fp32."""
     return Need(after=(inputs[0].bytes, max(inputs[0].bytes, 4 * inputs[0].elements)))
 
 
@@ -248,7 +255,8 @@ def _recurrent(node: Node, inputs: Inputs, library: Library) -> Need:
 def _network(node: Node, inputs: Inputs) -> Network:
     """As TensorFlow describes it: the standard algorithm, one layer for each state."""
     sequences, states = inputs[0].shape, inputs[1].shape
-    assert sequences is not None and states is not None
+    assert sequences is not None
+    assert states is not None
     steps_first = bool(node.attributes.get("time_major", True))
     steps, batch = sequences[:2] if steps_first else (sequences[1], sequences[0])
     directions = 2 if node.attributes.get("direction") == "bidirectional" else 1

@@ -21,7 +21,8 @@ _BYTES = {
 
 
 _WITH_BODIES = frozenset((
-    "Enter", "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall", "StatefulPartitionedCall", "MapDefun",
+    "Enter", "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall",
+    "StatefulPartitionedCall", "MapDefun",
 ))  # fmt: skip
 
 

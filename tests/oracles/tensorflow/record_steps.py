@@ -61,7 +61,8 @@ def main(model_of: str, steps: str, memory: str = "memory_growth") -> None:
 def _factory(model_of: str) -> Any:
     path, _, name = model_of.rpartition(":")
     spec = importlib.util.spec_from_file_location("models", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)

@@ -36,7 +36,9 @@ def mlp(**options: Any) -> Any:
     i = keras.Input((784,))
     h = layers.Dense(2048, activation="relu")(i)
     h = layers.Dense(2048, activation="relu")(h)
-    return _compiled(i, layers.Dense(10, activation="softmax", dtype="float32")(h), _floats(256, 784), _integers(256), **options)
+    return _compiled(
+        i, layers.Dense(10, activation="softmax", dtype="float32")(h), _floats(256, 784), _integers(256), **options
+    )
 
 
 def mlp_eager() -> Any:
@@ -196,7 +198,9 @@ def lstm_tagger(**options: Any) -> Any:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention(width: int = 512, depth: int = 4, vocabulary: int = 10000, tokens: int = 128, batch: int = 16, **options: Any) -> Any:
+def attention(
+    width: int = 512, depth: int = 4, vocabulary: int = 10000, tokens: int = 128, batch: int = 16, **options: Any
+) -> Any:
     i = keras.Input((tokens,), dtype="int32")
     h = layers.Embedding(vocabulary, width)(i)
     for _ in range(depth):
