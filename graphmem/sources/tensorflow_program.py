@@ -4,9 +4,9 @@ optimizer (Grappler) prepare it for a card that is not there.
     python -m graphmem.sources.tensorflow_program REQUEST.json STEP.json
 
 REQUEST is ``{"text": "FILE.py:FACTORY", "batch", "seq_len", "training", "architecture"}``. STEP is the document that
-:mod:`graphmem.runtimes.tensorflow.step` reads, or ``{"error": TEXT}``. Any build of TensorFlow serves: Grappler takes
-the card from a description, and which kernels a card has comes from the registry, for which it must be a CUDA build
-(``{"unprepared": TEXT}`` otherwise). No variable has memory behind it, and nothing is computed. Written against TensorFlow 2.21.
+:mod:`graphmem.runtimes.tensorflow.step` reads, or ``{"error": TEXT}``. Grappler takes the card from a description;
+which kernels a card has comes from the registry of a CUDA build, with or without a card: other builds give
+``{"unprepared": TEXT}``. No variable has memory behind it, and nothing is computed. Written against TensorFlow 2.21.
 """
 
 from __future__ import annotations

@@ -227,6 +227,7 @@ KINDS = {
 WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
     "reports/*.txt",
+    "tensorflow/steps_ratchet.json",
     "public_api.txt",
 )
 #: Figures that others published: each names its source.
