@@ -265,7 +265,10 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
         tf.import_graph_def(graph, input_map=arguments, name=_SCOPE)
     inputs = {tensor.op.name for tensor in step.inputs}
     rows = [_node(node, shaped) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
-    slots = {id(variable._value.handle): "optimizer" for variable in getattr(model.optimizer, "variables", [])}
+    slots = {
+        id(variable._value.handle): "optimizer"
+        for variable in getattr(getattr(model, "optimizer", None), "variables", [])
+    }
     captured = {inner.op.name: id(outer) for outer, inner in step.graph.captures}
     data = [[*_tensor(t), t.op.name] for t in step.inputs if t.op.name not in captured]
     return {
