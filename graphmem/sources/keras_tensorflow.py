@@ -39,8 +39,8 @@ _EAGER = "the step runs eagerly (run_eagerly): operators follow in Python's orde
 _LOOPS = "operators that repeat are followed once: what a loop keeps of every turn for its gradient is missing"
 
 
-#: How many per cent more recorded peaks were than predicted ones: 24 training steps of TensorFlow 2.21 on an H200, op by
-#: op and without loops (docs/modeling/tensorflow.md).
+#: How many per cent more recorded peaks were than predicted ones: 24 training steps of TensorFlow 2.21 on an H200, op
+#: by op and without loops (docs/modeling/tensorflow.md).
 _MORE_PERCENT = (
     -11.06, -2.05, -1.97, -1.84, -1.33, -0.43, -0.23, -0.19, -0.08, -0.06, 0.0, 0.0, 0.0, 0.0, 0.0, 0.01, 0.2, 0.72,
     0.96, 1.4, 1.86, 3.1, 4.9, 12.13,
