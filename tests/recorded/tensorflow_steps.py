@@ -69,7 +69,9 @@ CASES = {
     **{name: Case(name, kept_back=True) for name in _KEPT_BACK},
     "mlp_at_once": Case("mlp", "whole_limit", ""),
     "cnn_limited": Case("cnn", "memory_limit=1024", "memory_limit:1024"),
-    "cnn_async": Case("cnn", "cuda_malloc_async", "", {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}),
+    "cnn_async": Case(
+        "cnn", "cuda_malloc_async", "use_cuda_malloc_async:true", {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}
+    ),
 }
 
 

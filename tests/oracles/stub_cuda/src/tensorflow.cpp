@@ -19,6 +19,15 @@ API CUresult cuMemAllocAsync(CUdeviceptr* p, size_t n, CUstream) { return (CUres
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr* p, size_t n, CUmemoryPool, CUstream) {
   return (CUresult)cudaMalloc((void**)p, n);
 }
+API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice) {
+  *pool = (CUmemoryPool)0x77;
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps*) { return cuDeviceGetDefaultMemPool(pool, 0); }
+API CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, void* value) {
+  *(cuuint64_t*)value = 0;
+  return CUDA_SUCCESS;
+}
 API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream) { return (CUresult)cudaFree((void*)p); }
 API CUresult cuMemGetAddressRange_v2(CUdeviceptr* b, size_t* n, CUdeviceptr p) {
   LOCK;
