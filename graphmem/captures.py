@@ -203,7 +203,23 @@ def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unhear
         return Recorded(question.planner.plan(loaded.sessions, options, question.iterations), "inference")
     if loaded.framework == "Keras" and (question.step.dtype != "fp32" or question.step.amp):
         raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
-    return _record_step(question, loaded, say)
+    return _planned(question, loaded) or _record_step(question, loaded, say)
+
+
+def _planned(question: Question, loaded: TorchModel) -> Recorded | None:
+    """What the model's own runtime tells of the step; None where that is asked for otherwise, or tells nothing."""
+    if loaded.planned is None or question.runtime_by_default(loaded.runtime).name != loaded.runtime:
+        return None
+    card = question.setting.device
+    sizes = replace(question.sizes, training=isinstance(question.step, Training), iterations=question.iterations)
+    with contextlib.ExitStack() as stack:
+        cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
+        taken = loaded.planned(sizes, card, cudnn)
+        told = cudnn.notes() if cudnn is not None and taken is not None else []
+    if taken is None:
+        return None
+    words = loaded.step_words if sizes.training else "inference"
+    return Recorded(replace(taken, assumptions=(*taken.assumptions, *told)), words)
 
 
 def _record_step(question: Question, loaded: TorchModel, say: Say) -> Recorded:

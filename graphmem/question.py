@@ -22,6 +22,8 @@ from graphmem.sources.zoo import ZOO, usual_step
 from graphmem.training import Inference, Training
 from graphmem.versions import version_named, workspace_variables
 
+#: Models whose step their own runtime may tell, and another one captures.
+_OF_THEIR_RUNTIME = "keras:"
 #: More iterations than any run needs to settle; the events of every one of them are held.
 MOST_ITERATIONS = 1000
 
@@ -201,7 +203,9 @@ def capture_key(question: Question) -> CaptureKey:
         )
     cudnn = None if question.cudnn_library is None else (question.cudnn_library, setting.device)
     variables = workspace_variables(os.environ)
-    capture = (question.build_on, setting.torch_version, card_facts(setting.device), cudnn, variables)
+    runtime = question.asked_runtime.name if question.asked_runtime is not None else None
+    of_runtime = runtime if str(question.model).startswith(_OF_THEIR_RUNTIME) else None
+    capture = (question.build_on, setting.torch_version, card_facts(setting.device), cudnn, variables, of_runtime)
     return CaptureKey(loading, question.step, question.iterations, None, capture)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,6 +27,7 @@ from graphmem.cli.start import OWN_PROCESS
 from graphmem.cli.step_options import POSITIVE, RANK_OPTION, VALUE_OPTIONS, values_of
 from graphmem.errors import UsageError
 from graphmem.sandbox import Permissions, entered, folder_of
+from graphmem.sources.hints import refuse_keras
 from graphmem.training import Training
 from graphmem.training.program import OPTIMIZER_STEPS, Program
 
@@ -189,6 +191,7 @@ def _program(words: tuple[str, ...], module: str | None, launch: Launch) -> Prog
         return Program(module, words, True, launch.environment, launch.words)
     if not words:
         raise UsageError("no program given; write graphmem run train.py, or graphmem run -m package.module")
+    refuse_keras(Path(words[0]))
     return Program(words[0], words[1:], False, launch.environment, launch.words)
 
 

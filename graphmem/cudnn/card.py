@@ -1,8 +1,10 @@
 """The description of a card that cuDNN plans from, without the card (``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION``).
 
-cuDNN 9.20 asks for all the fields. Which of them change a plan was found by changing them one at a time, 450 plans a
-card: on Hopper the clocks (the memory's in 3 of 150 plans, the SM's in 1), on Blackwell the number of SMs and the
-shared memory of a block, on Turing, Ampere and Ada nothing but the compute capability. Nothing else ever did.
+cuDNN 9.20 asks for all the fields but three, which 9.28 asks for besides and 9.20 passes over: where the count of
+multiprocessors comes from, shared memory beyond a block's, the width of the memory's bus. Which of them change a plan
+was found by changing them one at a time, 450 plans a card: on Hopper the clocks (the memory's in 3 of 150 plans, the
+SM's in 1), on Blackwell the number of SMs and the shared memory of a block, on Turing, Ampere and Ada nothing but the
+compute capability. Nothing else ever did.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from graphmem.errors import UsageError
 _ASSUMED_CLOCKS = (1_980_000, 3_201_000)
 #: L2 cache in bytes: an H200's. No plan depends on it.
 _L2_BYTES = 60 << 20
+#: Of an H200.
+_BUS_BITS = 6144
 
 
 def description(card: Device) -> dict[str, Any]:
@@ -33,10 +37,12 @@ def description(card: Device) -> dict[str, Any]:
         "deviceVer": capability[0] * 100 + capability[1] * 10,
         "deviceName": card.name,
         "multiProcessorCount": card.sm_count,
+        "smCountOrigin": 0,  # the device's own
         "maxThreadsPerSM": card.max_threads_per_sm,
         "maxCtasPerSM": limits.resident_blocks,
         "maxSharedMemoryPerBlockOptin": limits.block_shared_bytes,
         "maxSharedMemoryPerBlock": 48 << 10,
+        "oversizedSharedMemoryPerBlock": 0,
         "reservedSharedMemoryPerBlock": limits.reserved_shared_bytes,
         "maxRegistersPerSM": 65536,
         "regsPerBlock": 65536,
@@ -48,6 +54,7 @@ def description(card: Device) -> dict[str, Any]:
         "totalGlobalMem": card.capacity_bytes,
         "smClockRateKHz": sm_clock,
         "memClockRateKHz": memory_clock,
+        "memoryBusWidth": _BUS_BITS,
         "l2CacheSize": _L2_BYTES,
         "driverVer": 13000,
         "cudaDeviceId": 0,

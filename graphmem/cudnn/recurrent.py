@@ -1,8 +1,9 @@
 """What cuDNN asks for to run a recurrent network: ``cudnnGetRNNTempSpaceSizes``, without a card.
 
 ``cudnnCreate`` needs a card, so the handle is made up: zeros, and cuDNN's description of the device in the place where
-a real handle has it, which its own order of fields tells (of 9.20; four of its words were found before by trying every
-word of the first 4 KiB). The sizes are told together with an error, for the library looks for its device last.
+a real handle has it, which its own order of fields tells (of 9.20 and 9.28; four of its words were found before by
+trying every word of the first 4 KiB). The sizes are told together with an error, for the library looks for its device
+last.
 """
 
 from __future__ import annotations
@@ -27,14 +28,22 @@ _PACKED, _PACKED_LAYOUT = 0, 1
 _DEFAULT_MATH, _TENSOR_MATH, _FMA_MATH = 0, 1, 2
 #: Statuses: done; there is no device (``CUDNN_STATUS_EXECUTION_FAILED_CUDART``).
 _DONE, _NO_DEVICE = 0, 5003
-#: Where a handle has the fields of :func:`graphmem.cudnn.card.description` that sizes could depend on: those that
-#: come before ``totalGlobalMem`` in cuDNN's own order (four bytes each, an array one after the other), and the version.
+#: Where a handle has the fields of :func:`graphmem.cudnn.card.description`, in cuDNN's own order: words of four bytes,
+#: an array one after the other, but for ``totalGlobalMem`` (eight, at a multiple of eight).
 _FIELDS = (
     "maxGridSize", "maxBlockSize", "regsPerBlock", "multiProcessorCount", "warpSize", "maxSharedMemoryPerBlock",
     "maxSharedMemoryPerBlockOptin", "reservedSharedMemoryPerBlock", "maxRegistersPerSM", "maxCtasPerSM",
-    "maxThreadsPerBlock", "maxThreadsPerSM", "pciDeviceId", "isTccDriver", "supportCoopLaunch",
+    "maxThreadsPerBlock", "maxThreadsPerSM", "pciDeviceId", "isTccDriver", "supportCoopLaunch", "totalGlobalMem",
+    "smClockRateKHz", "memClockRateKHz", "l2CacheSize", "cudaDeviceId", "deviceVer",
 )  # fmt: skip
-_VERSION_AT = 104
+#: Fields that came later, with the one that each stands after: in 9.28, not yet in 9.20.
+_LATER = {
+    "smCountOrigin": "multiProcessorCount",
+    "oversizedSharedMemoryPerBlock": "maxSharedMemoryPerBlockOptin",
+    "memoryBusWidth": "memClockRateKHz",
+}
+_LATER_SINCE = 92100
+_WIDE = "totalGlobalMem"
 _HANDLE_BYTES = 1 << 16
 #: Somewhere on a card: a dropout descriptor wants the address of its generators, which nobody follows.
 _SOMEWHERE = 1 << 40
@@ -83,13 +92,14 @@ class Network:
         return self.projected or self.hidden
 
 
-def spaces(library: c.CDLL, device: dict[str, Any], network: Network, training: bool) -> tuple[int, int]:
-    """Work and reserve space in bytes, as the library tells them for a card of that description.
+def spaces(library: c.CDLL, version: int, device: dict[str, Any], network: Network, training: bool) -> tuple[int, int]:
+    """Work and reserve space in bytes, as the library, of that version (92000: 9.20), tells them for a card of that
+    description.
 
     Raises :class:`CudnnError` when it tells none.
     """
     work, reserve = c.c_size_t(), c.c_size_t()
-    with_handle = _handle(device)
+    with_handle = _handle(version, device)
     made: list[tuple[str, c.c_void_p]] = []
     try:
         described = _describe(library, with_handle, network, made), _data(library, network, made)
@@ -104,14 +114,16 @@ def spaces(library: c.CDLL, device: dict[str, Any], network: Network, training: 
     return work.value, reserve.value
 
 
-def _handle(device: dict[str, Any]) -> Any:
-    words: list[int] = []
-    for name in _FIELDS:
+def _handle(version: int, device: dict[str, Any]) -> Any:
+    after = {before: name for name, before in _LATER.items()} if version >= _LATER_SINCE else {}
+    handle, at = c.create_string_buffer(_HANDLE_BYTES), 0
+    for name in (one for field in _FIELDS for one in (field, after.get(field)) if one is not None):
         value = device[name]
-        words += value if isinstance(value, list) else [value]
-    handle = c.create_string_buffer(_HANDLE_BYTES)
-    c.memmove(handle, (c.c_int * len(words))(*words), 4 * len(words))
-    c.c_int.from_buffer(handle, _VERSION_AT).value = device["deviceVer"]
+        words = value if isinstance(value, list) else [value]
+        kind = c.c_int64 if name == _WIDE else c.c_int
+        at = -(-at // c.sizeof(kind)) * c.sizeof(kind)
+        c.memmove(c.byref(handle, at), (kind * len(words))(*words), c.sizeof(kind) * len(words))
+        at += c.sizeof(kind) * len(words)
     return handle
 
 

@@ -27,6 +27,8 @@ from graphmem.cudnn.recurrent import Network, spaces
 
 #: cuDNN 9.8 is the first that plans for a described device (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
 OLDEST = 90800
+#: The parts that look up functions of the driver, or (since some version after 9.20, by 9.28) are linked with it.
+_ASKS_DRIVER = ("libcudnn_graph.so.9", "libcudnn_engines_runtime_compiled.so.9", "libcudnn_engines_tensor_ir.so.9")
 #: Loaded by cuDNN on its own when an engine needs them; without them it leaves such engines out and says nothing.
 _NEEDED = {"libcublasLt.so": "nvidia-cublas", "libnvrtc.so": "nvidia-cuda-nvrtc"}
 
@@ -50,7 +52,7 @@ def main() -> int:
     for line in sys.stdin:
         question = json.loads(line)
         if "network" in question:
-            found = recurrent_answer(library, request["device"], question)
+            found = recurrent_answer(library, about["version"], request["device"], question)
         else:
             found = answer(descriptors, device, question)
         print(json.dumps(found), file=answers)
@@ -68,12 +70,14 @@ def answer(descriptors: Descriptors, device: Descriptor, question: dict[str, Any
         descriptors.release()
 
 
-def recurrent_answer(library: ctypes.CDLL, device: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
+def recurrent_answer(
+    library: ctypes.CDLL, version: int, device: dict[str, Any], question: dict[str, Any]
+) -> dict[str, Any]:
     """Work and reserve space of a recurrent network in bytes, or why cuDNN does not tell them."""
     network = question["network"]
     try:
         asked = Network(**{**network, "lengths": tuple(network["lengths"])})
-        return {"spaces": spaces(library, device, asked, question["training"])}
+        return {"spaces": spaces(library, version, device, asked, question["training"])}
     except CudnnError as error:
         return {"error": str(error)}
 
@@ -91,7 +95,8 @@ def load(name: str, search: list[Path]) -> tuple[ctypes.CDLL, dict[str, Any]]:
     path = Path(loaded_path("libcudnn.so") or name)
     library.cudnnGetCudartVersion.restype = ctypes.c_size_t
     cudart = int(library.cudnnGetCudartVersion())
-    driver = load_driver(sorted(path.resolve().parent.glob("libcudnn_graph.so.9")))
+    beside = path.resolve().parent
+    driver = load_driver([file for name in _ASKS_DRIVER for file in sorted(beside.glob(name))])
     major = cudart // 1000
     missing = {
         f"{needed}.{major}": package

@@ -86,8 +86,9 @@ def _refuse_sizes(shapes: str | None, asked: Asked | None) -> None:
 
 
 def _load_torch(text: str, trust: bool) -> TorchModel:
-    require_torch(text)
     kind, separator, name = text.partition(":")
+    if kind != "keras":  # which needs it where there is no TensorFlow
+        require_torch(text)
     if separator and kind in _EXAMPLES:
         if not name:
             raise SourceError(f"{text!r} names no model; write for example {_EXAMPLES[kind]}")

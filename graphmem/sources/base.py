@@ -13,7 +13,10 @@ from graphmem.training.generation import Generation
 from graphmem.training.program import Program
 
 if TYPE_CHECKING:
+    from graphmem.cudnn.library import Cudnn
+    from graphmem.devices import Device
     from graphmem.graph.model import Graph
+    from graphmem.runtimes.base import Taken
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class TorchModel:
     """A model of PyTorch operators that can be built on fake tensors. ``build`` returns None if it ran the whole step
     itself, which ``step_words`` then describes. ``framework`` made the model, ``runtime`` is natural to it. Instead of
     building anything, a ``program`` is run. ``quantizes``: it can build the model with quantised weights; ``masks``:
-    its batches can carry an attention mask."""
+    its batches can carry an attention mask. ``planned``: its own ``runtime`` tells the step without a capture,
+    given the card and the cuDNN to ask; None where it does not."""
 
     name: str
     build: Callable[[Sizes], Built | None]
@@ -84,6 +88,7 @@ class TorchModel:
     program: Program | None = None
     quantizes: bool = False
     masks: bool = False
+    planned: Callable[[Sizes, Device, Cudnn | None], Taken | None] | None = None
 
 
 def call_factory(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:

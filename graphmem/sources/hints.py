@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
 from pathlib import Path
+
+from graphmem.errors import SourceError
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf", ".npz")
 _KERAS = (".keras", ".h5", ".hdf5")
@@ -36,3 +40,28 @@ def hint_for_name(text: str) -> str:
     if "/" in text or "\\" in text:
         return f"for a model of the Hugging Face Hub write hf:{text}" if text.count("/") == 1 else ""
     return f"did you mean hf:{text}, timm:{text}, torchvision:{text} or zoo:{text}?"
+
+
+def refuse_keras(program: Path) -> None:
+    """Programs of Keras or TensorFlow are not run: PyTorch's operators alone are followed there.
+
+    Raises :class:`SourceError` for a file that imports either and no PyTorch; KERAS_BACKEND=torch lets Keras pass.
+    """
+    try:
+        tree = ast.parse(program.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # whoever runs it says so
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported.add(node.module.partition(".")[0])
+    named = [name for name in ("tensorflow", "keras") if name in imported]
+    if not named or "torch" in imported or os.environ.get("KERAS_BACKEND") == "torch":
+        return
+    framework = {"tensorflow": "TensorFlow", "keras": "Keras"}[named[-1]]
+    raise SourceError(
+        f"{program} is a program of {framework}, and graphmem run follows PyTorch's; write a function in it that "
+        f"returns the compiled model with a batch, (model, x, y), and run: graphmem analyze keras:{program}:FUNCTION"
+    )

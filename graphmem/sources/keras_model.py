@@ -1,4 +1,5 @@
-"""``keras:module.py:factory``: a Keras 3 model, built on Keras's PyTorch backend so that its step can be captured.
+"""``keras:module.py:factory``: a Keras 3 model. Where TensorFlow is installed, its step is TensorFlow's
+(:mod:`graphmem.sources.keras_tensorflow`); else it is built on Keras's PyTorch backend and captured.
 
 The factory returns a ``keras.Model``, compiled or not, or ``(model, x)`` or ``(model, x, y)``. A compiled model trains
 as ``fit`` would train it: its own ``train_step``, loss and optimizer. One that is not compiled goes through graphmem's
@@ -8,28 +9,33 @@ default loop with ``--optimizer``. Written against Keras 3.15.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from graphmem.errors import SourceError
-from graphmem.sources.base import Built, Sizes, TorchModel, known_arguments, not_imported, spelled
+from graphmem.sources import keras_tensorflow
+from graphmem.sources.base import Built, Sizes, TorchModel, not_imported
 from graphmem.sources.factory import find_factory
+from graphmem.sources.keras_data import call, model_with_data
 
+STEP_WORDS = "train_step of the compiled Keras model, with its own optimizer and loss"
 DEVICE_SCOPE = "gpu:0"  # Keras's name of the device that graphmem pretends to have
-DEFAULT_BATCH = 1
 TRAINING_ITERATIONS = 3
 
 
 def load_keras(text: str) -> TorchModel:
-    """Import the module and find the factory; it is called later, on fake tensors. Raises :class:`SourceError`."""
-    _import_keras(text)
-    factory, name = find_factory(text)
+    """The model, whose factory is called later. Raises :class:`SourceError`."""
+    on_tensorflow = keras_tensorflow.is_installed() and os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
+    if not on_tensorflow:
+        _import_keras(text)
+        find_factory(text)
 
     def build(sizes: Sizes) -> Built | None:
-        return _build(factory, name, sizes)
+        _import_keras(text)
+        return _build(*find_factory(text), sizes)
 
     notes = ("the model's operators are those of Keras's PyTorch backend",)
     return TorchModel(
@@ -38,7 +44,8 @@ def load_keras(text: str) -> TorchModel:
         notes,
         framework="Keras",
         runtime="tensorflow",
-        step_words="train_step of the compiled Keras model, with its own optimizer and loss",
+        step_words=STEP_WORDS,
+        planned=partial(keras_tensorflow.plan_keras, text) if on_tensorflow else None,
     )
 
 
@@ -49,7 +56,8 @@ def _import_keras(text: str) -> None:
     try:
         import keras
     except Exception as error:
-        raise not_imported(f"keras:{text}", "keras", "Keras 3", "graphmem[keras]", error) from None
+        what = "Keras 3 and PyTorch, or TensorFlow"
+        raise not_imported(f"keras:{text}", "keras", what, "graphmem[keras]", error) from None
     finally:
         for name in ("KERAS_BACKEND", "TF_FORCE_GPU_ALLOW_GROWTH"):  # Keras sets the second for all but TensorFlow
             os.environ.pop(name, None)
@@ -66,31 +74,11 @@ def _import_keras(text: str) -> None:
 def _build(factory: Callable[..., Any], name: str, sizes: Sizes) -> Built | None:
     """Call the factory on the device. None: a compiled model, whose training steps have been run."""
     with _on_device():
-        result = factory(**known_arguments(factory, name, _named_by(factory, sizes)))
-        model, x, y = _checked(result, name)
-        inputs = _inputs_of(model, name, sizes) if x is None else _resized(x, sizes.batch)
-        outputs = _call(model, _symbolic(inputs), training=False)  # builds what is not built, as fit does
-        if not sizes.training or not model.compiled:
-            return Built(_keras_module(model), (inputs,), None, ())
-        targets = _targets_of(model, outputs, name) if y is None else _resized(y, sizes.batch)
-        _train(model, inputs, targets, sizes.iterations or TRAINING_ITERATIONS)
+        model, x, y = model_with_data(factory, name, sizes)
+        if y is None:
+            return Built(_keras_module(model), (_host_tensors(x),), None, ())
+        _train(model, _host_tensors(x), _host_tensors(y), sizes.iterations or TRAINING_ITERATIONS)
     return None
-
-
-def _named_by(factory: Callable[..., Any], sizes: Sizes) -> Sizes:
-    """The sizes that the factory has parameters for; the others still shape the inputs."""
-    names = inspect.signature(factory).parameters
-    return Sizes(sizes.batch if spelled("batch", names) else None, sizes.seq_len if spelled("seq_len", names) else None)
-
-
-def _checked(result: Any, name: str) -> tuple[Any, Any, Any]:
-    import keras
-
-    model, *data = result if isinstance(result, tuple) else (result,)
-    if not isinstance(model, keras.Model) or len(data) > 2:
-        kind = type(model).__name__
-        raise SourceError(f"{name} returned a {kind}; it should return a keras.Model, (model, x) or (model, x, y)")
-    return model, *data, *[None] * (2 - len(data))
 
 
 @contextlib.contextmanager
@@ -117,12 +105,6 @@ def _on_device() -> Iterator[None]:
 # --- the model as PyTorch sees it -------------------------------------------------------------------------------------
 
 
-def _call(model: Any, inputs: Any, *, training: bool) -> Any:
-    if getattr(model, "_call_has_training_arg", False):
-        return model(inputs, training=training)
-    return model(inputs)
-
-
 def _keras_module(model: Any) -> Any:
     """The model as an ``nn.Module`` that runs on the device."""
     from torch import nn
@@ -134,7 +116,7 @@ def _keras_module(model: Any) -> Any:
 
         def forward(self, inputs: Any) -> Any:
             with _on_device():
-                return _call(model, inputs, training=self.training)
+                return call(model, inputs, training=self.training)
 
         def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
             yield from _trained(model)
@@ -154,65 +136,13 @@ def _not_trained(layer: Any, *_: Any, **__: Any) -> list[tuple[str, Any]]:
     return [(variable.path, variable._value) for variable in layer.non_trainable_variables]
 
 
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def _inputs_of(model: Any, name: str, sizes: Sizes) -> Any:
-    """Host tensors of the shapes that the model's ``keras.Input`` declare."""
-    declared = getattr(model, "inputs", None)
-    if not declared:
-        raise SourceError(f"{name} returned a model without keras.Input; return (model, x) with an example batch x")
-    made = [_host_tensor(_bound_shape(tensor, name, sizes), tensor.dtype) for tensor in declared]
-    return made[0] if len(made) == 1 else made
-
-
-def _bound_shape(tensor: Any, name: str, sizes: Sizes) -> tuple[int, ...]:
-    batch, *rest = tensor.shape
-    if rest and rest[0] is None and sizes.seq_len is not None:
-        rest[0] = sizes.seq_len
-    if None in rest:
-        shown = (None, *rest)
-        raise SourceError(
-            f"input {tensor.name} of {name} has the shape {shown}; give --seq-len for its second dimension, or return "
-            "(model, x) with an example batch x"
-        )
-    return (sizes.batch or batch or DEFAULT_BATCH, *rest)
-
-
-def _host_tensor(shape: tuple[int, ...], dtype: str) -> Any:
+def _host_tensors(data: Any) -> Any:
     import torch
+    from keras import tree
 
-    return torch.zeros(shape, dtype=getattr(torch, dtype, torch.float32), device="cpu")
-
-
-def _resized(data: Any, batch: int | None) -> Any:
-    """Example data as host tensors, with ``batch`` rows if that is given."""
-    if isinstance(data, dict):
-        return {key: _resized(value, batch) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_resized(value, batch) for value in data]
-    shape = tuple(data.shape)
-    return _host_tensor((batch, *shape[1:]) if batch and shape else shape, str(data.dtype).removeprefix("torch."))
-
-
-def _symbolic(data: Any) -> Any:
-    """The shapes of the data, which Keras can pass through a model without computing anything."""
-    import keras
-
-    return keras.tree.map_structure(
-        lambda host: keras.KerasTensor(tuple(host.shape), str(host.dtype).removeprefix("torch.")), data
+    return tree.map_structure(
+        lambda one: torch.zeros(one.shape, dtype=getattr(torch, str(one.dtype), torch.float32), device="cpu"), data
     )
-
-
-def _targets_of(model: Any, output: Any, name: str) -> Any:
-    """Targets of the output's shape, or class numbers where the loss is a sparse one."""
-    if not hasattr(output, "shape"):
-        raise SourceError(f"{name} returned a model with several outputs; return (model, x, y) with example targets y")
-    loss = model.loss
-    words = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-    if "sparse" in words.lower():
-        return _host_tensor(tuple(output.shape[:-1]), "int32")
-    return _host_tensor(tuple(output.shape), output.dtype)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

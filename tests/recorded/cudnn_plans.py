@@ -87,10 +87,12 @@ def network(line: Line) -> tuple[Network, tuple[int, int], bool]:
 def spaces(lines: list[Line], library: str) -> list[Line]:
     """The lines with the work and reserve spaces that this cuDNN tells for their cards."""
     loaded = ctypes.CDLL(find_library(library))
-    found = []
+    loaded.cudnnGetVersion.restype = ctypes.c_size_t
+    version, found = int(loaded.cudnnGetVersion()), []
     for line in lines:
         asked, _, training = network(line)
-        told = recurrent.spaces(loaded, description(device_named(CARDS[line.get("card", "h200")])), asked, training)
+        card = description(device_named(CARDS[line.get("card", "h200")]))
+        told = recurrent.spaces(loaded, version, card, asked, training)
         found.append(line | dict(zip(("workspace", "reserve"), told, strict=True)))
     return found
 

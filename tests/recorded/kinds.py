@@ -210,6 +210,12 @@ KINDS = {
         ),
         on_stub=False,
     ),
+    "tensorflow_steps": Listed(
+        "training steps of Keras models under TensorFlow's CUDA build, and the steps as TensorFlow prepared them",
+        "tests.recorded.tensorflow_steps:KIND",
+        ("tensorflow/steps.jsonl", "tensorflow/prepared/*.json.gz"),
+        on_stub=False,
+    ),
     "serving": Listed(
         "starts of vLLM: what it leaves for the KV cache, and why",
         "tests.recorded.serving:KIND",
@@ -227,6 +233,7 @@ KINDS = {
 WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
     "reports/*.txt",
+    "tensorflow/steps_ratchet.json",
     "public_api.txt",
 )
 #: Figures that others published: each names its source.

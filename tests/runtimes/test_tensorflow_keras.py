@@ -1,4 +1,7 @@
-"""Keras models as a source: their shapes, their variables, their training step. Needs Keras 3, which is optional."""
+"""Keras models on Keras's PyTorch backend as a source: their shapes, their variables, their training step.
+
+Needs Keras 3, which is optional.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,13 @@ from graphmem.estimate import Estimate
 from graphmem.trace import Category
 
 pytestmark = pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
+
+
+@pytest.fixture(autouse=True)
+def on_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where TensorFlow is installed, whose own steps are tested in test_tensorflow_steps.py."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+
 
 MODELS = """
 import keras

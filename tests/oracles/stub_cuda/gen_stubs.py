@@ -13,7 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-IMPORTED = re.compile(r"_*cuda[A-Z]|cublas[A-Z]|cublasLt|cudnn[A-Z]|cusparse(?!Lt)[A-Z]|cu(?!File)[A-Z]")
+IMPORTED = re.compile(
+    r"_*cuda[A-Z]|cublas[A-Z]|cublasLt|cudnn[A-Z]|cusparse(?!Lt)[A-Z]|cusolver[A-Z]|cufft[A-Z]|cu(?!File|pti)[A-Z]"
+)
 #: What cuDNN's run-time compiled engines, cuBLAS and Triton look up by name instead of importing it.
 LOOKED_UP = [
     "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset", "cuEventDestroy",
@@ -29,8 +31,10 @@ WRITES = re.compile(
 
 
 def imported(library: Path) -> set[str]:
-    """CUDA symbols that a library does not define itself."""
-    command = ["nm", "-D", "--undefined-only", str(library)]
+    """CUDA symbols that a library leaves to others, and those of TensorFlow, which defines stubs of its own that open
+    the real libraries: the preloaded ones win over them."""
+    which = [] if library.name.startswith("libtensorflow") else ["--undefined-only"]
+    command = ["nm", "-D", *which, str(library)]
     lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
     return {name for line in lines if IMPORTED.match(name := line.split()[-1].partition("@")[0])}
 
@@ -50,7 +54,7 @@ def stub(name: str) -> str:
 def main(include: str, *folders: str) -> None:
     names = set(LOOKED_UP)
     for folder in folders:
-        for library in sorted(Path(folder).glob("*.so")):
+        for library in sorted(Path(folder).glob("*.so*")):
             names |= imported(library)
     for header in ("cuda.h", "cuda_runtime_api.h"):
         names |= declared(Path(include) / header)

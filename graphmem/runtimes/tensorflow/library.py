@@ -1,0 +1,41 @@
+"""What cuDNN asks for on the card: told by an installed cuDNN, else estimated."""
+
+from __future__ import annotations
+
+from math import prod
+
+from graphmem.cudnn.library import Cudnn
+from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.recurrent import Network
+from graphmem.devices import Device
+
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+class CudnnSpaces:
+    """Workspaces by question. ``estimated``: how many were not told by cuDNN."""
+
+    def __init__(self, card: Device, cudnn: Cudnn | None) -> None:
+        self._card, self._cudnn = card, cudnn
+        self.estimated = 0
+
+    def convolution(self, asked: Convolution) -> tuple[int, int]:
+        """Workspace of the first plan and of the largest. Without cuDNN: copies of all three tensors, which plans make
+        whose kernels want another layout or a narrower type (see ``docs/modeling/convolutions.md``)."""
+        told = self._cudnn.tried_out(asked) if self._cudnn is not None else None
+        if told is not None:
+            return told
+        self.estimated += 1
+        copies = sum(prod(shape) for shape in (asked.input, asked.filter, asked.output)) * _BYTES[asked.dtype]
+        return 0 if asked.channels_last else copies, copies
+
+    def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
+        """Work and reserve space."""
+        told = self._cudnn.recurrent_spaces(network, training) if self._cudnn is not None else None
+        if told is not None:
+            return told
+        self.estimated += 1
+        from graphmem.capture.kernels.cudnn.recurrent import reserve_bytes, workspace_bytes  # PyTorch is beside it
+
+        capability = self._card.compute_capability or (9, 0)
+        return workspace_bytes(network, capability, training=training), reserve_bytes(network)

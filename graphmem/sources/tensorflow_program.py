@@ -1,0 +1,348 @@
+"""A program of its own, which imports TensorFlow: traces a Keras model's step and lets TensorFlow's own graph
+optimizer (Grappler) prepare it for a card that is not there.
+
+    python -m graphmem.sources.tensorflow_program REQUEST.json STEP.json
+
+REQUEST is ``{"text": "FILE.py:FACTORY", "batch", "seq_len", "training", "architecture"}``. STEP is the document that
+:mod:`graphmem.runtimes.tensorflow.step` reads, or ``{"error": TEXT}``. Grappler takes the card from a description;
+which kernels a card has comes from the registry of a CUDA build, with or without a card: other builds give
+``{"unprepared": TEXT}``. No variable has memory behind it, and nothing is computed. Written against TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_TASK = "/job:localhost/replica:0/task:0/device:"
+GPU, CPU = f"{_TASK}GPU:0", f"{_TASK}CPU:0"
+#: Attributes that say something of what a kernel allocates.
+_ATTRIBUTES = (
+    "strides", "padding", "data_format", "dilations", "explicit_paddings", "ksize", "keep_dims", "transpose_a",
+    "transpose_b",
+    "adj_x", "adj_y", "is_training", "rnn_mode", "direction", "num_split", "fused_ops", "axis", "shrink_axis_mask",
+    "new_axis_mask", "begin_mask", "end_mask", "num_proj", "use_cudnn_on_gpu", "equation", "time_major", "paddings",
+)  # fmt: skip
+_SCOPE, _RETURN, _HANDLE = "step", "returned_", "/handle"
+#: Constants of so many elements at most are written out: axes, permutations, shapes.
+_SHORT = 16
+
+
+def main(request: str, result: str) -> None:
+    from graphmem.errors import GraphmemError
+
+    asked = json.loads(Path(request).read_text(encoding="utf-8"))
+    try:
+        step = _step(asked)
+    except GraphmemError as error:
+        step = {"error": str(error)}
+    except Exception as error:  # the model's own code
+        step = {"error": f"{asked['text']}: {type(error).__name__}: {error}"}
+    Path(result).write_text(json.dumps(step), encoding="utf-8")
+
+
+def _step(asked: dict[str, Any]) -> dict[str, Any]:
+    os.environ.update(KERAS_BACKEND="tensorflow", CUDA_VISIBLE_DEVICES="")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras
+    import tensorflow as tf
+
+    if not _has_card_kernels():
+        return {"unprepared": "this build of TensorFlow has no kernels of a GPU"}
+    from graphmem.sources.base import Sizes
+    from graphmem.sources.factory import find_factory
+    from graphmem.sources.keras_data import model_with_data
+
+    factory, name = find_factory(asked["text"])
+    sizes = Sizes(asked["batch"], asked["seq_len"], asked["training"])
+    with _a_card(), _empty_variables() as made:
+        model, x, y = model_with_data(factory, name, sizes)
+        if sizes.training and model.compiled:
+            model.optimizer.build(model.trainable_variables)
+            data: tuple[Any, ...] = (x, y)
+            body = model.train_step
+        else:
+            data, body = (x,), model.predict_step
+        specs = keras.tree.map_structure(lambda one: tf.TensorSpec(tuple(one.shape), one.dtype), data)
+        step = tf.function(lambda data: body(data), autograph=False).get_concrete_function(specs)
+    eager = bool(model.compiled and model.run_eagerly)
+    graph = _as_function_body(step) if eager else _optimized(step, asked["architecture"])
+    return {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "training": bool(sizes.training and model.compiled),
+        "jit": bool(model.compiled and model.jit_compile and not model.run_eagerly),
+        "eager": eager,
+        "variables": made,
+        **_written(step, graph, model),
+    }
+
+
+# --- a machine with a card, and no memory behind its variables --------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _a_card() -> Iterator[None]:
+    """Keras asks TensorFlow for GPUs before it takes cuDNN's recurrent layers, or XLA."""
+    import tensorflow as tf
+
+    kept = tf.config.list_logical_devices, tf.config.list_physical_devices
+    logical = tf.config.LogicalDevice("/device:GPU:0", "GPU")
+    physical = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+
+    def having(one: Any, listed: Any) -> Any:
+        return lambda device_type=None: [
+            *listed(device_type if device_type != "GPU" else "CPU")[: 0 if device_type == "GPU" else None],
+            *([one] if device_type in (None, "GPU") else []),
+        ]
+
+    tf.config.list_logical_devices = having(logical, kept[0])
+    tf.config.list_physical_devices = having(physical, kept[1])
+    try:
+        yield
+    finally:
+        tf.config.list_logical_devices, tf.config.list_physical_devices = kept
+
+
+@contextlib.contextmanager
+def _empty_variables() -> Iterator[list[dict[str, Any]]]:
+    """Variables are made of untouched memory; yields them in the order of their making, each with the tensors that its
+    initializer makes on the way (the last is the value)."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.core import Variable
+
+    made: list[dict[str, Any]] = []
+    kept, placed = Variable._initialize_with_initializer, Variable._initialize
+
+    def initialize(self: Any, value: Any) -> None:
+        placed(self, value)
+        own = self._value
+        made.append({"handle": id(own.handle), "name": self.path, "trainable": bool(self.trainable),
+                     "dtype": own.dtype.name, "shape": list(own.shape), "steps": []})  # fmt: skip
+
+    def with_initializer(self: Any, initializer: Any) -> None:
+        shape, dtype = tuple(self._shape), tf.as_dtype(self._dtype)
+        steps: list[list[Any]] = []
+        with contextlib.suppress(Exception):  # one that computes in Python has none
+            scratch = tf.Graph()
+            with scratch.as_default():
+                initializer(shape, dtype=self._dtype)
+            steps = [_tensor(out) for op in scratch.get_operations() for out in op.outputs if op.type != "Const"]
+        if dtype.is_floating and len(shape) > 0:
+            self._initialize(tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False))
+        else:
+            kept(self, initializer)
+        made[-1]["steps"] = steps
+
+    Variable._initialize_with_initializer, Variable._initialize = with_initializer, initialize
+    try:
+        yield made
+    finally:
+        Variable._initialize_with_initializer, Variable._initialize = kept, placed
+
+
+# --- Grappler ---------------------------------------------------------------------------------------------------------
+
+
+def _optimized(step: Any, architecture: str) -> Any:
+    """The graph that TensorFlow would run: inlined, placed, and rewritten by Grappler for a card of ``architecture``
+    (``"9.0"``)."""
+    from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
+    from tensorflow.python.grappler import cluster, tf_optimizer
+
+    meta = meta_graph_pb2.MetaGraphDef()
+    meta.graph_def.CopyFrom(_as_function_body(step))
+    signature = meta.signature_def["step"]
+    for index, tensor in enumerate(step.outputs):
+        signature.outputs[str(index)].name = f"{_RETURN}{index}:0"
+        signature.outputs[str(index)].dtype = tensor.dtype.as_datatype_enum
+    kept = [op.name for op in step.graph.control_outputs]
+    meta.collection_def["train_op"].node_list.value.extend(kept)
+
+    def described(name: str, kind: str, **environment: str) -> Any:
+        device = device_properties_pb2.NamedDevice(name=name)
+        device.properties.type = kind
+        device.properties.num_cores, device.properties.frequency = 16, 1000
+        device.properties.memory_size = 1 << 36
+        device.properties.environment.update(environment)
+        return device
+
+    devices = [described(CPU, "CPU"), described(GPU, "GPU", architecture=architecture, cuda="12050", cudnn="90000")]
+    settings = config_pb2.ConfigProto()
+    settings.graph_options.rewrite_options.min_graph_nodes = -1
+    return tf_optimizer.OptimizeGraph(settings, meta, graph_id=b"step", cluster=cluster.Cluster(devices=devices))
+
+
+def _as_function_body(step: Any) -> Any:
+    """The graph as the runtime hands it to Grappler: arguments first, nodes in the order of their making, returned
+    values last (``FunctionDefToBodyHelper``, function_def_utils.cc). The order decides in which order kernels run."""
+    from tensorflow.core.framework import graph_pb2
+
+    graph = step.graph.as_graph_def()
+    nodes = {node.name: node for node in graph.node}
+    arguments = [tensor.op.name for tensor in step.inputs]
+    body = graph_pb2.GraphDef(versions=graph.versions, library=graph.library)
+    for index, tensor in enumerate(step.inputs):
+        _add_argument(body, index, tensor)
+    rest = [op.name for op in step.graph.get_operations() if op.name not in set(arguments)]
+    body.node.extend(nodes[name] for name in rest)
+    for node in body.node:
+        node.device = GPU if _kernel(node) is not None else CPU
+    for index, tensor in enumerate(step.outputs):
+        returned = body.node.add(op="_Retval", name=f"{_RETURN}{index}", input=[tensor.name], device=GPU)
+        returned.attr["T"].type = tensor.dtype.as_datatype_enum
+        returned.attr["index"].i = index
+    return body
+
+
+def _add_argument(body: Any, index: int, tensor: Any) -> None:
+    """An argument with its shape, as the runtime knows it (``SetArgShape``, process_function_library_runtime.cc).
+    Grappler's reader forgets the shapes of tensors and keeps those of variables, so that a tensor is read from one."""
+    from tensorflow.python.framework import dtypes
+    from tensorflow.python.ops import handle_data_util
+
+    name, is_variable = tensor.op.name, tensor.dtype == dtypes.resource
+    argument = body.node.add(op="_Arg", name=name if is_variable else f"{name}{_HANDLE}")
+    argument.attr["T"].type = dtypes.resource.as_datatype_enum
+    argument.attr["index"].i = index
+    handle = handle_data_util.get_resource_handle_data(tensor) if is_variable else None
+    if handle is not None and handle.is_set:
+        argument.attr["_handle_dtypes"].list.type.append(handle.shape_and_type[0].dtype)
+        argument.attr["_handle_shapes"].list.shape.add().CopyFrom(handle.shape_and_type[0].shape)
+    if not is_variable:
+        argument.attr["_handle_dtypes"].list.type.append(tensor.dtype.as_datatype_enum)
+        argument.attr["_handle_shapes"].list.shape.add().CopyFrom(tensor.shape.as_proto())
+        read = body.node.add(op="ReadVariableOp", name=name, input=[argument.name])
+        read.attr["dtype"].type = tensor.dtype.as_datatype_enum
+
+
+def _has_card_kernels() -> bool:
+    """Whether this build knows which kernels a card has, as the Linux wheel ``tensorflow`` does on any machine."""
+    from tensorflow.python.framework import kernels
+
+    return any(kernel.device_type == "GPU" for kernel in kernels.get_registered_kernels_for_op("MatMul").kernel)
+
+
+def _kernel(node: Any) -> Any:
+    """The kernel that a card has for a node; None where there is none."""
+    from tensorflow.python.framework import kernels
+
+    registered = kernels.get_registered_kernels_for_op(node.op).kernel
+    for kernel in sorted(registered, key=lambda one: one.device_type == "DEFAULT"):  # of any device without its own
+        if (
+            kernel.device_type in ("GPU", "DEFAULT")
+            and not kernel.label
+            and all(
+                not constraint.allowed_values.list.type
+                or node.attr[constraint.name].type in constraint.allowed_values.list.type
+                for constraint in kernel.constraint
+            )
+        ):
+            return kernel
+    return None
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+
+def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
+    import tensorflow as tf
+    from tensorflow.python.ops import handle_data_util
+
+    shaped = tf.Graph()
+    with shaped.as_default():
+        arguments = {}
+        for inner in step.inputs:
+            made = tf.compat.v1.placeholder(inner.dtype, inner.shape, inner.op.name)
+            if inner.dtype == tf.resource:
+                handle_data_util.set_handle_data(made, handle_data_util.get_resource_handle_data(inner))
+            arguments[inner.name] = made
+        tf.import_graph_def(graph, input_map=arguments, name=_SCOPE)
+    inputs = {tensor.op.name for tensor in step.inputs}
+    rows = [_node(node, shaped) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
+    slots = {
+        id(variable._value.handle): "optimizer"
+        for variable in getattr(getattr(model, "optimizer", None), "variables", [])
+    }
+    captured = {inner.op.name: id(outer) for outer, inner in step.graph.captures}
+    data = [[*_tensor(t), t.op.name] for t in step.inputs if t.op.name not in captured]
+    return {
+        "nodes": rows,
+        "captured": captured,
+        "optimizer": list(slots),
+        "data": data,
+    }
+
+
+def _node(node: Any, shaped: Any) -> dict[str, Any]:
+    operation = shaped.get_operation_by_name(f"{_SCOPE}/{node.name}")
+    kernel = _kernel(node)
+    row: dict[str, Any] = {
+        "op": node.op,
+        "name": node.name,
+        "device": "gpu" if "GPU" in node.device else "cpu",
+        "inputs": list(node.input),
+        "outputs": [_tensor(out) for out in operation.outputs],
+        "host": _host_arguments(operation, kernel),
+    }
+    attributes = {name: operation.get_attr(name) for name in _ATTRIBUTES if name in node.attr}
+    row["attributes"] = {key: _plain(value) for key, value in attributes.items()}
+    if node.op == "Const":
+        tensor = node.attr["value"].tensor
+        elements = 1
+        for dimension in tensor.tensor_shape.dim:
+            elements *= dimension.size
+        if elements <= _SHORT:
+            from tensorflow.python.framework import tensor_util
+
+            with contextlib.suppress(Exception):
+                row["value"] = _plain(tensor_util.MakeNdarray(tensor).tolist())
+    return row
+
+
+def _host_arguments(operation: Any, kernel: Any) -> list[list[int]]:
+    """Positions of the inputs and of the outputs that the kernel keeps on the host."""
+    if kernel is None or not kernel.host_memory_arg:
+        return [[], []]
+    named = set(kernel.host_memory_arg)
+    return [
+        _positions(operation, arguments, named)
+        for arguments in (operation.op_def.input_arg, operation.op_def.output_arg)
+    ]
+
+
+def _positions(operation: Any, arguments: Any, named: set[str]) -> list[int]:
+    """Where the arguments of these names stand, each of which may be several tensors."""
+    position, found = 0, list[int]()
+    for argument in arguments:
+        count = 1
+        if argument.number_attr:
+            count = operation.get_attr(argument.number_attr)
+        elif argument.type_list_attr:
+            count = len(operation.get_attr(argument.type_list_attr))
+        if argument.name in named:
+            found += range(position, position + count)
+        position += count
+    return found
+
+
+def _tensor(tensor: Any) -> list[Any]:
+    shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
+    return [tensor.dtype.base_dtype.name, shape]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

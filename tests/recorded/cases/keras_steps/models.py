@@ -1,0 +1,248 @@
+"""Compiled Keras models with a batch, of any backend: ``keras:models.py:NAME`` to graphmem, ``NAME()`` to the recorder.
+
+Each function returns ``(model, x, y)``; its name is the case's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+
+def _compiled(
+    inputs: Any, outputs: Any, x: Any, y: Any, *, loss: str = "sparse_categorical_crossentropy",
+    optimizer: Any = None, jit: bool = False, eager: bool = False,
+) -> Any:  # fmt: skip
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer or keras.optimizers.Adam(1e-3), loss, jit_compile=jit, run_eagerly=eager)
+    return model, x, y
+
+
+def _floats(*shape: int) -> Any:
+    return np.zeros(shape, "float32")
+
+
+def _integers(*shape: int) -> Any:
+    return np.zeros(shape, "int32")
+
+
+# --- dense ------------------------------------------------------------------------------------------------------------
+
+
+def mlp(**options: Any) -> Any:
+    i = keras.Input((784,))
+    h = layers.Dense(2048, activation="relu")(i)
+    h = layers.Dense(2048, activation="relu")(h)
+    return _compiled(
+        i, layers.Dense(10, activation="softmax", dtype="float32")(h), _floats(256, 784), _integers(256), **options
+    )
+
+
+def mlp_eager() -> Any:
+    return mlp(eager=True)
+
+
+def mlp_sgd() -> Any:
+    return mlp(optimizer=keras.optimizers.SGD(0.01, momentum=0.9))
+
+
+def mlp_bfloat16() -> Any:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return mlp()
+
+
+def mlp_xla() -> Any:
+    return mlp(jit=True)
+
+
+def mlp_wide() -> Any:
+    """Dropout and gelu, AdamW, gradients clipped by their global norm."""
+    i = keras.Input((256,))
+    h = i
+    for _ in range(4):
+        h = layers.Dropout(0.1)(layers.Dense(1024, activation="gelu")(h))
+    optimizer = keras.optimizers.AdamW(1e-3, global_clipnorm=1.0)
+    return _compiled(i, layers.Dense(100)(h), _floats(4096, 256), _floats(4096, 100), loss="mse", optimizer=optimizer)
+
+
+def autoencoder() -> Any:
+    i = keras.Input((1024,))
+    h = i
+    for width in (512, 128, 32, 128, 512):
+        h = layers.Dense(width, activation="tanh")(h)
+    out = layers.Dense(1024, activation="sigmoid")(h)
+    x = _floats(2048, 1024)
+    return _compiled(i, out, x, x, loss="binary_crossentropy", optimizer=keras.optimizers.RMSprop(1e-3))
+
+
+def two_towers() -> Any:
+    """Two inputs, concatenated; a named pair of outputs' sum."""
+    a, b = keras.Input((512,)), keras.Input((512,))
+    h = layers.Concatenate()([layers.Dense(512, activation="relu")(a), layers.Dense(512, activation="elu")(b)])
+    h = layers.BatchNormalization()(layers.Dense(1024, activation="relu")(h))
+    x = [_floats(1024, 512), _floats(1024, 512)]
+    return _compiled([a, b], layers.Dense(1)(h), x, _floats(1024, 1), loss="mse")
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def cnn(**options: Any) -> Any:
+    i = keras.Input((64, 64, 3))
+    h = layers.Conv2D(64, 3, padding="same", activation="relu")(i)
+    h = layers.MaxPooling2D()(h)
+    h = layers.Conv2D(128, 3, padding="same", activation="relu")(h)
+    h = layers.MaxPooling2D()(h)
+    h = layers.Dense(256, activation="relu")(layers.Flatten()(h))
+    out = layers.Dense(10, activation="softmax", dtype="float32")(h)
+    return _compiled(i, out, _floats(32, 64, 64, 3), _integers(32), **options)
+
+
+def cnn_bfloat16() -> Any:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return cnn()
+
+
+def cnn_xla() -> Any:
+    return cnn(jit=True)
+
+
+def resnet(**options: Any) -> Any:
+    i = keras.Input((64, 64, 3))
+    h = layers.Conv2D(64, 3, padding="same", use_bias=False)(i)
+    for width, stride in ((64, 1), (128, 2), (256, 2)):
+        s = layers.Conv2D(width, 1, strides=stride, use_bias=False)(h)
+        h = layers.ReLU()(layers.BatchNormalization()(h))
+        h = layers.Conv2D(width, 3, strides=stride, padding="same", use_bias=False)(h)
+        h = layers.ReLU()(layers.BatchNormalization()(h))
+        h = layers.Conv2D(width, 3, padding="same", use_bias=False)(h)
+        h = layers.Add()([h, s])
+    h = layers.GlobalAveragePooling2D()(h)
+    out = layers.Dense(10, activation="softmax")(h)
+    return _compiled(i, out, _floats(32, 64, 64, 3), _integers(32), **options)
+
+
+def resnet_sgd() -> Any:
+    return resnet(optimizer=keras.optimizers.SGD(0.01))
+
+
+def resnet50() -> Any:
+    model = keras.applications.ResNet50(weights=None, classes=1000, input_shape=(224, 224, 3))
+    return _compiled(model.inputs, model.outputs, _floats(8, 224, 224, 3), _integers(8))
+
+
+def mobilenet() -> Any:
+    model = keras.applications.MobileNetV2(weights=None, classes=100, input_shape=(96, 96, 3))
+    return _compiled(model.inputs, model.outputs, _floats(32, 96, 96, 3), _integers(32))
+
+
+def unet() -> Any:
+    i = keras.Input((128, 128, 1))
+    a = layers.Conv2D(32, 3, padding="same", activation="relu")(i)
+    b = layers.Conv2D(64, 3, padding="same", activation="relu")(layers.MaxPooling2D()(a))
+    c = layers.Conv2D(128, 3, padding="same", activation="relu")(layers.MaxPooling2D()(b))
+    d = layers.Concatenate()([layers.Conv2DTranspose(64, 2, strides=2)(c), b])
+    d = layers.Conv2D(64, 3, padding="same", activation="relu")(d)
+    e = layers.Concatenate()([layers.UpSampling2D()(layers.Conv2D(32, 1)(d)), a])
+    out = layers.Conv2D(1, 1, activation="sigmoid")(e)
+    return _compiled(i, out, _floats(8, 128, 128, 1), _floats(8, 128, 128, 1), loss="binary_crossentropy")
+
+
+def conv1d() -> Any:
+    i = keras.Input((1024, 16))
+    h = layers.Conv1D(128, 5, strides=2, activation="relu")(i)
+    h = layers.Conv1D(128, 5, activation="relu")(layers.BatchNormalization()(h))
+    h = layers.AveragePooling1D(2)(h)
+    h = layers.GlobalMaxPooling1D()(h)
+    return _compiled(i, layers.Dense(5)(h), _floats(64, 1024, 16), _floats(64, 5), loss="mse")
+
+
+# --- recurrent --------------------------------------------------------------------------------------------------------
+
+
+def lstm() -> Any:
+    i = keras.Input((64,), dtype="int32")
+    h = layers.Embedding(10000, 256)(i)
+    h = layers.LSTM(512, return_sequences=True)(h)
+    h = layers.LSTM(512)(h)
+    return _compiled(i, layers.Dense(10, activation="softmax")(h), _integers(64, 64), _integers(64))
+
+
+def bidirectional() -> Any:
+    i = keras.Input((100, 32))
+    h = layers.Bidirectional(layers.LSTM(128, return_sequences=True))(i)
+    h = layers.Bidirectional(layers.LSTM(64))(h)
+    return _compiled(i, layers.Dense(1)(h), _floats(128, 100, 32), _floats(128, 1), loss="mse")
+
+
+def simple_rnn() -> Any:
+    """A while loop: cuDNN has no place in it."""
+    i = keras.Input((50, 64))
+    h = layers.SimpleRNN(256, return_sequences=True)(i)
+    return _compiled(i, layers.Dense(8)(h), _floats(64, 50, 64), _floats(64, 50, 8), loss="mse")
+
+
+def lstm_tagger(**options: Any) -> Any:
+    """A label a step, from two layers over floats; RMSprop."""
+    i = keras.Input((96, 64))
+    h = layers.LSTM(256, return_sequences=True)(i)
+    h = layers.Dropout(0.2)(layers.LSTM(256, return_sequences=True)(h))
+    out = layers.Dense(12, activation="softmax")(h)
+    options.setdefault("optimizer", keras.optimizers.RMSprop(1e-3))
+    return _compiled(i, out, _floats(64, 96, 64), _integers(64, 96), **options)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def attention(
+    width: int = 512, depth: int = 4, vocabulary: int = 10000, tokens: int = 128, batch: int = 16, **options: Any
+) -> Any:
+    i = keras.Input((tokens,), dtype="int32")
+    h = layers.Embedding(vocabulary, width)(i)
+    for _ in range(depth):
+        a = layers.LayerNormalization()(h)
+        h = layers.Add()([h, layers.MultiHeadAttention(8, width // 8)(a, a)])
+        a = layers.LayerNormalization()(h)
+        h = layers.Add()([h, layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(a))])
+    out = layers.Dense(vocabulary, activation="softmax", dtype="float32")(layers.LayerNormalization()(h))
+    return _compiled(i, out, _integers(batch, tokens), _integers(batch, tokens), **options)
+
+
+def attention_xla() -> Any:
+    return attention(jit=True)
+
+
+def attention_bfloat16() -> Any:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return attention()
+
+
+def decoder() -> Any:
+    """Causal, with grouped queries, rotary angles left out; AdamW."""
+    i = keras.Input((256,), dtype="int32")
+    h = layers.Embedding(8000, 384)(i)
+    for _ in range(3):
+        a = layers.LayerNormalization(rms_scaling=True)(h)
+        h = layers.Add()([h, layers.GroupQueryAttention(48, 8, 2)(a, a, use_causal_mask=True)])
+        a = layers.LayerNormalization(rms_scaling=True)(h)
+        gate, up = layers.Dense(1024, activation="silu")(a), layers.Dense(1024)(a)
+        h = layers.Add()([h, layers.Dense(384)(layers.Multiply()([gate, up]))])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.AdamW(1e-4)
+    return _compiled(i, layers.Dense(8000)(h), _integers(8, 256), _integers(8, 256), loss=loss, optimizer=optimizer)
+
+
+def vit() -> Any:
+    i = keras.Input((96, 96, 3))
+    h = layers.Conv2D(256, 8, strides=8)(i)
+    h = layers.Reshape((144, 256))(h)
+    for _ in range(4):
+        a = layers.LayerNormalization()(h)
+        h = h + layers.MultiHeadAttention(4, 64, dropout=0.1)(a, a)
+        h = h + layers.Dense(256)(layers.Dense(1024, activation="gelu")(layers.LayerNormalization()(h)))
+    out = layers.Dense(100, activation="softmax")(ops.mean(h, axis=1))
+    return _compiled(i, out, _floats(32, 96, 96, 3), _integers(32))

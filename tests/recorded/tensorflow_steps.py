@@ -1,0 +1,217 @@
+"""Training steps of Keras models, run by TensorFlow's CUDA build on the stub driver: ``tensorflow/steps.jsonl``.
+
+GRAPHMEM_TENSORFLOW_PYTHON names the interpreter of an environment with ``tensorflow[and-cuda]``, GRAPHMEM_STUB_DRIVER
+a stub that was built for it (tests/oracles/stub_cuda). ``record`` runs the named cases anew, each in a process of its
+own, and keeps beside the figures what a prediction starts from: the step as TensorFlow prepared it and cuDNN's answers
+(``tensorflow/prepared/NAME.json.gz``), so that ``table`` and the tests need neither. ``record --prepare`` makes those
+alone. ``table`` shows every recorded peak beside the prediction. Kernels run one after another in an order that varies
+a little between runs (the executor's threads): peaks of one program differ by up to 20 KB.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphmem.cudnn.library import Cudnn
+from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.recurrent import Network
+from graphmem.devices import device_named
+from graphmem.runtimes.tensorflow.card import run_on_card, with_eigen_scratch
+from graphmem.runtimes.tensorflow.dataflow import trace_of
+from graphmem.runtimes.tensorflow.library import CudnnSpaces
+from graphmem.runtimes.tensorflow.options import read_options
+from graphmem.runtimes.tensorflow.step import Step, read_step
+from tests import places
+from tests.recorded import stub
+from tests.recorded.case import Documents
+
+FILE = places.GOLDEN / "tensorflow" / "steps.jsonl"
+PREPARED = FILE.parent / "prepared"
+MODELS = Path(__file__).parent / "cases" / "keras_steps" / "models.py"
+STEPS = 3
+_PROGRAM = places.ROOT / "tests" / "oracles" / "tensorflow" / "record_steps.py"
+#: The card that the stub stands for.
+CARD, TOTAL_MIB = "H200-141GB", 143771
+
+
+@dataclass(frozen=True)
+class Case:
+    """``model``: a function of :data:`MODELS`; ``memory`` as of ``record_steps.py``; ``options`` are graphmem's for the
+    same. Those ``kept_back`` were recorded before the rules were written and looked at after the last."""
+
+    model: str
+    memory: str = "memory_growth"
+    options: str = "allow_growth:true"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    kept_back: bool = False
+
+
+_OPEN = (
+    "mlp", "mlp_eager", "mlp_sgd", "mlp_bfloat16", "mlp_xla", "mlp_wide", "cnn", "cnn_bfloat16", "cnn_xla", "resnet",
+    "resnet_sgd", "resnet50", "lstm", "bidirectional", "simple_rnn", "attention", "attention_xla", "decoder",
+)  # fmt: skip
+_KEPT_BACK = (
+    "autoencoder", "two_towers", "mobilenet", "unet", "conv1d", "lstm_tagger", "vit", "attention_bfloat16",
+)  # fmt: skip
+CASES = {
+    **{name: Case(name) for name in _OPEN},
+    **{name: Case(name, kept_back=True) for name in _KEPT_BACK},
+    "mlp_at_once": Case("mlp", "whole_limit", ""),
+    "cnn_limited": Case("cnn", "memory_limit=1024", "memory_limit:1024"),
+    "cnn_async": Case(
+        "cnn", "cuda_malloc_async", "use_cuda_malloc_async:true", {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}
+    ),
+}
+
+
+def recorded() -> Documents:
+    """What was recorded, by case."""
+    if not FILE.exists():
+        return {}
+    rows = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+    return {row["case"]: row for row in rows}
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Answers:
+    """cuDNN's answers by question, as they were given when the step was prepared."""
+
+    given: dict[str, Any]
+    cudnn: CudnnSpaces | None = None
+
+    def convolution(self, asked: Convolution) -> tuple[int, int]:
+        if self.cudnn is not None:
+            self.given[repr(asked)] = self.cudnn.convolution(asked)
+        first, largest = self.given[repr(asked)]
+        return first, largest
+
+    def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
+        if self.cudnn is not None:
+            self.given[repr(network)] = self.cudnn.recurrent(network, training)
+        work, reserve = self.given[repr(network)]
+        return work, reserve
+
+
+def prepared(name: str) -> tuple[Step, Answers]:
+    """What a prediction of the case starts from."""
+    document = json.loads(gzip.decompress((PREPARED / f"{CASES[name].model}.json.gz").read_bytes()))
+    return read_step(document), Answers(document["answers"])
+
+
+def predicted(name: str) -> list[int]:
+    """The peak of chunks in use up to each step, as ``get_memory_info`` tells it."""
+    step, answers = prepared(name)
+    trace = with_eigen_scratch(trace_of(step, name, STEPS, answers))
+    run = run_on_card(trace, read_options(CASES[name].options, {}), device_named(CARD)).main
+    iterations = np.array([trace.phases[trace.operators[index].phase].iteration for index in trace.event_operators])
+    in_use = np.asarray(run.allocated_bytes)
+    return [int(in_use[iterations <= iteration].max()) for iteration in range(1, STEPS + 1)]
+
+
+def differences() -> dict[str, float]:
+    """By case, how far the predicted peak of the last step is off, in per cent."""
+    found = {}
+    for name, row in recorded().items():
+        if name in CASES and (PREPARED / f"{CASES[name].model}.json.gz").exists():
+            found[name] = 100 * (predicted(name)[-1] / peak(row) - 1)
+    return found
+
+
+def peak(row: Mapping[str, Any]) -> int:
+    """The largest of the recorded steps, the one that was measured alone included."""
+    return max(row["steps"][-1]["peak"], row["steady"] or 0)
+
+
+# --- the kind ---------------------------------------------------------------------------------------------------------
+
+
+class _Kind:
+    def record(self, arguments: list[str]) -> int:
+        found = recorded()
+        for name in _named([one for one in arguments if one != "--prepare"]):
+            _prepare(CASES[name].model)
+            if "--prepare" in arguments:
+                continue
+            row = _run(CASES[name])
+            if row is None:
+                print(f"{name}: failed", file=sys.stderr)
+                continue
+            found[name] = {"case": name, **row}
+            print(name, row["steps"][-1]["peak"], row["steady"], flush=True)
+            lines = [json.dumps(found[known], separators=(",", ":")) for known in CASES if known in found]
+            FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return 0
+
+    def table(self, arguments: list[str]) -> int:
+        rows = recorded()
+        for name, difference in differences().items():
+            if not arguments or any(part in name for part in arguments):
+                kept = "kept back" if CASES[name].kept_back else ""
+                print(f"{name:20} {peak(rows[name]):>15,} {predicted(name)[-1]:>15,} {difference:>+8.2f} % {kept}")
+        return 0
+
+    differ = table
+
+
+def _prepare(model: str) -> None:
+    """Let TensorFlow, without a card, prepare the step of a model, and cuDNN answer what it will be asked."""
+    PREPARED.mkdir(exist_ok=True)
+    card = device_named(CARD)
+    asked = {"text": f"{MODELS}:{model}", "batch": None, "seq_len": None, "training": True, "architecture": "9.0"}
+    with tempfile.TemporaryDirectory() as folder, Cudnn(os.environ["GRAPHMEM_CUDNN"], card) as cudnn:
+        request, result = Path(folder, "request.json"), Path(folder, "step.json")
+        request.write_text(json.dumps(asked))
+        command = [os.environ["GRAPHMEM_TENSORFLOW_PYTHON"], "-m", "graphmem.sources.tensorflow_program"]
+        environment = {**os.environ, "PYTHONPATH": str(places.ROOT)}
+        subprocess.run([*command, str(request), str(result)], env=environment, stderr=subprocess.DEVNULL, check=True)
+        document = json.loads(result.read_text())
+        answers = Answers({}, CudnnSpaces(card, cudnn))
+        trace_of(read_step(document), model, 1, answers)
+    data = json.dumps({**document, "answers": answers.given}, separators=(",", ":")).encode()
+    (PREPARED / f"{model}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+
+
+def _named(parts: list[str]) -> list[str]:
+    return [name for name in CASES if not parts or any(part in name for part in parts)]
+
+
+def _run(case: Case) -> dict[str, Any] | None:
+    python = Path(os.environ["GRAPHMEM_TENSORFLOW_PYTHON"])
+    [site] = python.parents[1].glob("lib/python3.*/site-packages")
+    libraries = [stub.driver().parent / "cudalib", *site.glob("nvidia/*/lib")]
+    environment = {
+        **os.environ,
+        **stub.REAL_CUDNN,
+        "FAKE_CUDNN_PATH": str(site / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"),
+        "FAKE_CUDA_TOTAL_MIB": str(TOTAL_MIB),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+        "LD_PRELOAD": str(stub.driver()),
+        **case.environment,
+    }
+    command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory]
+    # Nobody may wait for what a failing run prints without end.
+    try:
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=1500, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    rows = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
+    return json.loads(rows[-1]) if rows else None
+
+
+KIND = _Kind()
