@@ -419,7 +419,9 @@ class _Schema:
         return _union(cases)
 
     def _record_of(self, kind: Any) -> Check:
-        hints, needed, optional = get_type_hints(kind), {}, {}
+        hints = get_type_hints(kind)
+        needed: dict[str, Check] = {}
+        optional: dict[str, Check] = {}
         for field in dataclasses.fields(kind):
             place = f"{kind.__name__}.{field.name}"
             is_needed = field.default is MISSING and field.default_factory is MISSING
