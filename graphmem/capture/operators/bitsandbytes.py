@@ -106,7 +106,7 @@ def follow_bitsandbytes() -> None:
     _backend.forget_card()
 
 
-def body_of(func: Any) -> Callable[..., Any] | None:
+def decomposition_of(func: Any) -> Callable[..., Any] | None:
     """What runs in place of the fake kernel of an operator of bitsandbytes; None for any other operator."""
     if func.namespace != _PACKAGE:
         return None

@@ -43,7 +43,7 @@ def _waited_for(_: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 #: What runs in place of the fake kernels of functional collectives.
-BODIES = {torch.ops._c10d_functional.wait_tensor.default: _waited_for} if dist.is_available() else {}
+DECOMPOSITIONS = {torch.ops._c10d_functional.wait_tensor.default: _waited_for} if dist.is_available() else {}
 
 
 #: Operators of two processes; their works have no result.

@@ -1,4 +1,4 @@
-"""Operators that gradients call and C++ composes: on a card they write in place where a fake tensor makes them not.
+"""Decompositions of operators that gradient formulas call: on a card they write in place, which a fake tensor forbids.
 
 C++ asks whether a tensor "is like a subclass" (``areAnyTensorSubclassLike``), as every fake tensor is.
 """

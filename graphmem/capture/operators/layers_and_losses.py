@@ -1,4 +1,4 @@
-"""Composites of everyday layers and losses, as a CUDA build resolves them."""
+"""Decompositions of composite layers and losses (linear, dropout, cosine similarity, …), as a CUDA build has them."""
 
 from __future__ import annotations
 
