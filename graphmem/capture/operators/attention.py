@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def attention_composites(card: Card) -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """The operators of attention -> their decompositions on CUDA."""
     return {_aten.scaled_dot_product_attention.default: attention_on(card)}
 
 

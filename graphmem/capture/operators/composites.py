@@ -80,7 +80,7 @@ def composite_operators() -> frozenset[Any]:
 
 
 def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
-    """By operator: what the version of ``card``'s build calls."""
+    """Composite operators -> their decompositions in a build for ``card``."""
     return {
         **gradient_composites(),
         **recurrent_composites(card),

@@ -1,4 +1,4 @@
-"""What is known of an operator, in one record: ``python -m graphmem.explain aten.index_put_`` prints it.
+"""The record of an operator, with all that is known of it: ``python -m graphmem.explain aten.index_put_`` prints it.
 
 The tables it is built from stand in the files of this room and of ``kernels``, each by the reason for its entries.
 """
@@ -85,7 +85,7 @@ class OperatorFacts:
 
     @cached_property
     def decomposes(self) -> bool:
-        """Whether inference mode hands it over whole though a card runs what it is made of.
+        """Whether inference mode hands it over whole though a card runs its decomposition.
 
         What C++ makes of it counts, not what Python has for tracing and ``OpOverload.decompose`` prefers
         (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
@@ -108,7 +108,7 @@ class OperatorFacts:
 
     @cached_property
     def remark(self) -> str | None:
-        """What a report has to say of its memory, if anything."""
+        """The reservation of a report about its memory; None where there is none."""
         if self.name in ASSUMED:
             return ASSUMED[self.name]
         if self.unmodelled is not None:
@@ -117,12 +117,12 @@ class OperatorFacts:
 
     @cached_property
     def autocast(self) -> str | None:
-        """What autocast does to its arguments, in words."""
+        """The casts of its arguments under autocast, in words."""
         return autocast_of(self.func)
 
     @cached_property
     def shape(self) -> Callable[..., Any] | None:
-        """What gives its outputs' shapes in place of PyTorch's own."""
+        """The meta kernel that replaces PyTorch's own; None where that is used."""
         namespace, name, overload = self.name.split(".")
         return shapes().get(f"{namespace}::{name}") if overload == "default" else None
 

@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def gradient_composites() -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """The operators of gradients -> their decompositions on CUDA."""
     return {
         _aten.gather_backward.default: _gather_backward,
         _aten.value_selecting_reduction_backward.default: _value_selecting_reduction_backward,

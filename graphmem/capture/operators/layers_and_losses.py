@@ -12,7 +12,7 @@ _aten = torch.ops.aten
 
 
 def basic_composites() -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """Composite layers and losses -> their decompositions on CUDA."""
     return {
         _aten.linear.default: linear,
         _aten.dropout.default: _dropout,

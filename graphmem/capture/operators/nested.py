@@ -1,4 +1,5 @@
-"""Nested tensors of ``nn.TransformerEncoder``: in evaluation it packs padded sequences and computes on what is left.
+"""Nested tensors of ``nn.TransformerEncoder``: in evaluation it packs padded sequences and computes on
+their tokens alone.
 
 Its layers then are one operator each, and what they do to memory on a card is spelled out here, tensor by tensor:
 ``ATen/native/nested/NestedTensorMath.cpp``, ``nested/cuda/NestedTensorTransformerFunctions.cpp``,

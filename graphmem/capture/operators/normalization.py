@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def normalization_composites(card: Card) -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """Composite normalizations -> their decompositions on CUDA."""
     table: dict[Any, Callable[..., Any]] = {
         _aten.rms_norm.default: _rms_norm_of(card),
         _aten.batch_norm.default: _batch_norm,

@@ -1,4 +1,4 @@
-"""What torchvision's own CUDA operators are made of.
+"""Decompositions of torchvision's own CUDA operators.
 
 They call PyTorch's operators around kernels that take nothing, so they run here as those calls. Sources:
 ``torchvision/csrc/ops/cuda/nms_kernel.cu``, ``deform_conv2d_kernel.cu`` and ``box_iou_rotated_kernel.cu`` of 0.28;
