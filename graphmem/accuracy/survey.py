@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import resource
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Surveyed:
-    """One analysis: the peak in bytes or the error, its seconds, the most memory its process held, in bytes, and how
-    many times it met something that is not modelled."""
+    """One analysis: the peak in bytes or the error, its seconds, the most memory its process held, in bytes (None on
+    Windows, which Python does not ask), and how many times it met something that is not modelled."""
 
     case: Case
     peak: Peak | None
     error: str
     unknown: int
     seconds: float
-    ram_bytes: int
+    ram_bytes: int | None
 
 
 def survey(cases: Sequence[Case], device: str | None = None, jobs: int = 1) -> Iterator[Surveyed]:
@@ -57,10 +57,15 @@ def _forget_peak_ram() -> None:
         _CLEAR.write_text("5")
 
 
-def _peak_ram_bytes() -> int:
-    """The most memory this process has held since then, or since its start; both are counted in KiB."""
+def _peak_ram_bytes() -> int | None:
+    """The most memory this process has held since then, or since its start. Linux counts KiB, macOS bytes."""
     with contextlib.suppress(OSError):
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    held: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else held * 1024

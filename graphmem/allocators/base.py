@@ -1,4 +1,4 @@
-"""What every allocator is: bytes in, blocks out. No allocator sees a tensor, an operator or a graph."""
+"""The protocol of an allocator: bytes in, blocks out. No allocator sees a tensor, an operator or a graph."""
 
 from __future__ import annotations
 

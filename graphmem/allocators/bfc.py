@@ -1,4 +1,4 @@
-"""Best fit with coalescing: what the arenas of TensorFlow and ONNX Runtime have in common.
+"""Best fit with coalescing (BFC): the common part of TensorFlow's and ONNX Runtime's arenas.
 
 Source: ``xla/tsl/framework/bfc_allocator.{h,cc}``; ONNX Runtime's ``core/framework/bfc_arena.{h,cc}`` began as a copy
 of it and still decides these things alike. A *region* is one device allocation; it is cut into *chunks*, which are

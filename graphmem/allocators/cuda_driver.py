@@ -1,4 +1,4 @@
-"""What stands below PyTorch's caching allocator: physical memory, the addresses of it, and the progress of events.
+"""The driver below PyTorch's caching allocator: physical memory, its addresses, and the progress of events.
 
 A real driver's address order cannot be predicted; up to torch 2.11 it decides best-fit ties. So the policy is a
 parameter, and a recorded run can feed the very addresses its driver returned. All figures are bytes.
@@ -154,7 +154,7 @@ class CudaDriver:
         self._next_virtual = virtual_base
 
     def free_bytes(self) -> int:
-        """What ``cudaMemGetInfo`` calls free; a practically endless figure when there is no capacity."""
+        """Free bytes as ``cudaMemGetInfo`` reports them; a figure larger than any card when there is no capacity."""
         if self.capacity_bytes is None:
             return SPAN_BYTES - self.used_bytes
         return max(0, self.capacity_bytes - self.used_bytes - self.other_bytes)

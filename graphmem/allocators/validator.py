@@ -1,4 +1,4 @@
-"""An independent judge of allocators: it knows the interface, what a heap may look like, and nothing else.
+"""An independent judge of allocators: it knows the interface and the invariants of a heap, and nothing else.
 
 Wrap an allocator in :class:`CheckedAllocator` and drive it; every call is followed by a look at ``segments()``.
 """
@@ -16,7 +16,7 @@ STATES = ("allocated", "pending", "free")
 
 
 class InvalidHeapError(AssertionError):
-    """An allocator broke a rule that every allocator obeys; the message says which, where."""
+    """A broken invariant of a heap; the message names the invariant and the place."""
 
 
 def validate_segments(segments: Iterable[SegmentView], *, allocated_bytes: int, reserved_bytes: int) -> None:
@@ -112,22 +112,22 @@ class CheckedAllocator:
         self._expect(added=set(), removed=removed, call=f"free of {handle.size} bytes")
 
     def record_stream(self, handle: _Live, stream: int) -> None:
-        """Note a use on another stream; what is allocated must not change."""
+        """Note a use on another stream; allocated blocks must not change."""
         self.inner.record_stream(handle.inner, stream)
         self._expect(added=set(), removed=set(), call="record_stream")
 
     def synchronize(self) -> None:
-        """Synchronise; what is allocated must not change."""
+        """Synchronise; allocated blocks must not change."""
         self.inner.synchronize()
         self._expect(added=set(), removed=set(), call="synchronize")
 
     def empty_cache(self) -> None:
-        """Empty the cache; what is allocated must not change."""
+        """Empty the cache; allocated blocks must not change."""
         self.inner.empty_cache()
         self._expect(added=set(), removed=set(), call="empty_cache")
 
     def pool_call(self, name: str, *numbers: int, **options: bool) -> None:
-        """Any other call of :class:`PoolAllocator`; what is allocated must not change."""
+        """Any other call of :class:`PoolAllocator`; allocated blocks must not change."""
         getattr(self._pools, name)(*numbers, **options)
         self._expect(added=set(), removed=set(), call=name)
 

@@ -99,7 +99,7 @@ def _step_words(name: str) -> str:
 
 
 def _survey_row(result: Any) -> tuple[str, ...]:
-    taken = (f"{result.seconds:.1f} s", format_bytes(result.ram_bytes))
+    taken = (f"{result.seconds:.1f} s", "" if result.ram_bytes is None else format_bytes(result.ram_bytes))
     if result.peak is None:
         return (result.case.name, "failed", "", "", "", *taken)
     sizes = (format_bytes(getattr(result.peak, f"{level}_bytes")) for level in ("allocated", "reserved", "device"))

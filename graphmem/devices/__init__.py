@@ -1,4 +1,4 @@
-"""The table of cards: how much memory the driver reports, and what a process holds outside its allocator.
+"""The table of cards: the memory that the driver reports, and a process's memory outside its allocator.
 
 Every figure carries its source; a source that begins with ``assumed`` is a guess and is shown as one. Capacities are
 those of Linux drivers (they differ by some tens of MiB between driver versions; Windows reports the nominal size).
@@ -98,7 +98,7 @@ class Device:
 
     @property
     def limits(self) -> Capability:
-        """What the compute capability of a CUDA card tells. Raises :class:`UsageError` for another."""
+        """The limits that follow from a CUDA card's compute capability. Raises :class:`UsageError` for another."""
         return limits_of(self.capability)
 
     @property
@@ -112,7 +112,7 @@ class Device:
         return None if self.board_bytes is None else max(0, self.board_bytes - self.capacity_bytes)
 
     def outside(self, loads: Loads) -> tuple[Figure, ...]:
-        """What a process that loads this holds outside its allocator; without any load they sum to
+        """The memory of a process outside its allocator, part by part, with these loads; without any they sum to
         :attr:`context_bytes`."""
         figures = self._plain_context()
         if self.vendor != "NVIDIA":
@@ -126,13 +126,13 @@ class Device:
         return tuple(figures)
 
     def empty_context(self) -> Figure:
-        """What a process holds on this NVIDIA card before it loads anything: as measured, else estimated."""
+        """The context of a process on this NVIDIA card before it loads anything: as measured, else estimated."""
         return context.bare_context(
             self.sm_count, self.max_threads_per_sm, self.empty_context_bytes, self.empty_context_source
         )
 
     def context_for(self, sms: int) -> dict[str, Any]:
-        """The fields of this NVIDIA card that tell of its context, for a part of it with so many multiprocessors."""
+        """The context's fields for a part of this NVIDIA card (MIG, vGPU) with so many multiprocessors."""
         threads = self.max_threads_per_sm
         return {
             "context_bytes": estimated_context_bytes(sms, threads),

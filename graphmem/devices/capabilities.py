@@ -26,7 +26,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What joins the cards of a machine, as NCCL finds it (graph/search.cc, graph/paths.cc, transport/nvls.cc).
+    """The links between a machine's cards, as NCCL finds them (graph/search.cc, graph/paths.cc, transport/nvls.cc).
 
     ``channels`` of rings over NVLink, 0 without it; ``reads``: buffers lie at the sender; ``far_channels`` a card
     across machines, ``most_far_channels`` in all; ``message_channels`` with one peer; ``nvls_channels`` in one machine

@@ -1,5 +1,5 @@
-"""What a process holds on a card outside its allocator: a sum of figures, each with the least and the most that its
-sources allow.
+"""The context of a process: its memory on a card outside the allocator, as a sum of figures, each with the least and
+the most that its sources allow.
 
 Public figures, in MiB, that the constants below come from (all read in 2026; *bare* is a context with nothing run):
 
@@ -99,6 +99,6 @@ def all_kernels(card: str) -> Figure:
 
 
 def cudnn_engines(limits: Capability) -> Figure:
-    """What cuDNN loads on a card of this capability once something convolves or recurs."""
+    """The bytes that cuDNN loads on a card of this capability at the first convolution or recurrent layer."""
     size, least, most = (mib * MIB for mib in limits.cudnn_engine_mib)
     return Figure("cuDNN's engines", size, least, most, limits.cudnn_engine_source)

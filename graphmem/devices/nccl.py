@@ -1,4 +1,4 @@
-"""What NCCL holds on a card, communicator by communicator: from its source, held against what others measured.
+"""NCCL's memory on a card, communicator by communicator: by its source, compared with public measurements.
 
 NCCL's source is read at 2.18 to 2.30 (github.com/NVIDIA/nccl, tags v2.18.3-1 to v2.30.7-1; files below are of src/):
 
@@ -96,7 +96,7 @@ def variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def figures(loads: Loads, links: Links, *, bridged: bool) -> list[Figure]:
-    """What NCCL holds for the communicators of a run, of which there is at least one.
+    """NCCL's memory for the communicators of a run, of which there is at least one.
 
     ``links`` are those of the card's architecture; ``bridged`` cards have none to all others of their machine (PCIe).
     """
@@ -150,7 +150,7 @@ class _Nccl:
     # --- collectives ----------------------------------------------------------------------------------------------
 
     def collectives(self, one: Communicator) -> _Bytes:
-        """What a communicator holds beside messages."""
+        """A communicator's memory for collectives, without that for messages."""
         near = self._near(one)
         nodes = -(-one.ranks // near)
         channels = self._channels(near, nodes)
@@ -193,7 +193,7 @@ class _Nccl:
         return channels * self._both + channels * (far - self._both) // near
 
     def _tree(self, channels: int, place: int, near: int, nodes: int) -> int:
-        """What the tree adds to the ring: the other way along the chain, and other machines."""
+        """The tree's channels beside the ring's: the other way along the chain, and to other machines."""
         more = 0
         if near > 2:
             more = self._receive if place == 0 else self._send if place == near - 1 else self._both
@@ -243,7 +243,7 @@ class _Nccl:
         return _MEASURED_CHANNEL if measured else self._both
 
     def messages(self, one: Communicator) -> _Bytes:
-        """What a communicator holds for its peers of messages: made when two first exchange one, and kept."""
+        """A communicator's buffers for point-to-point messages: made when two ranks first exchange one, and kept."""
         near = self._near(one)
         far = min(one.far_peers if one.far_peers is not None else max(0, one.peers - near + 1), one.peers)
         close = one.peers - far

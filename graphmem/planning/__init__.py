@@ -1,4 +1,4 @@
-"""Several analyses for one question: what fits, how settings compare, what would save memory.
+"""Several analyses for one question: the largest size that fits, sweeps of settings, advice.
 
 Every figure here is an analysis of its own, run with the setting it is told for; none is derived from another.
 """

@@ -1,4 +1,4 @@
-"""What would save memory: every suggestion is an analysis of its own, never a rule of thumb."""
+"""Suggestions that save memory: every one is an analysis of its own, never a rule of thumb."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphmem.training import Inference, Training
 
 @dataclass(frozen=True)
 class Advice:
-    """One change: what to do, the options that do it, and what the step needs then.
+    """One change: its words, the options that make it, and the step's memory with it.
 
     ``saved_bytes`` is the difference of the device peaks; ``reason`` says why there is no ``estimate``.
     """
@@ -114,7 +114,7 @@ def _together(saving: list[Advice]) -> Advice | None:
 
 
 def _changes(request: Request, base: Estimate) -> Iterator[Advice]:
-    """What may be worth a try: nothing that is set already, nothing the runtime does not have."""
+    """The settings to try: none that is set already, none that the runtime does not have."""
     step = request.step
     runtime, batch = runtime_named(base.runtime), request.options.get("batch")
     for change in runtime.changes(request.options.get("alloc_conf")):

@@ -59,8 +59,8 @@ _STEP, _MOST_LENGTH = 64, 1 << 24
 _MOST_TOKENS = 1 << 22
 #: The precision of a configuration, as options name it.
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-#: Assumptions of an analysis that an answer's settings say.
-_SAID_OTHERWISE = ("the configuration's dtype", "1 iterations")
+#: Beginnings of assumptions of an analysis that are left out: an answer's settings state them.
+_ASSUMPTIONS_STATED_ELSEWHERE = ("the configuration's dtype", "1 iterations")
 #: What the waterfall calls categories of storages; others are activations.
 _PARTS = (
     ("weights", (Category.PARAMETER, Category.BUFFER)),
@@ -270,7 +270,7 @@ class _Asked:
             f"at the most {format_bytes(most)} of cache on the card, {format_bytes(estimate.reserved)} reserved",
             f"{len(self._captured)} captures, {full} of them with all tokens",
             *_bound(batch, length),
-            *(line for line in estimate.assumptions if not line.startswith(_SAID_OTHERWISE)),
+            *(line for line in estimate.assumptions if not line.startswith(_ASSUMPTIONS_STATED_ELSEWHERE)),
         )
 
 
@@ -362,7 +362,8 @@ def _run(question: Question, found: dict[str, Any]) -> _Run:
 
 
 def _new_tokens(question: Question) -> int | None:
-    """What ``generation_config.json`` beside the model says. Raises :class:`graphmem.errors.GraphmemError`."""
+    """``max_new_tokens`` of the ``generation_config.json`` beside the model, None where it says none. Raises
+    :class:`graphmem.errors.GraphmemError`."""
     path = question.model.path
     file = None if path is None else path.with_name("generation_config.json")
     value = None if file is None or not file.exists() else generation_values(file).get("max_new_tokens")

@@ -23,8 +23,8 @@ _MOST_STEPS, _MOST_ANSWERED, _MOST_COPIES = 5_000_000, 300_000_000, 1 << 10
 #: Seconds of a load that one copy follows to its end, whatever comes of it; of a longer one, and on more copies, no
 #: more than shows that too many wait too long.
 _WHOLE = 3600.0
-#: Steps after which it is told how far a load is.
-_TOLD_EVERY = 2000
+#: Steps between two reports of a load's progress.
+_PROGRESS_EVERY = 2000
 #: The part of requests that may not wait too long.
 _MOST_PART = 0.99
 
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True)
 class LoadAnswer:
-    """What a load does to one copy of an engine. Times are seconds from its start, by :class:`Speed`.
+    """The course of a load on one copy of an engine. Times are seconds from its start, by :class:`Speed`.
 
     ``given_up_at``: when so many had waited too long that this copy cannot be enough, and it was followed no further;
     everything else is of the time until then. ``refused``: requests that the engine could never run.
@@ -120,7 +120,7 @@ class LoadReport:
 
 
 def unscheduled(engine: str) -> str:
-    """What is said of a load on an engine whose scheduler is not followed."""
+    """The refusal of a load on an engine whose scheduler is not followed."""
     return f"{engine}: its scheduler is not followed; --arrivals and --trace want --engine vllm"
 
 
@@ -276,7 +276,7 @@ class _Run:
         free_at = 0.0
         while self._now < self._seconds and self._steps < _MOST_STEPS:
             self._arrive()
-            if self._steps % _TOLD_EVERY == 0:
+            if self._steps % _PROGRESS_EVERY == 0:
                 self._say(f"{self._now / self._seconds:.0%} of the time")
             if self._late > self._may_be_late:
                 self._given_up_at = self._now
@@ -328,7 +328,7 @@ class _Run:
         point[2] = max(point[2], self._scheduler.waiting)
 
     def _note(self, batch: Batch) -> None:
-        """What a step shows once it is scheduled."""
+        """Note the figures of a step once it is scheduled."""
         point = self._points[self._place()]
         self._mark(point)
         self._most_used = max(self._most_used, self._used())

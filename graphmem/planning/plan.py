@@ -27,7 +27,7 @@ from graphmem.training import Training
 #: Captures of a search, unless told otherwise.
 CONFIRM = 8
 #: Axes that are told of as the size of a kind of layout.
-_OF_SIZE = ("micro_batch", "whole_gradients", "recompute")
+_AXES_OF_SIZE = ("micro_batch", "whole_gradients", "recompute")
 _FITTING = (search.FITS, search.TIGHT)
 _WRAPPERS = ("ddp", "fsdp", "zero", "tp", "ep", "pp", "cp", "world_size")
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def closest(self) -> Candidate | None:
-        """Where none fits: what was captured and needs the least."""
+        """The captured layout that needs the least, where none fits."""
         captured = [one for one in self.others if one.estimate is not None]
         return min(captured, key=_device, default=None)
 
@@ -219,7 +219,7 @@ def _check(step: Training, confirm: int, frameworks: Sequence[str] | None, optio
 
 
 def _assumed(best: Candidate | None, job: Job) -> list[str]:
-    """What the figures rest on."""
+    """The assumptions that the figures rest on."""
     lines = [] if best is None or best.estimate is None else list(best.estimate.assumptions)
     return [
         "captured is the first process, which has the largest part, and of pipelines the first of the last stage too; "
@@ -245,18 +245,18 @@ def _device(candidate: Candidate) -> int:
 
 
 def _failed(members: Sequence[Candidate]) -> str:
-    """What layouts have in common that fail for the same reason."""
+    """The kinds of some failed layouts, in words: the first of them, and how many more."""
     kinds = list(dict.fromkeys(_kind(one.layout) for one in members))
     return kinds[0] if len(kinds) == 1 else f"{kinds[0]} and {len(kinds) - 1} more kinds"
 
 
 def _kind(layout: Layout) -> str:
-    """What layouts are told apart by where many are told of together."""
-    return ", ".join(filter(None, (axis.words(layout) for axis in AXES if axis.name not in _OF_SIZE)))
+    """The axes of a layout in words, those of size left out."""
+    return ", ".join(filter(None, (axis.words(layout) for axis in AXES if axis.name not in _AXES_OF_SIZE)))
 
 
 def _size(layout: Layout) -> str:
-    return ", ".join(filter(None, (axis.words(layout) for axis in AXES if axis.name in _OF_SIZE)))
+    return ", ".join(filter(None, (axis.words(layout) for axis in AXES if axis.name in _AXES_OF_SIZE)))
 
 
 def _as_dict(one: Candidate) -> dict[str, Any]:

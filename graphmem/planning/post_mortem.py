@@ -1,4 +1,4 @@
-"""Why a recorded run ran out of memory, and what would have saved it: every answer is a replay of its own.
+"""Post mortem: the cause of a recorded out-of-memory error, and changes that prevent it, each a replay of its own.
 
 The snapshot says what was asked for, what the driver had free and what PyTorch held: together, all that it could have
 had. In that room the run is replayed with other settings; a setting saves it when the last request is served too.
@@ -47,7 +47,7 @@ _HOLDERS, _HOLES = 10, 10
 
 @dataclass(frozen=True)
 class Holder:
-    """What one line held when the run died."""
+    """The memory that one source line held when the run died."""
 
     bytes: int
     blocks: int
@@ -108,7 +108,7 @@ def post_mortem(
     batch: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> PostMortem:
-    """What killed a recorded run, and what would have saved it.
+    """The cause of a recorded out-of-memory error, and the changes that would have prevented it.
 
     ``alloc_conf`` stands in for the settings of the snapshot. ``batch`` is the batch that the run was given: with it a
     batch of one less is tried where the run repeats. Raises :class:`UsageError` for a recording of a run that did not
@@ -189,7 +189,7 @@ def replay_dead(
 
 
 def room_of(found: PostMortem) -> Device:
-    """A card as large as what the run could have had: a snapshot does not name the card, nor what else was on it."""
+    """A card with the memory that the run could get: a snapshot does not name the card, nor what else was on it."""
     return replace(
         custom_device(found.room_bytes),
         name="the room that the run had",
@@ -225,7 +225,7 @@ class _Trial:
         return replay(self.trace if trace is None else trace, allocator)
 
     def attempt(self, change: str, options: str, settings: str, trace: Trace | None = None) -> Attempt:
-        """What became of it."""
+        """The outcome of one change."""
         tried = self.trace if trace is None else trace
         done = self.run(settings, tried)
         if done.out_of_memory is None:

@@ -1,4 +1,4 @@
-"""What is analysed, as a value of which one setting can be changed."""
+"""A request for an analysis, as a value of which one setting can be changed."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Request:
 
     @property
     def progress(self) -> Say:
-        """Who is told how far an analysis is."""
+        """The callback that is told the progress of an analysis."""
         return self.options.get("progress") or unheard
 
     def run(self, captures: Captures | None = None, say: Say | None = None) -> Estimate:
-        """Analyse it, with what was captured for another request about the same model where that serves.
+        """Analyse it; a capture made for another request about the same model is used where it serves.
 
         The estimate keeps no trace: many of them are held at once. Raises :class:`GraphmemError`.
         """

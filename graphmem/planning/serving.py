@@ -1,4 +1,4 @@
-"""How many requests a model serves at once: one answer of an engine, and what follows from several.
+"""The number of requests that a model serves at once: an engine's answer, and conclusions from several.
 
 Every figure is an answer of its own: longer contexts, other cards and changed options are asked for, not scaled.
 """
@@ -63,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True)
 class ServingReport:
-    """An engine's answer with what was asked about it. ``lengths`` are quantiles of requests' lengths in tokens."""
+    """An engine's answer with the question. ``lengths`` are quantiles of requests' lengths in tokens."""
 
     served: Served
     lengths: tuple[tuple[float, int], ...] = ()
@@ -158,7 +158,7 @@ def serve(
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> ServingReport:
-    """What an inference engine leaves for the KV cache of ``model`` on a card, and how many requests that holds.
+    """The memory that an inference engine leaves for the KV cache of ``model`` on a card, and the requests it holds.
 
     ``model``: a ``config.json``, a folder with one, a known name, or a GGUF file. ``options`` are those of
     :class:`graphmem.serving.base.Question`, by vLLM's names (``tensor_parallel_size``, ``max_model_len``, …); those
@@ -241,7 +241,7 @@ def _load_asked(
     duration: float | str,
     trace: str | Path | None,
 ) -> _Load | None:
-    """What is asked about a load over time. Raises :class:`graphmem.errors.GraphmemError`."""
+    """The question about a load over time. Raises :class:`graphmem.errors.GraphmemError`."""
     if trace is not None:
         if arrivals is not None:
             raise UsageError("--arrivals and --trace: a load comes from one of them")

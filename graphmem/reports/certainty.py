@@ -9,7 +9,7 @@ from graphmem.figures import Cause, Spread
 from graphmem.units import format_bytes
 
 #: Levels that the line tells; what was requested is as sure as what is allocated.
-_TOLD = ("allocated", "reserved", "device")
+_LEVELS = ("allocated", "reserved", "device")
 
 
 def sentence(estimate: Estimate) -> str:
@@ -17,7 +17,7 @@ def sentence(estimate: Estimate) -> str:
     if "out_of_memory" in estimate.details:
         return ""
     told: dict[str, list[str]] = {}
-    for level in _TOLD:
+    for level in _LEVELS:
         told.setdefault(interval(estimate, level), []).append(level)
     levels = [f"{_listed(names)} {words}" for words, names in told.items()]
     causes = ", ".join(f"{cause.name} {_off(cause.spread('device'))}" for cause in estimate.doubts.about("device"))
@@ -41,7 +41,7 @@ def interval(estimate: Estimate, level: str) -> str:
 
 
 def rows(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
-    """(cause, how far device memory may be off because of it, the source) of every cause."""
+    """A row for every cause: its name, how far it may move device memory, its source."""
     for cause in estimate.doubts.causes:
         yield cause.name, _off(cause.spread("device")), _source(cause)
 

@@ -59,7 +59,7 @@ svg text.level { text-anchor: start; transform: translate(10px, -10px) } }
 
 
 def render(estimate: Estimate, budget_bytes: int | None = None) -> str:
-    """The whole document, ending in a newline; an estimate above ``budget_bytes`` of device memory says so first."""
+    """The whole document, ending in a newline; it begins with a warning for device memory above ``budget_bytes``."""
     title = f"GPU memory of {clean(estimate.model)}"
     over = over_budget(estimate, budget_bytes)
     body = "\n".join(part for part in (over and f'<p class="no">{escape(over)}</p>', *_sections(estimate)) if part)

@@ -1,4 +1,4 @@
-"""What is around the HTML of a plan, of a serving engine and of what a notebook shows: it needs nothing else."""
+"""The frame of a self-contained HTML page: of a plan, of a serving engine, and in a notebook."""
 
 from __future__ import annotations
 

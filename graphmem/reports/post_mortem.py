@@ -1,4 +1,4 @@
-"""What a report says of a recorded run that ran out of memory, as rows of text: for a terminal and for a page.
+"""The report of a recorded run that ran out of memory, as rows of text: for a terminal and for a page.
 
 ``dead`` is ``details["out_of_memory"]`` of an estimate: :class:`graphmem.planning.post_mortem.PostMortem` as values.
 """
@@ -18,7 +18,7 @@ ATTEMPTS = "What would have saved it, each tried by a replay in the room that th
 
 
 def sentences(dead: Dead) -> Sequence[str]:
-    """What killed the run and the first of what would have saved it."""
+    """The cause of the failure and the first change that would have prevented it."""
     asked = f"RAN OUT OF MEMORY: {format_bytes(dead['requested_bytes'])} were asked for{_made_by(dead)}"
     if dead["missing_bytes"]:
         free, missing = format_bytes(dead["driver_free_bytes"]), format_bytes(dead["missing_bytes"])
@@ -38,7 +38,7 @@ def sentences(dead: Dead) -> Sequence[str]:
 
 
 def heap_rows(dead: Dead) -> list[tuple[str, str, str]]:
-    """(what, bytes, words) of the memory when the run died."""
+    """Rows (name, bytes, words) of the memory when the run died."""
     largest = ", ".join(format_bytes(size) for size in dead["holes"][:3])
     room = (
         "held by PyTorch, and free on the card"
@@ -56,7 +56,7 @@ def heap_rows(dead: Dead) -> list[tuple[str, str, str]]:
 
 
 def holder_rows(dead: Dead) -> Iterator[tuple[str, str, str]]:
-    """(bytes, blocks, line) of what lived when the run died."""
+    """Rows (bytes, blocks, source line) of the blocks that were alive when the run died."""
     for one in dead["holders"]:
         plural = "s" if one["blocks"] > 1 else ""
         yield format_bytes(one["bytes"]), f"{one['blocks']} block{plural}", _place(one)

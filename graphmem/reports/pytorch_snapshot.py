@@ -36,7 +36,7 @@ def render(trace: Trace, alloc_conf: str | None = None, torch_version: str | Non
 
 
 def snapshot(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> dict[str, Any]:
-    """The same as a value, what ``torch.cuda.memory._snapshot()`` would return. Raises as :func:`render` does."""
+    """The same as a value, like the one ``torch.cuda.memory._snapshot()`` returns. Raises as :func:`render` does."""
     version = version_named(torch_version)
     text = pytorch.configuration_text(alloc_conf, version)
     allocator = _Recording(trace, text, version)
@@ -127,7 +127,7 @@ def _frames_of(operator: Operator, phase: str) -> list[dict[str, Any]]:
 
 
 def _without(ranges: list[Interval], others: list[Interval]) -> Iterator[Interval]:
-    """What ``ranges`` cover and ``others`` do not; each list is in order and does not overlap itself."""
+    """The parts of ``ranges`` that ``others`` do not cover; each list is in order and does not overlap itself."""
     position = 0
     for begin, end in ranges:
         while position < len(others) and others[position][1] <= begin:

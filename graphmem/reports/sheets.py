@@ -56,7 +56,7 @@ class Sheet:
 
 
 def of_fit(found: Largest) -> Sheet:
-    """The answer in one line, the two sizes that prove it and the safe one, and what else was tried."""
+    """The sheet of ``fit``: the answer in one line, the two sizes that prove it, the safe one, and others tried."""
     name, shown = found.name, found.estimate or found.above
     assert shown is not None
     assert shown.fit is not None
@@ -90,7 +90,7 @@ def _remarks(*told: tuple[str, Sequence[str]]) -> list[tuple[str, Sequence[str]]
 
 
 def _margin(found: Largest, name: str) -> str:
-    """What the largest size leaves of the card, how far that is known, and the size that is safe."""
+    """The memory that the largest size leaves on the card, how far that is known, and the size that is safe."""
     assert found.estimate is not None
     assert found.estimate.fit is not None
     fit, doubts = found.estimate.fit, found.estimate.doubts

@@ -117,7 +117,7 @@ def over_budget(estimate: Estimate, budget_bytes: int | None) -> str:
 
 
 def levels_of(runtime: str) -> Sequence[tuple[str, str]]:
-    """(level, what it means) in the words of a runtime, in general ones for one that is not installed."""
+    """Rows (level, its meaning) in the words of a runtime, in general ones for one that is not installed."""
     from graphmem.runtimes.base import LEVELS as GENERAL
 
     try:
@@ -180,7 +180,7 @@ def _verdict(estimate: Estimate) -> RenderableType:
 
 
 def headlines(estimate: Estimate) -> Sequence[str]:
-    """What stands beside the verdict, as no figure may be read without it."""
+    """The sentences beside the verdict that limit every figure, such as the assumption of a card."""
     return [f"{clean(_diagnostic(one))}." for one in estimate.diagnostics if one.kind == "headline"]
 
 
@@ -238,7 +238,7 @@ def _card(estimate: Estimate, card: CardUse) -> RenderableType:
 
 
 def card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
-    """(what, bytes, how far it is known) of what is on the card, from the process to the whole of it."""
+    """Rows (name, bytes, certainty) of the memory on the card, from the process to the whole card."""
     known = certainty.interval(estimate, "device")
     rows = [("this process", card.process_bytes, f"{known}: reserved plus")]
     for figure in card.context:
@@ -278,7 +278,7 @@ _LOOPS = {
 
 
 def other_loop(estimate: Estimate) -> tuple[str, str] | None:
-    """Title and figures of the loop that was not asked for, where they are told."""
+    """Title and figures of the other loop (hold or drop the output), where they are reported."""
     loop = estimate.details.get("loop") or {}
     other = loop.get("other")
     if other not in _LOOPS:
@@ -377,7 +377,7 @@ def _phases(estimate: Estimate, details: bool) -> RenderableType:
 
 
 def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
-    """What happens before the iterations, the first one, the last one (the steady state), and where the peak is."""
+    """The phases to show: before the iterations, of the first and the last (the steady state), and of the peak."""
     last = max(phase.iteration for phase in phases)
     return [p for p in phases if p.iteration in (0, 1, last) or _phase_name(p) == peak_phase]
 

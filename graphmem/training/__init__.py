@@ -1,4 +1,4 @@
-"""What a step is: frozen values whose fields are the options of the command line. No framework is imported here."""
+"""The description of a step: frozen values whose fields are the command line's options. Imports no framework."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class Training:
             raise UsageError(f"torch.compile of a model in {name} is not modelled; leave out compile or {name}")
 
     def _check_pipeline(self) -> None:
-        """What goes with a pipeline is the choice of PyTorch's schedules, and of torchtitan, which combines them."""
+        """Raise :class:`UsageError` for options that PyTorch and torchtitan do not combine with a pipeline."""
         if self.zero is not None:
             raise UsageError(
                 "DeepSpeed's pipelines are of models written as its PipelineModule, ZeRO-2 and 3 go with none of them: "
@@ -366,7 +366,7 @@ class Training:
 
     @property
     def wrapper(self) -> DataParallel | FullyShard | ZeRO | None:
-        """What is around the model in training of several processes."""
+        """The model's wrapper in training of several processes: ``ddp``, ``fsdp`` or ``zero``; None without one."""
         return self.ddp or self.fsdp or self.zero
 
     @property
@@ -376,7 +376,7 @@ class Training:
 
     @property
     def processes(self) -> Processes | None:
-        """The process that is analysed, of how many; None where that was not said. Raises :class:`UsageError`."""
+        """The analysed process and the number of all; None where no number was given. Raises :class:`UsageError`."""
         size = self.world_size if self.wrapper is None else self.wrapper.world_size
         if self.wrapper is None and self.pp is not None:
             size = self.pp.ranks * (self.tp or 1)
@@ -394,7 +394,7 @@ class Training:
 
     @property
     def epoch(self) -> Epoch:
-        """What differs between the batches."""
+        """The differences between the batches of an epoch."""
         return Epoch(
             self.seq_lens,
             self.last_batch,

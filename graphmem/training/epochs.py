@@ -34,7 +34,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What differs between the batches of an epoch. Without any of it the same batch comes again and again.
+    """The differences between the batches of an epoch. Without any the same batch comes again and again.
 
     Args:
         seq_lens: lengths of the sequences of one batch after the other, over and over.
@@ -111,7 +111,7 @@ class Epoch:
             yield Iteration(micro, evaluated if number == self.steps - 1 else ())
 
     def describe(self) -> list[str]:
-        """What differs, in words."""
+        """The differences in words."""
         words = []
         if self.seq_lens:
             words.append(f"sequences of {', '.join(map(str, self.seq_lens))}")

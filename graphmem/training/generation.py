@@ -1,4 +1,4 @@
-"""``--generate``: what transformers' ``generate`` is called with, by its own names. No framework is imported here."""
+"""``--generate``: the arguments of transformers' ``generate``, by its own names. No framework is imported here."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Generation:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is drafted and not said how many tokens are right."""
+        """Whether tokens are drafted and the share of accepted ones is not given."""
         return self.is_assisted and self.accepted is None
 
     def _check_cache(self) -> None:

@@ -60,7 +60,7 @@ class Processes:
         return self.rank % self.on_node
 
     def environment(self) -> dict[str, str]:
-        """What ``torchrun`` sets (``LocalElasticAgent._start_workers``,
+        """The environment variables that ``torchrun`` sets (``LocalElasticAgent._start_workers``,
         torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
         nodes, node = self.world_size // self.on_node, self.rank // self.on_node
         values = {

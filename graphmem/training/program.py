@@ -1,4 +1,4 @@
-"""A whole program, as a command line starts it: what runs, with which arguments, as which of how many processes."""
+"""A whole program, as a command line starts it: its file or module, its arguments, and its place among processes."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from graphmem.cli.main import cli
 from graphmem.errors import UsageError
 from graphmem.training import Inference, Training
 from tests import places
+from tests.support import platforms
 
 ROOT = places.ROOT
 CUDA_PYTHON, STUB = os.environ.get("GRAPHMEM_CUDA_PYTHON"), os.environ.get("GRAPHMEM_STUB_DRIVER")
@@ -63,6 +64,7 @@ def _cases(*batches: int) -> list[Case]:
     return [case_of("zoo:mlp", Inference(), batch) for batch in batches]
 
 
+@platforms.SCRIPTS
 def test_a_process_that_dies_becomes_a_record(tmp_path: Path) -> None:
     python = _fake_python(tmp_path, "sys.exit('the driver is gone')")
     (record,) = measure(_cases(1), Plan(python=python))
@@ -71,12 +73,14 @@ def test_a_process_that_dies_becomes_a_record(tmp_path: Path) -> None:
         machine_here(Plan(python=python))
 
 
+@platforms.SCRIPTS
 def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
     python = _fake_python(tmp_path, "time.sleep(60)")
     (record,) = measure(_cases(1), Plan(python=python, case_seconds=0.5))
     assert record.error == "took longer than 0 s"
 
 
+@platforms.SCRIPTS
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     output = tmp_path / "measured.jsonl"
     append(output, [Record(_cases(1)[0], OK), Record(_cases(2)[0], FAILED)])
@@ -87,12 +91,14 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert list(measure(_cases(1, 2, 3), Plan(output=output, python=python))) == []
 
 
+@platforms.SCRIPTS
 def test_a_budget_ends_the_run_between_cases(tmp_path: Path) -> None:
     python = _fake_python(tmp_path, "time.sleep(0.3); print(json.dumps({'status': 'ok'}))")
     done = list(measure(_cases(1, 2, 3), Plan(python=python, budget_seconds=0.2)))
     assert len(done) == 1
 
 
+@platforms.SCRIPTS
 def test_the_allocator_of_the_caller_does_not_reach_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:20")
     body = "import os; print(json.dumps({'status': 'ok', 'error': os.environ.get('PYTORCH_CUDA_ALLOC_CONF', '-')}))"

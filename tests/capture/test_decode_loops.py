@@ -60,10 +60,11 @@ torch.set_grad_enabled(False)
 prompt = torch.randint(0, VOCAB, (2, 7), device="cuda")
 """
 
-#: What a program does -> the source.
+#: What a program does -> the source. The lengths go from 7 beyond 64, the end of a block of tokens (decoding.BLOCK),
+#: and are no longer: the slow half of a test is the one that follows every token.
 PROBED = {
     "ids that grow, and a window": """
-def generate(model, idx, tokens, window=70):
+def generate(model, idx, tokens, window=66):
     for _ in range(tokens):
         seen = idx if idx.size(1) <= window else idx[:, -window:]
         logits, _ = model(seen)
@@ -72,12 +73,12 @@ def generate(model, idx, tokens, window=70):
         logits[logits < values[:, [-1]]] = -math.inf
         idx = torch.cat((idx, torch.multinomial(F.softmax(logits, dim=-1), num_samples=1)), dim=1)
     return idx
-out = generate(Model().cuda().bfloat16(), prompt, 110)
+out = generate(Model().cuda().bfloat16(), prompt, 80)
 F.one_hot(out, VOCAB)
 """,
     "scores with the square of the length": """
 model, idx = Model(fused=False).cuda(), prompt
-for _ in range(100):
+for _ in range(70):
     logits, _ = model(idx)
     idx = torch.cat((idx, logits[:, -1].argmax(-1, keepdim=True)), 1)
 F.one_hot(idx, VOCAB)
@@ -92,17 +93,17 @@ def generate(model, ids, tokens):
         numbers.append(ids[0].item())
         for text, one in zip(texts, ids): text.append(int(one))
     return torch.cat([prompt] + new, 1), numbers, texts
-out, numbers, texts = generate(Model().cuda().bfloat16(), prompt, 100)
-assert out.shape == (2, 107) and len(numbers) == len(texts[0]) == len(texts[1]) == 100
+out, numbers, texts = generate(Model().cuda().bfloat16(), prompt, 70)
+assert out.shape == (2, 77) and len(numbers) == len(texts[0]) == len(texts[1]) == 70
 ids = torch.tensor(numbers).cuda()
 del out
 F.one_hot(ids, VOCAB)
 """,
     "a cache that the loop's numbers fill": """
 model = Model(fused=False).cuda()
-tokens = torch.zeros(2, 120, dtype=torch.long, device="cuda")
+tokens = torch.zeros(2, 80, dtype=torch.long, device="cuda")
 before = 0
-for at in range(7, 120):
+for at in range(7, 80):
     logits, _ = model(tokens[:, before:at], start=before)
     tokens[:, at] = logits[:, -1].argmax(-1)
     before = at
@@ -110,10 +111,10 @@ F.one_hot(tokens, VOCAB)
 """,
     "a list of ids that is the input": """
 model, ids = Model().cuda().bfloat16(), [1, 2, 3]
-for _ in range(100):
+for _ in range(70):
     logits, _ = model(torch.tensor([ids], device="cuda"))
     ids.append(int(logits[0, -1].argmax()))
-assert len(ids) == 103
+assert len(ids) == 73
 """,
     "steps that collect what they make": """
 net, x, seen = nn.Conv2d(3, 3, 3, padding=1).cuda(), torch.zeros(2, 3, 8, 8).cuda(), []
@@ -182,6 +183,6 @@ def test_some_tokens_tell_of_all(name: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(decoding.Decoding, "_write", noted)
     probed = traced(tmp_path / "generate.py", source)
     assert bool(written) == (name in PROBED)
-    assert all(followed < 80 for followed in written)
+    assert all(followed < 35 for followed in written)
     monkeypatch.setattr(leaving, "FEWEST", 10**9)
     assert rows(probed) == rows(traced(tmp_path / "generate.py", source))

@@ -42,13 +42,29 @@ def generated(
     return captured.trace, shapes[0]
 
 
+def _written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """True for every generation that is written from probes from now on."""
+    written, write = [], decoding.Decoding._write
+
+    def noted(self: decoding.Decoding) -> None:
+        write(self)
+        written.append(True)
+
+    monkeypatch.setattr(decoding.Decoding, "_write", noted)
+    return written
+
+
 @pytest.mark.parametrize(
     ("tokens", "options"),
-    [(100, {}), (100, {"batch": 2, "do_sample": True, "top_k": 5}), (130, {"hidden": 512})],
+    [(60, {}), (60, {"batch": 2, "do_sample": True, "top_k": 5}), (100, {"hidden": 512})],  # the last over two blocks
 )
-def test_probing_gives_what_following_gives(tokens: int, options: dict[str, Any]) -> None:
+def test_probing_gives_what_following_gives(
+    tokens: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, shape = generated(tokens, shortens=False, **options)
+    written = _written(monkeypatch)
     probed, shape_too = generated(tokens, shortens=True, **options)
+    assert written == [True]
     assert shape == shape_too == (options.get("batch", 1), 40 + tokens)
     assert rows(probed) == rows(whole)
 
@@ -60,11 +76,12 @@ def test_probing_gives_what_following_gives(tokens: int, options: dict[str, Any]
         (torch.inference_mode, {"num_beams": 3, "eos_token_id": 7, "early_stopping": True, "length_penalty": 2.0}),
     ],
 )
-def test_beams_grow_to_the_largest_length(mode: Any, options: dict[str, Any]) -> None:
-    followed, shape = generated(50, shortens=False, hidden=64, mode=mode, **options)
-    probed, shape_too = generated(50, shortens=True, hidden=64, mode=mode, **options)
-    assert shape == shape_too == (options.get("num_return_sequences", 1), 90)
-    assert rows(followed) == rows(probed)
+def test_beams_grow_to_the_largest_length(mode: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not end early, and no token of theirs is written from probes."""
+    written = _written(monkeypatch)
+    _, shape = generated(decoding.FEWEST + 2, shortens=True, hidden=64, mode=mode, **options)
+    assert written == []
+    assert shape == (options.get("num_return_sequences", 1), 40 + decoding.FEWEST + 2)
 
 
 def test_few_tokens_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:

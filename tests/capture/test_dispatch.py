@@ -92,7 +92,7 @@ def test_a_step_that_meets_them_is_handled_by_them(monkeypatch: pytest.MonkeyPat
         "inference decomposition",
         "accumulated gradients",
         "decisions",
-        "bodies",
+        "decompositions",
     }
     # Fan-in and formulas in place look at the stack, and would find this test's frame in the engine's stead.
-    assert expected | {"bodies"} <= {name for name, count in handled.items() if count}
+    assert expected | {"decompositions"} <= {name for name, count in handled.items() if count}

@@ -127,7 +127,7 @@ def test_what_does_not_generate_is_refused(tmp_path: Path) -> None:
 def test_of_drafted_tokens_all_and_none_are_tried(tmp_path: Path) -> None:
     drafts = (("assistant_early_exit", 1), ("num_assistant_tokens", 4), ("num_assistant_tokens_schedule", "heuristic"))
     said, in_vain, all_right = (
-        _generated(tmp_path, _LLAMA, Generation(24, accepted=accepted, arguments=drafts), seq_len=40)
+        _generated(tmp_path, _LLAMA, Generation(12, accepted=accepted, arguments=drafts), seq_len=40)
         for accepted in (None, 0, 100)
     )
     assert said.device == max(in_vain.device, all_right.device)

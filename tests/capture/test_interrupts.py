@@ -23,6 +23,9 @@ from graphmem import Training, analyze  # noqa: E402
 from graphmem.capture import threads  # noqa: E402
 from graphmem.capture.patches import Patches  # noqa: E402
 from tests.capture.test_restores import state  # noqa: E402
+from tests.support import platforms  # noqa: E402
+
+pytestmark = platforms.SIGNALS
 
 #: Moments of a whole analysis, evenly spread: layers are put on, the step runs, layers are taken off.
 POINTS = (12, pytest.param(300, marks=pytest.mark.slow))
@@ -102,7 +105,6 @@ def test_an_analysis_that_waits_can_be_interrupted() -> None:
     _analysis()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 def test_an_interrupt_that_comes_while_an_object_dies_is_not_lost() -> None:
     class Short:
         pass

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled  # noqa: E402
-from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.operators.facts import facts_of  # noqa: E402
-from graphmem.capture.operators.made_of_operators import _rows_told  # noqa: E402
+from graphmem.capture.operators.kernel_decompositions import _rows_told  # noqa: E402
+from graphmem.capture.operators.side_effects import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.reports.text import render  # noqa: E402
 from graphmem.training import Inference  # noqa: E402

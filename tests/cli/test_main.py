@@ -22,6 +22,7 @@ from graphmem.errors import CaptureError, UsageError
 from graphmem.estimate import Estimate
 from graphmem.training import Inference, Training
 from graphmem.units import GIB
+from tests.support import platforms
 from tests.support.estimates import failing_estimate, training_estimate
 
 
@@ -256,6 +257,7 @@ def test_an_error_of_the_analysis_writes_nothing(recorder: Recorder, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@platforms.LINKS
 def test_writing_through_a_link_keeps_the_link(recorder: Recorder, tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")

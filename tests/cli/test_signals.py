@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 import graphmem
 from graphmem.cli.start import ENDINGS, ending_in_order
+from tests.support import platforms
 
 #: Stands for a long call of onnxruntime: it waits in C until the file ``reached`` lies there, and longer.
 _SLOW = """
@@ -34,7 +35,7 @@ main()
 """
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@platforms.SIGNALS
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_analysis_in_order(tmp_path: Path, number: signal.Signals, code: int) -> None:
     pytest.importorskip("onnxruntime")

@@ -14,12 +14,13 @@ from graphmem.explain import explain
 from tests import places
 
 
-def test_an_operator_is_explained_with_the_places_of_its_rule_and_body() -> None:
+def test_an_operator_is_explained_with_the_places_of_its_rule_and_decomposition() -> None:
     text = explain("aten.index_put_")
     assert text.startswith("aten.index_put_.default\n  aten::index_put_(Tensor(a!) self")
     assert "capture/kernels/rules/indexing.py:" in text
-    assert "made of operators: index_put (capture/operators/made_of_operators.py:" in text
+    assert "decomposition:     index_put (capture/operators/kernel_decompositions.py:" in text
     assert "intercepted:       lists in subscripts" in text
+    assert "decomposition:     waited_for (capture/operators/collectives.py:" in explain("_c10d_functional.wait_tensor")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_an_operator_is_explained_with_the_places_of_its_rule_and_body() -> None
         ("aten.linear.default", "autocast:          arguments are cast to the lower precision"),
         ("aten.relu.default", "kernel rule:       none; it is taken to allocate its outputs and nothing else"),
         ("aten.linalg_lu", "not modelled:      the factorization's workspace (cuSOLVER)"),
-        ("aten._ctc_loss.default", "shapes:            ctc_loss (capture/operators/missing_shapes.py:"),
+        ("aten._ctc_loss.default", "shapes:            ctc_loss (capture/operators/meta_kernels.py:"),
     ],
 )
 def test_each_fact_has_a_line(name: str, line: str) -> None:

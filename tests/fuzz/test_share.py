@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("resource", reason="cases run within limits of time and memory that POSIX sets")
+
 from tests.fuzz.judge import emptied, problem_of
 from tests.fuzz.kinds import KINDS, make
 

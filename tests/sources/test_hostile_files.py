@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.fuzz import samples
+from tests.support import platforms
 
 pytest.importorskip("torch")
 
@@ -268,6 +269,7 @@ def test_the_samples_are_hostile(tmp_path: Path) -> None:
     assert (tmp_path / "gotcha").exists()
 
 
+@platforms.LINKS
 def test_other_files_run_nothing_and_read_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "gotcha_module.py").write_text("import os\nos.mkdir('gotcha')\nKind = dict\n")
     secret = tmp_path / "SECRET"

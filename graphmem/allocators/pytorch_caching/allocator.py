@@ -181,7 +181,7 @@ class PyTorchCachingAllocator(PoolInterface):
         release_cached_blocks(self, self._large, self._small)
 
     def empty_pool(self, pool: int) -> None:
-        """``emptyCache(id)``, which a MemPool does when it is deleted: give back what the pool does not use."""
+        """``emptyCache(id)``, which a MemPool does when it is deleted: give its unused segments back."""
         release_cached_blocks(self, self._large, self._small, pool)
 
     def set_memory_fraction(self, fraction: float) -> None:
@@ -222,7 +222,7 @@ class PyTorchCachingAllocator(PoolInterface):
             self.set_memory_fraction(fraction)
 
     def change_settings(self, text: str) -> None:
-        """``torch._C._accelerator_setAllocatorSettings``: what ``text`` leaves out is as by default.
+        """``torch._C._accelerator_setAllocatorSettings``: settings that ``text`` leaves out get their defaults.
 
         Blocks stay as they are, also where expandable segments are switched on or off: those of the other kind are
         free for what was asked before, and each goes back in its own way. Raises
@@ -252,7 +252,7 @@ class PyTorchCachingAllocator(PoolInterface):
         self._divisions = conf.roundup_power2_divisions if any(conf.roundup_power2_divisions) else None
 
     def segments(self) -> tuple[SegmentView, ...]:
-        """What ``torch.cuda.memory_snapshot`` shows: segments in address order, tiled by their blocks."""
+        """The segments as ``torch.cuda.memory_snapshot`` lists them: in address order, tiled by their blocks."""
         return segment_views(self._heads.values(), self._expandable_segments)
 
     # ------------------------------------------------------------------ allocating
@@ -274,7 +274,7 @@ class PyTorchCachingAllocator(PoolInterface):
         return free_set.blocks.pop(position)
 
     def _limited_choice(self, free_set: FreeSet, position: int, rounded: int) -> int | None:
-        """What expandable segments and ``max_split_size`` make of the best fit; ``None``: it must not be used."""
+        """The best fit, within the limits of expandable segments and ``max_split_size``; None: it must not be used."""
         blocks = free_set.blocks
         if self._expandable:
             # A block in front of unmapped space counts with the size it can grow to.
@@ -355,7 +355,7 @@ class PyTorchCachingAllocator(PoolInterface):
         return block
 
     def alloc_found_block(self, free_set: FreeSet, block: Block, rounded: int, size: int) -> Block:
-        """Hand a block out, after splitting off what is not needed (``should_split``)."""
+        """Hand a block out, after splitting off its unused rest (``should_split``)."""
         was_split = self.stats is not None and block.is_split
         splits = block.size - rounded >= free_set.split_from and (rounded < self._max_split or self._expandable)
         if splits:
@@ -462,7 +462,7 @@ class PyTorchCachingAllocator(PoolInterface):
             self.free_block(block)
 
     def synchronize_and_free_events(self, private_pool: int = 0) -> None:
-        """Wait for every event, or for those of one private pool, and free what waited for them."""
+        """Wait for every event, or for those of one private pool, and free the blocks that waited for them."""
         self.num_sync_all_streams += 1
         self._insert_events_deferred_until_no_capture()
         for block in self._events.wait(private_pool):
@@ -534,7 +534,7 @@ class PyTorchCachingAllocator(PoolInterface):
     # ------------------------------------------------------------------ looking
 
     def room_bytes(self) -> int:
-        """What may still be reserved, of the card's memory and of the fraction."""
+        """Bytes that may still be reserved, by the card's memory and by the fraction set for the process."""
         free = self.driver.free_bytes()
         return free if self._allowed is None else min(free, self._allowed - self.reserved_bytes)
 

@@ -33,7 +33,7 @@ class PrivatePool:
 
 
 class PrivatePools:
-    """All private pools of a device, the routes to them, and what waits for the end of a capture."""
+    """All private pools of a device, the routes to them, and the frees that wait for the end of a capture."""
 
     def __init__(self, torch_version: tuple[int, int]) -> None:
         self._captures_apart = versions.CAPTURES_APART.holds(torch_version)

@@ -1,4 +1,4 @@
-"""What the caching allocator shows: its segments, as ``torch.cuda.memory_snapshot``, and its out-of-memory error."""
+"""Views of the caching allocator: its segments, as in ``torch.cuda.memory_snapshot``, and its out-of-memory error."""
 
 from __future__ import annotations
 

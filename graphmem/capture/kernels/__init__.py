@@ -1,4 +1,4 @@
-"""CUDA kernels: what they allocate beyond what a fake operator shows.
+"""Kernel rules: the memory that CUDA kernels take beyond the outputs of a fake operator.
 
 Importing this package fills ``RULES``: every file of ``rules/`` is found by listing the folder."""
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
-from graphmem.capture.operators.older_versions import mask_by_filling
+from graphmem.capture.operators.operators_by_version import mask_by_filling
 from graphmem.capture.values.tensors import HALF_TYPES
 
 _aten = torch.ops.aten
 
 
 def attention_composites(card: Card) -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """The operators of attention -> their decompositions on CUDA."""
     return {_aten.scaled_dot_product_attention.default: attention_on(card)}
 
 

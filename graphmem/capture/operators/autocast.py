@@ -63,7 +63,7 @@ _IN_WORDS = {
 
 
 def autocast_of(func: Any) -> str | None:
-    """What autocast does to an overload's arguments, in words; None where it leaves them."""
+    """The casts of an overload's arguments under autocast, in words; None where it leaves them."""
     name = str(func).removeprefix("aten.").removesuffix(".default")
     return next((words for names, words in _IN_WORDS.items() if name in names), None)
 

@@ -106,8 +106,8 @@ def follow_bitsandbytes() -> None:
     _backend.forget_card()
 
 
-def body_of(func: Any) -> Callable[..., Any] | None:
-    """What runs in place of the fake kernel of an operator of bitsandbytes; None for any other operator."""
+def decomposition_of(func: Any) -> Callable[..., Any] | None:
+    """The decomposition of an operator of bitsandbytes, instead of its fake kernel; None for any other operator."""
     if func.namespace != _PACKAGE:
         return None
     kernel = _backend.kernels.get(func._schema.name + (f".{func._overloadname}" * (func._overloadname != "default")))

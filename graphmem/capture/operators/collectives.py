@@ -43,7 +43,7 @@ def _waited_for(_: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 #: What runs in place of the fake kernels of functional collectives.
-BODIES = {torch.ops._c10d_functional.wait_tensor.default: _waited_for} if dist.is_available() else {}
+DECOMPOSITIONS = {torch.ops._c10d_functional.wait_tensor.default: _waited_for} if dist.is_available() else {}
 
 
 #: Operators of two processes; their works have no result.
@@ -80,7 +80,7 @@ def group_of(args: Sequence[Any], known: dict[str, tuple[int, ...]]) -> Group:
 
 @dataclass
 class _Used:
-    """What went through a process group: peers of messages by their place in it, and collectives."""
+    """The traffic of a process group: peers of messages by their place in it, and collectives."""
 
     peers: set[int] = field(default_factory=set)
     gathers: bool = False
@@ -108,7 +108,7 @@ def records_use(func: Any, args: Sequence[Any], torch_version: Version, environm
 
 
 class ProcessGroups:
-    """The process groups of several on cards that this process is in, and what went through them: NCCL makes a
+    """The process groups of several on cards that this process is in, and their traffic: NCCL makes a
     communicator when a group is first used, connects it as its collectives ask, and two processes when they first
     exchange messages."""
 

@@ -18,16 +18,16 @@ import torch
 from graphmem.capture.device.torch_versions import ExistingFakes
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.attention import attention_composites, attention_on, fuses_attention_on
-from graphmem.capture.operators.basic import basic_composites, linear
 from graphmem.capture.operators.convolutions import convolution_composites
 from graphmem.capture.operators.ctc import ctc_composites, ctc_shapes
-from graphmem.capture.operators.fused_inference import fused_inference
-from graphmem.capture.operators.gradients import gradient_composites
-from graphmem.capture.operators.missing_shapes import missing_shapes
+from graphmem.capture.operators.gradient_operators import gradient_composites
+from graphmem.capture.operators.gradients_by_version import formulas_of_version
+from graphmem.capture.operators.layers_and_losses import basic_composites, linear
+from graphmem.capture.operators.meta_kernels import meta_kernels
 from graphmem.capture.operators.normalization import normalization_composites
-from graphmem.capture.operators.older_versions import older_composites, patch_indexing
+from graphmem.capture.operators.operators_by_version import older_composites, patch_indexing
 from graphmem.capture.operators.recurrent.operators import recurrent_composites, recurrent_fakes
-from graphmem.capture.operators.version_formulas import formulas_of_version
+from graphmem.capture.operators.transformer_layers import transformer_layers
 from graphmem.capture.operators.views import patch_views
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.devices import DEFAULT_DEVICE, device_named
@@ -70,7 +70,7 @@ def _never_called(*_: Any, **__: Any) -> Any:
 
 def shapes() -> dict[str, Callable[..., Any]]:
     """By operator name (``aten::...``): fake implementations in place of those that PyTorch lacks."""
-    return {**missing_shapes(), **ctc_shapes(), **recurrent_fakes()}
+    return {**meta_kernels(), **ctc_shapes(), **recurrent_fakes()}
 
 
 @cache
@@ -80,11 +80,11 @@ def composite_operators() -> frozenset[Any]:
 
 
 def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
-    """By operator: what the version of ``card``'s build calls."""
+    """Composite operators -> their decompositions in a build for ``card``."""
     return {
         **gradient_composites(),
         **recurrent_composites(card),
-        **fused_inference(attention_on(card), linear, fuses_attention_on(card)),
+        **transformer_layers(attention_on(card), linear, fuses_attention_on(card)),
         **basic_composites(),
         **convolution_composites(),
         **ctc_composites(),

@@ -21,7 +21,7 @@ _CUDNN_LABELS = 256
 
 
 def ctc_composites() -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """The CTC operators -> their decompositions on CUDA."""
     return {_aten.ctc_loss.IntList: _of_numbers, _aten.ctc_loss.Tensor: _of_tensors}
 
 

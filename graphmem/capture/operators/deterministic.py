@@ -18,17 +18,18 @@ from graphmem.capture.values.selection import Selection
 from graphmem.versions import Since
 
 _aten = torch.ops.aten
-Body = Callable[..., Any]
+Decomposition = Callable[..., Any]
 
 
-def _where_asked(body: Callable[..., Tensor], in_place: bool) -> Body:
-    """``body(written, ...)`` in deterministic mode; other calls are one kernel. A call out of place writes a copy."""
+def _where_asked(decomposition: Callable[..., Tensor], in_place: bool) -> Decomposition:
+    """``decomposition(written, ...)`` in deterministic mode; other calls are one kernel. A call out of place writes a
+    copy."""
 
     def run(_: Selection, self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not torch.are_deterministic_algorithms_enabled():
             return NotImplemented
         written = self if in_place else self.clone()
-        return body(written, *args, **kwargs)
+        return decomposition(written, *args, **kwargs)
 
     return run
 
@@ -47,11 +48,11 @@ def _put(written: Tensor, dim: int, index: Tensor, values: Tensor, *, accumulate
     return written
 
 
-def _scatter(via_index_put: Body) -> Body:
+def _scatter(via_index_put: Decomposition) -> Decomposition:
     return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=False)
 
 
-def _scatter_add(via_index_put: Body) -> Body:
+def _scatter_add(via_index_put: Decomposition) -> Decomposition:
     return lambda written, dim, index, src: via_index_put(written, dim, index, src, accumulate=True)
 
 
@@ -100,7 +101,7 @@ def _via_flat_index_put(written: Tensor, dim: int, index: Tensor, src: Tensor, *
     return written
 
 
-def _scattering(via_index_put: Body) -> dict[Any, Body]:
+def _scattering(via_index_put: Decomposition) -> dict[Any, Decomposition]:
     return {
         _aten.scatter.src: _where_asked(_scatter(via_index_put), False),
         _aten.scatter_.src: _where_asked(_scatter(via_index_put), True),
@@ -109,15 +110,16 @@ def _scattering(via_index_put: Body) -> dict[Any, Body]:
     }
 
 
-#: Operator -> its body, which answers ``NotImplemented`` where the mode is off.
-DETERMINISTIC: dict[Any, Body] = {
+#: Operator -> its decomposition, which answers ``NotImplemented`` where the mode is off.
+DETERMINISTIC: dict[Any, Decomposition] = {
     _aten.index_add.default: _where_asked(_index_add, False),
     _aten.index_add_.default: _where_asked(_index_add, True),
     _aten.index_copy.default: _where_asked(_index_copy, False),
     _aten.index_copy_.default: _where_asked(_index_copy, True),
     **_scattering(_via_index_put),
 }
-#: Operator -> the change of versions, and its body before it.
-DETERMINISTIC_BEFORE: dict[Any, tuple[Since, Body]] = {
-    op: (versions.SCATTERS_BY_COORDINATES, body) for op, body in _scattering(_via_flat_index_put).items()
+#: Operator -> the change of versions, and its decomposition before it.
+DETERMINISTIC_BEFORE: dict[Any, tuple[Since, Decomposition]] = {
+    op: (versions.SCATTERS_BY_COORDINATES, decomposition)
+    for op, decomposition in _scattering(_via_flat_index_put).items()
 }

@@ -1,4 +1,4 @@
-"""What is known of an operator, in one record: ``python -m graphmem.explain aten.index_put_`` prints it.
+"""The record of an operator, with all that is known of it: ``python -m graphmem.explain aten.index_put_`` prints it.
 
 The tables it is built from stand in the files of this room and of ``kernels``, each by the reason for its entries.
 """
@@ -15,21 +15,29 @@ import torch
 from graphmem.capture.kernels import rule_of
 from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
-from graphmem.capture.operators import bitsandbytes, collectives, made_of_operators, nested, quanto, sparse, torchvision
+from graphmem.capture.operators import (
+    bitsandbytes,
+    collectives,
+    kernel_decompositions,
+    nested,
+    quanto,
+    sparse,
+    torchvision,
+)
 from graphmem.capture.operators.autocast import autocast_of
-from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
 from graphmem.capture.operators.collectives import COLLECTIVES, MAKES_HOST_VALUES
 from graphmem.capture.operators.composites import FUSED_ON_CUDA, composite_operators, shapes
+from graphmem.capture.operators.data_dependent_sizes import SELECTING
 from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
-from graphmem.capture.operators.in_place_gradients import IN_PLACE_IN_BACKWARD, ON_CARD, OnCard
+from graphmem.capture.operators.gradient_formulas import GRADIENT_FORMULAS, IN_PLACE_IN_BACKWARD, GradientFormula
 from graphmem.capture.operators.output_layouts import Relaid, relaid
-from graphmem.capture.operators.selecting import SELECTING
+from graphmem.capture.operators.side_effects import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
 from graphmem.capture.values.device_values import TRACKED
 
 #: Tables of operators whose memory is modelled where the entry stands.
 _MODELLED = (
-    made_of_operators.BODIES, made_of_operators.COMPARISONS, SELECTING, FUSED_STEPS, COLLECTIVES, sparse.BODIES,
-    sparse.PARTS,
+    kernel_decompositions.DECOMPOSITIONS, kernel_decompositions.COMPARISONS, SELECTING, FUSED_STEPS,
+    COLLECTIVES, sparse.DECOMPOSITIONS, sparse.PARTS,
 )  # fmt: skip
 _COMPOSITE = "CompositeImplicitAutograd"
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -40,11 +48,12 @@ class OperatorFacts:
     """One overload.
 
     ``rule``: what its kernel takes beyond its outputs; ``unmodelled``: what it is known to hold that no rule models.
-    ``is_modelled``: a rule, a body or another table here has its memory. ``is_checked``: it is modelled, or recordings
-    prove that it takes nothing but its outputs.
-    ``body``, ``sparse_body``, ``nested_body``: what runs in place of its fake kernel, and where an argument is sparse
-    or nested. ``in_place``: what a formula of gradients calls instead on a card, and the autograd nodes that do so;
-    ``on_card``: the same where it is more than writing in place. ``selects``: the size of its outputs is data.
+    ``is_modelled``: a rule, a decomposition or another table here has its memory. ``is_checked``: it is modelled, or
+    recordings prove that it takes nothing but its outputs.
+    ``decomposition``: the operators that CUDA's kernel is made of, which run in place of its fake kernel;
+    ``sparse_decomposition``, ``nested_decomposition``: those where an argument is sparse or nested. ``in_place``: what
+    a formula of gradients calls instead on a card, and the autograd nodes that do so; ``gradient_formula``: the same
+    where it is more than writing in place. ``selects``: the size of its outputs is data.
     ``relaid``: gives its outputs a card's strides. ``is_step``: a fused step of an optimizer, which allocates nothing
     and is not called.
     """
@@ -55,12 +64,12 @@ class OperatorFacts:
     unmodelled: str | None
     is_modelled: bool
     is_checked: bool
-    body: Callable[..., Any] | None
-    sparse_body: Callable[..., Any] | None
-    nested_body: Callable[..., Any] | None
+    decomposition: Callable[..., Any] | None
+    sparse_decomposition: Callable[..., Any] | None
+    nested_decomposition: Callable[..., Any] | None
     makes_nested: bool
     in_place: tuple[Any, frozenset[str]] | None
-    on_card: OnCard | None
+    gradient_formula: GradientFormula | None
     selects: bool
     is_step: bool
     relaid: Relaid | None
@@ -76,7 +85,7 @@ class OperatorFacts:
 
     @cached_property
     def decomposes(self) -> bool:
-        """Whether inference mode hands it over whole though a card runs what it is made of.
+        """Whether inference mode hands it over whole though a card runs its decomposition.
 
         What C++ makes of it counts, not what Python has for tracing and ``OpOverload.decompose`` prefers
         (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
@@ -99,7 +108,7 @@ class OperatorFacts:
 
     @cached_property
     def remark(self) -> str | None:
-        """What a report has to say of its memory, if anything."""
+        """The reservation of a report about its memory; None where there is none."""
         if self.name in ASSUMED:
             return ASSUMED[self.name]
         if self.unmodelled is not None:
@@ -108,12 +117,12 @@ class OperatorFacts:
 
     @cached_property
     def autocast(self) -> str | None:
-        """What autocast does to its arguments, in words."""
+        """The casts of its arguments under autocast, in words."""
         return autocast_of(self.func)
 
     @cached_property
     def shape(self) -> Callable[..., Any] | None:
-        """What gives its outputs' shapes in place of PyTorch's own."""
+        """The meta kernel that replaces PyTorch's own; None where that is used."""
         namespace, name, overload = self.name.split(".")
         return shapes().get(f"{namespace}::{name}") if overload == "default" else None
 
@@ -135,14 +144,14 @@ def facts_of(func: Any) -> OperatorFacts:
     """The facts of an overload such as ``torch.ops.aten.add.Tensor``."""
     name = str(func)
     rule = rule_of(name)
-    body = (
-        made_of_operators.BODIES.get(func)
-        or collectives.BODIES.get(func)
-        or torchvision.BODIES.get(name)
-        or quanto.BODIES.get(name)
-        or bitsandbytes.body_of(func)
+    decomposition = (
+        kernel_decompositions.DECOMPOSITIONS.get(func)
+        or collectives.DECOMPOSITIONS.get(func)
+        or torchvision.DECOMPOSITIONS.get(name)
+        or quanto.DECOMPOSITIONS.get(name)
+        or bitsandbytes.decomposition_of(func)
     )
-    modelled = rule is not None or body is not None or any(func in table for table in _MODELLED)
+    modelled = rule is not None or decomposition is not None or any(func in table for table in _MODELLED)
     return OperatorFacts(
         func=func,
         name=name,
@@ -150,12 +159,12 @@ def facts_of(func: Any) -> OperatorFacts:
         unmodelled=unmodelled(name, modelled),
         is_modelled=modelled,
         is_checked=modelled or getattr(func, "is_view", False) or proven(name) or bitsandbytes.is_update(func),
-        body=body,
-        sparse_body=sparse.BODIES.get(func),
-        nested_body=nested.MAKING.get(func) or nested.BODIES.get(func),
+        decomposition=decomposition,
+        sparse_decomposition=sparse.DECOMPOSITIONS.get(func),
+        nested_decomposition=nested.MAKING.get(func) or nested.DECOMPOSITIONS.get(func),
         makes_nested=func in nested.MAKING,
         in_place=IN_PLACE_IN_BACKWARD.get(func),
-        on_card=ON_CARD.get(func),
+        gradient_formula=GRADIENT_FORMULAS.get(func),
         selects=func in SELECTING,
         is_step=func in FUSED_STEPS,
         relaid=relaid(func),

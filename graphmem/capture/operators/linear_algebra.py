@@ -105,7 +105,7 @@ def _check_errors(_: Selection, infos: Tensor, api_name: str, *, is_matrix: bool
     infos.any()
 
 
-#: Operator -> its body.
+#: Operator -> its decomposition.
 LINEAR_ALGEBRA: dict[Any, Callable[..., Any]] = {
     _aten.linalg_matrix_exp.default: _matrix_exp,
     _aten._linalg_check_errors.default: _check_errors,

@@ -1,4 +1,5 @@
-"""Nested tensors of ``nn.TransformerEncoder``: in evaluation it packs padded sequences and computes on what is left.
+"""Nested tensors of ``nn.TransformerEncoder``: in evaluation it packs padded sequences and computes on
+their tokens alone.
 
 Its layers then are one operator each, and what they do to memory on a card is spelled out here, tensor by tensor:
 ``ATen/native/nested/NestedTensorMath.cpp``, ``nested/cuda/NestedTensorTransformerFunctions.cpp``,
@@ -58,8 +59,8 @@ class PackedSequences(torch.Tensor):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class NestedRun:
-    """What bodies are handed: ``known``, the values of a tensor on the host or None, ``attends``, the backend of
-    attention for query, key and value of three shapes and a type, and ``assume``, which notes what was assumed."""
+    """The argument of a decomposition: ``known``, the values of a tensor on the host or None, ``attends``, the backend
+    of attention for query, key and value of three shapes and a type, and ``assume``, which notes what was assumed."""
 
     known: Callable[[Tensor], Tensor | None]
     attends: Callable[[Sequence[int], torch.dtype], str]
@@ -296,7 +297,7 @@ MAKING: dict[Any, Callable[..., Any]] = {
     _aten._nested_tensor_from_mask.default: _from_mask,
 }
 #: Operators of nested tensors.
-BODIES: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten.to_padded_tensor.default: _padded,
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
 }

@@ -11,13 +11,13 @@ from torch._prims_common import suggest_memory_format
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
-from graphmem.capture.operators.older_versions import composed_rms_norm
+from graphmem.capture.operators.operators_by_version import composed_rms_norm
 
 _aten = torch.ops.aten
 
 
 def normalization_composites(card: Card) -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """Composite normalizations -> their decompositions on CUDA."""
     table: dict[Any, Callable[..., Any]] = {
         _aten.rms_norm.default: _rms_norm_of(card),
         _aten.batch_norm.default: _batch_norm,

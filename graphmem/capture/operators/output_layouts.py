@@ -85,7 +85,7 @@ _NUMBERS_ARE_OPERANDS = {
 
 
 def relaid(func: Any) -> Relaid | None:
-    """What gives the outputs of ``func`` the strides that they have in a CUDA build; None where they have them."""
+    """The function that gives the outputs of ``func`` a CUDA build's strides; None where they have them."""
     if func in _CONTIGUOUS:
         return lambda args, kwargs, outputs, _: _made_contiguous(outputs)
     if func in _LIKE:

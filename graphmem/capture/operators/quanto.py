@@ -59,8 +59,8 @@ def _pack_fake_tensors() -> None:
     weights.__init__ = init
 
 
-#: Operator by full name -> its body. The package is not imported by this.
-BODIES: dict[str, Callable[..., Any]] = {
+#: Operator by full name -> its decomposition. The package is not imported by this.
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "quanto.unpack.default": _unpack,
     "quanto.quantize_affine.default": _quantize_affine,
 }

@@ -235,7 +235,7 @@ def _addmm(selection: Selection, self: Tensor, mat1: Tensor, mat2: Tensor, **_: 
 
 
 #: Operators on sparse tensors -> what they are made of.
-BODIES: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten.clone.default: _clone,
     _aten.detach.default: _detach,
     _aten._coalesce.default: coalesce,

@@ -1,4 +1,4 @@
-"""What torchvision's own CUDA operators are made of.
+"""Decompositions of torchvision's own CUDA operators.
 
 They call PyTorch's operators around kernels that take nothing, so they run here as those calls. Sources:
 ``torchvision/csrc/ops/cuda/nms_kernel.cu``, ``deform_conv2d_kernel.cu`` and ``box_iou_rotated_kernel.cu`` of 0.28;
@@ -173,8 +173,8 @@ def _weight_gradient(blocks: _Blocks, input: Tensor, weight: Tensor, grad: Tenso
     return of_weight
 
 
-#: Operator by full name -> its body. torchvision is not imported by this, so there are no objects to name.
-BODIES: dict[str, Callable[..., Any]] = {
+#: Operator by full name -> its decomposition. torchvision is not imported by this, so there are no objects to name.
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "torchvision.nms.default": _nms,
     "torchvision.box_iou_rotated.default": _box_iou_rotated,
     "torchvision.deform_conv2d.default": _deform_conv2d,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.capture.operators.in_place_gradients import OTHER_WAYS
+from graphmem.capture.operators.gradient_formulas import OTHER_WAYS
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import StorageRef, Storages
 from graphmem.capture.values.callers import called_by_engine, user_line

@@ -21,7 +21,7 @@ import torch
 
 from graphmem import versions
 from graphmem.capture.kernels.rules.matmul import is_outer_product
-from graphmem.capture.operators.beside_outputs import CALLS_CUBLAS
+from graphmem.capture.operators.side_effects import CALLS_CUBLAS
 from graphmem.devices.capabilities import Capability
 from graphmem.errors import UsageError
 from graphmem.units import KIB

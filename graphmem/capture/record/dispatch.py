@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.operators import collectives, nested, sparse
 from graphmem.capture.operators.attention import attention_backend_of_nested
+from graphmem.capture.operators.data_dependent_sizes import outputs_of
 from graphmem.capture.operators.deterministic import DETERMINISTIC_BEFORE
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
-from graphmem.capture.operators.in_place_gradients import OUT_OF_PLACE_AFTER
-from graphmem.capture.operators.made_of_operators import COMPARISONS
-from graphmem.capture.operators.selecting import outputs_of
+from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
+from graphmem.capture.operators.kernel_decompositions import COMPARISONS
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import device_values, exchanged, host_values
@@ -58,7 +58,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         self.recorder = recorder
         self._routes: dict[Any, Route] = {}
         self._results = FakeResults()
-        self.in_body = False  # what runs now stands in place of a kernel, below autograd
+        self.in_decomposition = False  # what runs now stands in place of a kernel, below autograd
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -240,7 +240,7 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
         return NOT_HANDLED
     recorder = mode.recorder
     recorder.note(call)
-    assert call.facts.nested_body is not None
+    assert call.facts.nested_decomposition is not None
     run = nested.NestedRun(
         recorder.values.of,
         attention_backend_of_nested(recorder.card),
@@ -248,11 +248,11 @@ def _nested(mode: RecordingMode, call: OperatorCall) -> Any:
         recorder.selection,
     )
     with mode:
-        return call.facts.nested_body(run, *call.args, **call.kwargs)
+        return call.facts.nested_decomposition(run, *call.args, **call.kwargs)
 
 
 def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
-    is_whole = mode.in_body or torch.is_inference_mode_enabled()
+    is_whole = mode.in_decomposition or torch.is_inference_mode_enabled()
     if not is_whole and not any(t.is_inference() for t in tensors_in(call.args)):
         return NOT_HANDLED  # tensors that were made in it keep their composites whole elsewhere, too
     composite = mode.recorder.composites.get(call.func)
@@ -269,12 +269,12 @@ def _inference_decomposition(mode: RecordingMode, call: OperatorCall) -> Any:
 
 
 def _sparse(mode: RecordingMode, call: OperatorCall) -> Any:
-    body = call.facts.sparse_body
-    if body is None or not sparse.has_sparse(call.args):
+    decomposition = call.facts.sparse_decomposition
+    if decomposition is None or not sparse.has_sparse(call.args):
         return NOT_HANDLED
     if call.func in sparse.PRODUCTS:
         mode.recorder.unmodelled[sparse.CUSPARSE] += 1
-    return _coalesced(mode, call) if call.func is _COALESCE else _in_place_of_kernel(mode, call, body)
+    return _coalesced(mode, call) if call.func is _COALESCE else _in_place_of_kernel(mode, call, decomposition)
 
 
 def _made_sparse(mode: RecordingMode, call: OperatorCall) -> Any:
@@ -288,16 +288,16 @@ def _made_sparse(mode: RecordingMode, call: OperatorCall) -> Any:
 
 def _coalesced(mode: RecordingMode, call: OperatorCall) -> Any:
     """A sparse tensor has as many values as distinct indices, and those are known where they came from the host."""
-    values, body = mode.recorder.values, functools.partial(sparse.coalesce, card=mode.recorder.card)
+    values, decomposition = mode.recorder.values, functools.partial(sparse.coalesce, card=mode.recorder.card)
     indices = values.of(call.args[0]._indices())
     if indices is None:
-        return _in_place_of_kernel(mode, call, body)
+        return _in_place_of_kernel(mode, call, decomposition)
     with unset_fake_temporarily():
         distinct = sparse.distinct(indices)
     if values.drawn([call.args[0]._indices()]):
         mode.recorder.assumed_values.drawn_selection(distinct.shape[1])
     with mode.recorder.selection.exactly(distinct.shape[1]):
-        out = _in_place_of_kernel(mode, call, body)
+        out = _in_place_of_kernel(mode, call, decomposition)
     values.learn(out._indices(), distinct)
     return out
 
@@ -351,15 +351,15 @@ def _in_place_gradients(mode: RecordingMode, call: OperatorCall) -> Any:
     return mode.go_on_as(in_place, call) if made_here and called_by_engine() else NOT_HANDLED
 
 
-def _formula_on_card(mode: RecordingMode, call: OperatorCall) -> Any:
-    formula = call.facts.on_card
+def _gradient_formula(mode: RecordingMode, call: OperatorCall) -> Any:
+    formula = call.facts.gradient_formula
     assert formula is not None
     if not call.in_backward or node_name() != formula.node or torch.is_grad_enabled():
         return NOT_HANDLED
     if formula.since is not None and not formula.since.holds(mode.recorder.card.torch_version):
         return NOT_HANDLED
     with mode:
-        out = formula.body(mode.recorder.selection, *call.args, **call.kwargs)
+        out = formula.decomposition(mode.recorder.selection, *call.args, **call.kwargs)
     if out is not NotImplemented:
         return out
     if formula.remark is not None:
@@ -418,23 +418,28 @@ def _lists_in_subscript(mode: RecordingMode, call: OperatorCall) -> Any:
     return NOT_HANDLED
 
 
-def _body(mode: RecordingMode, call: OperatorCall) -> Any:
-    body, before = call.facts.body, DETERMINISTIC_BEFORE.get(call.func)
+def _decomposed(mode: RecordingMode, call: OperatorCall) -> Any:
+    decomposition, before = call.facts.decomposition, DETERMINISTIC_BEFORE.get(call.func)
     if before is not None and not before[0].holds(mode.recorder.card.torch_version):
-        body = before[1]
-    return NOT_HANDLED if body is None else _in_place_of_kernel(mode, call, body)
+        decomposition = before[1]
+    return NOT_HANDLED if decomposition is None else _in_place_of_kernel(mode, call, decomposition)
 
 
-def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, body: Callable[..., Any]) -> Any:
+def _in_place_of_kernel(mode: RecordingMode, call: OperatorCall, decomposition: Callable[..., Any]) -> Any:
     selection = mode.recorder.selection
-    if not (on_device(call.args) or selection.share is not None or call.facts.sized_by_data or call.facts.sparse_body):
+    if not (
+        on_device(call.args)
+        or selection.share is not None
+        or call.facts.sized_by_data
+        or call.facts.sparse_decomposition
+    ):
         return NOT_HANDLED  # of the host nothing is needed but results whose size is data there too
-    outer, mode.in_body = mode.in_body, True
+    outer, mode.in_decomposition = mode.in_decomposition, True
     try:
         with mode:
-            out = body(selection, *call.args, **call.kwargs)
+            out = decomposition(selection, *call.args, **call.kwargs)
     finally:
-        mode.in_body = outer
+        mode.in_decomposition = outer
     return NOT_HANDLED if out is NotImplemented else out
 
 
@@ -515,7 +520,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     Interceptor(
         "nested tensors",
         "nn.TransformerEncoder packs padded sequences in evaluation; fake tensors cannot be nested",
-        lambda facts: facts.nested_body is not None,
+        lambda facts: facts.nested_decomposition is not None,
         _nested,
         is_noted=False,
     ),
@@ -529,7 +534,7 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     Interceptor(
         "sparse tensors",
         "few operators work on fake ones; CUDA's are spelled out on indices and values",
-        lambda facts: facts.sparse_body is not None,
+        lambda facts: facts.sparse_decomposition is not None,
         _sparse,
     ),
     Interceptor(
@@ -553,8 +558,8 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
     Interceptor(
         "formulas on a card",
         "formulas avoid to read data of what is like a subclass, and ask the device",
-        lambda facts: facts.on_card is not None,
-        _formula_on_card,
+        lambda facts: facts.gradient_formula is not None,
+        _gradient_formula,
     ),
     Interceptor(
         "accumulated gradients",
@@ -581,10 +586,10 @@ INTERCEPTORS: tuple[Interceptor, ...] = (
         _lists_in_subscript,
     ),
     Interceptor(
-        "bodies",
+        "decompositions",
         "kernels that are made of other operators are spelled out",
-        lambda facts: facts.body is not None,
-        _body,
+        lambda facts: facts.decomposition is not None,
+        _decomposed,
     ),
     Interceptor(
         "selecting",

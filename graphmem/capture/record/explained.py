@@ -12,7 +12,6 @@ import torch
 
 from graphmem.capture.kernels import RULES
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
-from graphmem.capture.operators.made_of_operators import BODIES
 from graphmem.capture.record.dispatch import INTERCEPTORS
 from graphmem.errors import UsageError
 
@@ -80,15 +79,16 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
         yield "not modelled", facts.unmodelled
     if not facts.is_checked:
         yield "not checked", "no rule, and no recording proves that it takes nothing but its outputs"
-    if facts.body is not None:
-        yield "made of operators", _where(BODIES[facts.func])
-    if facts.sparse_body is not None:
-        yield "sparse", _where(facts.sparse_body)
+    if facts.decomposition is not None:
+        yield "decomposition", _where(facts.decomposition)
+    if facts.sparse_decomposition is not None:
+        yield "sparse", _where(facts.sparse_decomposition)
     if facts.in_place is not None:
         in_place, nodes = facts.in_place
         yield "in backward", f"{in_place} in place, where {', '.join(sorted(nodes))} calls it"
-    if facts.on_card is not None:
-        yield "in backward", f"other in {facts.on_card.node} on a card (capture/operators/in_place_gradients.py)"
+    if facts.gradient_formula is not None:
+        node = facts.gradient_formula.node
+        yield "in backward", f"other in {node} on a card (capture/operators/gradient_formulas.py)"
     if facts.is_composite:
         yield "composite", "calls what CUDA's version calls (capture/operators/composites.py)"
     elif facts.is_fused_on_cuda:
@@ -112,7 +112,7 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
 
 def _is_answered(facts: OperatorFacts) -> bool:
     """Whether no kernel of it is ever recorded: other operators are, or it is answered."""
-    is_made = facts.body is not None or facts.is_composite or facts.decomposes
+    is_made = facts.decomposition is not None or facts.is_composite or facts.decomposes
     return is_made or facts.selects or facts.is_step or facts.is_collective or facts.is_decision
 
 

@@ -1,4 +1,4 @@
-"""What would save memory in a layout that was chosen, beyond what the space has: each a capture of its own."""
+"""Suggestions that save memory in a chosen layout, beyond the space that was searched: each a capture of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALLER = {"ddp": "view", "zero": "small"}
 
 @dataclass(frozen=True)
 class Tweak:
-    """A change: what to do, the option that does it, and the device bytes that it saves (negative: costs)."""
+    """A change: its words, the option that makes it, and the device bytes that it saves (negative: costs)."""
 
     change: str
     option: str

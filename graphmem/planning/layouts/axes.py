@@ -31,7 +31,7 @@ SCHEDULE = "1f1b"
 
 @dataclass(frozen=True)
 class Job:
-    """What is laid out: ``sequences`` of ``seq_len`` tokens (0 where the model has none) for each step of ``step``."""
+    """The job to lay out: ``sequences`` of ``seq_len`` tokens (0: the model has none) for each step of ``step``."""
 
     shape: ModelShape
     cluster: Cluster
@@ -135,7 +135,7 @@ class Layout:
         )
 
     def zero_configuration(self) -> dict[str, Any]:
-        """What DeepSpeed is told beside the stage."""
+        """DeepSpeed's ``zero_optimization`` settings without the stage, as in its configuration; empty where none."""
         zero: dict[str, Any] = {}
         if self.offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -164,7 +164,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that can be chosen. ``values``: the layouts that follow from one that the axes before it made;
+    """One axis of choice in a layout. ``values``: the layouts that follow from one that the axes before it made;
     ``words`` and ``options`` of a layout's value, empty where there is nothing to say."""
 
     name: str

@@ -1,4 +1,4 @@
-"""What a layout needs at least: bytes that are certainly alive at one moment of a step, and nothing else.
+"""The lower bound of a layout's memory: bytes that are certainly alive at one moment of a step, and nothing else.
 
 A bound must never be above what a capture finds, so each part is what the mechanism cannot do without:
 
@@ -29,7 +29,7 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of one process, and what they are, in words."""
+    """Bytes of one process and their purpose in words."""
 
     name: str
     bytes: int
@@ -57,7 +57,7 @@ class Bound:
 
 
 def bound(job: Job, layout: Layout) -> Bound:
-    """What the layout needs of a card at least."""
+    """The lower bound of the bytes that the layout needs on a card."""
     return max((Bound(tuple(part for part in parts if part.bytes)) for parts in _moments(job, layout)),
                key=lambda one: one.bytes)  # fmt: skip
 
@@ -169,7 +169,7 @@ def weight_bytes(job: Job, layout: Layout) -> int:
 
 
 def compute_bytes(job: Job) -> int:
-    """Of one element of what is computed with."""
+    """Bytes of one element of the type that is computed with."""
     return _BYTES[job.step.amp or job.step.dtype]
 
 
@@ -188,7 +188,7 @@ def largest_unit(job: Job, layout: Layout) -> int:
 
 
 def gathered(job: Job, layout: Layout) -> int:
-    """What is whole where the loss is: everything, for those who keep it for the backward pass."""
+    """Bytes of gathered parameters at the loss: all of them where they are kept for the backward pass, else none."""
     if layout.wrapper == "fsdp" and layout.shard == "grad-op" and layout.shards > 1:
         return job.shape.parameters * compute_bytes(job) // layout.tensor
     return 0

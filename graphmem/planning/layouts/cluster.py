@@ -1,4 +1,4 @@
-"""What is asked of a plan: the cards, and the batch of one optimizer step."""
+"""The question of a plan: the cards, and the batch of one optimizer step."""
 
 from __future__ import annotations
 

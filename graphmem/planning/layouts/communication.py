@@ -1,4 +1,4 @@
-"""What one process sends in an optimizer step, in bytes: simple, stated, and not a prediction of time.
+"""Bytes that one process sends in an optimizer step: simple formulas, and no prediction of time.
 
 A ring over n processes sends, each, (n-1)/n of the whole for an all-gather or a reduce-scatter and twice that for an
 all-reduce (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; NCCL's own bandwidths are counted so,
@@ -81,7 +81,7 @@ class Sent:
 
 
 def sent(job: Job, layout: Layout) -> Sent:
-    """What a process sends in a step, all micro-batches of it."""
+    """Bytes that a process sends in a step, all its micro-batches together."""
     parts = (_of_states, _of_tensor, _of_experts, _of_pipeline, _of_context)
     return sum((part(job, layout) for part in parts), Sent())
 

@@ -1,4 +1,4 @@
-"""The frameworks' own configuration of a layout, as files: what starts it, and what shares the model out.
+"""The frameworks' own configuration of a layout, as files: the launch command, and the sharding of the model.
 
 Written from the same values that were captured, so that a file and the figure beside it are of the same run.
 """
@@ -73,7 +73,7 @@ def _launch(layout: Layout, alloc_conf: str) -> str:
 
 
 def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
-    """What ``accelerate config`` would write (accelerate 1.x, commands/config/cluster.py)."""
+    """The file that ``accelerate config`` would write (accelerate 1.x, commands/config/cluster.py)."""
     kind = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "zero": "DEEPSPEED"}[layout.wrapper]
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -210,7 +210,7 @@ def _distributed(job: Job, layout: Layout) -> str:
 
 
 def torchtitan(job: Job, layout: Layout) -> str:
-    """What torchtitan reads of a layout (torchtitan/config/job_config.py); the model's name and flavour are the
+    """The job file of a layout for torchtitan (torchtitan/config/job_config.py); the model's name and flavour are the
     user's."""
     lines = [
         "[training]",

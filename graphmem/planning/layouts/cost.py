@@ -1,4 +1,4 @@
-"""By what layouts that fit are ranked: the time of what they send and compute again, simple and stated."""
+"""The cost by which fitting layouts are ranked: the time of communication and recomputation, by simple formulas."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _active(job: Job) -> float:
 
 
 def describe(card: str, links: Links) -> str:
-    """What is assumed, in words."""
+    """The assumptions in words."""
     return (
         f"links: {links.describe()}; computing again at {100 * _REACHED:.0f} % of {tflops_of(card)} TFLOP/s; nothing "
         "overlaps; an optimizer on the host is not counted, so offloading comes last"

@@ -1,4 +1,4 @@
-"""Which layouts are captured, and what is known of the others.
+"""The search: which layouts are captured, and the bounds and estimates of the others.
 
 Layouts that a bound refuses are never captured. The others are tried from the cheapest on, as far as they may fit by an
 expectation that learns from every capture and is shown to nobody. What was captured settles others: what needs more
@@ -23,14 +23,14 @@ from graphmem.planning.layouts.communication import Links
 from graphmem.planning.layouts.cost import Cost, cost_of
 from graphmem.units import format_bytes
 
-#: What is known of a layout.
+#: The status of a layout.
 FITS, TIGHT, TOO_LARGE, REFUSED, IMPLIED, OPEN, NEEDLESS, FAILED = (
     "fits", "fits when cached segments are given back", "does not fit", "refused by its bound",
     "refused by a capture", "not captured", "smaller than one that fits", "cannot be analysed",
 )  # fmt: skip
-#: How much more than a card is still tried: in the order of cost; where a dearer one fits; and what the only capture
-#: that is left is of, so that it answers with one that fits.
-_NEARLY, _DOUBTED, _SURELY = 1.1, 1.4, 0.85
+#: Expected bytes, as a share of the card, up to which a layout is captured: in the order of cost; where a costlier one
+#: fits; and for the last capture that is left, which should find one that fits.
+_CLOSE_TO_CAPACITY, _MAY_STILL_FIT, _SAFELY_BELOW = 1.1, 1.4, 0.85
 #: Kinds of layouts that fit, after which the search may end.
 WANTED = 4
 
@@ -41,7 +41,7 @@ Capture = Callable[[Layout, Say], tuple[Estimate, str]]
 
 @dataclass
 class Candidate:
-    """A layout and what is known of it. ``estimate``: of its fullest process, where it was captured; ``alloc_conf``:
+    """A layout with its figures. ``estimate``: of its fullest process, where it was captured; ``alloc_conf``:
     the allocator's options that it fits with, where they are not those that were asked for."""
 
     layout: Layout
@@ -110,17 +110,19 @@ class Search:
         expected = {id(one): self._learned.expected(one) / capacity for one in left}
         likeliest = min(left, key=lambda one: expected[id(one)])
         if not fitting:
-            most = _SURELY if self.captured == self.budget - 1 else _NEARLY
+            most = _SAFELY_BELOW if self.captured == self.budget - 1 else _CLOSE_TO_CAPACITY
             # Offloading costs so much that others are tried which an expectation just misses.
             may_fit = (one for one in left if expected[id(one)] <= (min(most, 1.0) if one.layout.offload else most))
             return next(may_fit, likeliest)
         first = min(one.order for one in fitting)
-        cheaper = [one for one in left if one.order < first and expected[id(one)] <= _DOUBTED]
+        cheaper = [one for one in left if one.order < first and expected[id(one)] <= _MAY_STILL_FIT]
         if cheaper:
             return min(cheaper, key=lambda one: expected[id(one)])
         if len({one.layout.family for one in fitting}) >= WANTED:
             return None
-        return next((one for one in left if expected[id(one)] <= (1.0 if one.layout.offload else _NEARLY)), None)
+        return next(
+            (one for one in left if expected[id(one)] <= (1.0 if one.layout.offload else _CLOSE_TO_CAPACITY)), None
+        )
 
     def _confirm(self, candidate: Candidate) -> None:
         number = f"{self.captured + 1} of at most {self.budget}"
@@ -158,7 +160,7 @@ class Search:
 
 
 def _kind(layout: Layout) -> tuple[object, ...]:
-    """What decides whether a framework can do it at all."""
+    """The part of a layout that decides whether a framework can run it at all."""
     return layout.wrapper, layout.tensor > 1, layout.expert > 1, layout.pipeline > 1, layout.context > 1
 
 
@@ -203,7 +205,7 @@ class _Learned:
         self._scales: dict[tuple[object, ...], float] = {}
 
     def expected(self, candidate: Candidate) -> float:
-        """Bytes of the card that a layout is expected to need. They only decide what is tried next."""
+        """Device bytes that a layout is expected to need. They only decide the order of the search."""
         fixed, varying = self._parts(candidate.layout)
         own, *others = self._keys(candidate.layout)
         scale = _AT_FIRST[candidate.layout.recompute]

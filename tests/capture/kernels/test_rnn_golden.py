@@ -47,36 +47,41 @@ def _warm_up() -> None:
     torch.addmm(torch.empty(64, device="cuda"), square, square)
 
 
-def _captured(line: dict[str, Any]) -> dict[str, list[int]]:
-    spans: dict[str, tuple[int, int]] = {}
+def _captured(lines: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
+    """The events of every network, one after the other in one capture, as they were recorded in one process."""
+    spans: list[dict[str, tuple[int, int]]] = []
 
     def run(session: Session) -> None:
-        rows = session.recorder.builder.rows
         _warm_up()
         warm_up()
-        module, start = network(line), len(rows)
-        module = module.cuda()
-        spans["to"] = start, len(rows)
-        order = (line["B"], line["T"]) if line["bf"] else (line["T"], line["B"])
-        steps = torch.empty(
-            *order, line["I"], device="cuda", dtype=DTYPES[line["dt"]], requires_grad=bool(line["xgrad"])
-        )
-        start = len(rows)
-        with torch.set_grad_enabled(bool(line["train"])):
-            output, hidden = module(steps)
-        spans["fwd"], spans["bwd"] = (start, len(rows)), (0, 0)
-        if line["train"]:
-            state = hidden[0] if isinstance(hidden, tuple) else hidden
-            used = {"o": [output], "h": [state], "both": [output, state]}[line["use"]]
-            gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in used]
-            start = len(rows)
-            torch.autograd.backward(used, gradients)
-            spans["bwd"] = start, len(rows)
-        # What the step holds dies after the last span.
+        spans.extend(_run(line, session.recorder.builder.rows) for line in lines)
 
     trace = capture(run, source="rnn", device=DEVICE, torch_version=(2, 13)).trace
     events = list(zip(trace.kinds.tolist(), trace.subjects.tolist(), strict=True))
-    return {name: list(_sizes(trace, events[start:end])) for name, (start, end) in spans.items()}
+    return [
+        {name: list(_sizes(trace, events[start:end])) for name, (start, end) in of_line.items()} for of_line in spans
+    ]
+
+
+def _run(line: dict[str, Any], rows: Any) -> dict[str, tuple[int, int]]:
+    """Where in the rows the events of one network begin and end; what its step holds dies with this call."""
+    module, start = network(line), len(rows)
+    module = module.cuda()
+    spans = {"to": (start, len(rows))}
+    order = (line["B"], line["T"]) if line["bf"] else (line["T"], line["B"])
+    steps = torch.empty(*order, line["I"], device="cuda", dtype=DTYPES[line["dt"]], requires_grad=bool(line["xgrad"]))
+    start = len(rows)
+    with torch.set_grad_enabled(bool(line["train"])):
+        output, hidden = module(steps)
+    spans["fwd"], spans["bwd"] = (start, len(rows)), (0, 0)
+    if line["train"]:
+        state = hidden[0] if isinstance(hidden, tuple) else hidden
+        used = {"o": [output], "h": [state], "both": [output, state]}[line["use"]]
+        gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in used]
+        start = len(rows)
+        torch.autograd.backward(used, gradients)
+        spans["bwd"] = start, len(rows)
+    return spans
 
 
 def _sizes(trace: Any, events: list[tuple[int, int]]) -> Iterator[int]:
@@ -100,8 +105,8 @@ def test_events_are_those_of_the_cuda_build(kind: str, cudnn: bool, cudnn_switch
     torch.backends.cudnn.enabled = cudnn
     lines = [line for line in _lines("rnn.jsonl.gz") if line["kind"] == kind and line["cudnn"] == cudnn]
     assert len(lines) >= 15
-    for line in lines:
-        assert _captured(line) == {name: line[name] for name in ("to", "fwd", "bwd")}, line
+    for line, found in zip(lines, _captured(lines), strict=True):
+        assert found == {name: line[name] for name in ("to", "fwd", "bwd")}, line
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

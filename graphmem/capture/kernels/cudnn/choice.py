@@ -128,7 +128,8 @@ def _general_kind(problem: Problem) -> str:
 
 
 def features(problem: Problem, direction: Direction) -> dict[str, float]:
-    """What the trees ask for. ``cost AxB``: time of the waves of tiles of A by B, as a multiple of the least."""
+    """The features that the trees ask for. ``cost AxB``: time of the waves of tiles of A by B, as a multiple of the
+    least."""
     p, product, vector = problem, Product.of(problem, direction), 16 // problem.itemsize
     width = p.input_sides[-1] if p.input_sides else math.isqrt(p.input_pixels)
     values: dict[str, float] = {

@@ -89,7 +89,7 @@ class Trees:
 
 
 def pack(header: Mapping[str, str], trees: Mapping[str, Node]) -> bytes:
-    """A file's bytes. Thresholds have to be fp32 values; raises ``ValueError`` for what the format cannot hold."""
+    """A file's bytes. Thresholds have to be fp32; raises ``ValueError`` for values that the format cannot hold."""
     walked = {section: list(_walk(trees[section])) for section in sorted(trees)}
     every = [node for nodes in walked.values() for node in nodes]
     features = sorted({node.feature for node in every if isinstance(node, Branch)})

@@ -1,4 +1,4 @@
-"""Workspaces of cuDNN's convolutions: what the plan that cuDNN's heuristics put first asks for.
+"""Workspaces of cuDNN's convolutions: those of the plan that cuDNN's heuristics rank first.
 
 PyTorch runs the first plan that builds (ATen/native/cudnn/Conv_v8.cpp, ``cudnn.benchmark`` off) and gives it a
 workspace for the time of the call. cuDNN publishes no sizes, but its plans tell them, and the sizes have few causes,

@@ -51,7 +51,7 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        """Output pixels of the batch: what a filter's gradient is summed over."""
+        """Output pixels of the batch, over which a filter's gradient is summed."""
         return self.batch * self.output_pixels
 
     @property

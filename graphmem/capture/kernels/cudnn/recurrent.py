@@ -204,7 +204,7 @@ class _Sizes:
         return self.values(count * network.layers * network.directions * network.batch * (width or network.hidden))
 
     def states(self, gates: int) -> int:
-        """What all layers hold of one step: the gates, for an LSTM its two states, for two directions more."""
+        """Bytes that all layers hold of one step: the gates, for an LSTM its two states, for two directions more."""
         network = self.network
         counts = [2 if self.persistent and network.directions == 1 else gates]
         counts += [2] * (network.mode == LSTM) + [2] * (network.directions == 2)

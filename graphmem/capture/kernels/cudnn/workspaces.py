@@ -1,4 +1,4 @@
-"""Bytes of a cuDNN plan's workspace, given what the plan does: its *form*.
+"""Bytes of a cuDNN plan's workspace, by the *form* of the plan: its copies, padding and partial sums.
 
 A form is written as a few words, parts joined by ``+``:
 

@@ -1,4 +1,4 @@
-"""What is known of operators without a rule: for a report that counts what it does not know.
+"""Operators without a rule: those proven to take only their outputs, and those known to take more.
 
 Such an operator counts as one that allocates its outputs and nothing else. ``outputs_only.json`` beside this file says
 of which that is proven, and by what; it is generated from recordings (``tests/recorded/op_db/outputs_only.py``).
@@ -78,7 +78,7 @@ ASSUMED = {
 
 
 def unmodelled(name: str, modelled: bool = False) -> str | None:
-    """What the operator of this full name, for example ``aten._fft_r2c.default``, hides; None if nothing is known.
+    """The unmodelled memory of an operator such as ``aten._fft_r2c.default``, in words; None if none is known.
     An operator that is ``modelled``, by a rule or otherwise, hides nothing, unless it is estimated."""
     if modelled and not name.startswith(_ESTIMATED):
         return None

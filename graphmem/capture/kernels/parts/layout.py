@@ -40,7 +40,7 @@ def has_flat_view(tensor: torch.Tensor) -> bool:
 
 
 class Strided(Protocol):
-    """What the rules ask of a tensor that is to be reduced."""
+    """The shape and strides of a tensor that is to be reduced."""
 
     @property
     def shape(self) -> Sequence[int]: ...

@@ -141,7 +141,7 @@ def _reorder(iteration: _Iteration, outputs: int) -> None:
     shape, strides = iteration.shape, iteration.strides
 
     def order(a: int, b: int) -> int:
-        """1 if dimension ``a`` comes after ``b``, -1 if before, 0 if nothing tells."""
+        """1 if dimension ``a`` comes after ``b``, -1 if before, 0 if undecided."""
         for operand, stride in enumerate(strides):
             if operand < outputs and (stride[a] == 0) != (stride[b] == 0):
                 return 1 if stride[b] == 0 else -1

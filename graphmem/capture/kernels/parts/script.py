@@ -1,4 +1,4 @@
-"""What one CUDA operator does to memory while it runs, written down as a script.
+"""The script of a CUDA operator: what it allocates and frees while it runs, in order.
 
 A fake operator shows only its outputs. The CUDA kernel behind it may take buffers and give them back before it
 returns, and may lay its outputs out otherwise than the fake one. A *rule* looks at the :class:`Call`, its arguments by
@@ -322,6 +322,6 @@ def rule_of(operator: str) -> BoundRule | None:
 def run_rule(
     operator: str, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Any], card: Card
 ) -> Script | None:
-    """What the rule of an operator by full name says of one call; None if it has no rule, or nothing is hidden."""
+    """The script that an operator's rule gives for one call; None if it has no rule, or takes only its outputs."""
     bound = rule_of(operator)
     return bound(args, kwargs, outputs, card) if bound is not None else None

@@ -1,4 +1,4 @@
-"""Buffers of LU factorizations and of what is made of them: determinants, systems of equations, inverses.
+"""Buffers of LU factorizations and of operators made of them: determinants, systems of equations, inverses.
 
 Batches of small matrices go to cuBLAS, which wants the address of every matrix on the device; single and large ones to
 cuSOLVER, one by one, whose workspaces are not known. Sources: ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and

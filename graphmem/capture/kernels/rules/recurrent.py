@@ -79,7 +79,7 @@ def _steps_first(tensor: torch.Tensor, call: Call) -> torch.Tensor:
 
 
 class _Spaces:
-    """What cuDNN asks for to run a network forward or backward."""
+    """The buffers that cuDNN asks for to run a network forward or backward."""
 
     def __init__(self, network: Network, card: Card, *, forward: bool, training: bool) -> None:
         capability = card.device.compute_capability or (0, 0)

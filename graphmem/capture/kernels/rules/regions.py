@@ -1,4 +1,4 @@
-"""torchvision's pooling of regions: the outputs, then contiguous copies of what the kernel reads.
+"""torchvision's pooling of regions: the outputs, then contiguous copies of the inputs.
 
 Sources: ``roi_align_kernel.cu``, ``roi_pool_kernel.cu``, ``ps_roi_align_kernel.cu`` and ``ps_roi_pool_kernel.cu`` of
 ``torchvision/csrc/ops/cuda``, 0.28.

@@ -1,4 +1,4 @@
-"""Kernels that pack and unpack shards: FSDP2's operators, which call ``aten``'s on what is there already.
+"""Kernels that pack and unpack shards: FSDP2's operators, which call ``aten``'s on tensors that exist.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, ATen/native/cuda/TensorShape.cu, PyTorch 2.13.
 """
@@ -45,8 +45,8 @@ def _in_one_kernel(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
 
 @rule("fsdp.split_with_sizes_copy.default", "aten.split_with_sizes_copy.out", library=_LIBRARY)
 def split_with_sizes_copy(call: Call) -> Script | None:
-    """What was gathered, into the parameters: one kernel copies dense tensors of one type, told by five lists of
-    64-bit numbers (``split_with_sizes_copy_out_cuda_contiguous_no_cast``)."""
+    """The copy of gathered shards into the parameters: one kernel copies dense tensors of one type,
+    told by five lists of 64-bit numbers (``split_with_sizes_copy_out_cuda_contiguous_no_cast``)."""
     source = call.get("all_gather_output", call.get("self"))
     sizes = call.get("all_gather_input_split_sizes", call.get("split_sizes"))
     if not source.numel() or not all(is_dense(tensor) and tensor.dtype is source.dtype for tensor in call.out):

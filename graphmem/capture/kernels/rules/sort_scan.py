@@ -146,7 +146,7 @@ def _radix_select(script: Script, slices: int, length: int, element: int, card: 
 
 
 def _take_wanted(script: Script, slices: int, element: int, card: Card) -> list[int]:
-    """What each slice still looks for."""
+    """Take the buffers of a search by digits: of each slice, the rank and the digits that are still looked for."""
     if versions.SELECTION_SUMS_DIGITS.holds(card.torch_version):
         desired = script.take(slices * 8, "semaphores and remaining ks")
         return [desired, script.take(slices * 2 * max(4, element), "desired digits")]

@@ -16,7 +16,7 @@ from graphmem.capture.operators.recurrent.cells import Cell, Weights
 
 
 class Options(NamedTuple):
-    """What every recurrent operator is told about its network, in the operators' order."""
+    """The options of a recurrent operator's network, in the order of its arguments."""
 
     has_biases: bool
     num_layers: int

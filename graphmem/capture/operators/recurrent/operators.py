@@ -31,7 +31,7 @@ _aten = torch.ops.aten
 
 
 def recurrent_composites(card: Card) -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of a recurrent composite calls, on that card."""
+    """Recurrent composites -> their decompositions on that card."""
     state = DropoutState(card)
     composites: dict[Any, Callable[..., Any]] = {
         _aten.lstm.input: partial(_lstm, state),

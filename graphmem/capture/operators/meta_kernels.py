@@ -1,4 +1,4 @@
-"""Shapes of operators that PyTorch gives no meta kernel, or only one that wants values."""
+"""Meta kernels (shapes of outputs) of operators that PyTorch gives none, or only one that wants values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 _NONE = 0
 
 
-def missing_shapes() -> dict[str, Callable[..., Any]]:
+def meta_kernels() -> dict[str, Callable[..., Any]]:
     """By operator name: a function of fake tensors that returns fake outputs."""
     since_2_8 = {"aten::_grouped_mm": _grouped_mm} if hasattr(torch.ops.aten, "_grouped_mm") else {}
     return {

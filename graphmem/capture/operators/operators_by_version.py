@@ -46,7 +46,7 @@ def composed_rms_norm(torch_version: tuple[int, int]) -> Callable[..., Tensor]:
 
 
 def older_composites(torch_version: tuple[int, int]) -> dict[Any, Callable[..., Any]]:
-    """By operator: what it was made of before the installed version."""
+    """Operators -> their decompositions in a PyTorch before the installed one."""
     copies = versions.TAKE_ALONG_DIM_COPIES.holds(torch_version)
     return {} if copies else {_aten.take_along_dim.default: _take_along_dim}
 

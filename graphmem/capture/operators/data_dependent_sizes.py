@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def outputs_of(func: Any, selection: Selection, args: Any, kwargs: Any) -> Any:
-    """What an operator of :data:`SELECTING` returns, by its rules of shape."""
+    """The outputs of an operator of :data:`SELECTING`, by its rules of shape."""
     return SELECTING[func](selection, *args, **kwargs)
 
 

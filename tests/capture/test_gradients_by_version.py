@@ -11,16 +11,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.operators import version_formulas  # noqa: E402
+from graphmem.capture.operators import gradients_by_version  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from tests.support.captures import H100, births  # noqa: E402
 
 _aten = torch.ops.aten
 TABLES: dict[str, dict[Any, Any]] = {
-    "atan2 before 2.10": version_formulas._ATAN2_BEFORE,
-    "atan2": version_formulas._ATAN2,
-    "of two before 2.15": version_formulas._ONE_TAKES_ALL,
-    "of two": version_formulas._SHARED,
+    "atan2 before 2.10": gradients_by_version._ATAN2_BEFORE,
+    "atan2": gradients_by_version._ATAN2,
+    "of two before 2.15": gradients_by_version._ONE_TAKES_ALL,
+    "of two": gradients_by_version._SHARED,
 }
 #: Operands: of ``clamp`` also without one of the limits.
 OPERANDS = {_aten.clamp.Tensor: ((0, 1, 2), (0, 1), (0, None, 2))}

@@ -1,4 +1,4 @@
-"""Composites of everyday layers and losses, as a CUDA build resolves them."""
+"""Decompositions of composite layers and losses (linear, dropout, cosine similarity, …), as a CUDA build has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _aten = torch.ops.aten
 
 
 def basic_composites() -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """Composite layers and losses -> their decompositions on CUDA."""
     return {
         _aten.linear.default: linear,
         _aten.dropout.default: _dropout,

@@ -49,13 +49,14 @@ OTHER_WAYS = {
 
 
 @dataclass(frozen=True)
-class OnCard:
-    """What a card runs in place of an operator that an autograd ``node`` calls. ``body`` answers NotImplemented where
-    it is the same; a ``remark`` then says what is assumed. ``since``: versions before that change run what is written.
+class GradientFormula:
+    """The operators that a card runs in place of one that an autograd ``node`` calls. ``decomposition`` answers
+    NotImplemented where they are the same; a ``remark`` then says what is assumed. ``since``: versions before that
+    change run what is written.
     """
 
     node: str
-    body: Callable[..., Any]
+    decomposition: Callable[..., Any]
     remark: str | None = None
     since: Since | None = None
 
@@ -90,14 +91,14 @@ def _in_single(func: Any) -> Callable[..., Any]:
 
 
 #: Operator -> what a card runs instead of it in one formula.
-ON_CARD: dict[Any, OnCard] = {
-    _aten.where.self: OnCard("MaskedFillBackward1", _selected_of_mask, _FILLED),
-    _aten.scalar_tensor.default: OnCard("MaskedFillBackward1", _host_zero),
-    _aten.clone.default: OnCard(
+GRADIENT_FORMULAS: dict[Any, GradientFormula] = {
+    _aten.where.self: GradientFormula("MaskedFillBackward1", _selected_of_mask, _FILLED),
+    _aten.scalar_tensor.default: GradientFormula("MaskedFillBackward1", _host_zero),
+    _aten.clone.default: GradientFormula(
         "NativeGroupNormBackward0", _in_its_format, since=versions.GROUP_NORM_KEEPS_CHANNELS_LAST
     ),
-    _aten.linalg_vector_norm.default: OnCard("RenormBackward0", _in_single(_aten.linalg_vector_norm.default)),
-    _aten.sum.dim_IntList: OnCard("RenormBackward0", _in_single(_aten.sum.dim_IntList)),
+    _aten.linalg_vector_norm.default: GradientFormula("RenormBackward0", _in_single(_aten.linalg_vector_norm.default)),
+    _aten.sum.dim_IntList: GradientFormula("RenormBackward0", _in_single(_aten.sum.dim_IntList)),
 }
 
 #: (in-place operator, name of the operator before it, node): out of place on a card too, unlike others of the node. The

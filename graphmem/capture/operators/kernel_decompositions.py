@@ -1,4 +1,4 @@
-"""CUDA kernels that are themselves made of other operators, spelled out so that each of those is recorded.
+"""Decompositions of CUDA kernels: operators whose kernel calls other operators, spelled out so that each is recorded.
 
 A function here runs in place of an operator's fake kernel, below autograd. It is handed the recorder's
 :class:`Selection` for what depends on data.
@@ -277,8 +277,8 @@ COMPARISONS: dict[Any, Callable[..., None]] = {
     _aten.equal.default: _equal,
 }
 
-#: Operator -> its body, which may answer ``NotImplemented`` for calls that are one kernel after all.
-BODIES: dict[Any, Callable[..., Any]] = {
+#: Operator -> its decomposition, which may answer ``NotImplemented`` for calls that are one kernel after all.
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten._trilinear.default: _trilinear,
     _aten.index.Tensor: _index,
     _aten.index_put.default: _index_put(_aten.index_put.default),

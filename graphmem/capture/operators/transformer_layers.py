@@ -16,7 +16,7 @@ from torch import Tensor
 _aten = torch.ops.aten
 
 
-def fused_inference(
+def transformer_layers(
     attention: Callable[..., Tensor], linear: Callable[..., Tensor], is_fused: Callable[..., bool]
 ) -> dict[Any, Callable[..., Any]]:
     """``attention`` and ``linear``: CUDA's; ``is_fused(query, key, value)``: attention is not the math path."""

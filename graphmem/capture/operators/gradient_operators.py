@@ -1,4 +1,4 @@
-"""Operators that gradients call and C++ composes: on a card they write in place where a fake tensor makes them not.
+"""Decompositions of operators that gradient formulas call: on a card they write in place, which a fake tensor forbids.
 
 C++ asks whether a tensor "is like a subclass" (``areAnyTensorSubclassLike``), as every fake tensor is.
 """
@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 
 
 def gradient_composites() -> dict[Any, Callable[..., Any]]:
-    """By operator: what CUDA's version of it calls."""
+    """The operators of gradients -> their decompositions on CUDA."""
     return {
         _aten.gather_backward.default: _gather_backward,
         _aten.value_selecting_reduction_backward.default: _value_selecting_reduction_backward,

@@ -1,4 +1,5 @@
-"""What operators do beside making outputs: call cuBLAS, resize a storage, make tensors of lists, ask for data."""
+"""Tables of operators that do more than make outputs: call cuBLAS, resize a storage, make tensors of lists, or ask for
+data."""
 
 from __future__ import annotations
 
