@@ -142,7 +142,7 @@ class _Writer(ArchiveWriter):
 
 def _patch_loading(patches: Patches, stage: _Stage, folder: Folder, books: Books) -> None:
     serialization, guards = torch.serialization, torch._guards
-    reading = threading.local()  # ``fake``: no fake mode is to be seen; ``older``: the file of the older format
+    reading = threading.local()  # ``depth``: within it no fake mode is seen; ``older``: the file of the older format
 
     def unseen(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: None if getattr(reading, "depth", 0) else original(*args)
