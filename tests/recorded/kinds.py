@@ -193,6 +193,12 @@ KINDS = {
         ),
         on_stub=False,
     ),
+    "onnxruntime_cuda": Listed(
+        "arenas of sessions of ONNX Runtime's CUDA provider, real cuDNN planning",
+        "tests.recorded.onnx_cuda:KIND",
+        ("onnxruntime/cuda/*",),
+        on_stub=False,
+    ),
     "tensorflow": Listed(
         "TensorFlow's allocator, executor and Keras steps on the CPU",
         "tests.recorded.programs:TENSORFLOW",
