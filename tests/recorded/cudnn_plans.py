@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from graphmem.capture.kernels.cudnn.recurrent import algorithm
+from graphmem.cudnn.predicted.recurrent import algorithm
 from graphmem.cudnn import recurrent
 from graphmem.cudnn.card import description
 from graphmem.cudnn.library import Cudnn, find_library

@@ -23,18 +23,19 @@ class Reserved:
     outside: frozenset[int] = frozenset()
 
 
-def reserved_allocations(trace: Trace) -> Reserved:
+def reserved_allocations(trace: Trace, options: Options) -> Reserved:
     """Which device allocations of ``trace`` are reserved, and which are cuBLAS's own.
 
-    Initializers and prepacked weights are reserved: 1.31.1 takes them so whatever
-    ``session.use_device_allocator_for_initializers`` says (measured on the CPU provider; the CUDA provider shares that
-    code).
+    The CPU provider reserves initializers and prepacked weights, whatever
+    ``session.use_device_allocator_for_initializers`` says; the CUDA provider takes them from its regions (both seen in
+    1.31.1: ``NumReserves``).
     """
+    is_cpu = options.session.provider == "cpu"
     births = trace.subjects[trace.kinds == EventKind.ALLOC].tolist()
     storages = [trace.storages[subject] for subject in births]
     held = [storage for storage in storages if storage.place == Place.DEVICE and storage.bytes > 0]
     return Reserved(
-        frozenset(index for index, storage in enumerate(held) if storage.category == Category.PARAMETER),
+        frozenset(index for index, storage in enumerate(held) if is_cpu and storage.category == Category.PARAMETER),
         frozenset(index for index, storage in enumerate(held) if storage.label == CUBLAS_LABEL),
     )
 

@@ -120,7 +120,7 @@ class OnnxRuntime(Runtime[Options]):
 
     def run(self, trace: Trace, options: Options, setting: Setting) -> Runs:
         """Replayed in the arenas of as many sessions as the trace holds."""
-        reserved, sessions = reserved_allocations(trace), session_count(trace)
+        reserved, sessions = reserved_allocations(trace, options), session_count(trace)
 
         def make(capacity: int | None) -> OnnxRuntimeSessions:
             return default_allocator(options, capacity, reserved=reserved, sessions=sessions)

@@ -24,12 +24,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from graphmem.capture.kernels import run_rule  # noqa: E402
-from graphmem.capture.kernels.cudnn import choice as cudnn_choice  # noqa: E402
+from graphmem.cudnn.predicted import choice as cudnn_choice  # noqa: E402
 from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution  # noqa: E402
-from graphmem.capture.kernels.cudnn import workspaces as cudnn_workspaces  # noqa: E402
-from graphmem.capture.kernels.cudnn.choice import Plan  # noqa: E402
-from graphmem.capture.kernels.cudnn.packed import Leaf  # noqa: E402
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem  # noqa: E402
+from graphmem.cudnn.predicted import workspaces as cudnn_workspaces  # noqa: E402
+from graphmem.cudnn.predicted.choice import Plan  # noqa: E402
+from graphmem.cudnn.predicted.packed import Leaf  # noqa: E402
+from graphmem.cudnn.predicted.problem import Direction, Problem  # noqa: E402
 from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     Backend,
     ConvParams,

@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 
 from graphmem.capture.kernels.parts.layout import Strided
-from graphmem.capture.kernels.parts.numbers import div_up, last_pow2
+from graphmem.numbers import div_up, last_pow2
 from graphmem.capture.kernels.parts.script import Card, Script
 
 _MAX_INT32 = 2**31 - 1

@@ -15,7 +15,7 @@ import torch
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
-from graphmem.capture.kernels.parts.numbers import last_pow2, round_up
+from graphmem.numbers import last_pow2, round_up
 from graphmem.capture.kernels.parts.reduction import reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 

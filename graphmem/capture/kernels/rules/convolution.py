@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem
+from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.capture.kernels.cudnn.question import first_workspace, largest_workspace, question_of
-from graphmem.capture.kernels.cudnn.workspaces import Workspace
+from graphmem.cudnn.predicted.workspaces import Workspace
 from graphmem.capture.kernels.parts.conv_backend import (
     Backend,
     ConvParams,

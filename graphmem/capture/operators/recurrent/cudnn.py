@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphmem.capture.kernels.cudnn.recurrent import states_bytes
+from graphmem.cudnn.predicted.recurrent import states_bytes
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.recurrent.layers import Options
 from graphmem.capture.patches import Patches

@@ -11,7 +11,7 @@ those of TF32, and :func:`is_certain` says so.
 
 from __future__ import annotations
 
-from graphmem.capture.kernels.parts.numbers import round_up
+from graphmem.numbers import round_up
 from graphmem.cudnn.recurrent import (
     GRU,
     LSTM,
