@@ -21,7 +21,6 @@ from graphmem.causes import (
     neighbours,
     together,
 )
-from graphmem.cudnn.library import AUTO, NEVER
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, Peak, found_later
@@ -216,8 +215,6 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
         if isinstance(step, Training) and step.checkpoint_activations:
             raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
         return runtime
-    if question.cudnn not in (AUTO, NEVER):
-        raise _for_captures_only(loaded, "--cudnn")
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{own} and --amp")
     return runtime
@@ -322,7 +319,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     refused = bool(taken.trace.refused)
     # Who was refused memory was so on a card that had loaded nothing yet: else it would be judged by another limit.
     loads = Loads(cuda=traced.loads.cuda, eager=traced.loads.eager) if refused else traced.loads
-    context = question.setting.device.outside(loads)
+    context = (*question.setting.device.outside(loads), *taken.outside)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
     doubts = _doubts(

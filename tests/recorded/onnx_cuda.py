@@ -94,7 +94,9 @@ def environment(card: str, folder: Path) -> dict[str, str]:
     described = folder / f"{card}.json"
     described.write_text(json.dumps(description(device)))
     code = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])"
-    site = Path(subprocess.run([str(stub.python()), "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    site = Path(
+        subprocess.run([str(stub.python()), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    )
     nvidia = site / "nvidia"
     build = stub.driver().parent
     libraries = [build / "cudnnlib", build / "cudalib", nvidia / "cu13" / "lib", nvidia / "cudnn" / "lib"]
@@ -241,7 +243,8 @@ class _Sessions:
                 near += max(map(abs, off)) <= 0.05
                 print(
                     f"{line['name']:50s} {line.get('shows', ''):14s} in use {off[0]:+8.2%} total {off[1]:+8.2%}  "
-                    f"{used} {total} recorded {seen[0]}{' .. ' + str(seen[-1]) if len(seen) > 1 else ''}", flush=True
+                    f"{used} {total} recorded {seen[0]}{' .. ' + str(seen[-1]) if len(seen) > 1 else ''}",
+                    flush=True,
                 )
         print(f"{equal} of {asked} equal, {near} within 5 %")
         return 0

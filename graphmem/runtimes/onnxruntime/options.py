@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
-from graphmem.devices import Device, as_cuda
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import UsageError
+from graphmem.runtimes.onnxruntime.kernels.libraries import SEARCHES, Libraries
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
 from graphmem.runtimes.onnxruntime.levels import level_named
 from graphmem.runtimes.onnxruntime.plan.session import SessionSettings
@@ -18,7 +20,6 @@ STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.v
 PROVIDERS = {
     "cuda": "cuda", "cudaexecutionprovider": "cuda", "cpu": "cpu", "cpuexecutionprovider": "cpu",
 }  # fmt: skip
-ALGO_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 
 #: Arena options: ``gpu_mem_limit`` and ``arena_extend_strategy`` of the CUDA provider, the rest of ``OrtArenaCfg``
 #: (onnxruntime_c_api.h, ``CreateArenaCfgV2``), each with the field of the arena it sets.
@@ -42,22 +43,27 @@ SWITCHES = {
 OPTIONS = (
     *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage", "session.use_device_allocator_for_initializers",
     "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace", "cudnn_workspace_bytes", "cublas_workspace_bytes",
+    "cudnn_conv_use_max_workspace", "use_tf32", "cudnn_conv1d_pad_to_nc1d", "cudnn_workspace_bytes", "cublas_workspace_bytes",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
     """What was asked for, and the ``text`` that asked for it. ``level`` is the optimization level;
-    ``cudnn_workspace_bytes`` None means the assumption of :attr:`KernelMemory.convolution_workspace`."""
+    ``cudnn_workspace_bytes`` stands in for the workspace of every convolution's plan. ``card``: the one it runs on,
+    None for the default one; ``cudnn``: the library that tells its plans, None where they are predicted."""
 
     arena: ArenaConfig = field(default_factory=ArenaConfig)
     session: SessionSettings = field(default_factory=SessionSettings)
     level: str = "all"
     cudnn_conv_algo_search: str = "EXHAUSTIVE"
+    use_tf32: bool = True
+    conv1d_pad_to_nc1d: bool = False
     cudnn_workspace_bytes: int | None = None
     cublas_workspace_bytes: int | None = None
     without_effect: tuple[str, ...] = ()
+    card: Device | None = None
+    cudnn: str | Path | None = None
     text: str = field(default="", compare=False)
 
     @property
@@ -68,16 +74,17 @@ class Options:
 
     def kernel_memory(self) -> KernelMemory:
         """The working buffers of the provider's kernels."""
-        threads = self.session.intra_op_num_threads
+        libraries = None
+        if self.session.provider == "cuda":
+            card = self.card or device_named(DEFAULT_DEVICE)
+            libraries = Libraries(card, self.cudnn_conv_algo_search, self.use_tf32, self.conv1d_pad_to_nc1d, self.cudnn)
         return KernelMemory(
-            self.session.provider, threads, self.cudnn_workspace_bytes, self.cublas_workspace_bytes or 0
+            self.session.provider, self.session.intra_op_num_threads, libraries, self.cudnn_workspace_bytes
         )
 
-    def on(self, device: Device) -> Options:
-        """These options with cuBLAS's workspace as assumed for a card, unless it was given: ONNX Runtime sets none."""
-        if self.cublas_workspace_bytes is not None or self.session.provider != "cuda":
-            return self
-        return replace(self, cublas_workspace_bytes=as_cuda(device).limits.cublas_bytes)
+    def on(self, card: Device, cudnn: str | Path | None = None) -> Options:
+        """These options on a card whose cuDNN's plans this library tells, None for none."""
+        return self if self.session.provider != "cuda" else replace(self, card=card, cudnn=cudnn)
 
 
 def parse_options(text: str) -> Options:
@@ -116,8 +123,12 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key == "graph_optimization_level":
         return replace(options, level=level_named(value))
     if key == "cudnn_conv_algo_search":
-        spelled = {name: name for name in ALGO_SEARCHES} | {str(i): name for i, name in enumerate(ALGO_SEARCHES)}
+        spelled = {name: name for name in SEARCHES} | {str(i): name for i, name in enumerate(SEARCHES)}
         return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
+    if key == "use_tf32":
+        return replace(options, use_tf32=_switch(key, value))
+    if key == "cudnn_conv1d_pad_to_nc1d":
+        return replace(options, conv1d_pad_to_nc1d=_switch(key, value))
     if key in ("cudnn_workspace_bytes", "cublas_workspace_bytes"):
         changes: dict[str, Any] = {key: parse_bytes(value)}
         return replace(options, **changes)

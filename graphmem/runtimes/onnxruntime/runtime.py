@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
+from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
 from graphmem.estimate import Diagnostic
-from graphmem.figures import Cause, unknown
+from graphmem.figures import Figure
 from graphmem.graph.model import Graph
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.onnxruntime.arenas import (
@@ -20,9 +21,7 @@ from graphmem.runtimes.onnxruntime.arenas import (
 from graphmem.runtimes.onnxruntime.findings import findings
 from graphmem.runtimes.onnxruntime.options import Options, parse_options
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
-from graphmem.runtimes.onnxruntime.plan.runs import CUBLAS_LABEL, CUDNN_LABEL
-from graphmem.trace import Category, Trace
-from graphmem.units import format_bytes
+from graphmem.trace import Trace
 
 #: Options that are read and change nothing, and why.
 WITHOUT_EFFECT = {
@@ -43,38 +42,21 @@ def _provider_notes(options: Options, planned: Planned) -> list[str]:
             f"CPU provider of ONNX Runtime 1.31 on x86-64, {options.session.intra_op_num_threads} intra-op thread(s): "
             "what is shown as the card's memory is its arena in host memory"
         ]
-    notes = [
-        "CUDA provider: in-place kernels, host copies and the stream-tagged arena are read in ONNX Runtime's source "
-        "and were never compared with a GPU"
-    ]
+    notes = ["CUDA provider of ONNX Runtime 1.31"]
     if planned.host_nodes:
-        notes.append(
-            f"{planned.host_nodes} nodes run on the CPU: ONNX Runtime then plans buffers for two streams; they are "
-            "planned here as for one"
-        )
-    labels = {storage.label for storage in planned.trace.storages if storage.category == Category.WORKSPACE}
-    memory = options.kernel_memory()
-    if CUDNN_LABEL in labels:
-        notes.append(
-            f"cuDNN ({options.cudnn_conv_algo_search} search): the workspace of a convolution has no rule; each is "
-            f"assumed to take {format_bytes(memory.convolution_workspace)} while it runs (set cudnn_workspace_bytes)"
-        )
-    if CUBLAS_LABEL in labels:
-        notes.append(
-            f"cuBLAS: the workspace of a session's handle, outside the arena, is assumed to be "
-            f"{format_bytes(memory.cublas_workspace_bytes)} (set cublas_workspace_bytes)"
-        )
-    return notes
+        notes.append(f"{planned.host_nodes} nodes run on the CPU")
+    return [*notes, *planned.cudnn_notes]
 
 
-def _doubts(options: Options, planned: Planned) -> Iterator[Cause]:
-    """What no recording holds: sessions on a card. Those on a CPU were recorded."""
-    if options.session.provider == "cpu":
-        return
-    yield unknown("the CUDA provider", "read in ONNX Runtime's source, never compared with a card", below=True)
-    labels = {storage.label for storage in planned.trace.storages}
-    if CUDNN_LABEL in labels and options.cudnn_workspace_bytes is None:
-        yield unknown("cuDNN's workspaces", "assumed; set cudnn_workspace_bytes", below=True)
+def _cublas(options: Options, planned: Planned) -> tuple[Figure, ...]:
+    """The workspace of the session's cuBLAS handle: the library's own, outside the arena; ONNX Runtime sets none."""
+    if not planned.uses_cublas:
+        return ()
+    given = options.cublas_workspace_bytes
+    if given is not None:
+        return (Figure("cuBLAS workspace", given, given, given, "cublas_workspace_bytes"),) if given else ()
+    size = as_cuda(options.card or device_named(DEFAULT_DEVICE)).limits.cublas_bytes
+    return (Figure("cuBLAS workspace", size, 0, size, "cuBLAS's own default; nobody measured when it takes it"),)
 
 
 class OnnxRuntime(Runtime[Options]):
@@ -94,7 +76,7 @@ class OnnxRuntime(Runtime[Options]):
 
     def parse(self, text: str | None, setting: Setting) -> Options:
         """The options as :func:`parse_options` reads them, with what is assumed of libraries on the card."""
-        return parse_options(text or "").on(setting.device)
+        return parse_options(text or "").on(setting.device, setting.cudnn)
 
     def describe(self, options: Options, setting: Setting) -> str:
         """The arena and the options as given."""
@@ -108,7 +90,7 @@ class OnnxRuntime(Runtime[Options]):
         unknown = sorted(planned.unknown.items())
         diagnostics = tuple(Diagnostic("unknown", f"working buffers of {name}", count) for name, count in unknown)
         later = partial(findings, runs, planned=planned)
-        return Taken(planned.trace, assumptions, diagnostics, later, tuple(_doubts(options, planned)))
+        return Taken(planned.trace, assumptions, diagnostics, later, outside=_cublas(options, planned))
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own."""

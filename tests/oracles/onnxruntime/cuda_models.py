@@ -31,22 +31,29 @@ def model(function: Made) -> Made:
 # --- by PyTorch's exporters -------------------------------------------------------------------------------------------
 
 
-def exported(module: Any, arguments: Sequence[Any], path: Path, names: Sequence[str], dynamic: Any, **options: Any) -> None:
+def exported(
+    module: Any, arguments: Sequence[Any], path: Path, names: Sequence[str], dynamic: Any, **options: Any
+) -> None:
     """By the exporter over ``torch.export``; ``dynamic`` gives the named dimensions of each input."""
     import torch
 
-    shapes = tuple({axis: torch.export.Dim.DYNAMIC for axis in axes} for axes in dynamic)
+    shapes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in dynamic)
     torch.onnx.export(
         module.eval(), tuple(arguments), str(path), dynamo=True, dynamic_shapes=shapes, external_data=False,
         input_names=list(names), verbose=False, **options,
     )  # fmt: skip
 
 
-def traced(module: Any, arguments: Sequence[Any], path: Path, names: Sequence[str], dynamic: Any, opset: int = 17) -> None:
+def traced(
+    module: Any, arguments: Sequence[Any], path: Path, names: Sequence[str], dynamic: Any, opset: int = 17
+) -> None:
     """By the older exporter, from a trace."""
     import torch
 
-    axes = {name: {axis: f"{name}_{axis}" if axis else "batch" for axis in some} for name, some in zip(names, dynamic, strict=True)}
+    axes = {
+        name: {axis: f"{name}_{axis}" if axis else "batch" for axis in some}
+        for name, some in zip(names, dynamic, strict=True)
+    }
     torch.onnx.export(
         module.eval(), tuple(arguments), str(path), dynamo=False, opset_version=opset, input_names=list(names),
         dynamic_axes=axes,
@@ -109,14 +116,24 @@ MODELS["vit"] = _transformers("ViT", **_VIT)
 MODELS["vit_traced"] = _transformers("ViT", traced_=True, **_VIT)
 MODELS["deit"] = _transformers("DeiT", **_VIT)
 MODELS["convnext"] = _transformers("ConvNext", hidden_sizes=[32, 64, 128, 256], depths=[1, 1, 2, 1])
-MODELS["regnet"] = _transformers("RegNet", embedding_size=16, hidden_sizes=[32, 64, 96, 128], depths=[1, 1, 2, 1], groups_width=16)
-MODELS["segformer"] = _transformers("Segformer", hidden_sizes=[16, 32, 64, 128], depths=[1, 1, 1, 1], decoder_hidden_size=64)
-MODELS["swin"] = _transformers("Swin", image_size=64, embed_dim=48, depths=[1, 1, 2], num_heads=[2, 4, 8], window_size=4, side=64)
+MODELS["regnet"] = _transformers(
+    "RegNet", embedding_size=16, hidden_sizes=[32, 64, 96, 128], depths=[1, 1, 2, 1], groups_width=16
+)
+MODELS["segformer"] = _transformers(
+    "Segformer", hidden_sizes=[16, 32, 64, 128], depths=[1, 1, 1, 1], decoder_hidden_size=64
+)
+MODELS["swin"] = _transformers(
+    "Swin", image_size=64, embed_dim=48, depths=[1, 1, 2], num_heads=[2, 4, 8], window_size=4, side=64
+)
 MODELS["poolformer"] = _transformers("PoolFormer", hidden_sizes=[32, 64, 96, 128], depths=[1, 1, 1, 1])
-MODELS["efficientnet"] = _transformers("EfficientNet", image_size=64, width_coefficient=0.5, depth_coefficient=0.5, hidden_dim=320)
+MODELS["efficientnet"] = _transformers(
+    "EfficientNet", image_size=64, width_coefficient=0.5, depth_coefficient=0.5, hidden_dim=320
+)
 
 
-def _text(name: str, traced_: bool = False, kind: str = "Model", mask: bool = True, half: bool = False, **config: Any) -> Made:
+def _text(
+    name: str, traced_: bool = False, kind: str = "Model", mask: bool = True, half: bool = False, **config: Any
+) -> Made:
     def write(path: Path) -> None:
         import torch
         import transformers
@@ -141,21 +158,38 @@ def _text(name: str, traced_: bool = False, kind: str = "Model", mask: bool = Tr
     return write
 
 
-_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
+_BERT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 1000,
+}
 _LLAMA = _BERT | {"num_key_value_heads": 2}
 _GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
 MODELS["bert"] = _text("Bert", **_BERT)
 MODELS["bert_traced"] = _text("Bert", traced_=True, **_BERT)
 MODELS["bert_fp16"] = _text("Bert", traced_=True, half=True, **_BERT)
 MODELS["roberta"] = _text("Roberta", **_BERT)
-MODELS["distilbert_traced"] = _text("DistilBert", traced_=True, dim=128, n_layers=2, n_heads=4, hidden_dim=256, vocab_size=1000)
+MODELS["distilbert_traced"] = _text(
+    "DistilBert", traced_=True, dim=128, n_layers=2, n_heads=4, hidden_dim=256, vocab_size=1000
+)
 MODELS["electra"] = _text("Electra", embedding_size=64, **_BERT)
 MODELS["gpt2"] = _text("GPT2", kind="LMHeadModel", mask=False, **_GPT2)
 MODELS["llama"] = _text("Llama", kind="ForCausalLM", mask=False, **_LLAMA)
 MODELS["qwen2"] = _text("Qwen2", kind="ForCausalLM", mask=False, **_LLAMA)
 MODELS["mistral"] = _text("Mistral", kind="ForCausalLM", mask=False, **_LLAMA)
 MODELS["gpt_neox"] = _text("GPTNeoX", kind="ForCausalLM", mask=False, **_BERT)
-MODELS["opt"] = _text("OPT", kind="ForCausalLM", hidden_size=128, num_hidden_layers=2, num_attention_heads=4, ffn_dim=256, vocab_size=1000, word_embed_proj_dim=128)
+MODELS["opt"] = _text(
+    "OPT",
+    kind="ForCausalLM",
+    hidden_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    ffn_dim=256,
+    vocab_size=1000,
+    word_embed_proj_dim=128,
+)
 
 
 def _decoder(half: bool = False) -> Made:
@@ -176,7 +210,9 @@ def _decoder(half: bool = False) -> Made:
                 cache = DynamicCache()
                 cache.update(k0, v0, 0)
                 cache.update(k1, v1, 1)
-                out = self.inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
+                out = self.inner(
+                    input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True
+                )
                 first, second = out.past_key_values.layers
                 return out.logits, first.keys, first.values, second.keys, second.values
 
@@ -193,7 +229,9 @@ MODELS["llama_past"] = _decoder()
 MODELS["llama_past_fp16"] = _decoder(half=True)
 
 
-def _recurrent(kind: str, layers: int = 1, both: bool = False, hidden: int = 128, export: Any = traced, half: bool = False) -> Made:
+def _recurrent(
+    kind: str, layers: int = 1, both: bool = False, hidden: int = 128, export: Any = traced, half: bool = False
+) -> Made:
     def write(path: Path) -> None:
         import torch
 
@@ -287,7 +325,13 @@ def _encoder_layer(path: Path) -> None:
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(96, 4, 256, batch_first=True)
-    exported(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (torch.zeros(2, 24, 96),), path, ["x"], [(0,)])
+    exported(
+        torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        (torch.zeros(2, 24, 96),),
+        path,
+        ["x"],
+        [(0,)],
+    )
 
 
 MODELS["encoder_layer"] = _encoder_layer
@@ -297,7 +341,15 @@ def _perceptron(path: Path) -> None:
     import torch
 
     nn = torch.nn
-    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.LayerNorm(512), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 16), nn.Softmax(-1))
+    net = nn.Sequential(
+        nn.Linear(256, 512),
+        nn.ReLU(),
+        nn.LayerNorm(512),
+        nn.Linear(512, 512),
+        nn.Tanh(),
+        nn.Linear(512, 16),
+        nn.Softmax(-1),
+    )
     traced(net, (torch.zeros(2, 256),), path, ["x"], [(0,)])
 
 
@@ -343,14 +395,32 @@ def one(
 
     def write(path: Path) -> None:
         given = {f"x{i}": (kinds[i] if kinds else FLOAT, shape) for i, shape in enumerate(shapes)}
-        before = [helper.make_node("Neg", [key], [f"{key}_"]) if kind in (FLOAT, HALF) else helper.make_node("Identity", [key], [f"{key}_"]) for key, (kind, _) in given.items()]
+        before = [
+            helper.make_node("Neg", [key], [f"{key}_"])
+            if kind in (FLOAT, HALF)
+            else helper.make_node("Identity", [key], [f"{key}_"])
+            for key, (kind, _) in given.items()
+        ]
         named = {f"w{i}": array for i, array in enumerate(weights) if array is not None}
-        read = [*(f"{key}_" for key in given), *(f"w{i}" if array is not None else "" for i, array in enumerate(weights))]
+        read = [
+            *(f"{key}_" for key in given),
+            *(f"w{i}" if array is not None else "" for i, array in enumerate(weights)),
+        ]
         made = [f"y{i}" for i in range(outputs)]
         node = helper.make_node(operator, read, made, domain=domain, **attributes)
         kinds_of = list(result) or [next(iter(given.values()))[0]] * outputs
-        after = [helper.make_node("Neg" if kind in (FLOAT, HALF) else "Identity", [key], [f"{key}_"]) for key, kind in zip(made, kinds_of, strict=True)]
-        written(path, [*before, node, *after], given, {f"{key}_": kind for key, kind in zip(made, kinds_of, strict=True)}, named, (("", opset), ("com.microsoft", 1)))
+        after = [
+            helper.make_node("Neg" if kind in (FLOAT, HALF) else "Identity", [key], [f"{key}_"])
+            for key, kind in zip(made, kinds_of, strict=True)
+        ]
+        written(
+            path,
+            [*before, node, *after],
+            given,
+            {f"{key}_": kind for key, kind in zip(made, kinds_of, strict=True)},
+            named,
+            (("", opset), ("com.microsoft", 1)),
+        )
 
     MODELS[name] = write
 
@@ -376,7 +446,13 @@ one("op_resize", "Resize", [_X], [None, np.array([1, 1, 2, 2], np.float32)], mod
 one("op_resize_nearest", "Resize", [_X], [None, np.array([1, 1, 2, 2], np.float32)], mode="nearest")
 one("op_gather", "Gather", [("batch", 128, 64)], [np.array([3, 5, 7])], axis=1)
 one("op_split", "Split", [_X], axis=1, outputs=4)
-one("op_where", "Where", [("batch", 1, 1), ("batch", 64, 64), ("batch", 64, 64)], kinds=[BOOL, FLOAT, FLOAT], result=[FLOAT])
+one(
+    "op_where",
+    "Where",
+    [("batch", 1, 1), ("batch", 64, 64), ("batch", 64, 64)],
+    kinds=[BOOL, FLOAT, FLOAT],
+    result=[FLOAT],
+)
 one("op_expand", "Expand", [("batch", 1, 64)], [np.array([1, 32, 64])])
 one("op_tile", "Tile", [("batch", 16, 64)], [np.array([1, 3, 2])])
 one("op_layer_norm", "LayerNormalization", [("batch", 128, 256)], [_f(256), _f(256)])
@@ -405,11 +481,35 @@ one("op_conv_volume", "Conv", [("batch", 16, 8, 16, 16)], [_f(32, 16, 3, 3, 3)],
 one("op_conv_half", "Conv", [_X], [_f(128, 64, 3, 3, dtype=np.float16)], kinds=[HALF], pads=[1, 1, 1, 1])
 one("op_conv_transpose", "ConvTranspose", [_X], [_f(64, 32, 4, 4), _f(32)], strides=[2, 2], pads=[1, 1, 1, 1])
 one("op_conv_transpose_line", "ConvTranspose", [("batch", 64, 100)], [_f(64, 32, 8)], strides=[4])
-one("op_lstm_sequence", "LSTM", [(100, "batch", 80)], [_f(1, 512, 80), _f(1, 512, 128), _f(1, 1024)], outputs=3, hidden_size=128)
-one("op_gru_reset", "GRU", [(100, "batch", 80)], [_f(1, 384, 80), _f(1, 384, 128), _f(1, 768)], outputs=2, hidden_size=128, linear_before_reset=1)
-one("op_gru_before", "GRU", [(100, "batch", 80)], [_f(1, 384, 80), _f(1, 384, 128), _f(1, 768)], outputs=2, hidden_size=128)
+one(
+    "op_lstm_sequence",
+    "LSTM",
+    [(100, "batch", 80)],
+    [_f(1, 512, 80), _f(1, 512, 128), _f(1, 1024)],
+    outputs=3,
+    hidden_size=128,
+)
+one(
+    "op_gru_reset",
+    "GRU",
+    [(100, "batch", 80)],
+    [_f(1, 384, 80), _f(1, 384, 128), _f(1, 768)],
+    outputs=2,
+    hidden_size=128,
+    linear_before_reset=1,
+)
+one(
+    "op_gru_before",
+    "GRU",
+    [(100, "batch", 80)],
+    [_f(1, 384, 80), _f(1, 384, 128), _f(1, 768)],
+    outputs=2,
+    hidden_size=128,
+)
 one("op_nonzero", "NonZero", [("batch", 64)], kinds=[FLOAT], result=[INT64])
-one("op_one_hot", "OneHot", [("batch", 16)], [np.array(32), np.array([0, 1], np.float32)], kinds=[INT64], result=[FLOAT])
+one(
+    "op_one_hot", "OneHot", [("batch", 16)], [np.array(32), np.array([0, 1], np.float32)], kinds=[INT64], result=[FLOAT]
+)
 one("op_scatter_nd", "ScatterND", [("batch", 64)], [np.array([[0]]), _f(1, 64)])
 one("op_gather_nd", "GatherND", [("batch", 64)], [np.array([[0, 1]])])
 one("op_clip", "Clip", [_X], [np.array(0, np.float32), np.array(6, np.float32)])
@@ -423,10 +523,32 @@ one("op_attention", "Attention", [("batch", 4, 64, 32)] * 3, opset=23)
 one("op_rotary", "RotaryEmbedding", [("batch", 4, 64, 32)], [_f(128, 16), _f(128, 16), None], opset=23)
 _MS = "com.microsoft"
 one("ms_attention", "Attention", [("batch", 64, 256)], [_f(256, 768), _f(768)], domain=_MS, num_heads=4)
-one("ms_attention_half", "Attention", [("batch", 64, 256)], [_f(256, 768, dtype=np.float16), _f(768, dtype=np.float16)], kinds=[HALF], domain=_MS, num_heads=4)
-one("ms_attention_masked", "Attention", [("batch", 64, 256)], [_f(256, 768), _f(768), np.ones((16, 64), np.int32)], domain=_MS, num_heads=4)
+one(
+    "ms_attention_half",
+    "Attention",
+    [("batch", 64, 256)],
+    [_f(256, 768, dtype=np.float16), _f(768, dtype=np.float16)],
+    kinds=[HALF],
+    domain=_MS,
+    num_heads=4,
+)
+one(
+    "ms_attention_masked",
+    "Attention",
+    [("batch", 64, 256)],
+    [_f(256, 768), _f(768), np.ones((16, 64), np.int32)],
+    domain=_MS,
+    num_heads=4,
+)
 one("ms_multi_head_attention", "MultiHeadAttention", [("batch", 64, 256)] * 3, domain=_MS, num_heads=4)
-one("ms_multi_head_attention_half", "MultiHeadAttention", [("batch", 64, 256)] * 3, kinds=[HALF] * 3, domain=_MS, num_heads=4)
+one(
+    "ms_multi_head_attention_half",
+    "MultiHeadAttention",
+    [("batch", 64, 256)] * 3,
+    kinds=[HALF] * 3,
+    domain=_MS,
+    num_heads=4,
+)
 one("ms_skip_layer_norm", "SkipLayerNormalization", [("batch", 64, 256)] * 2, [_f(256), _f(256)], domain=_MS)
 one("ms_simplified_layer_norm", "SkipSimplifiedLayerNormalization", [("batch", 64, 256)] * 2, [_f(256)], domain=_MS)
 one("ms_fast_gelu", "FastGelu", [("batch", 64, 256)], [_f(256)], domain=_MS)
@@ -434,14 +556,79 @@ one("ms_bias_gelu", "BiasGelu", [("batch", 64, 256)], [_f(256)], domain=_MS)
 one("ms_quick_gelu", "QuickGelu", [("batch", 64, 256)], domain=_MS)
 one("ms_gelu", "Gelu", [("batch", 64, 256)], domain=_MS)
 one("ms_fused_matmul", "FusedMatMul", [("batch", 64, 256)], [_f(512, 256)], domain=_MS, transB=1)
-one("ms_group_norm", "GroupNorm", [("batch", 32, 32, 64)], [_f(64), _f(64)], domain=_MS, groups=8, activation=1, epsilon=1e-5)
-one("ms_matmul_nbits", "MatMulNBits", [("batch", 64, 256)], [np.zeros((512, 8, 16), np.uint8), _f(512 * 8)], domain=_MS, K=256, N=512, bits=4, block_size=32)
-one("ms_matmul_nbits_half", "MatMulNBits", [("batch", 64, 256)], [np.zeros((512, 8, 16), np.uint8), _f(512 * 8, dtype=np.float16)], kinds=[HALF], domain=_MS, K=256, N=512, bits=4, block_size=32)
+one(
+    "ms_group_norm",
+    "GroupNorm",
+    [("batch", 32, 32, 64)],
+    [_f(64), _f(64)],
+    domain=_MS,
+    groups=8,
+    activation=1,
+    epsilon=1e-5,
+)
+one(
+    "ms_matmul_nbits",
+    "MatMulNBits",
+    [("batch", 64, 256)],
+    [np.zeros((512, 8, 16), np.uint8), _f(512 * 8)],
+    domain=_MS,
+    K=256,
+    N=512,
+    bits=4,
+    block_size=32,
+)
+one(
+    "ms_matmul_nbits_half",
+    "MatMulNBits",
+    [("batch", 64, 256)],
+    [np.zeros((512, 8, 16), np.uint8), _f(512 * 8, dtype=np.float16)],
+    kinds=[HALF],
+    domain=_MS,
+    K=256,
+    N=512,
+    bits=4,
+    block_size=32,
+)
 one("ms_fused_conv", "FusedConv", [_X], [_f(128, 64, 3, 3), _f(128)], domain=_MS, pads=[1, 1, 1, 1], activation="Relu")
-one("ms_group_query_attention", "GroupQueryAttention", [("batch", 1, 256), ("batch", 1, 128), ("batch", 1, 128), ("batch", 2, 128, 64), ("batch", 2, 128, 64), ("batch",), ()], kinds=[HALF, HALF, HALF, HALF, HALF, INT32, INT32], outputs=3, result=[HALF] * 3, domain=_MS, num_heads=4, kv_num_heads=2)
-one("ms_moe", "MoE", [("batch", 64, 128), (64, 8)], [_f(8, 128, 256, dtype=np.float16), None, _f(8, 256, 128, dtype=np.float16)], kinds=[HALF, HALF], domain=_MS, k=2, activation_type="gelu")
+one(
+    "ms_group_query_attention",
+    "GroupQueryAttention",
+    [
+        ("batch", 1, 256),
+        ("batch", 1, 128),
+        ("batch", 1, 128),
+        ("batch", 2, 128, 64),
+        ("batch", 2, 128, 64),
+        ("batch",),
+        (),
+    ],
+    kinds=[HALF, HALF, HALF, HALF, HALF, INT32, INT32],
+    outputs=3,
+    result=[HALF] * 3,
+    domain=_MS,
+    num_heads=4,
+    kv_num_heads=2,
+)
+one(
+    "ms_moe",
+    "MoE",
+    [("batch", 64, 128), (64, 8)],
+    [_f(8, 128, 256, dtype=np.float16), None, _f(8, 256, 128, dtype=np.float16)],
+    kinds=[HALF, HALF],
+    domain=_MS,
+    k=2,
+    activation_type="gelu",
+)
 one("ms_bias_split_gelu", "BiasSplitGelu", [("batch", 64, 2560)], [_f(2560)], domain=_MS)
-one("ms_rotary", "RotaryEmbedding", [("batch", 64, 128), ("batch", 64)], [_f(128, 16), _f(128, 16)], kinds=[FLOAT, INT64], domain=_MS, num_heads=4)
+one(
+    "ms_rotary",
+    "RotaryEmbedding",
+    [("batch", 64, 128), ("batch", 64)],
+    [_f(128, 16), _f(128, 16)],
+    kinds=[FLOAT, INT64],
+    domain=_MS,
+    num_heads=4,
+)
 
 
 def _dynamic_int8(path: Path) -> None:

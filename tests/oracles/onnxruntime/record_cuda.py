@@ -149,13 +149,16 @@ def main() -> None:
                 continue
             shapes = asked["runs"][turn]
             feeds = {
-                name: feed(shapes[name], np.dtype(dtype), values.get(name)) for name, (_, dtype) in session.inputs.items()
+                name: feed(shapes[name], np.dtype(dtype), values.get(name))
+                for name, (_, dtype) in session.inputs.items()
             }
             session.run(feeds, job.get("run")).release()
             notes["runs"].append(statistics(arenas(session)))
     if job.get("profile"):
         for session in sessions:
-            allocator = capi.made("CreateAllocator", (capi.POINTER, session.handle), (capi.POINTER, capi.memory_info(True)))
+            allocator = capi.made(
+                "CreateAllocator", (capi.POINTER, session.handle), (capi.POINTER, capi.memory_info(True))
+            )
             capi.made("SessionEndProfiling", (capi.POINTER, session.handle), (capi.POINTER, allocator))
     if job.get("log"):
         Path(job["log"]).write_text("\n".join(placements.lines))

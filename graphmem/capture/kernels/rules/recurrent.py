@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from graphmem.cudnn.predicted.recurrent import algorithm, is_certain, reserve_bytes, workspace_bytes
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.cudnn.predicted.recurrent import algorithm, is_certain, reserve_bytes, workspace_bytes
 from graphmem.cudnn.recurrent import STANDARD, Network
 
 

@@ -200,13 +200,3 @@ WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
     (MICROSOFT, "DynamicQuantizeLSTM"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "QMoE"), (MICROSOFT, "MoE"),
 ))  # fmt: skip
-#: The same for the CUDA provider, whose ``GetScratchBuffer`` calls were looked at and not turned into rules.
-WITHOUT_CUDA_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Attention"), ("", "LSTM"), ("", "GRU"), ("", "RNN"), ("", "Einsum"), ("", "TopK"), ("", "NonMaxSuppression"),
-    ("", "NonZero"), ("", "MatMulInteger"), ("", "ReduceSum"), ("", "ReduceMean"), ("", "ReduceMax"), ("", "ReduceMin"),
-    ("", "ReduceProd"), ("", "ReduceL1"), ("", "ReduceL2"), ("", "ArgMax"), ("", "ArgMin"),
-    (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
-    (MICROSOFT, "PackedAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "LongformerAttention"),
-    (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
-    (MICROSOFT, "GroupNorm"), (MICROSOFT, "SparseAttention"),
-))  # fmt: skip

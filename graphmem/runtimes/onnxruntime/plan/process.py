@@ -17,7 +17,8 @@ class Planned:
     """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
 
     ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
-    working buffers that are not in the trace.
+    working buffers that are not in the trace. ``predicted_plans``: shapes of convolutions whose cuDNN plans were
+    predicted; ``cudnn_notes``: what the library that was asked has to be said of.
     """
 
     trace: Trace
@@ -25,6 +26,9 @@ class Planned:
     plans: tuple[SessionPlan, ...] = ()
     host_nodes: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
+    uses_cublas: bool = False
+    predicted_plans: int = 0
+    cudnn_notes: tuple[str, ...] = ()
 
 
 def plan(
@@ -40,16 +44,27 @@ def plan(
     notes = dict(note for graphs in sessions for note in graphs[0].notes)
     builder = TraceBuilder(source=names, notes=list(notes.items()))
     runs = []
-    for index, graphs in enumerate(sessions):
-        prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
-        made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
-        runs.append(Runs(made, chosen.kernel_memory(), builder, index, prefix=prefix))
-        runs[-1].load(graphs[0])
-    for iteration in range(max(map(len, sessions))):
-        for session, graphs in zip(runs, sessions, strict=True):
-            if iteration < len(graphs):
-                session.run(graphs[iteration], iteration + 1)
-    unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.nodes)
-    blocks = tuple(tuple(session.blocks) for session in runs)
+    memory = chosen.kernel_memory()
+    try:
+        for index, graphs in enumerate(sessions):
+            prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
+            made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
+            runs.append(Runs(made, memory, builder, index, prefix=prefix))
+            runs[-1].load(graphs[0])
+        for iteration in range(max(map(len, sessions))):
+            for session, graphs in zip(runs, sessions, strict=True):
+                if iteration < len(graphs):
+                    session.run(graphs[iteration], iteration + 1)
+    finally:
+        memory.close()
     made_plans = tuple(session.plan for session in runs)
-    return Planned(builder.build(), blocks, made_plans, sum(made.host_nodes for made in made_plans), unknown)
+    return Planned(
+        builder.build(),
+        tuple(tuple(session.blocks) for session in runs),
+        made_plans,
+        sum(made.host_nodes for made in made_plans),
+        memory.unknown(node for session in runs for node in session.plan.nodes),
+        any(memory.uses_cublas(made.nodes) for made in made_plans),
+        0 if memory.libraries is None else len(memory.libraries.predicted),
+        () if memory.libraries is None else tuple(memory.libraries.notes()),
+    )

@@ -20,9 +20,6 @@ from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 #: Name of the phase in which a session is loaded, after the session's own prefix.
 LOAD = "load"
-#: Labels of the memory that CUDA's libraries are assumed to take.
-CUBLAS_LABEL = "cuBLAS workspace (assumed)"
-CUDNN_LABEL = "cuDNN workspace (assumed)"
 
 
 @dataclass
@@ -48,14 +45,10 @@ class Runs:
             label: self._alloc(size, operator, Category.PARAMETER, place, label)
             for label, size, place in self.plan.initializer_blocks(graph)
         }
-        size = self.memory.cublas_workspace_bytes
-        if size and self.memory.uses_cublas(self.plan.nodes):
-            operator = self.builder.operator("cuBLAS", phase=phase)
-            self._alloc(size, operator, Category.WORKSPACE, self.plan.home, CUBLAS_LABEL)
         for block in self.memory.prepacked(graph, self.plan):
             operator = self.builder.operator("prepacking", block.node, phase)
             category = Category.PARAMETER if block.reserved else Category.BUFFER
-            storage = self._alloc(block.bytes, operator, category, self.plan.home, f"{block.weight} (packed)")
+            storage = self._alloc(block.bytes, operator, category, self.plan.home, block.label)
             if block.dropped:
                 self.builder.free(storage, operator)
             if block.frees_weight and block.weight in held:
@@ -121,10 +114,9 @@ class _Frame:
         session = self.session
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
         taken: list[int | None] = []
-        label = "" if session.memory.provider == "cpu" else CUDNN_LABEL
         for step in session.memory.steps(node, self.graph):
             if step > 0:
-                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, session.plan.home, label))
+                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, session.plan.home, ""))
             elif step == OUTPUTS:
                 for name in filter(None, node.outputs):
                     self._output(name)
