@@ -8,7 +8,7 @@ GPU). A tensor needed on both sides exists twice (``MemcpyFromHost`` / ``MemcpyT
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphmem.graph.model import Graph, Node
@@ -46,9 +46,9 @@ class Placement:
         return Place.DEVICE
 
 
-def place(graph: Graph, order: Sequence[int]) -> Placement:
-    """Place every tensor of ``graph``, whose nodes run in ``order``."""
-    host_nodes = _host_nodes(graph, order)
+def place(graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph], bool] = lambda node, graph: True) -> Placement:
+    """Place every tensor of ``graph``, whose nodes run in ``order``; those that ``takes`` refuses run on the CPU."""
+    host_nodes = _host_nodes(graph, order, takes)
     draft = Placement({}, frozenset(), host_nodes)
     readers: dict[str, set[Place]] = {}
     for index, node in enumerate(graph.nodes):
@@ -95,18 +95,19 @@ def insert_copies(graph: Graph, placement: Placement) -> CopiedGraph:
             for position, name in enumerate(node.inputs)
         )
         nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
-    for name, copy in names.items():
-        if name not in constants:
-            kind = "MemcpyToHost" if places[copy] == Place.HOST else "MemcpyFromHost"
-            nodes.append(Node(f"{kind} {name}", kind, "", (name,), (copy,)))
+    inputs = frozenset(graph.inputs)
+    for kind, where in (("MemcpyFromHost", Place.DEVICE), ("MemcpyToHost", Place.HOST)):
+        wanted = [name for name, copy in names.items() if name not in constants and places[copy] == where]
+        for name in sorted(wanted, key=lambda name: (name not in inputs, name)):  # as a set of names goes
+            nodes.append(Node(f"{kind} {name}", kind, "", (name,), (names[name],)))
     doubled = tuple(names[name] for name in graph.initializers if name in names)
     return CopiedGraph(tuple(nodes), places, original, doubled, placement.host_nodes)
 
 
-def _host_nodes(graph: Graph, order: Sequence[int]) -> frozenset[int]:
+def _host_nodes(graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph], bool]) -> frozenset[int]:
     """``GetCpuPreferredNodes``: nodes fed by CPU tensors, small initializers and graph inputs only, in data-flow order.
 
-    Nodes that touch strings join them, since no GPU kernel takes a string.
+    Nodes without a GPU kernel join them, as those that touch strings, but what they make draws nobody there.
     """
     on_cpu: set[str] = set()  # tensors made in CPU memory
     anywhere = set(graph.inputs)
@@ -114,7 +115,9 @@ def _host_nodes(graph: Graph, order: Sequence[int]) -> frozenset[int]:
     host: set[int] = set()
     for index in order:
         node = graph.nodes[index]
-        if _has_string(graph, node) or _prefers_cpu(graph, node, on_cpu, anywhere):
+        if _has_string(graph, node) or not takes(node, graph):
+            host.add(index)
+        elif _prefers_cpu(graph, node, on_cpu, anywhere):
             host.add(index)
             on_cpu.update(filter(None, node.outputs))
         elif not node.domain and node.op_type in HOST_OUTPUTS:

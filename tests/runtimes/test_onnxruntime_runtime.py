@@ -56,7 +56,7 @@ def test_bad_options(text: str, words: str) -> None:
 
 
 def replayed(trace: Trace, options: str = "", capacity: int | None = None) -> tuple[Replay, OnnxRuntimeSessions]:
-    allocator = default_allocator(options, capacity, reserved=reserved_allocations(trace))
+    allocator = default_allocator(options, capacity, reserved=reserved_allocations(trace, OPTIONS))
     return replay(trace, allocator), allocator
 
 
@@ -66,7 +66,7 @@ def planned(path: Path, batch: int, options: str = "") -> Trace:
 
 def test_a_session_reserves_its_initializers(tmp_path: Path) -> None:
     trace = planned(samples.save(samples.perceptron(), tmp_path), 2)
-    assert len(reserved_allocations(trace).blocks) == 2
+    assert len(reserved_allocations(trace, OPTIONS)) == 2
     result, allocator = replayed(trace)
     assert [(s.kind, s.total_size) for s in allocator.segments()] == [
         ("reserved", 512), ("reserved", 256), ("region", 1 << 20),

@@ -63,10 +63,10 @@ class KernelMemory:
     libraries: Libraries | None = None
     cudnn_workspace_bytes: int | None = None
 
-    def steps(self, node: Node, graph: Graph) -> Steps:
-        """What the kernel of ``node`` does with memory while it runs."""
+    def steps(self, node: Node, graph: Graph, on_host: bool) -> Steps:
+        """What the kernel of ``node`` does with memory while it runs; ``on_host``: it is the CPU provider's."""
         kind = (node.domain, node.op_type)
-        if self.libraries is None:
+        if on_host or self.libraries is None:
             rule = WORKING.get(kind)
             return ONLY_OUTPUTS if rule is None else rule(node, graph, self.threads)
         if self.cudnn_workspace_bytes is not None and kind in cuda_buffers.CONVOLUTIONS:
@@ -83,15 +83,19 @@ class KernelMemory:
         """Whether any of ``nodes`` multiplies matrices on a GPU."""
         return self.libraries is not None and any((node.domain, node.op_type) in _CUBLAS for node in nodes)
 
-    def unknown(self, nodes: Iterable[Node]) -> dict[str, int]:
-        """How many of ``nodes``, by operator, have kernels that take working buffers for which there is no rule."""
+    def unknown(self, plans: Iterable[SessionPlan]) -> dict[str, int]:
+        """How many nodes, by operator, have kernels that take working buffers for which there is no rule; those that run
+        on the CPU beside a card take none of its memory."""
         lacking = WITHOUT_RULE if self.libraries is None else cuda_buffers.WITHOUT_RULE
+        nodes = [node for plan in plans for index, node in enumerate(plan.nodes) if index not in plan.host_nodes]
         return dict(Counter(node.op_type for node in nodes if (node.domain, node.op_type) in lacking))
 
     def prepacked(self, graph: Graph, plan: SessionPlan) -> Iterator[PackedWeight]:
         """What kernels take when they are made, in the order of the nodes: their packed weights first of all."""
         if self.libraries is not None:
-            for node in graph.nodes:
+            for index, node in enumerate(plan.nodes):
+                if index in plan.host_nodes:
+                    continue
                 for label, size in cuda_buffers.made_with(node, graph, self.libraries):
                     yield PackedWeight(node.name, label, size, reserved=False)
             return

@@ -38,7 +38,8 @@ class Runs:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def load(self, graph: Graph) -> None:
-        """Initializers, then prepacked weights, each in a device allocation of its own."""
+        """Initializers, then what kernels take when they are made."""
+        graph = self.plan.with_copies(graph)
         phase = self.builder.phase(0, f"{self.prefix}{LOAD}")
         operator = self.builder.operator("initializers", phase=phase)
         held = {
@@ -62,10 +63,10 @@ class Runs:
     def run(self, graph: Graph, iteration: int) -> None:
         """One run of ``graph``, whose tensors have this run's shapes."""
         phase = self.builder.phase(iteration, f"{self.prefix}run")
-        frame = _Frame(self, graph, phase)
+        frame = _Frame(self, self.plan.with_copies(graph), phase)
         frame.begin()
         for step, index in enumerate(self.plan.reuse.order):
-            frame.execute(self.plan.nodes[index], self.plan.reuse.releases[step])
+            frame.execute(index, self.plan.reuse.releases[step])
         frame.end()
 
 
@@ -109,14 +110,16 @@ class _Frame:
                 self.operator = self.operator or session.builder.operator("constant outputs", phase=self.phase)
                 self.live[name] = self._alloc(name, self._bytes(name), Category.ACTIVATION, plan.place(name))
 
-    def execute(self, node: Node, releases: Sequence[str]) -> None:
+    def execute(self, index: int, releases: Sequence[str]) -> None:
         """Outputs and working buffers of one kernel, and what is given back after it."""
         session = self.session
+        node, on_host = session.plan.nodes[index], index in session.plan.host_nodes
+        place = Place.HOST if on_host else session.plan.home
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
         taken: list[int | None] = []
-        for step in session.memory.steps(node, self.graph):
+        for step in session.memory.steps(node, self.graph, on_host):
             if step > 0:
-                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, session.plan.home, ""))
+                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, place, ""))
             elif step == OUTPUTS:
                 for name in filter(None, node.outputs):
                     self._output(name)
@@ -160,15 +163,12 @@ class _Frame:
         self.live[name] = self._alloc(name, size, Category.ACTIVATION, self.session.plan.place(name))
 
     def _is_traced(self, name: str) -> bool:
-        return self.graph.tensors[self._spec(name)].dtype != "string" and (
+        return self.graph.tensors[name].dtype != "string" and (
             self.session.plan.place(name) == self.session.plan.home
         )
 
-    def _spec(self, name: str) -> str:
-        return self.session.plan.original.get(name, name)
-
     def _bytes(self, name: str) -> int:
-        return self.graph.tensors[self._spec(name)].nbytes
+        return self.graph.tensors[name].nbytes
 
     def _alloc(self, name: str, size: int, category: Category, place: Place) -> int:
         return self.session._alloc(size, self.operator, category, place, name)

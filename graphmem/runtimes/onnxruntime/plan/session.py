@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphmem.graph.model import Graph, Node
 from graphmem.graph.order import execution_order
 from graphmem.graph.placement import insert_copies, place
+from graphmem.runtimes.onnxruntime.kernels.cuda_provider import takes
 from graphmem.runtimes.onnxruntime.kernels.tables import TABLES
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPatternPlanner
 from graphmem.runtimes.onnxruntime.plan.reuse import ReusePlan, Value, reuse_plan
@@ -44,7 +45,7 @@ class SessionSettings:
 @dataclass(frozen=True)
 class SessionPlan:
     """``nodes`` include the copies between host and device; ``original`` maps the tensors these make to what they
-    copy. ``home`` is where the provider's arena is; ``host_nodes`` counts the nodes that run on the CPU."""
+    copy. ``home`` is where the provider's arena is; ``host_nodes`` are indices of the nodes that run on the CPU."""
 
     settings: SessionSettings
     nodes: tuple[Node, ...]
@@ -54,13 +55,18 @@ class SessionPlan:
     copied_inputs: tuple[str, ...]
     bound_outputs: frozenset[str]
     initializers: tuple[str, ...]
-    host_nodes: int = 0
+    host_nodes: frozenset[int] = frozenset()
     pattern_forbidden: bool = False
     home: Place = Place.DEVICE
 
     def place(self, name: str) -> Place:
         """The memory of a tensor."""
         return self.places.get(name, self.home)
+
+    def with_copies(self, graph: Graph) -> Graph:
+        """``graph`` with the tensors that copies between host and device make."""
+        copies = {name: graph.tensors[known] for name, known in self.original.items()}
+        return replace(graph, tensors={**graph.tensors, **copies}) if copies else graph
 
     def shape(self, graph: Graph, name: str) -> tuple[int, ...]:
         """The bound shape of a tensor."""
@@ -71,7 +77,7 @@ class SessionPlan:
 
         One each; or, without prepacking but with memory patterns, all of a device packed into one block.
         """
-        held = [(name, graph.tensors[self.original.get(name, name)].nbytes) for name in self.initializers]
+        held = [(name, graph.tensors[name].nbytes) for name in self.initializers]
         if self.settings.provider == "cpu":
             held = [(name, size) for name, size in held if size <= SMALL_INITIALIZER_BYTES or self.is_contiguous]
         if not self.is_contiguous:
@@ -80,7 +86,7 @@ class SessionPlan:
         for where in (Place.DEVICE, Place.HOST):
             planner = MemoryPatternPlanner()
             for name, size in held:
-                if self.place(name) == where and graph.tensors[self.original.get(name, name)].dtype != "string":
+                if self.place(name) == where and graph.tensors[name].dtype != "string":
                     planner.trace_allocation(name, size)
             if planner.peak_bytes:
                 yield "all initializers", planner.peak_bytes, where
@@ -91,24 +97,32 @@ class SessionPlan:
         return self.settings.disable_prepacking and self.settings.enable_mem_pattern
 
 
+def _ranks(graph: Graph, count: int) -> Sequence[int]:
+    """Indices of the nodes in ONNX Runtime, the copies' behind all others. Those of an optimized graph are not in its
+    file, which has the nodes as they are executed; of two producers the one with the higher index goes first."""
+    known = len(graph.nodes)
+    own = range(-1, -known - 1, -1) if graph.is_ordered else range(known)
+    return (*own, *range(known, count))
+
+
 def plan_session(graph: Graph, settings: SessionSettings) -> SessionPlan:
     """Plan a session of ``graph``, of which only names, types, and symbolic shapes are looked at."""
     places: Mapping[str, Place] = {}
     original: Mapping[str, str] = {}
     order: Sequence[int]
-    host_nodes = 0
+    host_nodes: frozenset[int] = frozenset()
     if settings.provider == "cpu":
         nodes = graph.nodes
         order = range(len(nodes)) if graph.is_ordered else execution_order(nodes)
         initializers, inputs = graph.initializers, graph.inputs
     else:
         order = range(len(graph.nodes)) if graph.is_ordered else execution_order(graph.nodes)
-        copied = insert_copies(graph, place(graph, order))
+        copied = insert_copies(graph, place(graph, order, takes))
         if len(copied.nodes) > len(graph.nodes):
-            order = execution_order(copied.nodes)
+            order = execution_order(copied.nodes, _ranks(graph, len(copied.nodes)))
         nodes, places, original = copied.nodes, copied.places, copied.original
         initializers, inputs = (*graph.initializers, *copied.initializers), graph.inputs
-        host_nodes = len(copied.host_nodes)
+        host_nodes = copied.host_nodes
     values = {}
     for name in {*graph.tensors, *original}:
         known = original.get(name, name)
