@@ -46,7 +46,9 @@ class Placement:
         return Place.DEVICE
 
 
-def place(graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph], bool] = lambda node, graph: True) -> Placement:
+def place(
+    graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph], bool] = lambda node, graph: True
+) -> Placement:
     """Place every tensor of ``graph``, whose nodes run in ``order``; those that ``takes`` refuses run on the CPU."""
     host_nodes = _host_nodes(graph, order, takes)
     draft = Placement({}, frozenset(), host_nodes)

@@ -81,12 +81,14 @@ class Taken:
 @dataclass(frozen=True)
 class Runs:
     """A trace on a card: ``main`` gives the figures; ``limited``, if there is one, is the same trace on the card's own
-    memory, and says whether that is enough. ``diagnostics`` and ``details`` are for the reader."""
+    memory, and says whether that is enough. ``diagnostics`` and ``details`` are for the reader; ``doubts``: why another
+    run of the same may differ."""
 
     main: Replay
     limited: Replay | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    doubts: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True)

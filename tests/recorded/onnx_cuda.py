@@ -24,6 +24,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +176,17 @@ def write(lines: Iterable[Line], models: Path) -> None:
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def figures(estimate: Estimate) -> tuple[int, int]:
-    """Most in use of the arena, and its total."""
-    return estimate.peak.allocated_bytes, estimate.peak.reserved_bytes
+#: The cause whose interval belongs to a prediction: processes differ by it.
+ORDER = "order of initializers"
+
+
+def figures(estimate: Estimate) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Most in use of the arena, and its total: the least and the most of each over the orders of initializers."""
+    found = []
+    for level, size in (("allocated", estimate.peak.allocated_bytes), ("reserved", estimate.peak.reserved_bytes)):
+        spreads = [cause.spread(level) for cause in estimate.doubts.causes if cause.name == ORDER]
+        found.append((size + sum(s.least or 0 for s in spreads), size + sum(s.most or 0 for s in spreads)))
+    return found[0], found[1]
 
 
 def recorded(line: Line) -> list[tuple[int, int]]:
@@ -185,13 +194,13 @@ def recorded(line: Line) -> list[tuple[int, int]]:
     return sorted({tuple(answer[1][-1]) for answer in line["answers"]})
 
 
-def error(predicted: int, seen: Iterable[int]) -> float:
-    """The least share by which ``predicted`` is off; 0 where a process had it, or where it lies between two."""
+def error(predicted: tuple[int, int], seen: Iterable[int]) -> float:
+    """The share by which a predicted interval and the figures that were seen are apart; 0 where they meet."""
     low, high = min(values := list(seen)), max(values)
-    if low <= predicted <= high:
+    if predicted[0] <= high and low <= predicted[1]:
         return 0.0
-    nearest = low if predicted < low else high
-    return (predicted - nearest) / nearest if nearest else float(predicted > 0)
+    near, nearest = (predicted[1], low) if predicted[1] < low else (predicted[0], high)
+    return (near - nearest) / nearest if nearest else float(near > 0)
 
 
 def wanted(arguments: list[str]) -> Iterator[Line]:
@@ -199,6 +208,39 @@ def wanted(arguments: list[str]) -> Iterator[Line]:
     for line in load():
         if not arguments or any(part in line["name"] or part == line.get("shows") for part in arguments):
             yield line
+
+
+@dataclass(frozen=True)
+class Row:
+    """A session beside its prediction; ``off``: by how much most in use and total are, None where it is refused."""
+
+    name: str
+    shows: str
+    off: tuple[float, float] | None
+    said: str
+    estimate: Estimate | None = None
+
+    def text(self) -> str:
+        """As a line of the table."""
+        off = "refused" if self.off is None else f"in use {self.off[0]:+8.2%} total {self.off[1]:+8.2%}"
+        return f"{self.name:52s} {self.shows:10s} {off} {self.said}"
+
+
+def compared(arguments: list[str], cudnn: str = "never") -> Iterator[Row]:
+    """The recorded sessions with their predictions."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept_graphs(Path(folder))
+        for line in wanted(arguments):
+            seen = recorded(line)
+            shows = line.get("shows", "")
+            try:
+                estimate = predict(line, Path(folder), cudnn)
+            except GraphmemError as refused:
+                yield Row(line["name"], shows, None, str(refused)[:120])
+                continue
+            used, total = figures(estimate)
+            off = error(used, (a for a, _ in seen)), error(total, (b for _, b in seen))
+            yield Row(line["name"], shows, off, f"{used} {total} recorded {seen}", estimate)
 
 
 class _Sessions:
@@ -226,27 +268,14 @@ class _Sessions:
         return 0
 
     def table(self, arguments: list[str]) -> int:
-        equal = near = asked = 0
-        cudnn = os.environ.get("GRAPHMEM_CUDNN", "never")
-        with tempfile.TemporaryDirectory() as folder:
-            kept_graphs(Path(folder))
-            for line in wanted(arguments):
-                asked += 1
-                seen = recorded(line)
-                try:
-                    used, total = figures(predict(line, Path(folder), cudnn))
-                except GraphmemError as refused:
-                    print(f"{line['name']:50s} {line.get('shows', ''):14s} {seen[0]} {str(refused)[:120]}", flush=True)
-                    continue
-                off = error(used, (a for a, _ in seen)), error(total, (b for _, b in seen))
-                equal += off == (0, 0)
-                near += max(map(abs, off)) <= 0.05
-                print(
-                    f"{line['name']:50s} {line.get('shows', ''):14s} in use {off[0]:+8.2%} total {off[1]:+8.2%}  "
-                    f"{used} {total} recorded {seen[0]}{' .. ' + str(seen[-1]) if len(seen) > 1 else ''}",
-                    flush=True,
-                )
-        print(f"{equal} of {asked} equal, {near} within 5 %")
+        rows = list(compared(arguments, os.environ.get("GRAPHMEM_CUDNN", "never")))
+        for row in rows:
+            print(row.text(), flush=True)
+        for shows in (*sorted({row.shows for row in rows}), ""):
+            some = [row for row in rows if shows in ("", row.shows)]
+            equal = sum(row.off == (0, 0) for row in some)
+            near = sum(row.off is not None and max(map(abs, row.off)) <= 0.05 for row in some)
+            print(f"{shows or 'all':12s} {equal} of {len(some)} equal, {near} within 5 %")
         return 0
 
     differ = table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
@@ -19,6 +20,7 @@ from graphmem.runtimes.onnxruntime.arenas import (
     session_count,
 )
 from graphmem.runtimes.onnxruntime.findings import findings
+from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
 from graphmem.runtimes.onnxruntime.options import Options, parse_options
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
 from graphmem.trace import Trace
@@ -74,6 +76,9 @@ class OnnxRuntime(Runtime[Options]):
     graphs = Graphs.PLANNED
     captures = False
 
+    def __init__(self) -> None:
+        self._drawn: tuple[Any, Any] = (None, None)  # of the last trace: a run asks again for other capacities
+
     def parse(self, text: str | None, setting: Setting) -> Options:
         """The options as :func:`parse_options` reads them, with what is assumed of libraries on the card."""
         return parse_options(text or "").on(setting.device, setting.cudnn)
@@ -107,7 +112,15 @@ class OnnxRuntime(Runtime[Options]):
         def make(capacity: int | None) -> OnnxRuntimeSessions:
             return default_allocator(options, capacity, reserved=reserved, sessions=sessions)
 
-        return within_card(trace, make, setting.device)
+        if options.session.provider == "cpu":
+            return within_card(trace, make, setting.device)
+        key = (id(trace), replace(options, card=None))
+        if key != self._drawn[0]:
+            self._drawn = (key, typical(trace, lambda: make(None)))
+        chosen, drawn = self._drawn[1]
+        runs = within_card(chosen, make, setting.device)
+        doubt = cause(runs.main, drawn)
+        return replace(runs, doubts=(doubt,) if doubt else ())
 
     def changes(self, alloc_conf: str | None) -> Iterator[Change]:
         """Options that trade time or reuse for memory; as they are settings of one string, the pair is a change of its

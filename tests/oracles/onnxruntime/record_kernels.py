@@ -64,12 +64,22 @@ def main() -> None:
             rows.append(row)
     lines = [
         f'"{domain}": {{\n'
-        + ",\n".join(f'{json.dumps(name)}: {json.dumps(rows, separators=(",", ":"))}' for name, rows in sorted(kernels.items()))
+        + ",\n".join(
+            f"{json.dumps(name)}: {json.dumps(rows, separators=(',', ':'))}" for name, rows in sorted(kernels.items())
+        )
         + "\n}"
         for domain, kernels in sorted(table.items())
     ]
     head = f'"version": {json.dumps(state.get_version_string() if hasattr(state, "get_version_string") else "1.31.1")}'
-    TARGET.write_text("{\n" + head + ',\n"types": ' + json.dumps(sets, separators=(",", ":")) + ',\n"kernels": {\n' + ",\n".join(lines) + "\n}}\n")
+    TARGET.write_text(
+        "{\n"
+        + head
+        + ',\n"types": '
+        + json.dumps(sets, separators=(",", ":"))
+        + ',\n"kernels": {\n'
+        + ",\n".join(lines)
+        + "\n}}\n"
+    )
     print(sum(map(len, table.values())), "operators", len(sets), "sets of types")
     os._exit(0)
 

@@ -17,8 +17,7 @@ class Planned:
     """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
 
     ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
-    working buffers that are not in the trace. ``predicted_plans``: shapes of convolutions whose cuDNN plans were
-    predicted; ``cudnn_notes``: what the library that was asked has to be said of.
+    working buffers that are not in the trace. ``cudnn_notes``: what there is to say of the cuDNN that was asked.
     """
 
     trace: Trace
@@ -27,7 +26,6 @@ class Planned:
     host_nodes: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
     uses_cublas: bool = False
-    predicted_plans: int = 0
     cudnn_notes: tuple[str, ...] = ()
 
 
@@ -57,6 +55,7 @@ def plan(
                     session.run(graphs[iteration], iteration + 1)
     finally:
         memory.close()
+    builder.predicted_plans = 0 if memory.libraries is None else len(memory.libraries.predicted)
     made_plans = tuple(session.plan for session in runs)
     return Planned(
         builder.build(),
@@ -65,6 +64,5 @@ def plan(
         sum(len(made.host_nodes) for made in made_plans),
         memory.unknown(made_plans),
         any(memory.uses_cublas(made.nodes) for made in made_plans),
-        0 if memory.libraries is None else len(memory.libraries.predicted),
         () if memory.libraries is None else tuple(memory.libraries.notes()),
     )

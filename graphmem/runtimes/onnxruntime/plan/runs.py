@@ -163,9 +163,7 @@ class _Frame:
         self.live[name] = self._alloc(name, size, Category.ACTIVATION, self.session.plan.place(name))
 
     def _is_traced(self, name: str) -> bool:
-        return self.graph.tensors[name].dtype != "string" and (
-            self.session.plan.place(name) == self.session.plan.home
-        )
+        return self.graph.tensors[name].dtype != "string" and (self.session.plan.place(name) == self.session.plan.home)
 
     def _bytes(self, name: str) -> int:
         return self.graph.tensors[name].nbytes
