@@ -97,10 +97,10 @@ def insert_copies(graph: Graph, placement: Placement) -> CopiedGraph:
             for position, name in enumerate(node.inputs)
         )
         nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
-    inputs = frozenset(graph.inputs)
+    fed = frozenset(graph.inputs)
     for kind, where in (("MemcpyFromHost", Place.DEVICE), ("MemcpyToHost", Place.HOST)):
         wanted = [name for name, copy in names.items() if name not in constants and places[copy] == where]
-        for name in sorted(wanted, key=lambda name: (name not in inputs, name)):  # as a set of names goes
+        for name in sorted(wanted, key=lambda name: (name not in fed, name)):  # as a set of names goes
             nodes.append(Node(f"{kind} {name}", kind, "", (name,), (names[name],)))
     doubled = tuple(names[name] for name in graph.initializers if name in names)
     return CopiedGraph(tuple(nodes), places, original, doubled, placement.host_nodes)

@@ -56,7 +56,8 @@ def test_bad_options(text: str, words: str) -> None:
 
 
 def replayed(trace: Trace, options: str = "", capacity: int | None = None) -> tuple[Replay, OnnxRuntimeSessions]:
-    allocator = default_allocator(options, capacity, reserved=reserved_allocations(trace, OPTIONS))
+    reserved = reserved_allocations(trace, parse_options(options))
+    allocator = default_allocator(options, capacity, reserved=reserved)
     return replay(trace, allocator), allocator
 
 
@@ -65,9 +66,11 @@ def planned(path: Path, batch: int, options: str = "") -> Trace:
 
 
 def test_a_session_reserves_its_initializers(tmp_path: Path) -> None:
+    on_device = "session.use_device_allocator_for_initializers:1"
     trace = planned(samples.save(samples.perceptron(), tmp_path), 2)
-    assert len(reserved_allocations(trace, OPTIONS)) == 2
-    result, allocator = replayed(trace)
+    assert len(reserved_allocations(trace, parse_options(on_device))) == 2
+    assert not reserved_allocations(trace, parse_options(""))  # from the arena's regions
+    result, allocator = replayed(trace, on_device)
     assert [(s.kind, s.total_size) for s in allocator.segments()] == [
         ("reserved", 512), ("reserved", 256), ("region", 1 << 20),
     ]  # fmt: skip

@@ -15,11 +15,9 @@ from graphmem.trace import Category, EventKind, Place, Trace
 def reserved_allocations(trace: Trace, options: Options) -> frozenset[int]:
     """Which device allocations of ``trace``, counted from 0 and without empty ones, are made with ``Reserve``.
 
-    The CPU provider reserves initializers and prepacked weights, whatever
-    ``session.use_device_allocator_for_initializers`` says; the CUDA provider takes them from its regions (both seen in
-    1.31.1: ``NumReserves``).
+    They are the initializers, and prepacked weights on the CPU, where the session reserves them at all.
     """
-    if options.session.provider != "cpu":
+    if not options.session.reserves_initializers:
         return frozenset()
     births = trace.subjects[trace.kinds == EventKind.ALLOC].tolist()
     storages = [trace.storages[subject] for subject in births]

@@ -37,13 +37,20 @@ SWITCHES = {
     "enable_mem_pattern": "enable_mem_pattern",
     "enable_mem_reuse": "enable_mem_reuse",
     "session.disable_prepacking": "disable_prepacking",
+    "session.use_device_allocator_for_initializers": "use_device_allocator_for_initializers",
     "io_binding": "io_binding",
+}
+#: Options that change what kernels take, in a way that is not modelled, and what they do.
+UNFOLLOWED = {
+    "fuse_conv_bias": "cuDNN plans convolution and bias as one operation, which is not asked of it",
+    "prefer_nhwc": "the graph is laid out anew, which only a build with the CUDA provider does",
 }
 #: Everything :func:`parse_options` reads.
 OPTIONS = (
-    *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage", "session.use_device_allocator_for_initializers",
+    *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage",
     "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace", "use_tf32", "cudnn_conv1d_pad_to_nc1d", "cudnn_workspace_bytes", "cublas_workspace_bytes",
+    "cudnn_conv_use_max_workspace", "use_tf32", "cudnn_conv1d_pad_to_nc1d", "fuse_conv_bias", "prefer_nhwc",
+    "cudnn_workspace_bytes", "cublas_workspace_bytes",
 )  # fmt: skip
 
 
@@ -62,6 +69,7 @@ class Options:
     cudnn_workspace_bytes: int | None = None
     cublas_workspace_bytes: int | None = None
     without_effect: tuple[str, ...] = ()
+    unfollowed: tuple[str, ...] = ()
     card: Device | None = None
     cudnn: str | Path | None = None
     text: str = field(default="", compare=False)
@@ -125,6 +133,8 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key == "cudnn_conv_algo_search":
         spelled = {name: name for name in SEARCHES} | {str(i): name for i, name in enumerate(SEARCHES)}
         return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
+    if key in UNFOLLOWED:
+        return replace(options, unfollowed=(*options.unfollowed, key)) if _switch(key, value) else options
     if key == "use_tf32":
         return replace(options, use_tf32=_switch(key, value))
     if key == "cudnn_conv1d_pad_to_nc1d":

@@ -10,7 +10,7 @@ from typing import Any
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
 from graphmem.estimate import Diagnostic
-from graphmem.figures import Figure
+from graphmem.figures import Figure, unknown
 from graphmem.graph.model import Graph
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.onnxruntime.arenas import (
@@ -21,14 +21,12 @@ from graphmem.runtimes.onnxruntime.arenas import (
 )
 from graphmem.runtimes.onnxruntime.findings import findings
 from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
-from graphmem.runtimes.onnxruntime.options import Options, parse_options
+from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, Options, parse_options
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
 from graphmem.trace import Trace
 
 #: Options that are read and change nothing, and why.
 WITHOUT_EFFECT = {
-    "session.use_device_allocator_for_initializers": "1.31.1 reserves initializers one by one whatever it says "
-    "(measured on the CPU provider)",
     "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
 }
 
@@ -92,10 +90,12 @@ class OnnxRuntime(Runtime[Options]):
         runs = [tuple(graphs) * (iterations or GRAPH_RUNS) if len(graphs) == 1 else graphs for graphs in sessions]
         planned = plan(runs, options)
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
-        unknown = sorted(planned.unknown.items())
-        diagnostics = tuple(Diagnostic("unknown", f"working buffers of {name}", count) for name, count in unknown)
+        diagnostics = tuple(
+            Diagnostic("unknown", f"working buffers of {name}", count) for name, count in sorted(planned.unknown.items())
+        )
         later = partial(findings, runs, planned=planned)
-        return Taken(planned.trace, assumptions, diagnostics, later, outside=_cublas(options, planned))
+        doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
+        return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned))
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own."""
@@ -112,7 +112,7 @@ class OnnxRuntime(Runtime[Options]):
         def make(capacity: int | None) -> OnnxRuntimeSessions:
             return default_allocator(options, capacity, reserved=reserved, sessions=sessions)
 
-        if options.session.provider == "cpu":
+        if options.session.reserves_initializers:
             return within_card(trace, make, setting.device)
         key = (id(trace), replace(options, card=None))
         if key != self._drawn[0]:

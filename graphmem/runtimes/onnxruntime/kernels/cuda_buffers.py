@@ -172,6 +172,22 @@ def _softmax(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     return (OUTPUTS, size, size)
 
 
+#: ``kAllocAlignment`` of attention's scratch.
+_ALIGNMENT = 256
+
+
+def _attention(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``bert/attention.cc`` without a fused kernel: queries, keys and values in one product, then transposed with room
+    for the scores before and after softmax (``GetAttentionWorkspaceSize``, ``bert/attention_impl.cu``)."""
+    batch, length, _ = _shape(graph, node.inputs[0])
+    heads, item = int(node.attributes["num_heads"]), _itemsize(graph, node.inputs[0])
+    columns = _shape(graph, node.inputs[1])[-1]
+    past = _shape(graph, node.inputs[4])[-2] if len(node.inputs) > 4 and node.inputs[4] else 0
+    product = batch * length * columns * item
+    scores = -(-(batch * heads * length * (past + length) * item) // _ALIGNMENT) * _ALIGNMENT
+    return (OUTPUTS, product, product + 2 * scores)
+
+
 _RECURRENT = frozenset((("", "LSTM"), ("", "GRU"), ("", "RNN")))
 
 
@@ -193,6 +209,7 @@ RULES: dict[tuple[str, str], Rule] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(_RECURRENT, _recurrent),
     **dict.fromkeys((("", name) for name in _REDUCTIONS), _reduction),
+    (MICROSOFT, "Attention"): _attention,
     ("", "Softmax"): _softmax,
     ("", "LogSoftmax"): _softmax,
 }
@@ -200,7 +217,7 @@ RULES: dict[tuple[str, str], Rule] = {
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
     ("", "Attention"), ("", "Einsum"), ("", "TopK"), ("", "NonMaxSuppression"),
     ("", "NonZero"), ("", "MatMulInteger"),
-    (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
+    (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
     (MICROSOFT, "PackedAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "LongformerAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
     (MICROSOFT, "GroupNorm"), (MICROSOFT, "SparseAttention"),

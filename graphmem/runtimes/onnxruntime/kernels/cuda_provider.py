@@ -82,7 +82,7 @@ def _recurrent(activations: tuple[str, ...]) -> Callable[[Node], bool]:
 
 def _cast(node: Node) -> bool:
     """``CastNeedFallbackToCPU``: to or from strings."""
-    return node.attributes.get("to") == onnx.TensorProto.STRING
+    return bool(node.attributes.get("to") == onnx.TensorProto.STRING)
 
 
 def _last_index(node: Node) -> bool:

@@ -114,13 +114,11 @@ def convolution_of(node: Node, graph: Graph, libraries: Libraries) -> Convolutio
     strides, dilations = (_ints(node, name, (1,) * rank) for name in ("strides", "dilations"))
     before, after = _paddings(node, image[2:], weight[2:], output[2:], strides, dilations)
     if rank == 1:
-        put = (
-            (lambda values, extra: (extra, *values))
-            if libraries.pad_to_nc1d
-            else (lambda values, extra: (*values, extra))
+        image, weight, output = (
+            (*shape[:2], *_plane(shape[2:], 1, libraries.pad_to_nc1d)) for shape in (image, weight, output)
         )
-        image, weight, output = ((*shape[:2], *put(shape[2:], 1)) for shape in (image, weight, output))
-        strides, dilations, before, after = put(strides, 1), put(dilations, 1), put(before, 0), put(after, 0)
+        strides, dilations = (_plane(steps, 1, libraries.pad_to_nc1d) for steps in (strides, dilations))
+        before, after = (_plane(sizes, 0, libraries.pad_to_nc1d) for sizes in (before, after))
     transposed = node.op_type == "ConvTranspose"
     return Convolution(
         "backward data" if transposed else "forward",
@@ -137,6 +135,11 @@ def convolution_of(node: Node, graph: Graph, libraries: Libraries) -> Convolutio
         padding_after=after,
         down_converts=True,
     )
+
+
+def _plane(row: tuple[int, ...], other: int, is_first: bool) -> tuple[int, ...]:
+    """A figure of a row with that of the other dimension, which comes first or last."""
+    return (other, *row) if is_first else (*row, other)
 
 
 def _ints(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:

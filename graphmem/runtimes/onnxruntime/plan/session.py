@@ -31,10 +31,18 @@ class SessionSettings:
     enable_mem_pattern: bool = True
     enable_mem_reuse: bool = True
     disable_prepacking: bool = False
+    use_device_allocator_for_initializers: bool = False
     enable_memory_arena_shrinkage: bool = False
     io_binding: bool = False
     intra_op_num_threads: int = 1
     equal_weights: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reserves_initializers(self) -> bool:
+        """Whether initializers lie outside the arena's regions (1.31.1, ``NumReserves``): on the CPU always, on CUDA if
+        the session says so, or packs them into one block."""
+        packed = self.disable_prepacking and self.enable_mem_pattern
+        return self.provider == "cpu" or self.use_device_allocator_for_initializers or packed
 
     @property
     def stream_aware(self) -> bool:
