@@ -226,6 +226,7 @@ KINDS = {
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
+    "onnxruntime/cuda_ratchet.json",
     "reports/*.txt",
     "public_api.txt",
 )

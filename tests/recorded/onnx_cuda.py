@@ -226,21 +226,25 @@ class Row:
         return f"{self.name:52s} {self.shows:10s} {off} {self.said}"
 
 
+def row_of(line: Line, graphs: Path, cudnn: str = "never") -> Row:
+    """A recorded session beside its prediction from the kept ``graphs``."""
+    seen = recorded(line)
+    shows = line.get("shows", "")
+    try:
+        estimate = predict(line, graphs, cudnn)
+    except GraphmemError as refused:
+        return Row(line["name"], shows, None, str(refused)[:120])
+    used, total = figures(estimate)
+    off = error(used, (a for a, _ in seen)), error(total, (b for _, b in seen))
+    return Row(line["name"], shows, off, f"{used} {total} recorded {seen}", estimate)
+
+
 def compared(arguments: list[str], cudnn: str = "never") -> Iterator[Row]:
     """The recorded sessions with their predictions."""
     with tempfile.TemporaryDirectory() as folder:
         kept_graphs(Path(folder))
         for line in wanted(arguments):
-            seen = recorded(line)
-            shows = line.get("shows", "")
-            try:
-                estimate = predict(line, Path(folder), cudnn)
-            except GraphmemError as refused:
-                yield Row(line["name"], shows, None, str(refused)[:120])
-                continue
-            used, total = figures(estimate)
-            off = error(used, (a for a, _ in seen)), error(total, (b for _, b in seen))
-            yield Row(line["name"], shows, off, f"{used} {total} recorded {seen}", estimate)
+            yield row_of(line, Path(folder), cudnn)
 
 
 class _Sessions:
@@ -268,9 +272,10 @@ class _Sessions:
         return 0
 
     def table(self, arguments: list[str]) -> int:
-        rows = list(compared(arguments, os.environ.get("GRAPHMEM_CUDNN", "never")))
-        for row in rows:
+        rows = []
+        for row in compared(arguments, os.environ.get("GRAPHMEM_CUDNN", "never")):
             print(row.text(), flush=True)
+            rows.append(row)
         for shows in (*sorted({row.shows for row in rows}), ""):
             some = [row for row in rows if shows in ("", row.shows)]
             equal = sum(row.off == (0, 0) for row in some)

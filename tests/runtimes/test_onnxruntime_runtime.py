@@ -95,7 +95,7 @@ def test_options_reach_the_arena_and_a_limit_refuses(tmp_path: Path) -> None:
 def test_real_models_run(tmp_path: Path, name: str, batch: int) -> None:
     path = samples.unpack(name, tmp_path)
     trace = planned(path, batch)
-    result, allocator = replayed(trace)
+    result, allocator = replayed(trace, "session.use_device_allocator_for_initializers:1")
     graph = load_onnx(path, batch=batch)
     weights = sum(s.bytes for s in trace.storages[: len(graph.initializers)] if s.place == 0)
     assert result.out_of_memory is None

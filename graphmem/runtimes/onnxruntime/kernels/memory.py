@@ -74,6 +74,11 @@ class KernelMemory:
         cuda = cuda_buffers.RULES.get(kind)
         return ONLY_OUTPUTS if cuda is None else cuda(node, graph, self.libraries)
 
+    def label(self, node: Node) -> str:
+        """What the working buffers of ``node`` are, for people: predicted plans of cuDNN are told apart."""
+        is_predicted = self.libraries is not None and self.libraries.library is None
+        return "cuDNN workspace" if is_predicted and (node.domain, node.op_type) in cuda_buffers.CONVOLUTIONS else ""
+
     def close(self) -> None:
         """End what was asked."""
         if self.libraries is not None:
@@ -102,6 +107,10 @@ class KernelMemory:
         if plan.settings.disable_prepacking:
             return
         constants = frozenset(graph.initializers)
+        for node in graph.nodes:
+            for weight, size in _packed_alone(node, graph):
+                if weight in constants:
+                    yield PackedWeight(node.name, weight, size, reserved=True)
         seen: set[tuple[Any, ...]] = set()
         readers = Counter(name for node in graph.nodes for name in node.inputs)
         readers.update(graph.outputs)
@@ -148,6 +157,29 @@ def _transposed_filter(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
     if dtype != "float32" or len(shape) <= 2 or rows == 1 or columns == 1:
         return 0, ""
     return math.prod(shape) * FLOAT_BYTES, "transposed"
+
+
+#: Rows of a packed recurrence by gates: a GRU's last gate is multiplied by itself (``TryPackWeights``, ``rnn/*.cc``).
+_PACKED_GATES = {"LSTM": ((4,), (4,)), "GRU": ((3,), (2, 1))}
+#: Inputs of normalizations that are kept in fp32 where they are float16 (``LayerNormImpl::PrePack``, ``SkipLayerNorm``).
+_WIDENED = {("", "LayerNormalization"): (1, 2), (MICROSOFT, "SkipLayerNormalization"): (2, 3, 4)}
+
+
+def _packed_alone(node: Node, graph: Graph) -> Iterator[tuple[str, int]]:
+    """(weight, bytes) of what is packed and never shared: recurrent weights, and float16 scales widened."""
+    for position in _WIDENED.get((node.domain, node.op_type), ()):
+        name = node.inputs[position] if position < len(node.inputs) else ""
+        if name and graph.tensors[name].dtype == "float16":
+            yield name, graph.tensors[name].elements * FLOAT_BYTES
+    if not node.domain and node.op_type in _PACKED_GATES:
+        for name, parts in zip(node.inputs[1:3], _PACKED_GATES[node.op_type], strict=True):
+            spec = graph.tensors[name]
+            directions, rows, columns = (int(d) for d in spec.shape)
+            state = rows // sum(parts)
+            if spec.dtype == "float32":
+                for count in parts:
+                    padded = -(-count * state // PACKED_COLUMNS) * PACKED_COLUMNS
+                    yield name, directions * padded * columns * FLOAT_BYTES
 
 
 _PACKING: dict[tuple[str, str], Callable[[Node, Any, str], tuple[int, str]]] = {

@@ -117,9 +117,10 @@ class _Frame:
         place = Place.HOST if on_host else session.plan.home
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
         taken: list[int | None] = []
+        label = session.memory.label(node)
         for step in session.memory.steps(node, self.graph, on_host):
             if step > 0:
-                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, place, ""))
+                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, place, label))
             elif step == OUTPUTS:
                 for name in filter(None, node.outputs):
                     self._output(name)
