@@ -22,7 +22,7 @@ from graphmem.graph.constant_work import constant_work
 from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
-from graphmem.runtimes.onnxruntime import half_precision
+from graphmem.runtimes.onnxruntime import cuda_fusions, half_precision
 from graphmem.runtimes.onnxruntime.levels import LEVELS
 from graphmem.signals import interruptible
 
@@ -80,10 +80,17 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
             source = half_precision.widened(model) if is_half else model
             if source is None:
                 return _unoptimized(model, "its conversions to half precision are not followed through the optimizer")
+            on_cuda = provider != "cpu"
+            if on_cuda:
+                source = cuda_fusions.hidden(source)
             changed = _optimized_by(onnxruntime, source, level, place, () if provider == "cpu" else CPU_ONLY)
             if is_half:
                 changed = half_precision.narrowed(changed, model)
+            if on_cuda:
+                changed = cuda_fusions.shown(changed)
             symbolic = _symbolic_shapes(onnxruntime, changed, place)
+            if on_cuda and level not in ("disabled", "basic"):
+                changed = cuda_fusions.fuse_bias_softmax(changed, symbolic)
             is_folded = may_fold_constants(source)
             version = onnxruntime.__version__
             return OptimizedModel(model, changed, symbolic, level, version, provider=provider, is_folded=is_folded)
