@@ -21,6 +21,17 @@ PROVIDERS = {
     "cuda": "cuda", "cudaexecutionprovider": "cuda", "cpu": "cpu", "cpuexecutionprovider": "cpu",
 }  # fmt: skip
 
+#: Providers that are ONNX Runtime's and are not modelled, and why.
+NOT_MODELLED = {
+    "tensorrt": "TensorRT builds engines of its own, and tells their memory to itself",
+    "openvino": "OpenVINO plans and allocates by itself",
+    "dml": "DirectML's heaps are not the arena",
+    "rocm": "MIOpen's workspaces are not known",
+    "migraphx": "MIGraphX compiles programs with buffers of their own",
+    "coreml": "Core ML shares the machine's memory and says nothing of it",
+    "webgpu": "its buffer cache is not the arena",
+}
+
 #: Arena options: ``gpu_mem_limit`` and ``arena_extend_strategy`` of the CUDA provider, the rest of ``OrtArenaCfg``
 #: (onnxruntime_c_api.h, ``CreateArenaCfgV2``), each with the field of the arena it sets.
 ARENA_OPTIONS = {
@@ -125,6 +136,12 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key == "memory.enable_memory_arena_shrinkage":  # a list of devices: gpu:0;cpu:0
         return _with_session(options, enable_memory_arena_shrinkage=True)
     if key == "provider":
+        other = value.lower().removesuffix("executionprovider").removeprefix("nv")
+        if other in NOT_MODELLED:
+            raise UsageError(
+                f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are, and what "
+                "is reported there as parameters and inputs holds for every provider"
+            )
         return _with_session(options, provider=_among(key, value.lower(), PROVIDERS))
     if key == "intra_op_num_threads":
         return _with_session(options, intra_op_num_threads=_count(key, value))

@@ -91,7 +91,8 @@ class OnnxRuntime(Runtime[Options]):
         planned = plan(runs, options)
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
         diagnostics = tuple(
-            Diagnostic("unknown", f"working buffers of {name}", count) for name, count in sorted(planned.unknown.items())
+            Diagnostic("unknown", f"working buffers of {name}", count)
+            for name, count in sorted(planned.unknown.items())
         )
         later = partial(findings, runs, planned=planned)
         doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
