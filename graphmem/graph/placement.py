@@ -2,7 +2,8 @@
 
 The rules are those of ONNX Runtime's CUDA execution provider: a kernel may want an input in CPU memory
 (``InputMemoryType(OrtMemTypeCPUInput, i)``) or give its output there, and nodes that only see such tensors run on the
-CPU (``GetCpuPreferredNodes``, ``core/framework/fallback_cpu_capability.cc``). A tensor needed on both sides exists twice (``MemcpyFromHost`` / ``MemcpyToHost`` nodes).
+CPU (``GetCpuPreferredNodes``, ``core/framework/fallback_cpu_capability.cc``). A tensor needed on both sides exists
+twice (``MemcpyFromHost`` / ``MemcpyToHost`` nodes).
 """
 
 from __future__ import annotations

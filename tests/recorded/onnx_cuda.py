@@ -139,7 +139,11 @@ def answered(line: Line, models: Path, surroundings: dict[str, str]) -> Line:
         "version": result["version"],
         "answers": sorted(answers),
         "counts": [cuda[-1].get(key, 0) for key in ("NumAllocs", "NumReserves", "NumArenaExtensions")],
-        "host": {name: [last[name].get("MaxInUse", 0), last[name].get("TotalAllocated", 0)] for name in ("CudaPinned", "Cpu") if last.get(name)},
+        "host": {
+            name: [last[name].get(key, 0) for key in ("MaxInUse", "TotalAllocated")]
+            for name in ("CudaPinned", "Cpu")
+            if last.get(name)
+        },
         "driver": result["driver"].get("peak"),
         "on_cpu": result["placed"].get("CPUExecutionProvider", {}),
     }  # fmt: skip

@@ -1,12 +1,13 @@
 """What ONNX Runtime's optimizer does to a graph for the CUDA provider and its CPU build does not.
 
-``HardSwish`` has a kernel on CUDA and none on the CPU, where it becomes the nodes of its function: it is optimized under
-another name. ``BiasSoftmaxFusion`` (``core/optimizer/bias_softmax_fusion.cc``) is for GPUs: an addition and the softmax
-of its sum along the last axis become one kernel, where the second operand is broadcast in a way it knows.
+``HardSwish`` has a kernel on CUDA and none on the CPU, where it becomes the nodes of its function: it is optimized
+under another name. ``BiasSoftmaxFusion`` (``core/optimizer/bias_softmax_fusion.cc``) is for GPUs: an addition and the
+softmax of its sum along the last axis become one kernel, where the second operand is broadcast in a way it knows.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -83,8 +84,8 @@ def _operands(
 
 
 def _is_known(data: tuple[Dimension, ...], mask: tuple[Dimension, ...], axis: int, opset: int) -> bool:
-    """``TrySelectInputAndMaskWithAlignment``: along and behind the axis both are alike; before it dimensions of the mask
-    are broadcast all together, the innermost or the outermost ones."""
+    """``TrySelectInputAndMaskWithAlignment``: along and behind the axis both are alike; before it dimensions of the
+    mask are broadcast all together, the innermost or the outermost ones."""
     rank, axis = len(data), axis % max(1, len(data))
     if not rank or (opset >= _SOFTMAX_ONE_AXIS and axis != rank - 1) or len(mask) > rank or len(mask) < rank - axis:
         return False
@@ -94,5 +95,4 @@ def _is_known(data: tuple[Dimension, ...], mask: tuple[Dimension, ...], axis: in
     alike = [a == b and a != "" for a, b in zip(data[:axis], padded[:axis], strict=True)]
     if any(not same and size != 1 for same, size in zip(alike, padded[:axis], strict=True)):
         return False
-    changes = sum(a != b for a, b in zip(alike, alike[1:], strict=False))
-    return changes <= 1
+    return sum(a != b for a, b in itertools.pairwise(alike)) <= 1

@@ -3,8 +3,8 @@
 ``SaveInitializedTensors`` (``core/framework/session_state_utils.cc``) goes through a hash map, whose order depends on
 addresses, and those are random (ASLR). On the CPU every initializer is reserved by itself, so nothing follows; on CUDA
 they come from regions, chunks of which are handed out whole where the rest would be small. So what is in use after
-loading, and sometimes the regions, differ from process to process: ``tests/golden/onnxruntime/cuda`` has three processes
-of every session. Some orders are drawn, and each is replayed.
+loading, and sometimes the regions, differ from process to process: ``tests/golden/onnxruntime/cuda`` has three
+processes of every session. Some orders are drawn, and each is replayed.
 """
 
 from __future__ import annotations

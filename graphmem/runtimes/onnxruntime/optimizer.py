@@ -32,11 +32,12 @@ MAX_FOLDED_BYTES = 1 << 30
 MOST_MULTIPLICATIONS = 1 << 33
 #: Nodes that read one tensor: with 5,000 of them onnxruntime 1.31.1 takes 10 s, with 10,000 four times as long.
 MOST_READERS = 2048
-#: Optimizers that change nodes of the CPU provider alone (``GenerateTransformers``, ``graph_transformer_utils.cc``): the
-#: same graphs were executed by the CUDA provider of 1.31.1 without what they make.
+#: Optimizers that change nodes of the CPU provider alone (``GenerateTransformers``, ``graph_transformer_utils.cc``):
+#: the CUDA provider of 1.31.1 executes the same graphs without what they make.
 CPU_ONLY = (
     "GemmActivationFusion", "ConvActivationFusion", "MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion",
-    "QDQS8ToU8Transformer", "QDQSelectorActionTransformer", "Avx2WeightS8ToU8Transformer", "DQMatMulNBitsFusion", "SliceConcatToSpaceToDepthFusion",
+    "QDQS8ToU8Transformer", "QDQSelectorActionTransformer", "Avx2WeightS8ToU8Transformer", "DQMatMulNBitsFusion",
+    "SliceConcatToSpaceToDepthFusion",
 )  # fmt: skip
 _WEIGHTS = "weights"
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")

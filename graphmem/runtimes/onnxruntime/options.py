@@ -139,8 +139,8 @@ def _with(options: Options, key: str, value: str) -> Options:
         other = value.lower().removesuffix("executionprovider").removeprefix("nv")
         if other in NOT_MODELLED:
             raise UsageError(
-                f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are, and what "
-                "is reported there as parameters and inputs holds for every provider"
+                f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are, and "
+                "what is reported there as parameters and inputs holds for every provider"
             )
         return _with_session(options, provider=_among(key, value.lower(), PROVIDERS))
     if key == "intra_op_num_threads":

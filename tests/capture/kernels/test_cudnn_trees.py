@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")  # graphmem.capture needs it
 
+from graphmem.cudnn.plans import Convolution
 from graphmem.cudnn.predicted import choice
 from graphmem.cudnn.predicted.packed import (
     MAGIC,
@@ -28,7 +29,6 @@ from graphmem.cudnn.predicted.packed import (
 )
 from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.cudnn.predicted.workspaces import workspace_bytes
-from graphmem.cudnn.plans import Convolution
 from graphmem.errors import GraphmemError
 from tests.oracles.cudnn.__main__ import PLANS
 from tests.oracles.cudnn.build import build

@@ -388,8 +388,9 @@ def _f(*shape: int, dtype: Any = np.float32) -> Any:
 
 
 def one(
-    name: str, operator: str, shapes: Sequence[Sequence[Any]], weights: Sequence[Any] = (), *, kinds: Sequence[int] = (),
-    outputs: int = 1, domain: str = "", opset: int = 17, result: Sequence[int] = (), **attributes: Any,
+    name: str, operator: str, shapes: Sequence[Sequence[Any]], weights: Sequence[Any] = (), *,
+    kinds: Sequence[int] = (), outputs: int = 1, domain: str = "", opset: int = 17, result: Sequence[int] = (),
+    **attributes: Any,
 ) -> None:  # fmt: skip
     """A model of one operator between two that move data, so that it neither reads an input nor writes an output."""
 

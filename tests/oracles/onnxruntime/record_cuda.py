@@ -4,10 +4,9 @@
 
 in an environment with onnxruntime-gpu, on a card or on the stub driver (``tests/oracles/stub_cuda``). A job is
 ``{"sessions": [{"model": path, "runs": [{input: shape}, ...]}], "provider": {option: value}, "session": {key: value},
-"level": "all", "pattern": 1, "values": {input: number}, "bind": 0, "run": {key: value}, "profile": path}``. Sessions are
-loaded one after another and run in turns. ``bind``: inputs and outputs are bound to device memory of the caller.
-Inputs are 0.5, or 0 if they are integers, or what ``values`` says. Each job needs a process of its own, since an
-environment is for ever.
+"level": "all", "pattern": 1, "values": {input: number}, "run": {key: value}}``. Sessions are loaded one after another
+and run in turns. Inputs are 0.5, or 0 if they are integers, or what ``values`` says. Each job needs a process of its
+own, since an environment is for ever.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ from graphmem.accuracy.onnxruntime.session import CpuSession
 
 #: More slots of ``OrtApi`` (onnxruntime_c_api.h): those only recordings need.
 capi.SLOTS.update({
-    "SetOptimizedModelFilePath": 11, "EnableProfiling": 14, "SessionEndProfiling": 111,
     "SessionOptionsAppendExecutionProvider_CUDA_V2": 204, "CreateCUDAProviderOptions": 205,
     "UpdateCUDAProviderOptions": 206,
 })  # fmt: skip
 #: What is kept of an arena's statistics.
 KEPT = ("InUse", "MaxInUse", "TotalAllocated", "NumAllocs", "NumReserves", "NumArenaExtensions")
-_PLACED = re.compile(r"^ *(?:\[\S+\])? *Node\(s\) placed on \[(\w+)\]|^ +(\S+) \((.*)\)$")
 _TEXTS = c.POINTER(c.c_char_p)
 
 
@@ -43,11 +40,9 @@ class Placements:
     def __init__(self) -> None:
         self.counts: dict[str, dict[str, int]] = {}
         self._provider = ""
-        self.lines: list[str] = []
 
     def read(self, text: str) -> None:
         """One message of the log."""
-        self.lines.append(text)
         found = re.match(r"\s*(?:All nodes|Node\(s\)) placed on \[(\w+)\]", text)
         if found:
             self._provider = found.group(1)
@@ -63,7 +58,6 @@ class CudaSession(CpuSession):
 
     def __init__(self, model: Path, environment: Any, job: dict[str, Any]) -> None:
         provider = {key: str(value) for key, value in job.get("provider", {}).items()}
-        profile, optimized = job.get("profile"), job.get("optimized")
 
         def configured(options: Any) -> None:
             cuda = capi.made("CreateCUDAProviderOptions")
@@ -74,10 +68,6 @@ class CudaSession(CpuSession):
                 (c.c_size_t, len(provider)),
             )  # fmt: skip
             capi.call("SessionOptionsAppendExecutionProvider_CUDA_V2", (capi.POINTER, options), (capi.POINTER, cuda))
-            if profile:
-                capi.call("EnableProfiling", (capi.POINTER, options), (c.c_char_p, profile.encode()))
-            if optimized:
-                capi.call("SetOptimizedModelFilePath", (capi.POINTER, options), (c.c_char_p, optimized.encode()))
 
         super().__init__(
             model, environment, level=job.get("level", "all"), threads=1, memory_pattern=bool(job.get("pattern", 1)),
@@ -154,14 +144,6 @@ def main() -> None:
             }
             session.run(feeds, job.get("run")).release()
             notes["runs"].append(statistics(arenas(session)))
-    if job.get("profile"):
-        for session in sessions:
-            allocator = capi.made(
-                "CreateAllocator", (capi.POINTER, session.handle), (capi.POINTER, capi.memory_info(True))
-            )
-            capi.made("SessionEndProfiling", (capi.POINTER, session.handle), (capi.POINTER, allocator))
-    if job.get("log"):
-        Path(job["log"]).write_text("\n".join(placements.lines))
     result = {
         "version": capi.library_version(), "sessions": told, "driver": {"loaded": loaded, **driver()},
         "placed": placements.counts,

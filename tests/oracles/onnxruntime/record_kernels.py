@@ -4,7 +4,8 @@
 
 with onnxruntime-gpu on a card or on the stub driver. The wheel lists the kernels of all its providers, TensorRT's too,
 so that libraries of that name must be found, which may be empty but for the functions that are imported. A kernel's
-types are given by the names of its schema; here they stand by position (``i0`` the first input, ``o0`` the first output).
+types are given by the names of its schema; here they stand by position (``i0`` the first input, ``o0`` the first
+output).
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class KernelMemory:
         return self.libraries is not None and any((node.domain, node.op_type) in _CUBLAS for node in nodes)
 
     def unknown(self, plans: Iterable[SessionPlan]) -> dict[str, int]:
-        """How many nodes, by operator, have kernels that take working buffers for which there is no rule; those that run
-        on the CPU beside a card take none of its memory."""
+        """How many nodes, by operator, have kernels that take working buffers for which there is no rule; those that
+        run on the CPU beside a card take none of its memory."""
         lacking = WITHOUT_RULE if self.libraries is None else cuda_buffers.WITHOUT_RULE
         nodes = [node for plan in plans for index, node in enumerate(plan.nodes) if index not in plan.host_nodes]
         return dict(Counter(node.op_type for node in nodes if (node.domain, node.op_type) in lacking))
@@ -161,7 +161,8 @@ def _transposed_filter(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
 
 #: Rows of a packed recurrence by gates: a GRU's last gate is multiplied by itself (``TryPackWeights``, ``rnn/*.cc``).
 _PACKED_GATES = {"LSTM": ((4,), (4,)), "GRU": ((3,), (2, 1))}
-#: Inputs of normalizations that are kept in fp32 where they are float16 (``LayerNormImpl::PrePack``, ``SkipLayerNorm``).
+#: Inputs of normalizations that are kept in fp32 where they are float16 (``PrePack`` of ``layer_norm_impl.cc`` and
+#: ``skip_layer_norm.cc``).
 _WIDENED = {("", "LayerNormalization"): (1, 2), (MICROSOFT, "SkipLayerNormalization"): (2, 3, 4)}
 
 
