@@ -173,9 +173,10 @@ def notes_of(descriptors: Descriptors, config: Descriptor) -> list[int]:
 
 
 def is_left_out(notes: Sequence[int], convolution: Convolution) -> bool:
-    """Whether PyTorch does not take an engine with these numerical notes (``filterEngineConfigs``)."""
+    """Whether PyTorch does not take an engine with these numerical notes (``filterEngineConfigs``), nor ONNX Runtime."""
     if (_DOWN_CONVERT_INPUTS in notes and not convolution.down_converts) or (
         convolution.deterministic and _NONDETERMINISTIC in notes
     ):
         return True
-    return convolution.dtype == "float32" and not convolution.tf32 and _TENSOR_CORE in notes
+    rounds = convolution.dtype == "float32" or convolution.down_converts  # ONNX Runtime leaves them out of all types
+    return rounds and not convolution.tf32 and _TENSOR_CORE in notes

@@ -18,7 +18,7 @@ from graphmem.trace import Place
 HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Squeeze": (1,), "Unsqueeze": (1,), "Tile": (1,),
     "ConstantOfShape": (0,), "Range": (0, 1, 2), "Pad": (1, 2, 3), "Split": (1,), "TopK": (1,), "OneHot": (1, 2),
-    "Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "CumSum": (1,), "Trilu": (1,), "Dropout": (1, 2),
+    "Resize": (1, 2, 3), "Upsample": (1,), "CumSum": (1,), "Trilu": (1,), "Dropout": (1, 2),
     "ReduceSum": (1,), "ReduceMean": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceL1": (1,),
     "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceSumSquare": (1,),
     "NonMaxSuppression": (2, 3, 4),

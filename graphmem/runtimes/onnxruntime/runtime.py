@@ -27,6 +27,7 @@ from graphmem.trace import Trace
 
 #: Options that are read and change nothing, and why.
 WITHOUT_EFFECT = {
+    "enable_skip_layer_norm_strict_mode": "sums are of fp32 then, in the same buffers",
     "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
 }
 

@@ -71,7 +71,7 @@ def _weights_bytes(node: Node, graph: Graph) -> int:
 
 # --- reductions -------------------------------------------------------------------------------------------------------
 
-_INT_BYTES = 4
+_INT_BYTES, _INT64_BYTES = 4, 8
 _FLOAT_BYTES = 4
 #: ``reduction/reduction_functions.cu``: threads of a warp, warps of a block, values of a thread, blocks of a row, rows.
 _WARP, _MOST_WARPS, _VALUES, _MOST_BLOCKS, _MOST_ROWS = 32, 8, 4, 256, 32768
@@ -94,10 +94,10 @@ def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     item = _itemsize(graph, node.inputs[0])
     if source.dtype in _INTEGERS:  # computed in fp32
         return (OUTPUTS, source.elements * _FLOAT_BYTES, result.elements * _FLOAT_BYTES, source.elements * _FLOAT_BYTES)
+    squares = (source.nbytes,) if node.op_type == _SQUARED else ()
     if node.op_type in _OF_MATRICES:
         matrix = _matrix(shape, axes)
         if matrix is not None:
-            squares = (source.nbytes,) if node.op_type == _SQUARED else ()
             partial = () if matrix == _BY_ROWS else (_partial_sums(*matrix),)
             return (OUTPUTS, *squares, *partial)
     if node.op_type == "ReduceLogSumExp":
@@ -105,7 +105,7 @@ def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     if node.op_type in ("ArgMax", "ArgMin"):
         indices = result.elements * _INT_BYTES
         return (OUTPUTS, indices, 2 * source.nbytes, result.elements * item)
-    return (OUTPUTS, source.nbytes)
+    return (OUTPUTS, *squares, source.nbytes)
 
 
 def reduced_axes(node: Node, graph: Graph, rank: int) -> tuple[int, ...] | None:
@@ -147,7 +147,7 @@ def _matrix(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, int] | 
     flags = [flag for _, flag in kept]
     rows = math.prod(size for size, flag in kept if not flag)
     columns = math.prod(size for size, flag in kept if flag)
-    if flags == sorted(flags):
+    if flags == sorted(flags) and not all(flags):
         return rows, columns
     return _BY_ROWS if flags == sorted(flags, reverse=True) else None
 
@@ -170,6 +170,24 @@ def _softmax(node: Node, graph: Graph, libraries: Libraries) -> Steps:
         return ONLY_OUTPUTS
     size = graph.tensors[node.inputs[0]].nbytes
     return (OUTPUTS, size, size)
+
+
+def _instance_norm(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``nn/instance_norm.cc``: scale, bias, mean and variance repeated for every image of several."""
+    images, channels = _shape(graph, node.inputs[0])[:2]
+    size = images * channels * _FLOAT_BYTES
+    return (OUTPUTS, size, size, size, size) if images > 1 else ONLY_OUTPUTS
+
+
+def _group_norm(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``diffusion/group_norm.cc``: two sums in fp32 of every group and image."""
+    return (OUTPUTS, 2 * _FLOAT_BYTES * _shape(graph, node.inputs[0])[0] * int(node.attributes["groups"]))
+
+
+def _gather_nd(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``tensor/gather_nd.cc``: where every slice begins, and for as long as that is computed the sizes."""
+    shape = _shape(graph, node.inputs[1])
+    return (math.prod(shape[:-1]) * _INT64_BYTES, shape[-1] * _INT64_BYTES, -2, OUTPUTS)
 
 
 #: ``kAllocAlignment`` of attention's scratch.
@@ -210,6 +228,9 @@ RULES: dict[tuple[str, str], Rule] = {
     **dict.fromkeys(_RECURRENT, _recurrent),
     **dict.fromkeys((("", name) for name in _REDUCTIONS), _reduction),
     (MICROSOFT, "Attention"): _attention,
+    ("", "InstanceNormalization"): _instance_norm,
+    ("", "GatherND"): _gather_nd,
+    (MICROSOFT, "GroupNorm"): _group_norm,
     ("", "Softmax"): _softmax,
     ("", "LogSoftmax"): _softmax,
 }
@@ -220,5 +241,5 @@ WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
     (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
     (MICROSOFT, "PackedAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "LongformerAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
-    (MICROSOFT, "GroupNorm"), (MICROSOFT, "SparseAttention"),
+    (MICROSOFT, "SparseAttention"),
 ))  # fmt: skip
