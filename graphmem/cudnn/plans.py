@@ -173,7 +173,7 @@ def notes_of(descriptors: Descriptors, config: Descriptor) -> list[int]:
 
 
 def is_left_out(notes: Sequence[int], convolution: Convolution) -> bool:
-    """Whether PyTorch does not take an engine with these numerical notes (``filterEngineConfigs``), nor ONNX Runtime."""
+    """Whether PyTorch (``filterEngineConfigs``), or ONNX Runtime, does not take an engine with these notes."""
     if (_DOWN_CONVERT_INPUTS in notes and not convolution.down_converts) or (
         convolution.deterministic and _NONDETERMINISTIC in notes
     ):

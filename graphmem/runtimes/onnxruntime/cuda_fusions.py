@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 
 from graphmem.graph.model import Dimension, TensorSpec
+from graphmem.graph.onnx_import import spec_of_tensor
 
 _MARK = "graphmem HardSwish "
 _SOFTMAX_ONE_AXIS = 13
@@ -43,6 +44,7 @@ def shown(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def fuse_bias_softmax(model: onnx.ModelProto, symbolic: Mapping[str, TensorSpec]) -> onnx.ModelProto:
     """``model`` with additions before softmax in one node with it, as far as the shapes in ``symbolic`` tell."""
+    specs = {**symbolic, **{tensor.name: spec_of_tensor(tensor) for tensor in model.graph.initializer}}
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     makers = {name: node for node in model.graph.node for name in node.output}
     readers = Counter(name for node in model.graph.node for name in node.input)
@@ -52,7 +54,7 @@ def fuse_bias_softmax(model: onnx.ModelProto, symbolic: Mapping[str, TensorSpec]
         added = makers.get(node.input[0]) if node.op_type == "Softmax" and not node.domain else None
         if added is None or added.op_type != "Add" or readers[node.input[0]] != 1:
             continue
-        operands = _operands(added, node, opset, symbolic)
+        operands = _operands(added, node, opset, specs)
         if operands is None:
             continue
         gone.add(added.output[0])

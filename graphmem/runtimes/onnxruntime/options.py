@@ -60,7 +60,8 @@ UNFOLLOWED = {
 OPTIONS = (
     *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage",
     "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace", "enable_skip_layer_norm_strict_mode", "use_tf32", "cudnn_conv1d_pad_to_nc1d", "fuse_conv_bias", "prefer_nhwc",
+    "cudnn_conv_use_max_workspace", "enable_skip_layer_norm_strict_mode", "use_tf32", "cudnn_conv1d_pad_to_nc1d",
+    "fuse_conv_bias", "prefer_nhwc",
     "cudnn_workspace_bytes", "cublas_workspace_bytes",
 )  # fmt: skip
 
