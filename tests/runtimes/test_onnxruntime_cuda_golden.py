@@ -20,6 +20,7 @@ RATCHET = places.ONNXRUNTIME / "cuda_ratchet.json"
 #: Of so many sessions one is compared every time, the others with ``-m slow``.
 QUICK = 6
 LINES = onnx_cuda.load()
+REFUSED: list[float] = []  # in place of two shares
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +42,21 @@ def test_a_session_is_predicted_as_well_as_before(
     line: onnx_cuda.Line, graphs: Path, request: pytest.FixtureRequest
 ) -> None:
     row = onnx_cuda.row_of(line, graphs)
-    reached = None if row.off == (0, 0) else "refused" if row.off is None else [round(off, 4) for off in row.off]
+    reached = REFUSED if row.off is None else [round(off, 4) for off in row.off]
     kept = ratchet.read(RATCHET)
+    is_equal = row.off == (0, 0)
     if request.config.getoption("--update-goldens"):
         entries = {name: entry for name, entry in kept.items() if name != row.name}
-        ratchet.write(RATCHET, entries if reached is None else entries | {row.name: reached})
+        ratchet.write(RATCHET, entries if is_equal else entries | {row.name: reached})
         return
-    before = kept.get(row.name)
-    if reached is None:
+    if is_equal:
         return
-    assert before is not None, f"{row.text()} was equal"
-    if reached == "refused":
-        assert before == "refused", row.text()
-    elif before != "refused":
-        for now, then in zip(reached, before, strict=True):
-            assert abs(now) <= abs(then), row.text()
+    assert row.name in kept, f"{row.text()} was equal"
+    before = kept[row.name]
+    if before == REFUSED:
+        return  # an answer is better than none
+    assert reached != REFUSED, row.text()
+    assert all(abs(now) <= abs(then) for now, then in zip(reached, before, strict=True)), row.text()
 
 
 def test_processes_differ_by_the_order_of_initializers_alone() -> None:
@@ -67,8 +68,8 @@ def test_processes_differ_by_the_order_of_initializers_alone() -> None:
         assert rises == {(True,) * len(line["runs"])}, (line["name"], loads)
 
 
-def test_at_least_nine_of_ten_answered_sessions_are_equal_or_near() -> None:
+def test_at_most_one_of_six_answered_sessions_is_off_by_more_than_five_percent() -> None:
     entries = json.loads(RATCHET.read_text(encoding="utf-8"))
-    answered = [line["name"] for line in LINES if entries.get(line["name"]) != "refused"]
+    answered = [line["name"] for line in LINES if entries.get(line["name"]) != REFUSED]
     far = [name for name in answered if max(map(abs, entries.get(name, [0])), default=0) > 0.05]
-    assert len(far) <= len(answered) * 0.2, far
+    assert len(far) * 6 <= len(answered), far
