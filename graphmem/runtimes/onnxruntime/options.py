@@ -70,7 +70,8 @@ OPTIONS = (
 class Options:
     """What was asked for, and the ``text`` that asked for it. ``level`` is the optimization level;
     ``cudnn_workspace_bytes`` stands in for the workspace of every convolution's plan. ``card``: the one it runs on,
-    None for the default one; ``cudnn``: the library that tells its plans, None where they are predicted."""
+    None for the default one; ``cudnn``: the library that tells its plans, None where they are predicted, with
+    ``extreme`` at one end of what they may take."""
 
     arena: ArenaConfig = field(default_factory=ArenaConfig)
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -84,6 +85,7 @@ class Options:
     unfollowed: tuple[str, ...] = ()
     card: Device | None = None
     cudnn: str | Path | None = None
+    extreme: str = ""
     text: str = field(default="", compare=False)
 
     @property
@@ -97,7 +99,9 @@ class Options:
         libraries = None
         if self.session.provider == "cuda":
             card = self.card or device_named(DEFAULT_DEVICE)
-            libraries = Libraries(card, self.cudnn_conv_algo_search, self.use_tf32, self.conv1d_pad_to_nc1d, self.cudnn)
+            libraries = Libraries(
+                card, self.cudnn_conv_algo_search, self.use_tf32, self.conv1d_pad_to_nc1d, self.cudnn, self.extreme
+            )
         return KernelMemory(
             self.session.provider, self.session.intra_op_num_threads, libraries, self.cudnn_workspace_bytes
         )

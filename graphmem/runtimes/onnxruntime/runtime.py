@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
 from graphmem.estimate import Diagnostic
-from graphmem.figures import Figure, unknown
+from graphmem.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
 from graphmem.graph.model import Graph
+from graphmem.replay import Replay, replay
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.onnxruntime.arenas import (
     OnnxRuntimeSessions,
@@ -21,6 +22,7 @@ from graphmem.runtimes.onnxruntime.arenas import (
 )
 from graphmem.runtimes.onnxruntime.findings import findings
 from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
+from graphmem.runtimes.onnxruntime.kernels.libraries import LEAST, MOST
 from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, Options, parse_options
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
 from graphmem.trace import Trace
@@ -60,6 +62,10 @@ def _cublas(options: Options, planned: Planned) -> tuple[Figure, ...]:
     return (Figure("cuBLAS workspace", size, 0, size, "cuBLAS's own default; nobody measured when it takes it"),)
 
 
+#: Traces whose ends are kept for the runs that follow.
+_KEPT_BESIDE = 8
+
+
 class OnnxRuntime(Runtime[Options]):
     """Sessions of ONNX Runtime, each with an arena of its own."""
 
@@ -77,6 +83,8 @@ class OnnxRuntime(Runtime[Options]):
 
     def __init__(self) -> None:
         self._drawn: tuple[Any, Any] = (None, None)  # of the last trace: a run asks again for other capacities
+        #: Of the traces planned last: themselves, the shapes whose plans were predicted, and the trace at either end.
+        self._beside: dict[int, tuple[Trace, int, tuple[Trace, Trace]]] = {}
 
     def parse(self, text: str | None, setting: Setting) -> Options:
         """The options as :func:`parse_options` reads them, with what is assumed of libraries on the card."""
@@ -96,6 +104,11 @@ class OnnxRuntime(Runtime[Options]):
             for name, count in sorted(planned.unknown.items())
         )
         later = partial(findings, runs, planned=planned)
+        if planned.predicted_plans:
+            ends = [plan(runs, replace(options, extreme=end), plans=planned.plans).trace for end in (LEAST, MOST)]
+            self._beside[id(planned.trace)] = (planned.trace, planned.predicted_plans, (ends[0], ends[1]))
+            for old in list(self._beside)[:-_KEPT_BESIDE]:
+                del self._beside[old]
         doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
         return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned))
 
@@ -121,8 +134,27 @@ class OnnxRuntime(Runtime[Options]):
             self._drawn = (key, typical(trace, lambda: make(None)))
         chosen, drawn = self._drawn[1]
         runs = within_card(chosen, make, setting.device)
-        doubt = cause(runs.main, drawn)
-        return replace(runs, doubts=(doubt,) if doubt else ())
+        doubts = (cause(runs.main, drawn), self._of_plans(trace, runs.main, make))
+        return replace(runs, doubts=tuple(filter(None, doubts)))
+
+    def _of_plans(self, trace: Trace, main: Replay, make: Callable[[int | None], OnnxRuntimeSessions]) -> Cause | None:
+        """How far predicted plans of cuDNN may move the peaks of ``trace``; None where none is predicted."""
+        kept, shapes, ends = self._beside.get(id(trace), (None, 0, (trace, trace)))
+        if kept is not trace:
+            return None
+        peaks = [replay(end, make(None)) for end in ends]
+        spreads = {}
+        for level in TRACE_LEVELS:
+            name = f"peak_{'reserved' if level == 'device' else level}_bytes"
+            offsets = [getattr(peak, name) - getattr(main, name) for peak in peaks]
+            spreads[level] = bounded(min(0, *offsets), max(0, *offsets))
+        if all(spread == EXACT for spread in spreads.values()):
+            return None
+        source = (
+            f"of {shapes} shapes predicted: between none and copies of all tensors, and a quarter more, where 955 of "
+            "969 asked of cuDNN 9.20 lie; a library of it can be asked (--cudnn)"
+        )
+        return Cause("cuDNN's plans", BOUNDS, source, spreads)
 
     def changes(self, alloc_conf: str | None) -> Iterator[Change]:
         """Options that trade time or reuse for memory; as they are settings of one string, the pair is a change of its

@@ -17,7 +17,8 @@ class Planned:
     """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
 
     ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
-    working buffers that are not in the trace. ``cudnn_notes``: what there is to say of the cuDNN that was asked.
+    working buffers that are not in the trace. ``cudnn_notes``: what there is to say of the cuDNN that was asked;
+    ``predicted_plans``: of how many shapes of convolutions the plans were predicted.
     """
 
     trace: Trace
@@ -27,6 +28,7 @@ class Planned:
     unknown: Mapping[str, int] = field(default_factory=dict)
     uses_cublas: bool = False
     cudnn_notes: tuple[str, ...] = ()
+    predicted_plans: int = 0
 
 
 def plan(
@@ -55,7 +57,6 @@ def plan(
                     session.run(graphs[iteration], iteration + 1)
     finally:
         memory.close()
-    builder.predicted_plans = 0 if memory.libraries is None else len(memory.libraries.predicted)
     made_plans = tuple(session.plan for session in runs)
     return Planned(
         builder.build(),
@@ -65,4 +66,5 @@ def plan(
         memory.unknown(made_plans),
         any(memory.uses_cublas(made.nodes) for made in made_plans),
         () if memory.libraries is None else tuple(memory.libraries.notes()),
+        0 if memory.libraries is None else len(memory.libraries.predicted),
     )
