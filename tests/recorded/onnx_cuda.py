@@ -117,7 +117,8 @@ def environment(card: str, folder: Path) -> dict[str, str]:
 
 def answered(line: Line, models: Path, surroundings: dict[str, str]) -> Line:
     """The line with what the real sessions of it held. Raises ``RuntimeError`` with what ONNX Runtime said."""
-    job: dict[str, Any] = {key: line[key] for key in ("provider", "session", "level", "pattern", "values", "run") if key in line}
+    asked = ("provider", "session", "level", "pattern", "values", "run")
+    job: dict[str, Any] = {key: line[key] for key in asked if key in line}
     job["sessions"] = [{"model": str(models / line["model"]), "runs": line["runs"]}]
     answers = []
     for _ in range(DRAWS):

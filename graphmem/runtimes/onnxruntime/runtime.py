@@ -113,8 +113,13 @@ class OnnxRuntime(Runtime[Options]):
         return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned))
 
     def plan_options(self, options: Options) -> Hashable:
-        """All but the arena's own."""
-        return repr(replace(options, arena=ArenaConfig(), text=""))
+        """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""
+        card: Hashable = None
+        if options.card is not None:
+            like = as_cuda(options.card)
+            facts = (like.compute_capability, like.sm_count, like.max_threads_per_sm)
+            card = facts if options.cudnn is None else repr(like)
+        return repr(replace(options, arena=ArenaConfig(), text="", card=None)), card
 
     def optimization(self, options: Options) -> tuple[str | None, str]:
         """The level, and the provider whose graph it is."""
