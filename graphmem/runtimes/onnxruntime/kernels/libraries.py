@@ -9,8 +9,10 @@ the spaces of one layer run by the standard algorithm, for inference.
 
 from __future__ import annotations
 
+import atexit
 import math
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from graphmem.cudnn.library import Cudnn
@@ -33,6 +35,14 @@ LEAST, MOST = "least", "most"
 _QUARTER_MORE = 1.25
 
 
+@cache
+def _asked(library: str | Path, card: Device) -> Cudnn:
+    """One for all plans of this process: it takes seconds to load, and keeps its answers."""
+    found = Cudnn(library, card)
+    atexit.register(found.close)
+    return found
+
+
 @dataclass
 class Libraries:
     """cuDNN on ``card``. ``library``: what to ask, None to predict; ``predicted``: shapes that were, with
@@ -51,12 +61,7 @@ class Libraries:
     def __post_init__(self) -> None:
         self.card = as_cuda(self.card)
         if self.library is not None:
-            self._asked = Cudnn(self.library, self.card)
-
-    def close(self) -> None:
-        """End the process that was asked, if there is one."""
-        if self._asked is not None:
-            self._asked.close()
+            self._asked = _asked(self.library, self.card)
 
     def notes(self) -> list[str]:
         """What a reader must know of the answers."""

@@ -79,11 +79,6 @@ class KernelMemory:
         is_predicted = self.libraries is not None and self.libraries.library is None
         return "cuDNN workspace" if is_predicted and (node.domain, node.op_type) in cuda_buffers.CONVOLUTIONS else ""
 
-    def close(self) -> None:
-        """End what was asked."""
-        if self.libraries is not None:
-            self.libraries.close()
-
     def uses_cublas(self, nodes: Iterable[Node]) -> bool:
         """Whether any of ``nodes`` multiplies matrices on a GPU."""
         return self.libraries is not None and any((node.domain, node.op_type) in _CUBLAS for node in nodes)

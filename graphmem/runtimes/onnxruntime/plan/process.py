@@ -45,18 +45,15 @@ def plan(
     builder = TraceBuilder(source=names, notes=list(notes.items()))
     runs = []
     memory = chosen.kernel_memory()
-    try:
-        for index, graphs in enumerate(sessions):
-            prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
-            made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
-            runs.append(Runs(made, memory, builder, index, prefix=prefix))
-            runs[-1].load(graphs[0])
-        for iteration in range(max(map(len, sessions))):
-            for session, graphs in zip(runs, sessions, strict=True):
-                if iteration < len(graphs):
-                    session.run(graphs[iteration], iteration + 1)
-    finally:
-        memory.close()
+    for index, graphs in enumerate(sessions):
+        prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
+        made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
+        runs.append(Runs(made, memory, builder, index, prefix=prefix))
+        runs[-1].load(graphs[0])
+    for iteration in range(max(map(len, sessions))):
+        for session, graphs in zip(runs, sessions, strict=True):
+            if iteration < len(graphs):
+                session.run(graphs[iteration], iteration + 1)
     made_plans = tuple(session.plan for session in runs)
     return Planned(
         builder.build(),
