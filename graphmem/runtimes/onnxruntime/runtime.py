@@ -82,7 +82,8 @@ class OnnxRuntime(Runtime[Options]):
     captures = False
 
     def __init__(self) -> None:
-        self._drawn: tuple[Any, Any] = (None, None)  # of the last trace: a run asks again for other capacities
+        #: The trace and the options of the last run, and what was drawn: it asks again for other capacities.
+        self._drawn: tuple[Trace | None, Options | None, Any] = (None, None, None)
         #: Of the traces planned last: themselves, the shapes whose plans were predicted, and the trace at either end.
         self._beside: dict[int, tuple[Trace, int, tuple[Trace, Trace]]] = {}
 
@@ -134,10 +135,10 @@ class OnnxRuntime(Runtime[Options]):
 
         if options.session.reserves_initializers:
             return within_card(trace, make, setting.device)
-        key = (id(trace), replace(options, card=None))
-        if key != self._drawn[0]:
-            self._drawn = (key, typical(trace, lambda: make(None)))
-        chosen, drawn = self._drawn[1]
+        of, under, _ = self._drawn
+        if of is not trace or under != options:
+            self._drawn = (trace, options, typical(trace, lambda: make(None)))
+        chosen, drawn = self._drawn[2]
         runs = within_card(chosen, make, setting.device)
         doubts = (cause(runs.main, drawn), self._of_plans(trace, runs.main, make))
         return replace(runs, doubts=tuple(filter(None, doubts)))
