@@ -240,7 +240,13 @@ def test_constants_that_are_outputs_are_copied(tmp_path: Path) -> None:
     trace = plan([[load_onnx(samples.save(proto, tmp_path))]], parse_options("provider:cpu")).trace
     made = [(s.bytes, s.category) for s in trace.storages if s.place == Place.DEVICE and s.bytes]
     assert (64, Category.ACTIVATION) in made
-    assert replay(trace, default_allocator("provider:cpu", reserved=reserved_allocations(trace))).out_of_memory is None
+    assert (
+        replay(
+            trace,
+            default_allocator("provider:cpu", reserved=reserved_allocations(trace, parse_options("provider:cpu"))),
+        ).out_of_memory
+        is None
+    )
 
 
 @pytest.mark.parametrize(

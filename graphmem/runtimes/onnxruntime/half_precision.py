@@ -96,7 +96,10 @@ def narrowed(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelPro
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.elem_type == _SINGLE and value.name not in single:
             value.type.tensor_type.elem_type = _HALF
+    made = {name for node in model.graph.node for name in node.output}
+    known = [value for value in original.graph.value_info if value.name in made]  # the exporter's names of dimensions
     del model.graph.value_info[:]
+    model.graph.value_info.extend(known)
     return model
 
 

@@ -1,5 +1,5 @@
 // cuDNN: descriptors that remember, plans of no (or given) workspace; or the real library planning without a card.
-#include "stub.h"
+#include "cudnn_forward.h"
 
 #include <cudnn.h>
 #include <algorithm>
@@ -44,7 +44,8 @@ static Real& R() {
   if (r) return *r;
   r = new Real;
   if (!envu("FAKE_CUDNN_REAL", 0)) return *r;
-  r->h = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
+  const char* path = getenv("FAKE_CUDNN_PATH");
+  r->h = path && *path ? dlopen(path, RTLD_NOW) : dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
   if (!r->h) {
     fprintf(stderr, "fakecuda: real cuDNN not loaded\n");
     return *r;
@@ -94,11 +95,16 @@ static Real& R() {
 // made-up handle: zeros, and the words of the device's description that size queries read, in the order of cuDNN's own
 // description (9.19, 9.20: +28 multiprocessors, +60 threads of each, +72 cooperative launches, +104 the device version).
 // The words further on are ours.
-static void* real_sym(const char* n) {
+void* real_sym(const char* n) {
   Real& r = R();
   return r.on ? dlsym(r.h, n) : 0;
 }
-typedef long (*gen_t)(long, long, long, long, long, long, long, long, long, long, long, long, long, long, long, long);
+void real_failed(const char* n, long st) {
+  if (!S().log) return;
+  char t[512] = "";
+  R().last(t, sizeof t);
+  S().logf("%s failed %ld %s", n, st, t);
+}
 static const int H_STREAM = 60000;
 API cudnnStatus_t cudnnCreate(cudnnHandle_t* h) {
   char* p = (char*)calloc(1, 65536);
@@ -131,25 +137,6 @@ API cudnnStatus_t cudnnGetProperty(libraryPropertyType t, int* v) {
   *v = t == MAJOR_VERSION ? CUDNN_MAJOR : t == MINOR_VERSION ? CUDNN_MINOR : CUDNN_PATCHLEVEL;
   return OK;
 }
-#define FWD(fn, FALLBACK)                                                                                             \
-  extern "C" __attribute__((visibility("default"))) long fn##_f(long a, long b, long c, long d, long e, long f,       \
-                                                                long g, long h, long i, long j, long k, long l,       \
-                                                                long m, long n, long o, long p) __asm__(#fn);         \
-  long fn##_f(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k, long l, long m, \
-              long n, long o, long p) {                                                                               \
-    static gen_t r = (gen_t)real_sym(#fn);                                                                            \
-    if (r) {                                                                                                          \
-      long st = (int)r(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p);                                               \
-      if (st && S().log) {                                                                                            \
-        char t[512] = "";                                                                                             \
-        R().last(t, sizeof t);                                                                                        \
-        S().logf(#fn " failed %ld %s", st, t);                                                                        \
-      }                                                                                                               \
-      return st;                                                                                                      \
-    }                                                                                                                 \
-    FALLBACK;                                                                                                         \
-    return 0;                                                                                                         \
-  }
 #define MK(fn) FWD(fn, *(void**)a = calloc(1, 1024))
 MK(cudnnCreateTensorDescriptor)
 MK(cudnnCreateFilterDescriptor) MK(cudnnCreateConvolutionDescriptor) MK(cudnnCreateActivationDescriptor)
