@@ -220,6 +220,14 @@ def test_half_precision_stays_half_on_a_gpu(tmp_path: Path, level: str) -> None:
     }  # fmt: skip
 
 
+def test_half_precision_weights_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
+    model = half([helper.make_node("MatMul", ["x", "w"], ["y"])])
+    path = samples.save(model, tmp_path)
+    inside = analyze(path, batch=2, cudnn="never")
+    onnx.save_model(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    assert analyze(path, batch=2, cudnn="never").peak == inside.peak
+
+
 def test_without_onnxruntime_the_graph_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

@@ -231,9 +231,11 @@ class Frame:
     def _alloc(self, name: str, size: int, category: Category, place: Place) -> int:
         return self.session._alloc(size, self.operator, category, place, name)
 
-    def take(self, size: int, label: str) -> int:
-        """Allocate something of a kernel's own."""
-        return self._alloc(label, size, Category.WORKSPACE, self.session.plan.home)
+    def take(self, size: int, label: str, *, of_cpu: bool = False) -> int:
+        """Allocate something of a kernel's own; ``of_cpu``: from the CPU provider's allocator, whichever it runs on."""
+        plan = self.session.plan
+        place = Place.HOST if of_cpu and plan.settings.provider != "cpu" else plan.home
+        return self._alloc(label, size, Category.WORKSPACE, place)
 
     def free(self, storage: int) -> None:
         """Give back what was taken."""
