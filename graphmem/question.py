@@ -115,7 +115,7 @@ class Question:
     def setting(self) -> Setting:
         """The card and the version of PyTorch."""
         card = self.device if isinstance(self.device, Device) else device_named(self.device or DEFAULT_DEVICE)
-        return Setting(card, version_named(self.torch_version))
+        return Setting(card, version_named(self.torch_version), self.cudnn_library)
 
     @property
     def sizes(self) -> Sizes:

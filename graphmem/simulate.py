@@ -21,7 +21,6 @@ from graphmem.causes import (
     neighbours,
     together,
 )
-from graphmem.cudnn.library import AUTO, NEVER
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, TraceError, UsageError
 from graphmem.estimate import Diagnostic, Estimate, Peak, found_later
@@ -30,7 +29,7 @@ from graphmem.question import Question
 from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
 from graphmem.replay import Replay
 from graphmem.runtimes import all_runtimes
-from graphmem.runtimes.base import Graphs, Runtime, Taken
+from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken
 from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import fits_card, summarize
 from graphmem.textbook import Sharded, compared
@@ -216,8 +215,6 @@ def runtime_for(question: Question, loaded: OnnxModel | TorchModel) -> Runtime[A
         if isinstance(step, Training) and step.checkpoint_activations:
             raise UsageError(f"{loaded.name}: an ONNX graph has no blocks to recompute; drop --checkpoint-activations")
         return runtime
-    if question.cudnn not in (AUTO, NEVER):
-        raise _for_captures_only(loaded, "--cudnn")
     if step.dtype != "fp32" or step.amp:
         raise UsageError(f"{own} and --amp")
     return runtime
@@ -324,12 +321,10 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     refused = bool(taken.trace.refused)
     # Who was refused memory was so on a card that had loaded nothing yet: else it would be judged by another limit.
     loads = Loads(cuda=traced.loads.cuda, eager=traced.loads.eager) if refused else traced.loads
-    context = question.setting.device.outside(loads)
+    context = (*question.setting.device.outside(loads), *taken.outside)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
-    doubts = _doubts(
-        traced, runs.main, context, setting.device, lambda one: _peak(runtime.run(one, options, setting).main)
-    )
+    doubts = _doubts(traced, runs, context, setting.device, lambda one: _peak(runtime.run(one, options, setting).main))
     diagnostics: Any = (*headlines(setting.device), *taken.diagnostics, *plans_told(runs.limited), *runs.diagnostics)
     if not traced.details.get("cudnn", {}).get("plans_asked"):
         diagnostics = (*diagnostics, *workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
@@ -376,15 +371,16 @@ def _beside_formulas(estimate: Estimate, model: Sharded, optimizer: str) -> Esti
 
 
 def _doubts(
-    traced: Traced, run: Replay, context: Sequence[Figure], device: Device, rerun: Callable[[Trace], Peak]
+    traced: Traced, runs: Runs, context: Sequence[Figure], device: Device, rerun: Callable[[Trace], Peak]
 ) -> Doubts:
     """Why the figures of a run may be others; ``rerun`` gives the peak of its trace with other sizes."""
-    taken, peak = traced.taken, _peak(run)
+    taken, peak = traced.taken, _peak(runs.main)
     version = traced.doubt_of_version(peak)
     return together(
         causes_of_trace(taken.trace, peak, taken.diagnostics, rerun, device, traced.tried),
         [] if version is None else [version],
         taken.doubts,
+        runs.doubts,
         causes_of_context(context),
     )
 

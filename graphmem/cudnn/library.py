@@ -132,6 +132,11 @@ class Cudnn:
             return None
         return tuple(sizes[: sizes.index(0) + 1] if 0 in sizes else sizes)
 
+    def first_workspace(self, convolution: Convolution, mode: int) -> int | None:
+        """Bytes of the first plan of one list of the heuristics; None if there is no plan."""
+        sizes = self._plans(convolution, mode)
+        return sizes[0] if sizes else None
+
     def largest_workspace(self, convolution: Convolution) -> int | None:
         """Bytes of the largest plan, which ``cudnn.benchmark`` takes to time them all; None if there is no plan."""
         found = self._plans(convolution, INSTANT)  # get_plans_from_find knows no other mode

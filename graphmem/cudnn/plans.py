@@ -35,7 +35,9 @@ _NOTES = 16
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """A convolution as PyTorch describes it to cuDNN; shapes of input, filter and output. A transposed convolution is
-    the ``backward data`` of the one it transposes. ``alignments``: bytes that divide the addresses, at most 32."""
+    the ``backward data`` of the one it transposes. ``alignments``: bytes that divide the addresses, at most 32.
+    ``padding_after``: where it is another than ``padding``; ``down_converts``: engines that round their inputs down are
+    taken too, which PyTorch leaves out."""
 
     direction: str
     dtype: str
@@ -49,6 +51,8 @@ class Convolution:
     tf32: bool = True
     deterministic: bool = False
     alignments: tuple[int, int, int] = (32, 32, 32)
+    padding_after: tuple[int, ...] = ()
+    down_converts: bool = False
 
 
 def workspaces(descriptors: Descriptors, device: Descriptor, convolution: Convolution, mode: int) -> list[int]:
@@ -123,7 +127,7 @@ def _convolution(descriptors: Descriptors, convolution: Convolution) -> Descript
     descriptors.set(made, 102, Type.INT64, convolution.dilation)
     descriptors.set(made, 103, Type.INT64, convolution.stride)
     descriptors.set(made, 104, Type.INT64, convolution.padding)
-    descriptors.set(made, 105, Type.INT64, convolution.padding)
+    descriptors.set(made, 105, Type.INT64, convolution.padding_after or convolution.padding)
     descriptors.set(made, 106, Type.INT64, [len(convolution.stride)])
     descriptors.finalize(made)
     return made
@@ -169,7 +173,10 @@ def notes_of(descriptors: Descriptors, config: Descriptor) -> list[int]:
 
 
 def is_left_out(notes: Sequence[int], convolution: Convolution) -> bool:
-    """Whether PyTorch does not take an engine with these numerical notes (``filterEngineConfigs``)."""
-    if _DOWN_CONVERT_INPUTS in notes or (convolution.deterministic and _NONDETERMINISTIC in notes):
+    """Whether PyTorch (``filterEngineConfigs``), or ONNX Runtime, does not take an engine with these notes."""
+    if (_DOWN_CONVERT_INPUTS in notes and not convolution.down_converts) or (
+        convolution.deterministic and _NONDETERMINISTIC in notes
+    ):
         return True
-    return convolution.dtype == "float32" and not convolution.tf32 and _TENSOR_CORE in notes
+    rounds = convolution.dtype == "float32" or convolution.down_converts  # ONNX Runtime leaves them out of all types
+    return rounds and not convolution.tf32 and _TENSOR_CORE in notes

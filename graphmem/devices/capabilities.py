@@ -75,7 +75,7 @@ class Capability:
     cub_sort: int
     cub_unique: int
 
-    #: Trees of cuDNN's convolutions (``capture/kernels/cudnn/plans``).
+    #: Trees of cuDNN's convolutions (``cudnn/predicted/plans``).
     cudnn_trees: str
     #: Whether cuDNN's plans depend on the card's clocks.
     cudnn_asks_clocks: bool

@@ -8,17 +8,22 @@ from graphmem.errors import SourceError
 from graphmem.graph.model import Node
 
 
-def execution_order(nodes: Sequence[Node]) -> list[int]:
-    """Indices of ``nodes`` in ONNX Runtime's default execution order.
+def execution_order(nodes: Sequence[Node], ranks: Sequence[int] | None = None) -> list[int]:
+    """Indices of ``nodes`` in ONNX Runtime's default execution order; ``ranks`` are the nodes' indices in ONNX Runtime,
+    by default those in ``nodes``.
 
     A depth-first walk against the data flow, from the nodes nobody consumes (``Graph::ReverseDFSFrom`` as called by
     ``GraphViewer``): the last leaf and the producer with the highest index are explored first. Checked against the
     executed order of 1.31.1. Raises :class:`SourceError` for a cycle or a tensor produced twice.
     """
     producers = _producers(nodes)
-    inputs_of = [sorted({producers[name] for name in node.reads if name in producers}) for node in nodes]
+    rank = range(len(nodes)) if ranks is None else ranks
+    inputs_of = [
+        sorted({producers[name] for name in node.reads if name in producers}, key=rank.__getitem__) for node in nodes
+    ]
     consumed = {producer for group in inputs_of for producer in group}
-    stack = [(index, False) for index in range(len(nodes)) if index not in consumed]
+    leaves = sorted((index for index in range(len(nodes)) if index not in consumed), key=rank.__getitem__)
+    stack = [(index, False) for index in leaves]
     visited: set[int] = set()
     order: list[int] = []
     while stack:

@@ -2,13 +2,13 @@
 
 The rules are those of ONNX Runtime's CUDA execution provider: a kernel may want an input in CPU memory
 (``InputMemoryType(OrtMemTypeCPUInput, i)``) or give its output there, and nodes that only see such tensors run on the
-CPU (``GetCpuPreferredNodes``, ``core/framework/fallback_cpu_capability.cc``, which is read but not measured: it takes a
-GPU). A tensor needed on both sides exists twice (``MemcpyFromHost`` / ``MemcpyToHost`` nodes).
+CPU (``GetCpuPreferredNodes``, ``core/framework/fallback_cpu_capability.cc``). A tensor needed on both sides exists
+twice (``MemcpyFromHost`` / ``MemcpyToHost`` nodes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphmem.graph.model import Graph, Node
@@ -18,7 +18,7 @@ from graphmem.trace import Place
 HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Squeeze": (1,), "Unsqueeze": (1,), "Tile": (1,),
     "ConstantOfShape": (0,), "Range": (0, 1, 2), "Pad": (1, 2, 3), "Split": (1,), "TopK": (1,), "OneHot": (1, 2),
-    "Resize": (1, 2, 3), "Upsample": (1,), "Clip": (1, 2), "CumSum": (1,), "Trilu": (1,), "Dropout": (1, 2),
+    "Resize": (1, 2, 3), "Upsample": (1,), "CumSum": (1,), "Trilu": (1,), "Dropout": (1, 2),
     "ReduceSum": (1,), "ReduceMean": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceL1": (1,),
     "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceSumSquare": (1,),
     "NonMaxSuppression": (2, 3, 4), "If": (0,), "Loop": (0, 1),
@@ -46,9 +46,11 @@ class Placement:
         return Place.DEVICE
 
 
-def place(graph: Graph, order: Sequence[int]) -> Placement:
-    """Place every tensor of ``graph``, whose nodes run in ``order``."""
-    host_nodes = _host_nodes(graph, order)
+def place(
+    graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph], bool] = lambda node, graph: True
+) -> Placement:
+    """Place every tensor of ``graph``, whose nodes run in ``order``; those that ``takes`` refuses run on the CPU."""
+    host_nodes = _host_nodes(graph, order, takes)
     draft = Placement({}, frozenset(), host_nodes)
     readers: dict[str, set[Place]] = {}
     for index, node in enumerate(graph.nodes):
@@ -97,18 +99,19 @@ def insert_copies(graph: Graph, placement: Placement) -> CopiedGraph:
             for position, name in enumerate(node.inputs)
         )
         nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
-    for name, copy in names.items():
-        if name not in constants:
-            kind = "MemcpyToHost" if places[copy] == Place.HOST else "MemcpyFromHost"
-            nodes.append(Node(f"{kind} {name}", kind, "", (name,), (copy,)))
+    fed = frozenset(graph.inputs)
+    for kind, where in (("MemcpyFromHost", Place.DEVICE), ("MemcpyToHost", Place.HOST)):
+        wanted = [name for name, copy in names.items() if name not in constants and places[copy] == where]
+        for name in sorted(wanted, key=lambda name: (name not in fed, name)):  # as a set of names goes
+            nodes.append(Node(f"{kind} {name}", kind, "", (name,), (names[name],)))
     doubled = tuple(names[name] for name in graph.initializers if name in names)
     return CopiedGraph(tuple(nodes), places, original, doubled, placement.host_nodes)
 
 
-def _host_nodes(graph: Graph, order: Sequence[int]) -> frozenset[int]:
+def _host_nodes(graph: Graph, order: Sequence[int], takes: Callable[[Node, Graph], bool]) -> frozenset[int]:
     """``GetCpuPreferredNodes``: nodes fed by CPU tensors, small initializers and graph inputs only, in data-flow order.
 
-    Nodes that touch strings join them, since no GPU kernel takes a string.
+    Nodes without a GPU kernel join them, as those that touch strings, but what they make draws nobody there.
     """
     on_cpu: set[str] = set()  # tensors made in CPU memory
     anywhere = set(graph.inputs)
@@ -116,7 +119,9 @@ def _host_nodes(graph: Graph, order: Sequence[int]) -> frozenset[int]:
     host: set[int] = set()
     for index in order:
         node = graph.nodes[index]
-        if _has_string(graph, node) or _prefers_cpu(graph, node, on_cpu, anywhere):
+        if _has_string(graph, node) or not takes(node, graph):
+            host.add(index)
+        elif _prefers_cpu(graph, node, on_cpu, anywhere):
             host.add(index)
             on_cpu.update(filter(None, node.outputs))
         elif not node.domain and node.op_type in HOST_OUTPUTS:

@@ -11,13 +11,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from graphmem.allocators.base import Allocator
 from graphmem.devices import Device
 from graphmem.errors import UsageError
 from graphmem.estimate import Diagnostic, Findings
-from graphmem.figures import Cause
+from graphmem.figures import Cause, Figure
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.trace import Trace
@@ -52,10 +53,12 @@ class Graphs(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """What options are read in: the card, and the version of PyTorch, (major, minor), that is predicted."""
+    """What options are read in: the card, the version of PyTorch, (major, minor), that is predicted, and the cuDNN that
+    is asked, None for none."""
 
     device: Device
     torch_version: tuple[int, int]
+    cudnn: str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class Taken:
     """A trace as a runtime takes it, with what that assumes, for the reader.
 
     ``findings`` finds out what else there is to say of the run under some options; it is called when somebody looks.
-    ``doubts``: why the runtime's own part in it may be otherwise.
+    ``doubts``: why the runtime's own part in it may be otherwise; ``outside``: what its libraries hold beside the
+    allocator.
     """
 
     trace: Trace
@@ -71,17 +75,20 @@ class Taken:
     diagnostics: tuple[Diagnostic, ...] = ()
     findings: Callable[[Any], Findings] | None = None
     doubts: tuple[Cause, ...] = ()
+    outside: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True)
 class Runs:
     """A trace on a card: ``main`` gives the figures; ``limited``, if there is one, is the same trace on the card's own
-    memory, and says whether that is enough. ``diagnostics`` and ``details`` are for the reader."""
+    memory, and says whether that is enough. ``diagnostics`` and ``details`` are for the reader; ``doubts``: why another
+    run of the same may differ."""
 
     main: Replay
     limited: Replay | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    doubts: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def _level_notes(optimized: OptimizedModel | None) -> tuple[tuple[str, str], ...
     if optimized.reason:
         return (("graph optimization", f"{done}, the graph as in the file: {optimized.reason}"),)
     by = f"onnxruntime {optimized.runtime_version}"
-    other = "; the CUDA provider may fuse others" if optimized.provider != "cpu" else ""
+    other = ", less what it does for the CPU alone" if optimized.provider != "cpu" else ""
     if not optimized.is_folded:
         other += "; constants are not folded, since that would compute with or make more than 1 GiB of them"
     return (("graph optimization", f"{done}, as {by} does for its CPU provider{other}"),)

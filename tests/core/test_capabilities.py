@@ -14,7 +14,7 @@ from graphmem.units import KIB
 from tests import places
 
 PACKAGE = places.ROOT / "graphmem"
-TREES = PACKAGE / "capture" / "kernels" / "cudnn" / "plans"
+TREES = PACKAGE / "cudnn" / "predicted" / "plans"
 
 
 def test_every_capability_of_the_table_of_cards_has_a_row() -> None:

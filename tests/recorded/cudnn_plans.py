@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from graphmem.capture.kernels.cudnn.recurrent import algorithm
 from graphmem.cudnn import recurrent
 from graphmem.cudnn.card import description
 from graphmem.cudnn.library import Cudnn, find_library
 from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.predicted.recurrent import algorithm
 from graphmem.cudnn.recurrent import GRU, LSTM, RELU, STANDARD, TANH, Network
 from graphmem.devices import device_named
 from tests import places

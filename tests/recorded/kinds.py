@@ -199,6 +199,12 @@ KINDS = {
         ),
         on_stub=False,
     ),
+    "onnxruntime_cuda": Listed(
+        "arenas of sessions of ONNX Runtime's CUDA provider, real cuDNN planning",
+        "tests.recorded.onnx_cuda:KIND",
+        ("onnxruntime/cuda/*",),
+        on_stub=False,
+    ),
     "tensorflow": Listed(
         "TensorFlow's allocator, executor and Keras steps on the CPU",
         "tests.recorded.programs:TENSORFLOW",
@@ -232,6 +238,7 @@ KINDS = {
 #: What tests write themselves, under ``--update-goldens``: reached figures, texts.
 WRITTEN_BY_TESTS = (
     *_whole("*_ratchet.json", "ops/equal_cases.json"),
+    "onnxruntime/cuda_ratchet.json",
     "reports/*.txt",
     "tensorflow/steps_ratchet.json",
     "public_api.txt",

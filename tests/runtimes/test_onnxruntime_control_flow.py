@@ -60,7 +60,7 @@ def predicted(path: Path, level: str, asked: Asked) -> dict[str, int]:
     graph = read_onnx(path, level).bind(asked)
     options = parse_options(f"provider:cpu,graph_optimization_level:{level}")
     trace = plan([[graph] * RUNS], options).trace
-    allocator = default_allocator(options, reserved=reserved_allocations(trace))
+    allocator = default_allocator(options, reserved=reserved_allocations(trace, options))
     replay(trace, allocator)
     return {name: allocator.stats()[name] for name in COMPARED}
 

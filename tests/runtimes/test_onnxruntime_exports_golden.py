@@ -36,7 +36,7 @@ def name_of(case: dict[str, Any]) -> str:
 def test_the_arena_after_every_run(case: dict[str, Any]) -> None:
     file = file_of(case["model"], case["level"])
     trace = plan([[file.bind(batch=batch) for batch in case["batches"]]], CPU).trace
-    allocator = default_allocator(CPU, reserved=reserved_allocations(trace))
+    allocator = default_allocator(CPU, reserved=reserved_allocations(trace, CPU))
     result = replay(trace, allocator)
     run_of = [trace.phases[trace.operators[o].phase].iteration for o in trace.event_operators.tolist()]
     last = {run: position for position, run in enumerate(run_of)}

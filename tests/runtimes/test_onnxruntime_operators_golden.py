@@ -42,7 +42,7 @@ CPU = Options(session=SessionSettings(provider="cpu"))
 
 def allocations(trace: Trace) -> Counter[tuple[int, bool, int]]:
     """How often each (run, reserved, bytes) is allocated."""
-    reserved = reserved_allocations(trace).blocks
+    reserved = reserved_allocations(trace, CPU)
     found: list[tuple[int, bool, int]] = []
     for event in trace.events():
         if event.kind == EventKind.ALLOC and trace.storages[event.subject].bytes:

@@ -220,6 +220,14 @@ def test_half_precision_stays_half_on_a_gpu(tmp_path: Path, level: str) -> None:
     }  # fmt: skip
 
 
+def test_half_precision_weights_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
+    model = half([helper.make_node("MatMul", ["x", "w"], ["y"])])
+    path = samples.save(model, tmp_path)
+    inside = analyze(path, batch=2, cudnn="never")
+    onnx.save_model(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    assert analyze(path, batch=2, cudnn="never").peak == inside.peak
+
+
 def test_without_onnxruntime_the_graph_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
@@ -240,7 +248,13 @@ def test_constants_that_are_outputs_are_copied(tmp_path: Path) -> None:
     trace = plan([[load_onnx(samples.save(proto, tmp_path))]], parse_options("provider:cpu")).trace
     made = [(s.bytes, s.category) for s in trace.storages if s.place == Place.DEVICE and s.bytes]
     assert (64, Category.ACTIVATION) in made
-    assert replay(trace, default_allocator("provider:cpu", reserved=reserved_allocations(trace))).out_of_memory is None
+    assert (
+        replay(
+            trace,
+            default_allocator("provider:cpu", reserved=reserved_allocations(trace, parse_options("provider:cpu"))),
+        ).out_of_memory
+        is None
+    )
 
 
 @pytest.mark.parametrize(

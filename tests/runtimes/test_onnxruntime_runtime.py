@@ -56,7 +56,8 @@ def test_bad_options(text: str, words: str) -> None:
 
 
 def replayed(trace: Trace, options: str = "", capacity: int | None = None) -> tuple[Replay, OnnxRuntimeSessions]:
-    allocator = default_allocator(options, capacity, reserved=reserved_allocations(trace))
+    reserved = reserved_allocations(trace, parse_options(options))
+    allocator = default_allocator(options, capacity, reserved=reserved)
     return replay(trace, allocator), allocator
 
 
@@ -65,9 +66,11 @@ def planned(path: Path, batch: int, options: str = "") -> Trace:
 
 
 def test_a_session_reserves_its_initializers(tmp_path: Path) -> None:
+    on_device = "session.use_device_allocator_for_initializers:1"
     trace = planned(samples.save(samples.perceptron(), tmp_path), 2)
-    assert len(reserved_allocations(trace).blocks) == 2
-    result, allocator = replayed(trace)
+    assert len(reserved_allocations(trace, parse_options(on_device))) == 2
+    assert not reserved_allocations(trace, parse_options(""))  # from the arena's regions
+    result, allocator = replayed(trace, on_device)
     assert [(s.kind, s.total_size) for s in allocator.segments()] == [
         ("reserved", 512), ("reserved", 256), ("region", 1 << 20),
     ]  # fmt: skip
@@ -92,7 +95,7 @@ def test_options_reach_the_arena_and_a_limit_refuses(tmp_path: Path) -> None:
 def test_real_models_run(tmp_path: Path, name: str, batch: int) -> None:
     path = samples.unpack(name, tmp_path)
     trace = planned(path, batch)
-    result, allocator = replayed(trace)
+    result, allocator = replayed(trace, "session.use_device_allocator_for_initializers:1")
     graph = load_onnx(path, batch=batch)
     weights = sum(s.bytes for s in trace.storages[: len(graph.initializers)] if s.place == 0)
     assert result.out_of_memory is None

@@ -43,7 +43,7 @@ def planned(case: dict[str, Any], runs: int, **settings: Any) -> Trace:
 
 def events_of(trace: Trace) -> dict[int, list[Event]]:
     """(kind, bytes) of every event by run, 0 being loading; what one kernel frees is sorted."""
-    reserved, born = reserved_allocations(trace).blocks, 0
+    reserved, born = reserved_allocations(trace, Options(session=SessionSettings(provider="cpu"))), 0
     runs: dict[int, list[Event]] = {}
     for event in trace.events():
         size = trace.storages[event.subject].bytes if event.subject >= 0 else 0
@@ -115,7 +115,7 @@ def test_statistics(case: dict[str, Any]) -> None:
         trace.kinds[shrinks[:-1]] = EventKind.SYNCHRONIZE
     strategy = ExtendStrategy(case["arena"]["arena_extend_strategy"] if case.get("arena") else 0)
     options = Options(ArenaConfig(arena_extend_strategy=strategy), SessionSettings(provider="cpu"))
-    allocator = default_allocator(options, reserved=reserved_allocations(trace))
+    allocator = default_allocator(options, reserved=reserved_allocations(trace, options))
     result = replay(trace, allocator)
     assert allocator.stats() == stats[f"run{case['runs']}_released"]
     run_of = [trace.phases[trace.operators[o].phase].iteration for o in trace.event_operators.tolist()]

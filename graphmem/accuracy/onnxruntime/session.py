@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ class CpuSession:
     """One session in ``environment``. Raises :class:`~graphmem.accuracy.onnxruntime.capi.OrtError`.
 
     ``threads`` are those of one operator: working buffers of some kernels depend on them, so a machine's number would
-    make records differ. ``entries`` are configuration entries by their own names.
+    make records differ. ``entries`` are configuration entries by their own names; ``configure`` is given the session's
+    options when the rest is set.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class CpuSession:
         threads: int = 1,
         memory_pattern: bool = True,
         entries: Mapping[str, str] | None = None,
+        configure: Callable[[Any], None] = lambda options: None,
     ) -> None:
         self.inputs, self.outputs = _signature(model)
         options = capi.made("CreateSessionOptions")
@@ -42,6 +44,7 @@ class CpuSession:
         capi.call("SetIntraOpNumThreads", (_Pointer, options), (c.c_int, threads))
         capi.call("SetSessionGraphOptimizationLevel", (_Pointer, options), (c.c_int, _LEVELS[level]))
         capi.call("EnableMemPattern" if memory_pattern else "DisableMemPattern", (_Pointer, options))
+        configure(options)
         path = str(model).encode()
         self.handle = capi.made(
             "CreateSession", (_Pointer, environment), (c.c_char_p, path), (_Pointer, options)

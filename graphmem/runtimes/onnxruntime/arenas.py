@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from graphmem.allocators.base import BlockView, SegmentView
+from graphmem.allocators.base import SegmentView
 from graphmem.allocators.bfc import DRIVER_ALIGNMENT_BYTES, BumpDriver
 from graphmem.allocators.onnxruntime_arena import BFCArena, StreamAwareBFCArena
-from graphmem.errors import DeviceOutOfMemory
 from graphmem.runtimes.onnxruntime.options import Options, parse_options
-from graphmem.runtimes.onnxruntime.plan.runs import CUBLAS_LABEL, LOAD
+from graphmem.runtimes.onnxruntime.plan.runs import LOAD
 from graphmem.trace import Category, EventKind, Place, Trace
 
 
-@dataclass(frozen=True)
-class Reserved:
-    """Device allocations of a trace, counted from 0 and without empty ones, that do not come from an arena's regions:
-    ``blocks`` are made with ``Reserve``, those ``outside`` are none of the arena's business."""
+def reserved_allocations(trace: Trace, options: Options) -> frozenset[int]:
+    """Which device allocations of ``trace``, counted from 0 and without empty ones, are made with ``Reserve``.
 
-    blocks: frozenset[int] = frozenset()
-    outside: frozenset[int] = frozenset()
-
-
-def reserved_allocations(trace: Trace) -> Reserved:
-    """Which device allocations of ``trace`` are reserved, and which are cuBLAS's own.
-
-    Initializers and prepacked weights are reserved: 1.31.1 takes them so whatever
-    ``session.use_device_allocator_for_initializers`` says (measured on the CPU provider; the CUDA provider shares that
-    code).
+    They are the initializers, and prepacked weights on the CPU, where the session reserves them at all.
     """
+    if not options.session.reserves_initializers:
+        return frozenset()
     births = trace.subjects[trace.kinds == EventKind.ALLOC].tolist()
     storages = [trace.storages[subject] for subject in births]
     held = [storage for storage in storages if storage.place == Place.DEVICE and storage.bytes > 0]
-    return Reserved(
-        frozenset(index for index, storage in enumerate(held) if storage.category == Category.PARAMETER),
-        frozenset(index for index, storage in enumerate(held) if storage.label == CUBLAS_LABEL),
-    )
+    return frozenset(index for index, storage in enumerate(held) if storage.category == Category.PARAMETER)
 
 
 def session_count(trace: Trace) -> int:
@@ -46,9 +32,6 @@ def session_count(trace: Trace) -> int:
 
 
 # --- allocators -------------------------------------------------------------------------------------------------------
-
-
-OUTSIDE = -1  # in place of a session's number
 
 
 class OnnxRuntimeSessions:
@@ -62,13 +45,9 @@ class OnnxRuntimeSessions:
     def __init__(
         self,
         arenas: Sequence[BFCArena],
-        reserved: Reserved,
-        driver_alloc: Callable[[int], int | None],
-        driver_free: Callable[[int], None],
+        reserved: frozenset[int],
     ) -> None:
         self.arenas = tuple(arenas)
-        self._driver_alloc, self._driver_free = driver_alloc, driver_free
-        self._outside: dict[int, int] = {}
         self._reserved = reserved
         self._count = 0
         self.allocated_bytes = 0
@@ -82,36 +61,18 @@ class OnnxRuntimeSessions:
         if not size:
             return None
         number, self._count = self._count, self._count + 1
-        if number in self._reserved.outside:
-            return self._take_outside(size)
         stream = min(stream, len(self.arenas) - 1)
         arena = self.arenas[stream]
         before = (arena.allocated_bytes, arena.reserved_bytes)
-        address = arena.reserve(size) if number in self._reserved.blocks else arena.malloc(size)
+        address = arena.reserve(size) if number in self._reserved else arena.malloc(size)
         self._update(arena, before)
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return None if address is None else (stream, address)
 
-    def _take_outside(self, size: int) -> tuple[int, int]:
-        address = self._driver_alloc(size)
-        if address is None:
-            message = f"cuBLAS cannot allocate its workspace of {size} bytes"
-            raise DeviceOutOfMemory(message, requested_bytes=size, free_bytes=0)
-        self._outside[address] = size
-        self.allocated_bytes += size
-        self.reserved_bytes += size
-        return OUTSIDE, address
-
     def free(self, handle: tuple[int, int] | None) -> None:
         """Give a chunk or a reserved block back to its arena."""
         if handle is None:
-            return
-        if handle[0] == OUTSIDE:
-            size = self._outside.pop(handle[1])
-            self._driver_free(handle[1])
-            self.allocated_bytes -= size
-            self.reserved_bytes -= size
             return
         arena = self.arenas[handle[0]]
         before = (arena.allocated_bytes, arena.reserved_bytes)
@@ -140,9 +101,6 @@ class OnnxRuntimeSessions:
     def segments(self) -> tuple[SegmentView, ...]:
         """The regions and reserved blocks of all sessions, by address."""
         views = [view for arena in self.arenas for view in arena.segments()]
-        for address, size in self._outside.items():
-            block = BlockView(address, size, size, "allocated")
-            views.append(SegmentView(address, size, 0, "outside", False, (block,)))
         return tuple(sorted(views, key=lambda view: view.address))
 
     def stats(self, session: int = 0) -> dict[str, int]:
@@ -180,7 +138,7 @@ def default_allocator(
     options: str | Options = "",
     capacity: int | None = None,
     *,
-    reserved: Reserved | None = None,
+    reserved: frozenset[int] = frozenset(),
     sessions: int = 1,
     driver_alloc: Callable[[int], int | None] | None = None,
     driver_free: Callable[[int], None] | None = None,
@@ -194,7 +152,6 @@ def default_allocator(
     if driver_alloc is None:
         driver = HostDriver(capacity) if chosen.session.provider == "cpu" else BumpDriver(capacity)
         driver_alloc, driver_free = driver.alloc, driver.free
-    release = driver_free or (lambda address: None)
     kind = StreamAwareBFCArena if chosen.session.stream_aware else BFCArena
     arenas = [kind(chosen.arena, driver_alloc=driver_alloc, driver_free=driver_free) for _ in range(sessions)]
-    return OnnxRuntimeSessions(arenas, reserved or Reserved(), driver_alloc, release)
+    return OnnxRuntimeSessions(arenas, reserved)

@@ -24,7 +24,7 @@ Sessions = Sequence[Sequence[Graph]]
 
 def replayed(trace: Trace, options: Options, sessions: int = 1) -> Replay:
     """``trace`` in the arenas of ``options``, without a limit of the card."""
-    allocator = default_allocator(options, reserved=reserved_allocations(trace), sessions=sessions)
+    allocator = default_allocator(options, reserved=reserved_allocations(trace, options), sessions=sessions)
     return replay(trace, allocator)
 
 

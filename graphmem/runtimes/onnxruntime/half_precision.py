@@ -73,6 +73,7 @@ def _widen(tensor: onnx.TensorProto) -> None:
     has_values = any(len(getattr(tensor, field)) for field in _PAYLOADS)
     if has_values and tensor.data_location != TensorProto.EXTERNAL:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
+    del tensor.external_data[:]  # its length is that of float16
     tensor.data_type = _SINGLE
 
 
@@ -90,13 +91,16 @@ def narrowed(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelPro
             node.attribute.append(helper.make_attribute("to", int(node.name.removeprefix(_MARK).split()[0])))
     for tensor in _tensors(model):
         if tensor.data_type == _SINGLE and tensor.name not in single:
-            for field in _PAYLOADS:
+            for field in (*_PAYLOADS, "external_data", "data_location"):  # their lengths are those of float32
                 tensor.ClearField(field)  # no shape is a float
             tensor.data_type = _HALF
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.elem_type == _SINGLE and value.name not in single:
             value.type.tensor_type.elem_type = _HALF
+    made = {name for node in model.graph.node for name in node.output}
+    known = [value for value in original.graph.value_info if value.name in made]  # the exporter's names of dimensions
     del model.graph.value_info[:]
+    model.graph.value_info.extend(known)
     return model
 
 

@@ -23,7 +23,7 @@ from graphmem.graph.model import ELEMENT_BITS, Dimension, TensorSpec
 from graphmem.graph.onnx_import import read_model, spec_of_tensor, spec_of_value, subgraphs
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES
 from graphmem.graph.shapes import scope_of
-from graphmem.runtimes.onnxruntime import half_precision
+from graphmem.runtimes.onnxruntime import cuda_fusions, half_precision
 from graphmem.runtimes.onnxruntime.levels import LEVELS
 from graphmem.signals import interruptible
 
@@ -33,6 +33,13 @@ MAX_FOLDED_BYTES = 1 << 30
 MOST_MULTIPLICATIONS = 1 << 33
 #: Nodes that read one tensor: with 5,000 of them onnxruntime 1.31.1 takes 10 s, with 10,000 four times as long.
 MOST_READERS = 2048
+#: Optimizers that change nodes of the CPU provider alone (``GenerateTransformers``, ``graph_transformer_utils.cc``):
+#: the CUDA provider of 1.31.1 executes the same graphs without what they make.
+CPU_ONLY = (
+    "GemmActivationFusion", "ConvActivationFusion", "MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion",
+    "QDQS8ToU8Transformer", "QDQSelectorActionTransformer", "Avx2WeightS8ToU8Transformer", "DQMatMulNBitsFusion",
+    "SliceConcatToSpaceToDepthFusion",
+)  # fmt: skip
 _WEIGHTS = "weights"
 _PAYLOADS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
@@ -75,10 +82,17 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
             source = half_precision.widened(model) if is_half else model
             if source is None:
                 return _unoptimized(model, "its conversions to half precision are not followed through the optimizer")
-            changed = _optimized_by(onnxruntime, source, level, place)
+            on_cuda = provider != "cpu"
+            if on_cuda:
+                source = cuda_fusions.hidden(source)
+            changed = _optimized_by(onnxruntime, source, level, place, () if provider == "cpu" else CPU_ONLY)
             if is_half:
                 changed = half_precision.narrowed(changed, model)
+            if on_cuda:
+                changed = cuda_fusions.shown(changed)
             symbolic = _symbolic_shapes(onnxruntime, changed, place)
+            if on_cuda and level not in ("disabled", "basic"):
+                changed = cuda_fusions.fuse_bias_softmax(changed, symbolic)
             is_folded = may_fold_constants(source)
             version = onnxruntime.__version__
             return OptimizedModel(model, changed, symbolic, level, version, provider=provider, is_folded=is_folded)
@@ -88,13 +102,16 @@ def optimize(model: onnx.ModelProto, level: str, provider: str = "cpu") -> Optim
         return _unoptimized(model, f"onnxruntime {onnxruntime.__version__} refuses the model: {_reason(error)}")
 
 
-def _optimized_by(onnxruntime: Any, model: onnx.ModelProto, level: str, directory: Path) -> onnx.ModelProto:
+def _optimized_by(
+    onnxruntime: Any, model: onnx.ModelProto, level: str, directory: Path, others: Sequence[str]
+) -> onnx.ModelProto:
+    """``model`` without what the optimizers named ``others`` do."""
     source, target = directory / "model.onnx", directory / "optimized.onnx"
     source.write_bytes(_without_weights(model, directory).SerializeToString())
     options = _options(onnxruntime, level)
     options.optimized_model_filepath = str(target)
-    left_out = [] if may_fold_constants(model) else ["ConstantFolding"]
-    _session(onnxruntime, source, options, left_out)
+    left_out = () if may_fold_constants(model) else ("ConstantFolding",)
+    _session(onnxruntime, source, options, (*others, *left_out))
     return read_model(target)
 
 

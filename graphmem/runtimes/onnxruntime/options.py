@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
-from graphmem.devices import Device, as_cuda
+from graphmem.devices import DEFAULT_DEVICE, Device, device_named
 from graphmem.errors import UsageError
+from graphmem.runtimes.onnxruntime.kernels.libraries import SEARCHES, Libraries
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
 from graphmem.runtimes.onnxruntime.levels import level_named
 from graphmem.runtimes.onnxruntime.plan.session import SessionSettings
@@ -18,7 +20,17 @@ STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.v
 PROVIDERS = {
     "cuda": "cuda", "cudaexecutionprovider": "cuda", "cpu": "cpu", "cpuexecutionprovider": "cpu",
 }  # fmt: skip
-ALGO_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
+
+#: Providers that are ONNX Runtime's and are not modelled, and why.
+NOT_MODELLED = {
+    "tensorrt": "TensorRT builds engines of its own, and tells their memory to itself",
+    "openvino": "OpenVINO plans and allocates by itself",
+    "dml": "DirectML's heaps are not the arena",
+    "rocm": "MIOpen's workspaces are not known",
+    "migraphx": "MIGraphX compiles programs with buffers of their own",
+    "coreml": "Core ML shares the machine's memory and says nothing of it",
+    "webgpu": "its buffer cache is not the arena",
+}
 
 #: Arena options: ``gpu_mem_limit`` and ``arena_extend_strategy`` of the CUDA provider, the rest of ``OrtArenaCfg``
 #: (onnxruntime_c_api.h, ``CreateArenaCfgV2``), each with the field of the arena it sets.
@@ -36,28 +48,44 @@ SWITCHES = {
     "enable_mem_pattern": "enable_mem_pattern",
     "enable_mem_reuse": "enable_mem_reuse",
     "session.disable_prepacking": "disable_prepacking",
+    "session.use_device_allocator_for_initializers": "use_device_allocator_for_initializers",
     "io_binding": "io_binding",
+}
+#: Options that change what kernels take, in a way that is not modelled, and what they do.
+UNFOLLOWED = {
+    "fuse_conv_bias": "cuDNN plans convolution and bias as one operation, which is not asked of it",
+    "prefer_nhwc": "the graph is laid out anew, which only a build with the CUDA provider does",
 }
 #: Everything :func:`parse_options` reads.
 OPTIONS = (
-    *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage", "session.use_device_allocator_for_initializers",
+    *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage",
     "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace", "cudnn_workspace_bytes", "cublas_workspace_bytes",
+    "cudnn_conv_use_max_workspace", "enable_skip_layer_norm_strict_mode", "use_tf32", "cudnn_conv1d_pad_to_nc1d",
+    "fuse_conv_bias", "prefer_nhwc",
+    "cudnn_workspace_bytes", "cublas_workspace_bytes",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
     """What was asked for, and the ``text`` that asked for it. ``level`` is the optimization level;
-    ``cudnn_workspace_bytes`` None means the assumption of :attr:`KernelMemory.convolution_workspace`."""
+    ``cudnn_workspace_bytes`` stands in for the workspace of every convolution's plan. ``card``: the one it runs on,
+    None for the default one; ``cudnn``: the library that tells its plans, None where they are predicted, with
+    ``extreme`` at one end of what they may take."""
 
     arena: ArenaConfig = field(default_factory=ArenaConfig)
     session: SessionSettings = field(default_factory=SessionSettings)
     level: str = "all"
     cudnn_conv_algo_search: str = "EXHAUSTIVE"
+    use_tf32: bool = True
+    conv1d_pad_to_nc1d: bool = False
     cudnn_workspace_bytes: int | None = None
     cublas_workspace_bytes: int | None = None
     without_effect: tuple[str, ...] = ()
+    unfollowed: tuple[str, ...] = ()
+    card: Device | None = None
+    cudnn: str | Path | None = None
+    extreme: str = ""
     text: str = field(default="", compare=False)
 
     @property
@@ -68,16 +96,19 @@ class Options:
 
     def kernel_memory(self) -> KernelMemory:
         """The working buffers of the provider's kernels."""
-        threads = self.session.intra_op_num_threads
+        libraries = None
+        if self.session.provider == "cuda":
+            card = self.card or device_named(DEFAULT_DEVICE)
+            libraries = Libraries(
+                card, self.cudnn_conv_algo_search, self.use_tf32, self.conv1d_pad_to_nc1d, self.cudnn, self.extreme
+            )
         return KernelMemory(
-            self.session.provider, threads, self.cudnn_workspace_bytes, self.cublas_workspace_bytes or 0
+            self.session.provider, self.session.intra_op_num_threads, libraries, self.cudnn_workspace_bytes
         )
 
-    def on(self, device: Device) -> Options:
-        """These options with cuBLAS's workspace as assumed for a card, unless it was given: ONNX Runtime sets none."""
-        if self.cublas_workspace_bytes is not None or self.session.provider != "cuda":
-            return self
-        return replace(self, cublas_workspace_bytes=as_cuda(device).limits.cublas_bytes)
+    def on(self, card: Device, cudnn: str | Path | None = None) -> Options:
+        """These options on a card whose cuDNN's plans this library tells, None for none."""
+        return self if self.session.provider != "cuda" else replace(self, card=card, cudnn=cudnn)
 
 
 def parse_options(text: str) -> Options:
@@ -110,14 +141,26 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key == "memory.enable_memory_arena_shrinkage":  # a list of devices: gpu:0;cpu:0
         return _with_session(options, enable_memory_arena_shrinkage=True)
     if key == "provider":
+        other = value.lower().removesuffix("executionprovider").removeprefix("nv")
+        if other in NOT_MODELLED:
+            raise UsageError(
+                f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are, and "
+                "what is reported there as parameters and inputs holds for every provider"
+            )
         return _with_session(options, provider=_among(key, value.lower(), PROVIDERS))
     if key == "intra_op_num_threads":
         return _with_session(options, intra_op_num_threads=_count(key, value))
     if key == "graph_optimization_level":
         return replace(options, level=level_named(value))
     if key == "cudnn_conv_algo_search":
-        spelled = {name: name for name in ALGO_SEARCHES} | {str(i): name for i, name in enumerate(ALGO_SEARCHES)}
+        spelled = {name: name for name in SEARCHES} | {str(i): name for i, name in enumerate(SEARCHES)}
         return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
+    if key in UNFOLLOWED:
+        return replace(options, unfollowed=(*options.unfollowed, key)) if _switch(key, value) else options
+    if key == "use_tf32":
+        return replace(options, use_tf32=_switch(key, value))
+    if key == "cudnn_conv1d_pad_to_nc1d":
+        return replace(options, conv1d_pad_to_nc1d=_switch(key, value))
     if key in ("cudnn_workspace_bytes", "cublas_workspace_bytes"):
         changes: dict[str, Any] = {key: parse_bytes(value)}
         return replace(options, **changes)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
+from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
 from graphmem.estimate import Diagnostic
-from graphmem.figures import Cause, unknown
+from graphmem.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
 from graphmem.graph.model import Graph
+from graphmem.replay import Replay, replay
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.onnxruntime.arenas import (
     OnnxRuntimeSessions,
@@ -18,16 +21,15 @@ from graphmem.runtimes.onnxruntime.arenas import (
     session_count,
 )
 from graphmem.runtimes.onnxruntime.findings import findings
-from graphmem.runtimes.onnxruntime.options import Options, parse_options
+from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
+from graphmem.runtimes.onnxruntime.kernels.libraries import LEAST, MOST
+from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, Options, parse_options
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
-from graphmem.runtimes.onnxruntime.plan.runs import CUBLAS_LABEL, CUDNN_LABEL
-from graphmem.trace import Category, Trace
-from graphmem.units import format_bytes
+from graphmem.trace import Trace
 
 #: Options that are read and change nothing, and why.
 WITHOUT_EFFECT = {
-    "session.use_device_allocator_for_initializers": "1.31.1 reserves initializers one by one whatever it says "
-    "(measured on the CPU provider)",
+    "enable_skip_layer_norm_strict_mode": "sums are of fp32 then, in the same buffers",
     "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
 }
 
@@ -43,38 +45,25 @@ def _provider_notes(options: Options, planned: Planned) -> list[str]:
             f"CPU provider of ONNX Runtime 1.31 on x86-64, {options.session.intra_op_num_threads} intra-op thread(s): "
             "what is shown as the card's memory is its arena in host memory"
         ]
-    notes = [
-        "CUDA provider: in-place kernels, host copies and the stream-tagged arena are read in ONNX Runtime's source "
-        "and were never compared with a GPU"
-    ]
+    notes = ["CUDA provider of ONNX Runtime 1.31"]
     if planned.host_nodes:
-        notes.append(
-            f"{planned.host_nodes} nodes run on the CPU: ONNX Runtime then plans buffers for two streams; they are "
-            "planned here as for one"
-        )
-    labels = {storage.label for storage in planned.trace.storages if storage.category == Category.WORKSPACE}
-    memory = options.kernel_memory()
-    if CUDNN_LABEL in labels:
-        notes.append(
-            f"cuDNN ({options.cudnn_conv_algo_search} search): the workspace of a convolution has no rule; each is "
-            f"assumed to take {format_bytes(memory.convolution_workspace)} while it runs (set cudnn_workspace_bytes)"
-        )
-    if CUBLAS_LABEL in labels:
-        notes.append(
-            f"cuBLAS: the workspace of a session's handle, outside the arena, is assumed to be "
-            f"{format_bytes(memory.cublas_workspace_bytes)} (set cublas_workspace_bytes)"
-        )
-    return notes
+        notes.append(f"{planned.host_nodes} nodes run on the CPU")
+    return [*notes, *planned.cudnn_notes]
 
 
-def _doubts(options: Options, planned: Planned) -> Iterator[Cause]:
-    """What no recording holds: sessions on a card. Those on a CPU were recorded."""
-    if options.session.provider == "cpu":
-        return
-    yield unknown("the CUDA provider", "read in ONNX Runtime's source, never compared with a card", below=True)
-    labels = {storage.label for storage in planned.trace.storages}
-    if CUDNN_LABEL in labels and options.cudnn_workspace_bytes is None:
-        yield unknown("cuDNN's workspaces", "assumed; set cudnn_workspace_bytes", below=True)
+def _cublas(options: Options, planned: Planned) -> tuple[Figure, ...]:
+    """The workspace of the session's cuBLAS handle: the library's own, outside the arena; ONNX Runtime sets none."""
+    if not planned.uses_cublas:
+        return ()
+    given = options.cublas_workspace_bytes
+    if given is not None:
+        return (Figure("cuBLAS workspace", given, given, given, "cublas_workspace_bytes"),) if given else ()
+    size = as_cuda(options.card or device_named(DEFAULT_DEVICE)).limits.cublas_bytes
+    return (Figure("cuBLAS workspace", size, 0, size, "cuBLAS's own default; nobody measured when it takes it"),)
+
+
+#: Traces whose ends are kept for the runs that follow.
+_KEPT_BESIDE = 8
 
 
 class OnnxRuntime(Runtime[Options]):
@@ -92,9 +81,15 @@ class OnnxRuntime(Runtime[Options]):
     graphs = Graphs.PLANNED
     captures = False
 
+    def __init__(self) -> None:
+        #: The trace and the options of the last run, and what was drawn: it asks again for other capacities.
+        self._drawn: tuple[Trace | None, Options | None, Any] = (None, None, None)
+        #: Of the traces planned last: themselves, the shapes whose plans were predicted, and the trace at either end.
+        self._beside: dict[int, tuple[Trace, int, tuple[Trace, Trace]]] = {}
+
     def parse(self, text: str | None, setting: Setting) -> Options:
         """The options as :func:`parse_options` reads them, with what is assumed of libraries on the card."""
-        return parse_options(text or "").on(setting.device)
+        return parse_options(text or "").on(setting.device, setting.cudnn)
 
     def describe(self, options: Options, setting: Setting) -> str:
         """The arena and the options as given."""
@@ -105,14 +100,27 @@ class OnnxRuntime(Runtime[Options]):
         runs = [tuple(graphs) * (iterations or GRAPH_RUNS) if len(graphs) == 1 else graphs for graphs in sessions]
         planned = plan(runs, options)
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
-        unknown = sorted(planned.unknown.items())
-        diagnostics = tuple(Diagnostic("unknown", f"working buffers of {name}", count) for name, count in unknown)
+        diagnostics = tuple(
+            Diagnostic("unknown", f"working buffers of {name}", count)
+            for name, count in sorted(planned.unknown.items())
+        )
         later = partial(findings, runs, planned=planned)
-        return Taken(planned.trace, assumptions, diagnostics, later, tuple(_doubts(options, planned)))
+        if planned.predicted_plans:
+            ends = [plan(runs, replace(options, extreme=end), plans=planned.plans).trace for end in (LEAST, MOST)]
+            self._beside[id(planned.trace)] = (planned.trace, planned.predicted_plans, (ends[0], ends[1]))
+            for old in list(self._beside)[:-_KEPT_BESIDE]:
+                del self._beside[old]
+        doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
+        return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned))
 
     def plan_options(self, options: Options) -> Hashable:
-        """All but the arena's own."""
-        return repr(replace(options, arena=ArenaConfig(), text=""))
+        """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""
+        card: Hashable = None
+        if options.card is not None:
+            like = as_cuda(options.card)
+            facts = (like.compute_capability, like.sm_count, like.max_threads_per_sm)
+            card = facts if options.cudnn is None else repr(like)
+        return repr(replace(options, arena=ArenaConfig(), text="", card=None)), card
 
     def optimization(self, options: Options) -> tuple[str | None, str]:
         """The level, and the provider whose graph it is."""
@@ -120,12 +128,39 @@ class OnnxRuntime(Runtime[Options]):
 
     def run(self, trace: Trace, options: Options, setting: Setting) -> Runs:
         """Replayed in the arenas of as many sessions as the trace holds."""
-        reserved, sessions = reserved_allocations(trace), session_count(trace)
+        reserved, sessions = reserved_allocations(trace, options), session_count(trace)
 
         def make(capacity: int | None) -> OnnxRuntimeSessions:
             return default_allocator(options, capacity, reserved=reserved, sessions=sessions)
 
-        return within_card(trace, make, setting.device)
+        if options.session.reserves_initializers:
+            return within_card(trace, make, setting.device)
+        of, under, _ = self._drawn
+        if of is not trace or under != options:
+            self._drawn = (trace, options, typical(trace, lambda: make(None)))
+        chosen, drawn = self._drawn[2]
+        runs = within_card(chosen, make, setting.device)
+        doubts = (cause(runs.main, drawn), self._of_plans(trace, runs.main, make))
+        return replace(runs, doubts=tuple(filter(None, doubts)))
+
+    def _of_plans(self, trace: Trace, main: Replay, make: Callable[[int | None], OnnxRuntimeSessions]) -> Cause | None:
+        """How far predicted plans of cuDNN may move the peaks of ``trace``; None where none is predicted."""
+        kept, shapes, ends = self._beside.get(id(trace), (None, 0, (trace, trace)))
+        if kept is not trace:
+            return None
+        peaks = [replay(end, make(None)) for end in ends]
+        spreads = {}
+        for level in TRACE_LEVELS:
+            name = f"peak_{'reserved' if level == 'device' else level}_bytes"
+            offsets = [getattr(peak, name) - getattr(main, name) for peak in peaks]
+            spreads[level] = bounded(min(0, *offsets), max(0, *offsets))
+        if all(spread == EXACT for spread in spreads.values()):
+            return None
+        source = (
+            f"of {shapes} shapes predicted: between none and copies of all tensors, and a quarter more, where 955 of "
+            "969 asked of cuDNN 9.20 lie; a library of it can be asked (--cudnn)"
+        )
+        return Cause("cuDNN's plans", BOUNDS, source, spreads)
 
     def changes(self, alloc_conf: str | None) -> Iterator[Change]:
         """Options that trade time or reuse for memory; as they are settings of one string, the pair is a change of its

@@ -16,6 +16,8 @@ from onnx import helper
 Types = dict[str, onnx.TypeProto]
 #: Beginnings of the domains ONNX Runtime knows operators of (``core/graph/constants.h``), besides ONNX's own.
 _DOMAINS = ("com.microsoft", "com.ms.", "ai.onnx")
+#: Operators of GPUs alone, of which a CPU build knows no rule, that give what they are given.
+_LIKE_THEIR_INPUT = frozenset(("BiasSoftmax",))
 
 
 def onnx_runtime_outputs(
@@ -28,6 +30,8 @@ def onnx_runtime_outputs(
     if node.domain and not node.domain.startswith(_DOMAINS):
         return {}, ""
     wanted = [name for name in node.output if name]
+    if node.op_type in _LIKE_THEIR_INPUT:
+        return dict.fromkeys(wanted, types[node.input[0]]), "onnxruntime"
     single = _one_node_model(model, node, types, data)
     for rule, source in ((_session_outputs, "onnxruntime"), (_symbolic_outputs, "onnxruntime.tools")):
         try:

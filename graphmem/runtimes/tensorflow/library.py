@@ -6,6 +6,7 @@ from math import prod
 
 from graphmem.cudnn.library import Cudnn
 from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.predicted.recurrent import reserve_bytes, workspace_bytes
 from graphmem.cudnn.recurrent import Network
 from graphmem.devices import Device
 
@@ -35,7 +36,5 @@ class CudnnSpaces:
         if told is not None:
             return told
         self.estimated += 1
-        from graphmem.capture.kernels.cudnn.recurrent import reserve_bytes, workspace_bytes  # PyTorch is beside it
-
         capability = self._card.compute_capability or (9, 0)
         return workspace_bytes(network, capability, training=training), reserve_bytes(network)

@@ -24,12 +24,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from graphmem.capture.kernels import run_rule  # noqa: E402
-from graphmem.capture.kernels.cudnn import choice as cudnn_choice  # noqa: E402
 from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution  # noqa: E402
-from graphmem.capture.kernels.cudnn import workspaces as cudnn_workspaces  # noqa: E402
-from graphmem.capture.kernels.cudnn.choice import Plan  # noqa: E402
-from graphmem.capture.kernels.cudnn.packed import Leaf  # noqa: E402
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem  # noqa: E402
 from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     Backend,
     ConvParams,
@@ -38,6 +33,11 @@ from graphmem.capture.kernels.parts.conv_backend import (  # noqa: E402
     select_backend,
 )
 from graphmem.capture.kernels.parts.script import Card  # noqa: E402
+from graphmem.cudnn.predicted import choice as cudnn_choice  # noqa: E402
+from graphmem.cudnn.predicted import workspaces as cudnn_workspaces  # noqa: E402
+from graphmem.cudnn.predicted.choice import Plan  # noqa: E402
+from graphmem.cudnn.predicted.packed import Leaf  # noqa: E402
+from graphmem.cudnn.predicted.problem import Direction, Problem  # noqa: E402
 from graphmem.devices.capabilities import limits_of  # noqa: E402
 from tests.support.cards import card_with  # noqa: E402
 from tests.support.recorded_convolutions import DTYPES, OPS, Case, events  # noqa: E402

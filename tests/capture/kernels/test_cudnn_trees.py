@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")  # graphmem.capture needs it
 
-from graphmem.capture.kernels.cudnn import choice
-from graphmem.capture.kernels.cudnn.packed import (
+from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.predicted import choice
+from graphmem.cudnn.predicted.packed import (
     MAGIC,
     Branch,
     Leaf,
@@ -26,9 +27,8 @@ from graphmem.capture.kernels.cudnn.packed import (
     render,
     unpack,
 )
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem
-from graphmem.capture.kernels.cudnn.workspaces import workspace_bytes
-from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.predicted.problem import Direction, Problem
+from graphmem.cudnn.predicted.workspaces import workspace_bytes
 from graphmem.errors import GraphmemError
 from tests.oracles.cudnn.__main__ import PLANS
 from tests.oracles.cudnn.build import build

@@ -18,9 +18,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphmem.capture.kernels.cudnn.recurrent import reserve_bytes, workspace_bytes  # noqa: E402
 from graphmem.capture.session.session import Session, capture  # noqa: E402
 from graphmem.cudnn.library import Cudnn  # noqa: E402
+from graphmem.cudnn.predicted.recurrent import reserve_bytes, workspace_bytes  # noqa: E402
 from graphmem.devices import described_device, device_named  # noqa: E402
 from graphmem.trace import EventKind, Place  # noqa: E402
 from tests import places  # noqa: E402

@@ -4,7 +4,7 @@
     python -m tests.oracles.cudnn networks --cudnn LIBCUDNN [--family hopper ...]
     python -m tests.oracles.cudnn show FAMILY [SECTION]
 
-``build`` follows ``manifest.toml`` and writes ``graphmem/capture/kernels/cudnn/plans/FAMILY.trees``; ``LIBCUDNN`` is
+``build`` follows ``manifest.toml`` and writes ``graphmem/cudnn/predicted/plans/FAMILY.trees``; ``LIBCUDNN`` is
 the path of ``libcudnn.so.9`` in the folders of NVIDIA's wheels. Answers are kept (``--answers``), so that only new
 questions are asked. ``networks`` measures how far the trees move peaks (:mod:`tests.oracles.cudnn.networks`) and writes
 it into ``graphmem/causes/measured.json``; a minute a family. ``show`` prints a file's header and its trees, or the
@@ -18,8 +18,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphmem.capture.kernels.cudnn import choice
-from graphmem.capture.kernels.cudnn.packed import render
+from graphmem.cudnn.predicted import choice
+from graphmem.cudnn.predicted.packed import render
 from tests.oracles.cudnn.ask import Ask, asker
 from tests.oracles.cudnn.build import build
 from tests.oracles.cudnn.manifest import Family, Manifest, read_manifest

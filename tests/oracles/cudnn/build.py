@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphmem.capture.kernels.cudnn import choice
-from graphmem.capture.kernels.cudnn.choice import Plan, reached
-from graphmem.capture.kernels.cudnn.packed import Node, Trees, pack, unpack
-from graphmem.capture.kernels.cudnn.workspaces import workspace_bytes
+from graphmem.cudnn.predicted import choice
+from graphmem.cudnn.predicted.choice import Plan, reached
+from graphmem.cudnn.predicted.packed import Node, Trees, pack, unpack
+from graphmem.cudnn.predicted.workspaces import workspace_bytes
 from graphmem.devices import device_named
 from tests.oracles.cudnn.ask import RECORDED, Ask, Batch, answers
 from tests.oracles.cudnn.forms import Answer, read

@@ -1,4 +1,4 @@
-"""Names the answers of cuDNN: which form (``graphmem/capture/kernels/cudnn/workspaces.py``) a plan's workspace has."""
+"""Names the answers of cuDNN: which form (``graphmem/cudnn/predicted/workspaces.py``) a plan's workspace has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from graphmem.capture.kernels.cudnn.choice import Plan, is_unordered, section
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem
-from graphmem.capture.kernels.cudnn.workspaces import TIGHT, TILES, workspace_bytes
+from graphmem.cudnn.predicted.choice import Plan, is_unordered, section
+from graphmem.cudnn.predicted.problem import Direction, Problem
+from graphmem.cudnn.predicted.workspaces import TIGHT, TILES, workspace_bytes
 from tests.oracles.cudnn.ask import NO_PLAN, SAME
 from tests.oracles.cudnn.shapes import Shape
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from graphmem.capture.kernels.cudnn.choice import features
-from graphmem.capture.kernels.cudnn.packed import Branch, Leaf
-from graphmem.capture.kernels.cudnn.workspaces import TIGHT, TIGHT_SLACK, TILES, slack, workspace_bytes
+from graphmem.cudnn.predicted.choice import features
+from graphmem.cudnn.predicted.packed import Branch, Leaf
+from graphmem.cudnn.predicted.workspaces import TIGHT, TIGHT_SLACK, TILES, slack, workspace_bytes
 from tests.oracles.cudnn.forms import Answer, label
 
 

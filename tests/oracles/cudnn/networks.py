@@ -16,9 +16,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.kernels.cudnn.choice import reached
-from graphmem.capture.kernels.cudnn.packed import Trees
-from graphmem.capture.kernels.cudnn.workspaces import workspace_bytes
+from graphmem.cudnn.predicted.choice import reached
+from graphmem.cudnn.predicted.packed import Trees
+from graphmem.cudnn.predicted.workspaces import workspace_bytes
 from graphmem.devices import device_named
 from tests.oracles.cudnn.ask import NO_PLAN, Ask, convolution_of
 from tests.oracles.cudnn.forms import DIRECTIONS, ITEMSIZE, problem_of

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import torch
 
-from graphmem.capture.kernels.cudnn.choice import Plan, choose, is_unordered
-from graphmem.capture.kernels.cudnn.packed import Leaf
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem
-from graphmem.capture.kernels.cudnn.workspaces import Workspace, workspace_bytes
 from graphmem.capture.kernels.parts.script import Card
+from graphmem.cudnn.predicted.choice import Plan, choose, is_unordered
+from graphmem.cudnn.predicted.packed import Leaf
+from graphmem.cudnn.predicted.problem import Direction, Problem
+from graphmem.cudnn.predicted.workspaces import Workspace, workspace_bytes
 
 #: A form that fits at least this percentage of what cuDNN was seen to choose for such shapes is no estimate.
 _CERTAIN_PERCENT = 90

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from graphmem.capture.kernels.cudnn import prediction as cudnn_convolution
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem
-from graphmem.capture.kernels.cudnn.workspaces import Workspace
 from graphmem.capture.kernels.parts.conv_backend import ConvParams, View
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.cudnn.plans import Convolution
+from graphmem.cudnn.predicted.problem import Direction, Problem
+from graphmem.cudnn.predicted.workspaces import Workspace
 
 #: Bytes; what PyTorch tells cuDNN of an address that 32 divides, as those of copies and results do: they are blocks.
 _LARGEST_ALIGNMENT = 32

@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem
 from graphmem.capture.kernels.cudnn.question import first_workspace, largest_workspace, question_of
-from graphmem.capture.kernels.cudnn.workspaces import Workspace
 from graphmem.capture.kernels.parts.conv_backend import (
     Backend,
     ConvParams,
@@ -28,6 +26,8 @@ from graphmem.capture.kernels.parts.conv_backend import (
 from graphmem.capture.kernels.parts.layout import Layout, bytes_of
 from graphmem.capture.kernels.parts.reduction import Buffers, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.cudnn.predicted.problem import Direction, Problem
+from graphmem.cudnn.predicted.workspaces import Workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Buffers of recurrent kernels: the fused cells, and cuDNN's networks.
 
 The fused cells follow ``aten/src/ATen/native/cuda/RNN.cu``, cuDNN's networks ``aten/src/ATen/native/cudnn/RNN.cpp``;
-what cuDNN asks for is in :mod:`graphmem.capture.kernels.cudnn.recurrent`, or asked of the user's library.
+what cuDNN asks for is in :mod:`graphmem.cudnn.predicted.recurrent`, or asked of the user's library.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from graphmem.capture.kernels.cudnn.recurrent import algorithm, is_certain, reserve_bytes, workspace_bytes
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.cudnn.predicted.recurrent import algorithm, is_certain, reserve_bytes, workspace_bytes
 from graphmem.cudnn.recurrent import STANDARD, Network
 
 

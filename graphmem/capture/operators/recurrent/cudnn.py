@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphmem.capture.kernels.cudnn.recurrent import states_bytes
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.recurrent.layers import Options
 from graphmem.capture.patches import Patches
 from graphmem.capture.values import generators
+from graphmem.cudnn.predicted.recurrent import states_bytes
 
 _aten = torch.ops.aten
 _CUDNN_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -1,7 +1,6 @@
 """Memory that kernels take besides their outputs: working buffers while they run, packed weights when a session loads.
 
-The CPU provider's rules are those of 1.31.1 on x86-64, checked against recorded sessions; each names its source. The
-CUDA provider's workspaces come from cuDNN and cuBLAS, for which there is no rule; see ``runtimes/onnxruntime.py``.
+The rules are those of 1.31.1 (the CPU provider's on x86-64), checked against recorded sessions; each names its source.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from graphmem.graph.model import Graph, Node
+from graphmem.runtimes.onnxruntime.kernels import cuda_buffers
+from graphmem.runtimes.onnxruntime.kernels.libraries import Libraries
 from graphmem.runtimes.onnxruntime.kernels.tables import MICROSOFT
 from graphmem.runtimes.onnxruntime.kernels.working_buffers import (
     FLOAT_BYTES,
     ONLY_OUTPUTS,
     OUTPUTS,
-    WITHOUT_CUDA_RULE,
     WITHOUT_RULE,
     WORKING,
     Steps,
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 
 #: Columns of a packed matrix are padded to this (MLAS_SGEMM_STRIDEN_THREAD_ALIGN, ``MlasGemmPackBSize``).
 PACKED_COLUMNS = 16
-#: AlgoSearchWorkspaceSize of ``core/providers/cuda/nn/conv.cc``: what ONNX Runtime lets cuDNN 8 take while it searches.
-#: With cuDNN 9 the chosen plan's own size is taken, which only cuDNN knows; this stands in for it.
-ASSUMED_CUDNN_WORKSPACE_BYTES = 32 << 20
-_CUDNN_CONVOLUTIONS = frozenset((("", "Conv"), ("", "ConvTranspose"), (MICROSOFT, "FusedConv")))
-
 _CUBLAS = frozenset((
     ("", "MatMul"), ("", "Gemm"), ("", "Attention"), (MICROSOFT, "FusedMatMul"), (MICROSOFT, "GemmFastGelu"),
     (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
@@ -51,6 +46,11 @@ class PackedWeight:
     reserved: bool
     dropped: bool = False
     frees_weight: bool = False
+
+    @property
+    def label(self) -> str:
+        """What it is, for people."""
+        return f"{self.weight} (packed)" if self.reserved or self.frees_weight else self.weight
 
 
 @dataclass
@@ -79,43 +79,58 @@ def _readers(graph: Graph) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class KernelMemory:
-    """The rules of one provider."""
+    """The rules of one provider; ``libraries``: what cuDNN takes for those of the CUDA provider, whose convolutions
+    take ``cudnn_workspace_bytes`` each where that is given."""
 
     provider: str
     threads: int = 1
+    libraries: Libraries | None = None
     cudnn_workspace_bytes: int | None = None
-    cublas_workspace_bytes: int = 0
 
-    @property
-    def convolution_workspace(self) -> int:
-        """Bytes each convolution of the CUDA provider is assumed to take: a guess, unless it was given."""
-        given = self.cudnn_workspace_bytes
-        return ASSUMED_CUDNN_WORKSPACE_BYTES if given is None else given
-
-    def steps(self, node: Node, graph: Graph) -> Steps:
-        """What the kernel of ``node`` does with memory while it runs."""
+    def steps(self, node: Node, graph: Graph, on_host: bool) -> Steps:
+        """What the kernel of ``node`` does with memory while it runs; ``on_host``: it is the CPU provider's."""
         kind = (node.domain, node.op_type)
-        if self.provider == "cpu":
+        if on_host or self.libraries is None:
             rule = WORKING.get(kind)
             return ONLY_OUTPUTS if rule is None else rule(node, graph, self.threads)
-        if kind in _CUDNN_CONVOLUTIONS and self.convolution_workspace:
-            return (OUTPUTS, self.convolution_workspace)
-        return ONLY_OUTPUTS
+        if self.cudnn_workspace_bytes is not None and kind in cuda_buffers.CONVOLUTIONS:
+            return (OUTPUTS, self.cudnn_workspace_bytes) if self.cudnn_workspace_bytes else ONLY_OUTPUTS
+        cuda = cuda_buffers.RULES.get(kind)
+        return ONLY_OUTPUTS if cuda is None else cuda(node, graph, self.libraries)
+
+    def label(self, node: Node) -> str:
+        """What the working buffers of ``node`` are, for people: predicted plans of cuDNN are told apart."""
+        is_predicted = self.libraries is not None and self.libraries.library is None
+        return "cuDNN workspace" if is_predicted and (node.domain, node.op_type) in cuda_buffers.CONVOLUTIONS else ""
 
     def uses_cublas(self, nodes: Iterable[Node]) -> bool:
         """Whether any of ``nodes`` multiplies matrices on a GPU."""
-        return self.provider != "cpu" and any((node.domain, node.op_type) in _CUBLAS for node in nodes)
+        return self.libraries is not None and any((node.domain, node.op_type) in _CUBLAS for node in nodes)
 
-    def unknown(self, nodes: Iterable[Node]) -> dict[str, int]:
-        """How many of ``nodes``, by operator, have kernels that take working buffers for which there is no rule."""
-        lacking = WITHOUT_RULE if self.provider == "cpu" else WITHOUT_CUDA_RULE
+    def unknown(self, plans: Iterable[SessionPlan]) -> dict[str, int]:
+        """How many nodes, by operator, have kernels that take working buffers for which there is no rule; those that
+        run on the CPU beside a card take none of its memory."""
+        lacking = WITHOUT_RULE if self.libraries is None else cuda_buffers.WITHOUT_RULE
+        nodes = [node for plan in plans for index, node in enumerate(plan.nodes) if index not in plan.host_nodes]
         return dict(Counter(node.op_type for node in nodes if (node.domain, node.op_type) in lacking))
 
     def prepacked(self, graph: Graph, plan: SessionPlan, weights: Weights) -> Iterator[PackedWeight]:
-        """The packed weights of a session, or of a subgraph of one, in the order of the nodes."""
-        if self.provider != "cpu" or plan.settings.disable_prepacking:
+        """What kernels of a session, or of a subgraph of one, take when they are made, in the order of the nodes: their
+        packed weights first of all."""
+        if self.libraries is not None:
+            for index, node in enumerate(plan.nodes):
+                if index in plan.host_nodes:
+                    continue
+                for label, size in cuda_buffers.made_with(node, graph, self.libraries):
+                    yield PackedWeight(node.name, label, size, reserved=False)
+            return
+        if plan.settings.disable_prepacking:
             return
         constants = weights.around.union(graph.initializers) - {*graph.inputs}
+        for node in graph.nodes:
+            for weight, size in _packed_alone(node, graph):
+                if weight in constants:
+                    yield PackedWeight(node.name, weight, size, reserved=True)
         for node in graph.nodes:
             rule = _PACKING.get((node.domain, node.op_type))
             position = _WEIGHT_POSITION.get(node.op_type, 1)
@@ -160,6 +175,30 @@ def _transposed_filter(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
     if dtype != "float32" or len(shape) <= 2 or rows == 1 or columns == 1:
         return 0, ""
     return math.prod(shape) * FLOAT_BYTES, "transposed"
+
+
+#: Rows of a packed recurrence by gates: a GRU's last gate is multiplied by itself (``TryPackWeights``, ``rnn/*.cc``).
+_PACKED_GATES = {"LSTM": ((4,), (4,)), "GRU": ((3,), (2, 1))}
+#: Inputs of normalizations that are kept in fp32 where they are float16 (``PrePack`` of ``layer_norm_impl.cc`` and
+#: ``skip_layer_norm.cc``).
+_WIDENED = {("", "LayerNormalization"): (1, 2), (MICROSOFT, "SkipLayerNormalization"): (2, 3, 4)}
+
+
+def _packed_alone(node: Node, graph: Graph) -> Iterator[tuple[str, int]]:
+    """(weight, bytes) of what is packed and never shared: recurrent weights, and float16 scales widened."""
+    for position in _WIDENED.get((node.domain, node.op_type), ()):
+        name = node.inputs[position] if position < len(node.inputs) else ""
+        if name and graph.tensors[name].dtype == "float16":
+            yield name, graph.tensors[name].elements * FLOAT_BYTES
+    if not node.domain and node.op_type in _PACKED_GATES:
+        for name, parts in zip(node.inputs[1:3], _PACKED_GATES[node.op_type], strict=True):
+            spec = graph.tensors[name]
+            directions, rows, columns = (int(d) for d in spec.shape)
+            state = rows // sum(parts)
+            if spec.dtype == "float32":
+                for count in parts:
+                    padded = -(-count * state // PACKED_COLUMNS) * PACKED_COLUMNS
+                    yield name, directions * padded * columns * FLOAT_BYTES
 
 
 _PACKING: dict[tuple[str, str], Callable[[Node, Any, str], tuple[int, str]]] = {

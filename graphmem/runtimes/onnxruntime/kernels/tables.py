@@ -3,7 +3,7 @@
 ``Alias(i, o)``: output ``o`` always is input ``i``. ``MayInplace(i, o)``: it may be, when the planner sees that nobody
 else needs the input. The CPU provider's are measured: ``tests/oracles/onnxruntime/record_operators.py`` runs onnx's
 test case of every operator between two others in a session of 1.31.1 and records the buffers. The CUDA provider's are
-read in ``core/providers/cuda`` and ``contrib_ops/cuda`` (~1.25) and were never run.
+read in ``core/providers/cuda`` and ``contrib_ops/cuda`` (~1.25) and compared with recorded sessions of 1.31.1.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ CUDA = KernelTable(
     "CUDA",
     _rules(
         (_ALIAS, "", _ALIASES),
-        (_INPLACE, "", _ACTIVATIONS),  # activation/activations.cc
+        (_INPLACE, "", (*_ACTIVATIONS, "Gelu")),  # activation/activations.cc, tensor/gelu.cc
+        (_INPLACE, MICROSOFT, ("Affine", "ParametricSoftplus", "ScaledTanh", "Gelu", "QuickGelu")),
         (KernelRule(may_inplace=((3, 1), (4, 2))), MICROSOFT, ("GroupQueryAttention",)),  # past into present
     ),
 )

@@ -172,7 +172,48 @@ def _quantized_input(node: Node, graph: Graph, threads: int) -> Steps:
     return (graph.tensors[node.inputs[0]].elements, OUTPUTS)
 
 
+def _recurrent(node: Node, graph: Graph) -> tuple[int, int, int, int, int]:
+    """Steps, sequences, inputs, directions and state of a recurrent node."""
+    steps, batch, inputs = _shape(graph, node.inputs[0])
+    directions, _, hidden = _shape(graph, node.inputs[2])
+    return steps, batch, inputs, directions, hidden
+
+
+def _turned(steps: int, batch: int, inputs: int, hidden: int) -> Steps:
+    """What runs backward in time reads a reversed input, and reverses its output."""
+    return (steps * batch * inputs * FLOAT_BYTES, steps * batch * hidden * FLOAT_BYTES)
+
+
+def _lstm(node: Node, graph: Graph, threads: int) -> Steps:
+    """``rnn/uni_directional_lstm.cc``, all of it until the kernel ends: bias and peephole of every gate, three states,
+    the gates of all steps; then the reversed sequence, and lengths."""
+    steps, batch, inputs, directions, hidden = _recurrent(node, graph)
+    value, state = hidden * FLOAT_BYTES, batch * hidden * FLOAT_BYTES
+    one = (value, value, state, state, state, 4 * steps * state, value, value, value, value)
+    turned = _turned(steps, batch, inputs, hidden) if directions == 2 else ()
+    return (OUTPUTS, *(one * directions), *turned, *((batch * FLOAT_BYTES,) * directions))
+
+
+def _gru(node: Node, graph: Graph, threads: int) -> Steps:
+    """``rnn/deep_cpu_gru.cc``, likewise: seven states and biases for the batch, the gates of all steps, lengths."""
+    steps, batch, inputs, directions, hidden = _recurrent(node, graph)
+    state = batch * hidden * FLOAT_BYTES
+    one, lengths = ((state,) * 7 + (3 * steps * state,)), (batch * FLOAT_BYTES,)
+    if directions == 1:
+        return (OUTPUTS, *one, *lengths)
+    return (OUTPUTS, *one, *lengths, *one, *_turned(steps, batch, inputs, hidden), *lengths)
+
+
+def _rnn(node: Node, graph: Graph, threads: int) -> Steps:
+    """``rnn/rnn.cc``: the input's part of all states."""
+    steps, batch, _, _, hidden = _recurrent(node, graph)
+    return (OUTPUTS, steps * batch * hidden * FLOAT_BYTES)
+
+
 WORKING: dict[tuple[str, str], Rule] = {
+    ("", "LSTM"): _lstm,
+    ("", "GRU"): _gru,
+    ("", "RNN"): _rnn,
     ("", "Conv"): _conv,
     (MICROSOFT, "FusedConv"): _conv,
     ("", "ConvTranspose"): _conv_transpose,
@@ -194,19 +235,9 @@ WORKING: dict[tuple[str, str], Rule] = {
 }
 #: Operators whose CPU kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Attention"), ("", "LSTM"), ("", "GRU"), ("", "RNN"), ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
+    ("", "Attention"), ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
     ("", "Einsum"), ("", "QLinearConv"), (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"),
     (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "QLinearConv"),
     (MICROSOFT, "DynamicQuantizeLSTM"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "QMoE"), (MICROSOFT, "MoE"),
-))  # fmt: skip
-#: The same for the CUDA provider, whose ``GetScratchBuffer`` calls were looked at and not turned into rules.
-WITHOUT_CUDA_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Attention"), ("", "LSTM"), ("", "GRU"), ("", "RNN"), ("", "Einsum"), ("", "TopK"), ("", "NonMaxSuppression"),
-    ("", "NonZero"), ("", "MatMulInteger"), ("", "ReduceSum"), ("", "ReduceMean"), ("", "ReduceMax"), ("", "ReduceMin"),
-    ("", "ReduceProd"), ("", "ReduceL1"), ("", "ReduceL2"), ("", "ArgMax"), ("", "ArgMin"),
-    (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
-    (MICROSOFT, "PackedAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "LongformerAttention"),
-    (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
-    (MICROSOFT, "GroupNorm"), (MICROSOFT, "SparseAttention"),
 ))  # fmt: skip

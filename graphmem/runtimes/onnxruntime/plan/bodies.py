@@ -86,8 +86,8 @@ def _run_loop(frame: Frame, node: Node) -> None:
     """Every run makes its outputs anew; what it was given goes when the next run begins. At the end what is carried is
     copied, and what was collected put together, into the outputs of the node (``LoopImpl::Execute``)."""
     (body,) = frame.graph.bodies[node.key]
-    number = frame.take(_NUMBER_BYTES, f"{node.name} iteration")
-    condition = frame.take(_CONDITION_BYTES, f"{node.name} condition")
+    number = frame.take(_NUMBER_BYTES, f"{node.name} iteration", of_cpu=True)
+    condition = frame.take(_CONDITION_BYTES, f"{node.name} condition", of_cpu=True)
     feeds: list[Held] = [condition, *(frame.sequence(name) or None for name in node.inputs[2:])]
     for held in (number, *feeds):
         frame.hold(held)

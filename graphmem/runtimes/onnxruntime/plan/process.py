@@ -17,7 +17,8 @@ class Planned:
     """A trace of one or more sessions, and the bytes of the pattern block of each run of each session.
 
     ``host_nodes`` counts the nodes that run on the CPU beside a GPU, ``unknown`` by operator those whose kernels take
-    working buffers that are not in the trace.
+    working buffers that are not in the trace. ``cudnn_notes``: what there is to say of the cuDNN that was asked;
+    ``predicted_plans``: of how many shapes of convolutions the plans were predicted.
     """
 
     trace: Trace
@@ -25,6 +26,9 @@ class Planned:
     plans: tuple[SessionPlan, ...] = ()
     host_nodes: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
+    uses_cublas: bool = False
+    cudnn_notes: tuple[str, ...] = ()
+    predicted_plans: int = 0
 
 
 def plan(
@@ -40,16 +44,25 @@ def plan(
     notes = dict(note for graphs in sessions for note in graphs[0].notes)
     builder = TraceBuilder(source=names, notes=list(notes.items()))
     runs = []
+    memory = chosen.kernel_memory()
     for index, graphs in enumerate(sessions):
         prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
         made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
-        runs.append(Runs(made, chosen.kernel_memory(), builder, index, prefix=prefix))
+        runs.append(Runs(made, memory, builder, index, prefix=prefix))
         runs[-1].load(graphs[0])
     for iteration in range(max(map(len, sessions))):
         for session, graphs in zip(runs, sessions, strict=True):
             if iteration < len(graphs):
                 session.run(graphs[iteration], iteration + 1)
-    unknown = chosen.kernel_memory().unknown(node for session in runs for node in session.plan.all_nodes)
-    blocks = tuple(tuple(session.blocks) for session in runs)
     made_plans = tuple(session.plan for session in runs)
-    return Planned(builder.build(), blocks, made_plans, sum(made.host_nodes for made in made_plans), unknown)
+    every_plan = [one for made in made_plans for one in made.with_bodies]
+    return Planned(
+        builder.build(),
+        tuple(tuple(session.blocks) for session in runs),
+        made_plans,
+        sum(len(one.host_nodes) for one in every_plan),
+        memory.unknown(every_plan),
+        any(memory.uses_cublas(one.nodes) for one in every_plan),
+        () if memory.libraries is None else tuple(memory.libraries.notes()),
+        0 if memory.libraries is None else len(memory.libraries.predicted),
+    )

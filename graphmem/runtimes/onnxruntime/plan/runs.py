@@ -23,9 +23,6 @@ from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 #: Name of the phase in which a session is loaded, after the session's own prefix.
 LOAD = "load"
-#: Labels of the memory that CUDA's libraries are assumed to take.
-CUBLAS_LABEL = "cuBLAS workspace (assumed)"
-CUDNN_LABEL = "cuDNN workspace (assumed)"
 
 
 #: The memory of a value: a tensor's, a sequence's, or None where it is somebody else's.
@@ -59,23 +56,20 @@ class Runs:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def load(self, graph: Graph) -> None:
-        """Initializers, then prepacked weights, each in a device allocation of its own; then those of subgraphs."""
+        """Initializers, then what kernels take when they are made; then those of subgraphs."""
         self._load(graph, self.builder.phase(0, f"{self.prefix}{LOAD}"), weights_of(graph), {})
 
     def _load(self, graph: Graph, phase: int, weights: Weights, around: dict[str, int]) -> None:
+        graph = self.plan.with_copies(graph)
         operator = self.builder.operator("initializers", phase=phase)
         held = around | {
             label: self._alloc(size, operator, Category.PARAMETER, place, label)
             for label, size, place in self.plan.initializer_blocks(graph)
         }
-        size = self.memory.cublas_workspace_bytes
-        if size and not around and self.memory.uses_cublas(self.plan.all_nodes):
-            operator = self.builder.operator("cuBLAS", phase=phase)
-            self._alloc(size, operator, Category.WORKSPACE, self.plan.home, CUBLAS_LABEL)
         for block in self.memory.prepacked(graph, self.plan, weights):
             operator = self.builder.operator("prepacking", block.node, phase)
             category = Category.PARAMETER if block.reserved else Category.BUFFER
-            storage = self._alloc(block.bytes, operator, category, self.plan.home, f"{block.weight} (packed)")
+            storage = self._alloc(block.bytes, operator, category, self.plan.home, block.label)
             if block.dropped:
                 self.builder.free(storage, operator)
             if block.frees_weight:
@@ -123,12 +117,16 @@ class Frame:
     block: int | None = None
     operator: int = 0
 
+    def __post_init__(self) -> None:
+        """The graph with the tensors that copies between host and device make."""
+        self.graph = self.session.plan.with_copies(self.graph)
+
     def execute_all(self) -> None:
         """Begin, and run every node."""
         self.begin()
         plan = self.session.plan
         for step, index in enumerate(plan.reuse.order):
-            self.execute(plan.nodes[index], plan.reuse.releases[step])
+            self.execute(index, plan.reuse.releases[step])
 
     def begin(self) -> None:
         """Copy the inputs to the device; then find or start the pattern of these shapes."""
@@ -157,16 +155,17 @@ class Frame:
                 self.operator = self.operator or session.builder.operator("constant outputs", phase=self.phase)
                 self.live[name] = self._alloc(name, self._bytes(name), Category.ACTIVATION, plan.place(name))
 
-    def execute(self, node: Node, releases: Sequence[str]) -> None:
+    def execute(self, index: int, releases: Sequence[str]) -> None:
         """Outputs and working buffers of one kernel, and what is given back after it."""
         session = self.session
+        node = session.plan.nodes[index]
         self.operator = session.builder.operator(operator_name(node), node.name, self.phase)
         if node.key in self.graph.bodies:
             run_bodies(self, node)
-        elif self.graph.tensors[self._spec(node.key)].items is not None:
+        elif self.graph.tensors[node.key].items is not None:
             make_sequence(self, node)
         else:
-            self._run_kernel(node)
+            self._run_kernel(node, index in session.plan.host_nodes)
         for name in releases:
             if self.tracer is not None and self._is_traced(name):
                 self.tracer.trace_free(name)
@@ -176,13 +175,14 @@ class Frame:
             if storage is not None:
                 session.builder.free(storage, self.operator)
 
-    def _run_kernel(self, node: Node) -> None:
+    def _run_kernel(self, node: Node, on_host: bool) -> None:
         session = self.session
+        place = Place.HOST if on_host else session.plan.home
         taken: list[int | None] = []
-        label = "" if session.memory.provider == "cpu" else CUDNN_LABEL
-        for step in session.memory.steps(node, self.graph):
+        label = session.memory.label(node)
+        for step in session.memory.steps(node, self.graph, on_host):
             if step > 0:
-                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, session.plan.home, label))
+                taken.append(session._alloc(step, self.operator, Category.WORKSPACE, place, label))
             elif step == OUTPUTS:
                 for name in filter(None, node.outputs):
                     self.output(name)
@@ -223,22 +223,19 @@ class Frame:
         self.live[name] = self._alloc(name, size, Category.ACTIVATION, self.session.plan.place(name))
 
     def _is_traced(self, name: str) -> bool:
-        return self.graph.tensors[self._spec(name)].dtype != "string" and (
-            self.session.plan.place(name) == self.session.plan.home
-        )
-
-    def _spec(self, name: str) -> str:
-        return self.session.plan.original.get(name, name)
+        return self.graph.tensors[name].dtype != "string" and (self.session.plan.place(name) == self.session.plan.home)
 
     def _bytes(self, name: str) -> int:
-        return self.graph.tensors[self._spec(name)].nbytes
+        return self.graph.tensors[name].nbytes
 
     def _alloc(self, name: str, size: int, category: Category, place: Place) -> int:
         return self.session._alloc(size, self.operator, category, place, name)
 
-    def take(self, size: int, label: str) -> int:
-        """Allocate something of a kernel's own."""
-        return self._alloc(label, size, Category.WORKSPACE, self.session.plan.home)
+    def take(self, size: int, label: str, *, of_cpu: bool = False) -> int:
+        """Allocate something of a kernel's own; ``of_cpu``: from the CPU provider's allocator, whichever it runs on."""
+        plan = self.session.plan
+        place = Place.HOST if of_cpu and plan.settings.provider != "cpu" else plan.home
+        return self._alloc(label, size, Category.WORKSPACE, place)
 
     def free(self, storage: int) -> None:
         """Give back what was taken."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphmem.graph.model import Graph, Node
 from graphmem.graph.order import execution_order
 from graphmem.graph.placement import insert_copies, place
+from graphmem.runtimes.onnxruntime.kernels.cuda_provider import takes
 from graphmem.runtimes.onnxruntime.kernels.tables import TABLES
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPatternPlanner
 from graphmem.runtimes.onnxruntime.plan.reuse import ReusePlan, Value, reuse_plan
@@ -30,10 +31,18 @@ class SessionSettings:
     enable_mem_pattern: bool = True
     enable_mem_reuse: bool = True
     disable_prepacking: bool = False
+    use_device_allocator_for_initializers: bool = False
     enable_memory_arena_shrinkage: bool = False
     io_binding: bool = False
     intra_op_num_threads: int = 1
     equal_weights: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reserves_initializers(self) -> bool:
+        """Whether initializers lie outside the arena's regions (1.31.1, ``NumReserves``): on the CPU always, on CUDA if
+        the session says so, or packs them into one block."""
+        packed = self.disable_prepacking and self.enable_mem_pattern
+        return self.provider == "cpu" or self.use_device_allocator_for_initializers or packed
 
     @property
     def stream_aware(self) -> bool:
@@ -44,10 +53,10 @@ class SessionSettings:
 @dataclass(frozen=True)
 class SessionPlan:
     """``nodes`` include the copies between host and device; ``original`` maps the tensors these make to what they
-    copy. ``home`` is where the provider's arena is; ``host_nodes`` counts the nodes that run on the CPU. ``feeds`` are
-    the inputs and, of a subgraph, what it reads from around it; where the rank of an input of the model is not known no
-    pattern is kept (``SessionState::ResolveMemoryPatternFlag``, which is not asked for subgraphs: 1.32.0, measured).
-    ``bodies`` are the plans of subgraphs, which ONNX Runtime makes as for sessions of their own, by
+    copy. ``home`` is where the provider's arena is; ``host_nodes`` are indices of the nodes that run on the CPU.
+    ``feeds`` are the inputs and, of a subgraph, what it reads from around it; where the rank of an input of the model
+    is not known no pattern is kept (``SessionState::ResolveMemoryPatternFlag``, which is not asked for subgraphs:
+    1.32.0, measured). ``bodies`` are the plans of subgraphs, which ONNX Runtime makes as for sessions of their own, by
     :attr:`Node.key` and attribute."""
 
     settings: SessionSettings
@@ -58,22 +67,27 @@ class SessionPlan:
     copied_inputs: tuple[str, ...]
     bound_outputs: frozenset[str]
     initializers: tuple[str, ...]
-    host_nodes: int = 0
+    host_nodes: frozenset[int] = frozenset()
     feeds: tuple[str, ...] = ()
     pattern_forbidden: bool = False
     bodies: Mapping[tuple[str, str], SessionPlan] = field(default_factory=dict)
     home: Place = Place.DEVICE
 
     @property
-    def all_nodes(self) -> Iterator[Node]:
-        """The nodes, and those of subgraphs."""
-        yield from self.nodes
+    def with_bodies(self) -> Iterator[SessionPlan]:
+        """The plan, and those of subgraphs."""
+        yield self
         for body in self.bodies.values():
-            yield from body.all_nodes
+            yield from body.with_bodies
 
     def place(self, name: str) -> Place:
         """The memory of a tensor."""
         return self.places.get(name, self.home)
+
+    def with_copies(self, graph: Graph) -> Graph:
+        """``graph`` with the tensors that copies between host and device make."""
+        copies = {name: graph.tensors[known] for name, known in self.original.items()}
+        return replace(graph, tensors={**graph.tensors, **copies}) if copies else graph
 
     def shape(self, graph: Graph, name: str) -> tuple[int, ...]:
         """The bound shape of a tensor."""
@@ -84,7 +98,7 @@ class SessionPlan:
 
         One each; or, without prepacking but with memory patterns, all of a device packed into one block.
         """
-        held = [(name, graph.tensors[self.original.get(name, name)].nbytes) for name in self.initializers]
+        held = [(name, graph.tensors[name].nbytes) for name in self.initializers]
         if self.settings.provider == "cpu":
             held = [(name, size) for name, size in held if size <= SMALL_INITIALIZER_BYTES or self.is_contiguous]
         if not self.is_contiguous:
@@ -93,7 +107,7 @@ class SessionPlan:
         for where in (Place.DEVICE, Place.HOST):
             planner = MemoryPatternPlanner()
             for name, size in held:
-                if self.place(name) == where and graph.tensors[self.original.get(name, name)].dtype != "string":
+                if self.place(name) == where and graph.tensors[name].dtype != "string":
                     planner.trace_allocation(name, size)
             if planner.peak_bytes:
                 yield "all initializers", planner.peak_bytes, where
@@ -104,25 +118,33 @@ class SessionPlan:
         return self.settings.disable_prepacking and self.settings.enable_mem_pattern
 
 
+def _ranks(graph: Graph, count: int) -> Sequence[int]:
+    """Indices of the nodes in ONNX Runtime, the copies' behind all others. Those of an optimized graph are not in its
+    file, which has the nodes as they are executed; of two producers the one with the higher index goes first."""
+    known = len(graph.nodes)
+    own = range(-1, -known - 1, -1) if graph.is_ordered else range(known)
+    return (*own, *range(known, count))
+
+
 def plan_session(graph: Graph, settings: SessionSettings, parent: str = "") -> SessionPlan:
     """Plan a session of ``graph``, of which only names, types, and symbolic shapes are looked at; of a subgraph
     ``parent`` is the operator that runs it."""
     places: Mapping[str, Place] = {}
     original: Mapping[str, str] = {}
     order: Sequence[int]
-    host_nodes = 0
+    host_nodes: frozenset[int] = frozenset()
     if settings.provider == "cpu":
         nodes = graph.nodes
         order = range(len(nodes)) if graph.is_ordered else execution_order(nodes)
         initializers = graph.initializers
     else:
         order = range(len(graph.nodes)) if graph.is_ordered else execution_order(graph.nodes)
-        copied = insert_copies(graph, place(graph, order))
+        copied = insert_copies(graph, place(graph, order, takes))
         if len(copied.nodes) > len(graph.nodes):
-            order = execution_order(copied.nodes)
+            order = execution_order(copied.nodes, _ranks(graph, len(copied.nodes)))
         nodes, places, original = copied.nodes, copied.places, copied.original
         initializers = (*graph.initializers, *copied.initializers)
-        host_nodes = len(copied.host_nodes)
+        host_nodes = copied.host_nodes
     values = {}
     for name in {*graph.tensors, *original}:
         known = original.get(name, name)

@@ -15,8 +15,8 @@ from enum import Enum
 from functools import cache, lru_cache
 from importlib import resources
 
-from graphmem.capture.kernels.cudnn.packed import Branch, Leaf, PackedError, Trees, unpack
-from graphmem.capture.kernels.cudnn.problem import Direction, Problem, Product
+from graphmem.cudnn.predicted.packed import Branch, Leaf, PackedError, Trees, unpack
+from graphmem.cudnn.predicted.problem import Direction, Problem, Product
 
 #: Tiles of the kernels, values of m and n.
 TILES = ((128, 128), (128, 64), (64, 64), (64, 128), (256, 128), (128, 256), (256, 64), (64, 256))

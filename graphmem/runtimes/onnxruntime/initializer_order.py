@@ -1,0 +1,69 @@
+"""The order in which a session's initializers come from the arena, which is another one in every process.
+
+``SaveInitializedTensors`` (``core/framework/session_state_utils.cc``) goes through a hash map, whose order depends on
+addresses, and those are random (ASLR). On the CPU every initializer is reserved by itself, so nothing follows; on CUDA
+they come from regions, chunks of which are handed out whole where the rest would be small. So what is in use after
+loading, and sometimes the regions, differ from process to process: ``tests/golden/onnxruntime/cuda`` has three
+processes of every session. Some orders are drawn, and each is replayed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from graphmem.allocators.base import Allocator
+from graphmem.figures import MEASURED, TRACE_LEVELS, Cause, Spread, seen
+from graphmem.replay import Replay, replay
+from graphmem.trace import Category, EventKind, Place, Trace
+
+#: Orders that are drawn, and as many as are for traces of many events.
+DRAWS, FEWER_DRAWS = 15, 5
+_MANY_EVENTS = 6000
+_NAME = "order of initializers"
+
+
+def drawn(trace: Trace) -> list[Trace]:
+    """``trace`` with its initializers in some orders, each as likely as the others; itself where there is one only."""
+    allocations = np.flatnonzero(trace.kinds == EventKind.ALLOC)
+    by_session: dict[int, list[int]] = {}
+    for event in allocations.tolist():
+        storage = trace.storages[int(trace.subjects[event])]
+        if storage.category == Category.PARAMETER and storage.place == Place.DEVICE:
+            by_session.setdefault(storage.stream, []).append(event)
+    if not any(len(events) > 1 for events in by_session.values()):
+        return [trace]
+    traces = []
+    for seed in range(DRAWS if len(trace) <= _MANY_EVENTS else FEWER_DRAWS):
+        subjects = trace.subjects.copy()
+        for events in by_session.values():
+            order = random.Random(seed).sample(events, len(events))
+            subjects[events] = trace.subjects[order]
+        traces.append(replace(trace, subjects=subjects))
+    return traces
+
+
+def typical(trace: Trace, make: Callable[[], Allocator]) -> tuple[Trace, list[Replay]]:
+    """The order whose total is in the middle, and the runs of all; ``make`` gives a fresh arena without a limit."""
+    traces = drawn(trace)
+    runs = [replay(one, make()) for one in traces]
+    ranked = sorted(range(len(runs)), key=lambda i: (runs[i].peak_reserved_bytes, runs[i].peak_allocated_bytes))
+    return traces[ranked[len(ranked) // 2]], runs
+
+
+def cause(main: Replay, runs: Sequence[Replay]) -> Cause | None:
+    """How far other orders are off; None where none is."""
+    spreads: dict[str, Spread] = {}
+    for level in TRACE_LEVELS:
+        name = f"peak_{'reserved' if level == 'device' else level}_bytes"
+        spread = seen(getattr(run, name) - getattr(main, name) for run in runs)
+        if spread.points[0][1] or spread.points[-1][1]:
+            spreads[level] = spread
+    if not spreads:
+        return None
+    source = f"a hash map of random order in every process; {len(runs)} orders were drawn and replayed"
+    count = len(runs)
+    return Cause(_NAME, MEASURED, source, spreads, inside=round((count - 1) / (count + 1), 4), count=count)

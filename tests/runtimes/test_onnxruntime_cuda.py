@@ -1,0 +1,155 @@
+"""The CUDA provider of ONNX Runtime, rule by rule; whole sessions are in ``test_onnxruntime_cuda_golden.py``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from graphmem import analyze
+from graphmem.errors import GraphmemError, UsageError
+from graphmem.figures import MEASURED
+from graphmem.graph.asked import Asked
+from graphmem.graph.model import Graph, Node, TensorSpec
+from graphmem.runtimes.onnxruntime import cuda_fusions, initializer_order
+from graphmem.runtimes.onnxruntime.kernels.cuda_provider import takes
+from graphmem.runtimes.onnxruntime.options import parse_options
+from graphmem.runtimes.onnxruntime.plan.process import plan
+from graphmem.sources.onnx_file import load_onnx, read_onnx
+from graphmem.trace import Category
+from tests.recorded import onnx_cuda
+from tests.support import onnx_samples as samples
+
+
+def alone(node: Node, dtype: str) -> Graph:
+    """A graph of one node, all of whose tensors are of one type."""
+    names = [name for name in (*node.inputs, *node.outputs) if name]
+    return Graph(
+        "g", (node,), {name: TensorSpec(name, dtype, (2, 3)) for name in names}, ("x",), ("y",), (), (("", 17),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "dtype", "taken"),
+    [
+        ("Relu", {}, "float32", True),
+        ("Relu", {}, "int32", False),
+        ("Cast", {"to": onnx.TensorProto.STRING}, "float32", False),
+        ("Cast", {"to": onnx.TensorProto.INT64}, "float32", True),
+        ("ArgMax", {"select_last_index": 1}, "float32", False),
+        ("GRU", {"linear_before_reset": 0}, "float32", False),
+        ("GRU", {"linear_before_reset": 1}, "float32", True),
+        ("LSTM", {"clip": 1.0}, "float32", False),
+        ("DynamicQuantizeLinear", {}, "float32", False),
+        ("Nobody", {}, "float32", False),
+    ],
+)
+def test_a_node_is_taken_by_its_kernel_s_types_and_attributes(
+    operator: str, attributes: dict[str, Any], dtype: str, taken: bool
+) -> None:
+    node = Node("n", operator, "", ("x",), ("y",), attributes=attributes)
+    if operator in ("Cast", "ArgMax"):  # what they make has a type of its own
+        node = replace(node, outputs=())
+    assert takes(node, alone(node, dtype)) == taken
+
+
+def test_recorded_nodes_on_the_cpu_are_the_predicted_ones(tmp_path: Path) -> None:
+    onnx_cuda.kept_graphs(tmp_path)
+    lines = [line for line in onnx_cuda.load() if line["on_cpu"] and "provider" not in line and "level" not in line]
+    for line in lines[:: max(1, len(lines) // 8)]:
+        try:
+            (graphs,) = read_onnx(tmp_path / line["graph"], "extended", "cuda").model_of(
+                Asked(), onnx_cuda.shapes(line)
+            ).sessions  # fmt: skip
+        except GraphmemError:  # what is refused is named in the ratchet
+            continue
+        (made,) = plan([graphs[:1]], parse_options("")).plans
+        found: dict[str, int] = {}
+        for index in made.host_nodes:
+            found[made.nodes[index].op_type] = found.get(made.nodes[index].op_type, 0) + 1
+        assert found == line["on_cpu"], line["name"]
+
+
+def test_hard_swish_stays_one_node_and_a_bias_joins_its_softmax(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("HardSwish", ["x"], ["a"]),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("Softmax", ["c"], ["d"], axis=-1),
+        helper.make_node("Neg", ["d"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [samples.value("x", (2, 8))], [samples.value("y", None)],
+        [onnx.numpy_helper.from_array(np.zeros(8, np.float32), "b")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path = samples.save(model, tmp_path)
+    made = read_onnx(path, "extended", "cuda").model.graph.node
+    assert [node.op_type for node in made] == ["HardSwish", "BiasSoftmax", "Neg"]
+    assert [node.op_type for node in read_onnx(path, "basic", "cuda").model.graph.node][-3:] == [
+        "Add",
+        "Softmax",
+        "Neg",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "mask", "known"),
+    [
+        ((2, 4, 8), (8,), True),
+        ((2, 4, 8), (2, 1, 8), True),
+        ((2, 4, 8), (4, 8), True),
+        ((2, 3, 4, 8), (2, 1, 4, 8), False),  # neither the innermost nor the outermost
+        ((2, 4, 8), (2, 4, 1), False),  # broadcast along the axis
+        (("", 8), ("", 8), False),
+    ],
+)
+def test_broadcasts_that_bias_softmax_knows(data: tuple[int, ...], mask: tuple[int, ...], known: bool) -> None:
+    assert cuda_fusions._is_known(data, mask, -1, 17) == known
+
+
+def test_the_order_of_initializers_is_an_interval_and_none_where_they_are_reserved(tmp_path: Path) -> None:
+    path = samples.unpack("unet", tmp_path)
+    drawn = analyze(path, batch=4, cudnn="never")
+    (cause,) = [cause for cause in drawn.doubts.causes if cause.name == "order of initializers"]
+    assert cause.basis == MEASURED
+    assert cause.count == initializer_order.DRAWS
+    on_device = "session.use_device_allocator_for_initializers:1"
+    reserved = analyze(path, batch=4, cudnn="never", alloc_conf=on_device)
+    assert not [cause for cause in reserved.doubts.causes if cause.name == "order of initializers"]
+    assert analyze(path, batch=4, cudnn="never").peak == drawn.peak  # the same orders every time
+
+
+def test_recurrent_kernels_pack_their_weights_and_keep_generators(tmp_path: Path) -> None:
+    hidden, inputs = 32, 16
+    weights = [
+        onnx.numpy_helper.from_array(np.zeros((1, 4 * hidden, width), np.float32), name)
+        for name, width in (("w", inputs), ("r", hidden))
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=hidden)],
+        "g", [samples.value("x", (5, 3, inputs))], [samples.value("y", None)], weights,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    trace = plan([[load_onnx(samples.save(model, tmp_path))]], parse_options("")).trace
+    kept = {storage.label: storage.bytes for storage in trace.storages if storage.category == Category.BUFFER}
+    packed = 4 * (4 * hidden * inputs + 4 * hidden * hidden + 2 * 4 * hidden)
+    assert kept["w (packed)"] == packed
+    assert kept["dropout states"] % (24 * 512) == 0
+
+
+@pytest.mark.parametrize("provider", ["tensorrt", "TensorrtExecutionProvider", "openvino", "dml", "coreml"])
+def test_other_providers_are_named_and_not_modelled(provider: str) -> None:
+    with pytest.raises(UsageError, match="is not modelled"):
+        parse_options(f"provider:{provider}")
+
+
+def test_options_that_are_not_followed_leave_no_figure_certain(tmp_path: Path) -> None:
+    path = samples.unpack("unet", tmp_path)
+    estimate = analyze(path, batch=1, cudnn="never", alloc_conf="prefer_nhwc:1")
+    assert estimate.doubts.most("reserved") is None
+    assert analyze(path, batch=1, cudnn="never", alloc_conf="prefer_nhwc:0").doubts.most("reserved") is not None
