@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -123,6 +124,26 @@ def test_a_sequence_that_a_loop_collects(oracle: Oracle, tmp_path: Path, level: 
     path = samples.save(collecting(), tmp_path)
     ours = predicted(path, level, Asked(input_values={"n": (count,)}))
     assert ours == oracle.arena(path, level, {"x": (ROWS, COLUMNS), "n": ()}, {"n": count})
+
+
+def test_nodes_of_a_subgraph_need_no_names(oracle: Oracle, tmp_path: Path) -> None:
+    shape = [ROWS, COLUMNS]
+    inside = [samples.value("i", [], TensorProto.INT64), samples.value("c", [], TensorProto.BOOL)]
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["c"], ["c2"]),
+            helper.make_node("Softmax", ["v"], ["m"]),
+            helper.make_node("Sigmoid", ["m"], ["s"]),  # in place, where the shapes of both are known
+            helper.make_node("Tanh", ["s"], ["v2"]),
+        ],
+        "body", [*inside, samples.value("v", shape)],
+        [samples.value("c2", [], TensorProto.BOOL), samples.value("v2", shape)],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["count", "", "x"], ["y"], body=body)
+    count = onnx.numpy_helper.from_array(np.array(4, np.int64), "count")
+    ends = [samples.value("x", shape)], [samples.value("y", None)]
+    path = samples.save(samples.model([loop], *ends, [count], opset=17), tmp_path)
+    assert predicted(path, "all", Asked()) == oracle.arena(path, "all", {"x": (ROWS, COLUMNS)}, {})
 
 
 def test_what_nobody_reads_is_not_lent(oracle: Oracle, tmp_path: Path) -> None:

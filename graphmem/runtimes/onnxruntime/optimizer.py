@@ -260,7 +260,7 @@ def _rename(graph: onnx.GraphProto, prefix: str) -> None:
     made = {name for node in graph.node for name in node.output if name}
     made.update(value.name for value in (*graph.input, *graph.initializer))
     for node in graph.node:
-        node.name = prefix + node.name
+        node.name = prefix + node.name if node.name else ""
         for body in subgraphs(node).values():
             _rename_read(body, made, prefix)
         for names in (node.input, node.output):
