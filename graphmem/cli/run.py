@@ -44,6 +44,8 @@ class _Runs(GroupedCommand):
         position = 0
         while position < len(args) and args[position].startswith("-") and args[position] != "--":
             if args[position] == _ALLOW_WRITES:  # without a folder: the next word is not its value
+                if len(args) > position + 2 and Path(args[position + 1]).is_dir():
+                    raise UsageError(f"write {_ALLOW_WRITES}={args[position + 1]}, with = before the folder")
                 args = [*args[:position], f"{_ALLOW_WRITES}=", *args[position + 1 :]]
             name = args[position]
             if name in _MODULE:
@@ -80,7 +82,8 @@ _PERMISSION_OPTIONS = (
         "writes",
         metavar="[=DIR]",
         multiple=True,
-        help="Let the program change files, below DIR or everywhere. Default: changes go to a temporary folder.",
+        help="Let the program change files, below DIR or everywhere; weights that it saves are zeros. "
+        "Default: changes go to a temporary folder.",
     ),
     click.option("--allow-network", is_flag=True, help="Let it connect to other processes and machines."),
     click.option(
@@ -191,6 +194,8 @@ def _program(words: tuple[str, ...], module: str | None, launch: Launch) -> Prog
         return Program(module, words, True, launch.environment, launch.words)
     if not words:
         raise UsageError("no program given; write graphmem run train.py, or graphmem run -m package.module")
+    if Path(words[0]).suffix in (".onnx", ".pt2"):
+        raise UsageError(f"{words[0]} is a model and no program; write graphmem analyze {words[0]}")
     refuse_keras(Path(words[0]))
     return Program(words[0], words[1:], False, launch.environment, launch.words)
 

@@ -30,6 +30,8 @@ def lines(flight: Mapping[str, Any]) -> Iterator[str]:
         yield f"deleted: {_counted(files['deleted_count'], files['deleted_bytes'])}"
     if scratch["count"]:
         yield f"scratch: {_counted(scratch['count'], scratch['bytes'])} in caches and temporary folders"
+    for folder in flight["allowed"]:
+        yield f"really written: what the program writes below {folder}; weights that it saves there are zeros"
     for one in flight["refused"][:_SHOWN]:
         yield f"refused to {one['what']} {one['to']}{_times(one['times'])}"
     if len(flight["refused"]) > _SHOWN:

@@ -67,6 +67,7 @@ class Sandbox:
 
     name: str
     mechanism: Mechanism
+    permissions: Permissions
     refused: Mapping[str, str] = field(default_factory=dict)
     is_alone: bool = False
     _is_used: bool = False
@@ -93,6 +94,7 @@ class Sandbox:
                     happened.update(
                         mechanism=self.name,
                         folder=here,
+                        allowed=list(self.permissions.writes),
                         unavailable=dict(self.refused),
                         files=changes.as_json(),
                         refused=count_of(guard.refused),
@@ -143,7 +145,7 @@ def _enter(name: str, permissions: Permissions, refused: dict[str, str], own_pro
     if name == "wrapped":
         from graphmem.sandbox.wrapped import Wrapped
 
-        _current = Sandbox(name, Wrapped(permissions), refused, own_process)
+        _current = Sandbox(name, Wrapped(permissions), permissions, refused, own_process)
         return None
     if sys.platform != "linux":
         return "for Linux only"
@@ -159,7 +161,7 @@ def _enter(name: str, permissions: Permissions, refused: dict[str, str], own_pro
 
     reason = fly(begin)
     if reason is None:
-        _current = Sandbox(name, made[0], refused, is_alone=True)
+        _current = Sandbox(name, made[0], permissions, refused, is_alone=True)
     return reason
 
 
@@ -186,7 +188,7 @@ def attempt(applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         return
     from graphmem.sandbox.wrapped import Wrapped
 
-    with Sandbox("wrapped", Wrapped(Permissions())).attempt(applies) as happened:
+    with Sandbox("wrapped", Wrapped(Permissions()), Permissions()).attempt(applies) as happened:
         yield happened
 
 

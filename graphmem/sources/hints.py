@@ -18,7 +18,10 @@ def hint_for_file(path: Path) -> str:
         return f"write hf:{path}" if (path / "config.json").is_file() else "it is a directory; name a file in it"
     suffix = path.suffix.lower()
     if suffix == ".py":
-        return f"name the function that returns (model, example inputs): {path}:build"
+        return (
+            f"name the function that returns (model, example inputs): {path}:build; or run it as a whole program: "
+            f"graphmem run {path}"
+        )
     if suffix == ".json":
         return f"for a Hugging Face configuration write hf:{path}; for a trace, 'graphmem replay {path}'"
     if suffix in (".pickle", ".pkl"):
