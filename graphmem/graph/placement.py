@@ -57,11 +57,11 @@ def place(
         for position, name in enumerate(node.inputs):
             if name:
                 readers.setdefault(name, set()).add(draft.read_at(index, node, position))
-        for name in node.implicit_inputs:
-            readers.setdefault(name, set()).add(Place.DEVICE)
+    inside = {name for node in graph.nodes for name in node.implicit_inputs}  # copied by each run of a subgraph
     home: dict[str, Place] = {}
     for name in (*graph.inputs, *graph.initializers, *graph.captured):
-        home[name] = Place.DEVICE if Place.DEVICE in readers.get(name, ()) else Place.HOST
+        is_wanted = name in inside or Place.DEVICE in readers.get(name, ())
+        home[name] = Place.DEVICE if is_wanted else Place.HOST
     for index, node in enumerate(graph.nodes):
         on_host = index in host_nodes or (not node.domain and node.op_type in HOST_OUTPUTS)
         home.update((name, Place.HOST if on_host else Place.DEVICE) for name in node.outputs if name)

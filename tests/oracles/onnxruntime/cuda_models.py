@@ -675,6 +675,66 @@ MODELS["bert_fused"] = _fused_bert
 MODELS["bert_fused_fp16"] = lambda path: _fused_bert(path, half=True)
 
 
+# --- subgraphs --------------------------------------------------------------------------------------------------------
+
+_ROWS = (256, 300)
+
+
+def _value(name: str, shape: Sequence[int] | None = _ROWS, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _chain(*steps: tuple[str, str, str]) -> list[onnx.NodeProto]:
+    """Nodes from (operator, inputs, output)."""
+    to = {"Cast": {"to": TensorProto.FLOAT}}
+    return [helper.make_node(kind, given.split(), [made], **to.get(kind, {})) for kind, given, made in steps]
+
+
+def _loop(name: str, *inside: tuple[str, str, str], before: tuple[tuple[str, str, str], ...] = ()) -> None:
+    """A loop of one run: on the stub driver no kernel computes the condition of a second one."""
+    collected = ["o"] if any(made == "o" for _, _, made in inside) else []
+    body = helper.make_graph(
+        [*_chain(("Identity", "c", "c2"), *inside)], "body",
+        [_value("i", [], TensorProto.INT64), _value("c", [], TensorProto.BOOL), _value("v")],
+        [_value("c2", [], TensorProto.BOOL), *map(_value, ("v2", *collected))],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["count", "go", "r"], ["l", *collected], body=body)
+    constants = {"count": np.array(1, np.int64), "go": np.array(True), "w": _f(300, 300)}
+    last = _chain(("Neg", collected[0] if collected else "l", "y"))
+    graph = helper.make_graph(
+        [*_chain(("Relu", "x", "r"), *before), loop, *last], "g", [_value("x")], [_value("y", None)],
+        [onnx.numpy_helper.from_array(value, key) for key, value in constants.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    MODELS[name] = lambda path: onnx.save(made, path)
+
+
+_loop("loop_carried", ("MatMul", "v w", "m"), ("Sigmoid", "m", "s"), ("Tanh", "s", "v2"))
+_loop("loop_collected", ("Sigmoid", "v", "v2"), ("Tanh", "v2", "o"))
+_loop("loop_captured", ("Cast", "n", "f"), ("Div", "v f", "m"), ("Tanh", "m", "v2"), before=(("Size", "r", "n"),))
+_loop("loop_counter", ("Cast", "i", "f"), ("Mul", "v f", "m"), ("Tanh", "m", "v2"))
+
+
+def _scan(name: str, axis: int) -> None:
+    row, rows = [5000], [40, 5000] if not axis else [5000, 40]
+    body = helper.make_graph(
+        _chain(("Add", "s t", "a"), ("Tanh", "a", "s2"), ("Sigmoid", "a", "o")), "body",
+        [_value("s", row), _value("t", row)], [_value("s2", row), _value("o", row)],
+    )  # fmt: skip
+    axes = {"num_scan_inputs": 1, "scan_input_axes": [axis], "scan_output_axes": [axis]}
+    scan = helper.make_node("Scan", ["q", "r"], ["e", "k"], body=body, **axes)
+    graph = helper.make_graph(
+        [*_chain(("Relu", "x", "r"), ("Relu", "s0", "q")), scan, *_chain(("Neg", "k", "y"))], "g",
+        [_value("x", rows), _value("s0", row)], [_value("y", None), _value("e", row)],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    MODELS[name] = lambda path: onnx.save(made, path)
+
+
+_scan("scan_rows", 0)
+_scan("scan_columns", 1)
+
+
 def main(folder: str, *names: str) -> None:
     warnings.filterwarnings("ignore")
     place = Path(folder)

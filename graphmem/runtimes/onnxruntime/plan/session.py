@@ -126,9 +126,11 @@ def _ranks(graph: Graph, count: int) -> Sequence[int]:
     return (*own, *range(known, count))
 
 
-def plan_session(graph: Graph, settings: SessionSettings, parent: str = "") -> SessionPlan:
+def plan_session(
+    graph: Graph, settings: SessionSettings, parent: str = "", around: Mapping[str, Place] | None = None
+) -> SessionPlan:
     """Plan a session of ``graph``, of which only names, types, and symbolic shapes are looked at; of a subgraph
-    ``parent`` is the operator that runs it."""
+    ``parent`` is the operator that runs it, and ``around`` where the tensors are that it captures."""
     places: Mapping[str, Place] = {}
     original: Mapping[str, str] = {}
     order: Sequence[int]
@@ -162,7 +164,9 @@ def plan_session(graph: Graph, settings: SessionSettings, parent: str = "") -> S
         enable_mem_reuse=settings.enable_mem_reuse,
         shared=inputs[1:] if parent == "Loop" else (),
     )
-    on_device = settings.provider != "cpu" and not settings.io_binding and not parent
+    given_at = {**(around or {}), **dict.fromkeys(graph.inputs[:2] if parent == "Loop" else (), Place.HOST)}
+    fed = [name for name in inputs if not parent or given_at.get(name) == Place.HOST]
+    on_device = settings.provider != "cpu" and (parent or not settings.io_binding)
     operators = {node.key: node.op_type for node in nodes}
     return SessionPlan(
         settings,
@@ -170,14 +174,14 @@ def plan_session(graph: Graph, settings: SessionSettings, parent: str = "") -> S
         reuse,
         places,
         original,
-        tuple(name for name in inputs if places.get(name, Place.DEVICE) == Place.DEVICE) if on_device else (),
+        tuple(name for name in fed if places.get(name, Place.DEVICE) == Place.DEVICE) if on_device else (),
         frozenset(graph.outputs) if settings.io_binding and not parent else frozenset(),
         tuple(initializers),
         host_nodes,
         inputs,
         not parent and any(values[name].shape is None for name in inputs),
         {
-            (key, body.attribute): plan_session(body.graphs[0], settings, operators[key])
+            (key, body.attribute): plan_session(body.graphs[0], settings, operators[key], places)
             for key, bodies in graph.bodies.items()
             for body in bodies
         },
