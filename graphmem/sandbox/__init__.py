@@ -67,7 +67,7 @@ class Sandbox:
 
     name: str
     mechanism: Mechanism
-    permissions: Permissions
+    permissions: Permissions = field(default_factory=Permissions)
     refused: Mapping[str, str] = field(default_factory=dict)
     is_alone: bool = False
     _is_used: bool = False
@@ -188,7 +188,7 @@ def attempt(applies: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         return
     from graphmem.sandbox.wrapped import Wrapped
 
-    with Sandbox("wrapped", Wrapped(Permissions()), Permissions()).attempt(applies) as happened:
+    with Sandbox("wrapped", Wrapped(Permissions())).attempt(applies) as happened:
         yield happened
 
 
