@@ -16,8 +16,10 @@ from onnx import helper
 Types = dict[str, onnx.TypeProto]
 #: Beginnings of the domains ONNX Runtime knows operators of (``core/graph/constants.h``), besides ONNX's own.
 _DOMAINS = ("com.microsoft", "com.ms.", "ai.onnx")
-#: Operators of GPUs alone, of which a CPU build knows no rule, that give what they are given.
-_LIKE_THEIR_INPUT = frozenset(("BiasSoftmax",))
+#: Operators of GPUs alone, of which a CPU build makes no session, that give what they are given; and those that halve
+#: its last dimension (``core/graph/contrib_ops/diffusion_defs.cc``).
+_LIKE_THEIR_INPUT = frozenset(("BiasSoftmax", "GroupNorm"))
+_HALF_THEIR_INPUT = frozenset(("BiasSplitGelu",))
 
 
 def onnx_runtime_outputs(
@@ -32,6 +34,8 @@ def onnx_runtime_outputs(
     wanted = [name for name in node.output if name]
     if node.op_type in _LIKE_THEIR_INPUT:
         return dict.fromkeys(wanted, types[node.input[0]]), "onnxruntime"
+    if node.op_type in _HALF_THEIR_INPUT:
+        return dict.fromkeys(wanted, _halved(types[node.input[0]])), "onnxruntime"
     single = _one_node_model(model, node, types, data)
     for rule, source in ((_session_outputs, "onnxruntime"), (_symbolic_outputs, "onnxruntime.tools")):
         try:
@@ -41,6 +45,14 @@ def onnx_runtime_outputs(
         if all(name in found for name in wanted):
             return {name: found[name] for name in wanted}, source
     return {}, ""
+
+
+def _halved(given: onnx.TypeProto) -> onnx.TypeProto:
+    half = onnx.TypeProto()
+    half.CopyFrom(given)
+    last = half.tensor_type.shape.dim[-1]
+    last.dim_value //= 2
+    return half
 
 
 def _one_node_model(
