@@ -30,8 +30,12 @@ _VARYING = re.compile(
 )
 #: Lines that tell such a length.
 _VARYING_LINES = {"pickled"}
-#: A program by programs that it starts differs where those cannot be started, or see the real files.
-_NEED_PROCESSES = {"shell_commands", "wandb_offline", "config_yaml_copy"}
+#: Programs that end with an error where the programs that they start cannot write, or are refused.
+_REFUSED = {
+    "namespace": set[str](),
+    "landlock": {"shell_commands"},
+    "wrapped": {"config_yaml_copy", "shell_commands", "wandb_offline"},
+}
 
 #: pip's torchvision is a CUDA build, which does not import beside a CPU build of PyTorch.
 _WITH_TORCHVISION = (
@@ -79,9 +83,10 @@ def test_nothing_is_harmed_and_the_report_is_what_a_real_run_does(
     environment = {**os.environ, "GRAPHMEM_SANDBOX": mechanism}
     done = subprocess.run([*command, str(program)], cwd=folder, env=environment, capture_output=True, text=True)
     assert whole.contents(folder) == before
-    if "mount" in done.stderr or f"GRAPHMEM_SANDBOX={mechanism}" in done.stderr:
+    if f"graphmem: GRAPHMEM_SANDBOX={mechanism}: " in done.stderr:
         pytest.skip(f"this kernel forbids it: {done.stderr.strip()[-200:]}")
-    if mechanism != "namespace" and program.stem in _NEED_PROCESSES:
+    if program.stem in _REFUSED[mechanism]:
+        assert done.returncode == 1, done.stderr[-2000:]
         return
     assert done.returncode == 0, done.stderr[-2000:]
     recorded = RECORDS[program.stem]
