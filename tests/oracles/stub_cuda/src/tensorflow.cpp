@@ -78,6 +78,7 @@ API CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* c) {
   return CUDA_SUCCESS;
 }
 // All times are equal: which of several algorithms would be the fastest is not known here.
+#undef cuEventElapsedTime  // CUDA 13's header makes it the other name of the second version
 API CUresult cuEventElapsedTime(float* ms, CUevent, CUevent) {
   *ms = 0.01f;
   return CUDA_SUCCESS;
