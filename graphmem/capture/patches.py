@@ -19,10 +19,11 @@ import warnings
 from _thread import get_ident
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import Any, ClassVar
 
 import torch
+from torch.overrides import _get_overloaded_args, get_ignored_functions, has_torch_function
 
 from graphmem.capture.threads import Threads, current_threads
 
@@ -146,16 +147,54 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
             return value(*args, **kwargs)
         return found(*args, **kwargs)
 
+    def overridable(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() in threads or adopts():
+            if has_torch_function(args):
+                overloaded = _get_overloaded_args(args)
+                if overloaded:
+                    return _overridden((overridable, found), overloaded, args, kwargs)
+            return value(*args, **kwargs)
+        return found(*args, **kwargs)
+
+    return _described(overridable if _is_overridable(found) else view, value, found)
+
+
+def _is_overridable(found: Any) -> bool:
+    """Whether classes may replace a function by ``__torch_function__``: those that C++ makes, but for some."""
+    if isinstance(found, (MethodDescriptorType, WrapperDescriptorType)):
+        by_cpp = issubclass(torch.Tensor, found.__objclass__)
+    else:
+        by_cpp = isinstance(found, BuiltinFunctionType) and found is getattr(
+            torch._C._VariableFunctions, found.__name__, None
+        )
+    return by_cpp and found not in get_ignored_functions()
+
+
+def _overridden(faces: tuple[Any, Any], overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the class of an argument makes of a function (NumPy's protocol, NEP 18). A class knows it by the face that
+    was in PyTorch when the class was made: during the capture or before it, so both are tried."""
+    kinds = tuple(type(arg) for arg in overloaded)
+    for arg in overloaded:
+        for face in faces:
+            result = arg.__torch_function__(face, kinds, args, kwargs)
+            if result is not NotImplemented:
+                return result
+    names = ", ".join(kind.__name__ for kind in kinds)
+    raise TypeError(f"no implementation found for {faces[0].__name__!r} on types that implement __torch_function__: {names}")
+
+
+def _described(view: Any, value: Callable[..., Any], found: Any) -> Callable[..., Any]:
+    """``view`` with the name and the marks of what it stands for."""
     for name in ("__name__", "__qualname__", "__doc__"):
         if isinstance(getattr(found, name, None), str):
             setattr(view, name, getattr(found, name))
     view.__module__ = getattr(value, "__module__", __name__)
     if isinstance(value, FunctionType):
-        view._torchdynamo_inline = value  # type: ignore[attr-defined]  # Dynamo reads it in place of this one
-    view.__original_fn = found  # type: ignore[attr-defined]
+        view._torchdynamo_inline = value  # Dynamo reads it in place of this one
+    view.__original_fn = found
     if isinstance(found, FunctionType):  # TorchScript compiles the original (torch/jit/_script.py, ``_script_impl``)
-        view.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
-    return view
+        view.__script_if_tracing_wrapper = True
+    return view  # type: ignore[no-any-return]
 
 
 def _property(value: property, found: Any, threads: Threads) -> property:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import inspect
 import types
 from _thread import get_ident
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.addresses import patch_addresses
@@ -69,6 +70,9 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.set(torch.Tensor, "share_memory_", _share_memory)
     patches.set(torch.Tensor, "is_shared", _is_shared(torch.Tensor.is_shared))
     patches.set(torch.Tensor, "_make_subclass", _make_subclass(torch.Tensor._make_subclass))
+    patches.set(torch.Tensor, "as_subclass", _as_subclass(torch.Tensor.as_subclass))
+    patches.set(fake_tensor, "_check_for_subclass_arg", _wants_own_dispatch)
+    patches.set(FakeTensorConverter, "from_real_tensor", _of_plain(FakeTensorConverter.from_real_tensor))
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
     patch_addresses(patches)
     if hasattr(fake_tensor, "init_gpu_context"):
@@ -142,17 +146,66 @@ def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
             return construct(cls, data, require_grad, **options)
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # data may be of such a class already
             made: Any = data.detach()
-        made.__class__ = cls if issubclass(cls, FakeTensor) else fake_kind(cls)
+        made.__class__ = fake_kind(cls)
         return made.requires_grad_(require_grad)
 
     return make
 
 
+def _as_subclass(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """``Tensor.as_subclass``: the same values as another class, as fastai, MONAI and ``Tensor.__torch_function__`` ask
+    for it. Of a fake tensor, a view of both classes; PyTorch refuses tensors that have a Python object already."""
+
+    def as_subclass(self: torch.Tensor, cls: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            viewed: Any = torch.ops.aten.alias(self)
+        if not isinstance(viewed, FakeTensor):
+            return convert(self, cls)
+        viewed.__class__ = fake_kind(cls)
+        return viewed
+
+    return as_subclass
+
+
+def _wants_own_dispatch(value: Any) -> bool:
+    """Whether a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
+    of a class without ``__torch_dispatch__`` is below Python an ordinary one."""
+    return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not isinstance(value, FakeTensor)
+
+
+def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """``FakeTensorConverter.from_real_tensor``, which refuses tensors of any class but PyTorch's."""
+    as_subclass = torch.Tensor.as_subclass
+
+    def from_real_tensor(self: Any, fake_mode: Any, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
+            with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+                t = as_subclass(t, torch.Tensor)
+        return convert(self, fake_mode, t, *args, **kwargs)
+
+    return from_real_tensor
+
+
 @functools.cache
 def fake_kind(kind: Any) -> Any:
     """The class of fake tensors that are of this class too, to all appearance the class itself."""
+    if issubclass(FakeTensor, kind) or issubclass(kind, FakeTensor):
+        return FakeTensor if kind is torch.Tensor else kind
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind)(kind.__name__, (kind, FakeTensor), names)
+    return _overridable(type(kind)(kind.__name__, (kind, _of_own_class()), names), kind)
+
+
+@functools.cache
+def _of_own_class() -> Any:
+    """Fake tensors as ``super()`` finds them from a class of a library: with the default ``__torch_function__``."""
+    return _overridable(type(FakeTensor)("FakeTensor", (FakeTensor,), {}), torch.Tensor)
+
+
+def _overridable(fake: Any, kind: Any) -> Any:
+    """``fake`` with the ``__torch_function__`` of ``kind``. PyTorch turns the default one off where it makes a class that
+    has a ``__torch_dispatch__`` (``THPVariableMetaType_init``)."""
+    fake.__torch_function__ = inspect.getattr_static(kind, "__torch_function__")
+    return fake
 
 
 def is_of_own_class(parameter: Any) -> bool:
