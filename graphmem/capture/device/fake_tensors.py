@@ -181,7 +181,10 @@ def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
         if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
             with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
                 t = as_subclass(t, torch.Tensor)
-        return convert(self, fake_mode, t, *args, **kwargs)
+        made = convert(self, fake_mode, t, *args, **kwargs)
+        if t.is_meta and t._is_zerotensor():  # C++ makes them for forward derivatives, beside every mode
+            vars(made)[FAKE_DEVICE] = cards().own
+        return made
 
     return from_real_tensor
 

@@ -74,7 +74,7 @@ def choose_sdp_backend(
 
     ``requires_grad``: one of query, key, value does and grad mode is on. ``last_stride_one``: the last stride of query,
     key and value is 1. ``deterministic``: ``use_deterministic_algorithms(True)``, not the warn-only kind.
-    Raises ValueError where torch says "No available kernel".
+    Raises RuntimeError as PyTorch does where no backend that is enabled can.
     """
     call = _Call(
         tuple(query_shape),
@@ -96,7 +96,7 @@ def choose_sdp_backend(
     for backend in _priority_order(call):
         if backend in enabled and _CAN_USE[backend](call):
             return backend
-    raise ValueError("No available kernel")
+    raise RuntimeError("No available kernel. Aborting execution.")
 
 
 def _priority_order(call: _Call) -> tuple[str, ...]:
