@@ -46,6 +46,7 @@ class ShardedProgram:
         without_others(self.case.backend)
         _agree_on_shapes()
         _route_evenly()
+        _hold_rows_everywhere()
         if "deepspeed" in self.needs:
             _find_kernels()
             _agree_on_batches()
@@ -107,6 +108,22 @@ def _route_evenly() -> None:
         return work
 
     module.AllToAllEP._dispatch_tokens, module.all_to_all_single = dispatched, exchanged
+
+
+def _hold_rows_everywhere() -> None:
+    """``SyncBatchNorm`` leaves out processes that had no rows, by counts that a group without others does not send."""
+    import torch
+    from torch.nn.modules import _functions
+
+    name = "all_gather_single" if hasattr(_functions.dist, "all_gather_single") else "all_gather_into_tensor"
+    gather = getattr(_functions.dist, name)
+
+    def gathered(output: Any, given: Any, *args: Any, **options: Any) -> Any:
+        work = gather(output, given, *args, **options)
+        output.copy_(torch.ones(output.shape, dtype=output.dtype))
+        return work
+
+    _functions.dist = SimpleNamespace(**{**vars(_functions.dist), name: gathered})
 
 
 def _find_kernels() -> None:

@@ -27,6 +27,12 @@ def meta_kernels() -> dict[str, Callable[..., Any]]:
         "aten::_dirichlet_grad": _like_argument,
         "aten::_standard_gamma_grad": _like_argument,
         "aten::binomial": _like_argument,
+        "aten::batch_norm_stats": _statistics,
+        "aten::batch_norm_gather_stats": _statistics,
+        "aten::batch_norm_gather_stats_with_counts": _statistics,
+        "aten::batch_norm_elemt": _normalized,
+        "aten::batch_norm_backward_reduce": _batch_norm_sums,
+        "aten::batch_norm_backward_elemt": _like_second_input,
         "aten::fractional_max_pool3d": _fractional_max_pool3d,
         "aten::fractional_max_pool3d_backward": _like_first_input,
     }
@@ -98,6 +104,39 @@ def _like_argument(self: Tensor, *_: Any, **__: Any) -> Tensor:
 def _like_first_input(grad: Tensor, self: Tensor, *_: Any, **__: Any) -> Tensor:
     del grad
     return torch.empty_like(self, memory_format=torch.contiguous_format)
+
+
+def _statistics(input: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Mean and inverse deviation of every channel, of ``SyncBatchNorm``; of half types in fp32."""
+    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
+    return input.new_empty(input.shape[1], dtype=dtype), input.new_empty(input.shape[1], dtype=dtype)
+
+
+def _normalized(input: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(input)
+
+
+def _like_second_input(grad_out: Tensor, input: Tensor, *_: Any) -> Tensor:
+    del grad_out
+    return torch.empty_like(input)
+
+
+def _batch_norm_sums(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Tensor | None, ...]:
+    """Two sums of every channel, and the gradients of weight and bias, as far as they are asked for."""
+    del grad_out, invstd
+    channels = input.shape[1]
+    sums = [mean.new_empty(channels) if input_g else None for _ in range(2)]
+    own = mean if weight is None else weight
+    return (*sums, *(own.new_empty(channels) if wanted else None for wanted in (weight_g, bias_g)))
 
 
 def _margin_loss(

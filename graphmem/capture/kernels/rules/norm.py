@@ -244,6 +244,27 @@ def native_batch_norm_backward_rule(call: Call) -> Script | None:
     return script
 
 
+# --- SyncBatchNorm: statistics, what the processes make of them, and the rest (the same files) ------------------------
+
+
+@rule("aten.batch_norm_stats.default")
+def batch_norm_stats_rule(call: Call) -> Script | None:
+    script = Script().output(0).output(1)
+    if _layout(call.input) == "channels_last":
+        _channels_last_staging(script, call.input, values=4)
+    return script
+
+
+@rule("aten.batch_norm_backward_reduce.default")
+def batch_norm_backward_reduce_rule(call: Call) -> Script | None:
+    script = Script()
+    for index in range(len(call.outputs)):
+        script.output(index)
+    if _layout(call.grad_out) == _layout(call.input) == "channels_last":
+        _channels_last_staging(script, call.input, values=2)
+    return script
+
+
 # --- cuDNN batch norm (aten/src/ATen/native/cudnn/BatchNorm.cpp) ------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
@@ -36,3 +37,23 @@ module(
     t(768, 128, 8),
     run=lambda m, x: m(x.permute(2, 1, 0)).mT.contiguous(),
 )
+
+
+def _parts_of_sync_batch_norm(x: torch.Tensor) -> torch.Tensor:
+    """What ``SyncBatchNorm`` does between its collectives, with eight processes like this one."""
+    x, channels = x.detach(), x.shape[1]
+    mean, deviation = torch.batch_norm_stats(x, 1e-5)
+    everyone = [part.expand(8, channels).contiguous() for part in (mean, deviation)]
+    running = [torch.zeros(channels, device=x.device) for _ in range(2)]
+    counts = torch.full((8,), float(x.numel() // channels), device=x.device)
+    mean, deviation = torch.batch_norm_gather_stats_with_counts(x, *everyone, *running, 0.1, 1e-5, counts)
+    weight = torch.ones(channels, device=x.device)
+    out = torch.batch_norm_elemt(x, weight, weight, mean, deviation, 1e-5)
+    sums = torch.batch_norm_backward_reduce(out, x, mean, deviation, weight, True, True, True)
+    del everyone, running
+    return torch.batch_norm_backward_elemt(out, x, mean, deviation, weight, sums[0], sums[1], counts.int())
+
+
+for name, images in (("contiguous", IMAGE), ("channels_last", IMAGE_LAST), ("bf16", IMAGE_HALF)):
+    add(f"sync_batch_norm_{name}", _parts_of_sync_batch_norm, images)
+add("sync_batch_norm_rows", _parts_of_sync_batch_norm, X)

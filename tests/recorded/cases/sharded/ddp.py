@@ -62,6 +62,34 @@ def _sharded_states(model: Any) -> Any:
     return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-4, foreach=True)
 
 
+def synchronized_norms(cells: int = 24, autocast: bool = False, iterations: int = ITERATIONS) -> None:
+    """A network of convolutions whose batch norms are taken over all processes, as mmseg and mmdet train theirs."""
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    start()
+    layers: list[Any] = []
+    for channels, wider in ((3, cells), (cells, 2 * cells), (2 * cells, 4 * cells)):
+        layers += [nn.Conv2d(channels, wider, 3, padding=1, bias=False), nn.BatchNorm2d(wider), nn.ReLU(), nn.MaxPool2d(2)]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * cells, 100), nn.BatchNorm1d(100))
+    network = nn.SyncBatchNorm.convert_sync_batchnorm(network).cuda()
+    model = DistributedDataParallel(network, device_ids=[torch.cuda.current_device()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(iterations):
+        images = torch.randn(16, 3, 128, 128, device="cuda")
+        labels = torch.randint(0, 100, (16,), device="cuda")
+        with torch.autocast("cuda", torch.float16, enabled=autocast):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(16, 3, 128, 128, device="cuda"))
+
+
+add("ddp_sync_batch_norm", synchronized_norms, backend="alone")
+add("ddp_sync_batch_norm_amp", synchronized_norms, backend="alone", cells=32, autocast=True)
 add("ddp_fp16_hook", ddp, "transformers", backend="alone", hook=_compressed, accumulate=2)
 add("ddp_power_sgd", ddp, "transformers", backend="alone", hook=_power, iterations=4)
 add("ddp_zero_states", ddp, "transformers", backend="alone", optimizer=_sharded_states, gradient_as_bucket_view=True)
