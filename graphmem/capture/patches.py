@@ -180,7 +180,9 @@ def _overridden(faces: tuple[Any, Any], overloaded: list[Any], args: tuple[Any, 
             if result is not NotImplemented:
                 return result
     names = ", ".join(kind.__name__ for kind in kinds)
-    raise TypeError(f"no implementation found for {faces[0].__name__!r} on types that implement __torch_function__: {names}")
+    raise TypeError(
+        f"no implementation found for {faces[0].__name__!r} on types that implement __torch_function__: {names}"
+    )
 
 
 def _described(view: Any, value: Callable[..., Any], found: Any) -> Callable[..., Any]:

@@ -170,7 +170,11 @@ def _as_subclass(convert: Callable[..., Any]) -> Callable[..., Any]:
 def _wants_own_dispatch(value: Any) -> bool:
     """Whether a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
     of a class without ``__torch_dispatch__`` is below Python an ordinary one."""
-    return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not isinstance(value, FakeTensor)
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        and not isinstance(value, FakeTensor)
+    )
 
 
 def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:

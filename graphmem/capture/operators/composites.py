@@ -30,6 +30,7 @@ from graphmem.capture.operators.recurrent.operators import recurrent_composites,
 from graphmem.capture.operators.transformer_layers import transformer_layers
 from graphmem.capture.operators.views import patch_views
 from graphmem.capture.patches import Kernels, Patches
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.devices import DEFAULT_DEVICE, device_named
 
 _aten = torch.ops.aten
@@ -43,9 +44,10 @@ FUSED_ON_CUDA = tuple(
 
 
 @contextlib.contextmanager
-def cuda_composites(card: Card) -> Iterator[dict[Any, Callable[..., Any]]]:
-    """Install CUDA's versions of composites for the duration; yields them by operator."""
-    table = composites_on(card)
+def cuda_composites(card: Card, values: KnownValues | None = None) -> Iterator[dict[Any, Callable[..., Any]]]:
+    """Install CUDA's versions of composites for the duration; yields them by operator. ``values``: what is known of
+    host tensors, which some decide by."""
+    table = composites_on(card, values or KnownValues())
     kernels, fakes, patches = Kernels(), ExistingFakes(), Patches()
     try:
         patch_indexing(patches, card.torch_version)
@@ -76,14 +78,14 @@ def shapes() -> dict[str, Callable[..., Any]]:
 @cache
 def composite_operators() -> frozenset[Any]:
     """The operators that have a version of CUDA's here, on whatever card."""
-    return frozenset(composites_on(Card(device_named(DEFAULT_DEVICE))))
+    return frozenset(composites_on(Card(device_named(DEFAULT_DEVICE)), KnownValues()))
 
 
-def composites_on(card: Card) -> dict[Any, Callable[..., Any]]:
+def composites_on(card: Card, values: KnownValues) -> dict[Any, Callable[..., Any]]:
     """Composite operators -> their decompositions in a build for ``card``."""
     return {
         **gradient_composites(),
-        **recurrent_composites(card),
+        **recurrent_composites(card, values),
         **transformer_layers(attention_on(card), linear, fuses_attention_on(card)),
         **basic_composites(),
         **convolution_composites(),

@@ -115,7 +115,7 @@ def _factories(context: Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _composites(context: Context) -> Iterator[None]:
-    with cuda_composites(context.recorder.card) as composites:
+    with cuda_composites(context.recorder.card, context.recorder.values) as composites:
         context.recorder.composites = composites
         yield
 

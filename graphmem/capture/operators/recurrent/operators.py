@@ -26,17 +26,18 @@ from graphmem.capture.operators.recurrent.layers import (
     plain_layers,
 )
 from graphmem.capture.operators.recurrent.packing import known_lengths, pack, pad
+from graphmem.capture.values.known_values import KnownValues
 
 _aten = torch.ops.aten
 
 
-def recurrent_composites(card: Card) -> dict[Any, Callable[..., Any]]:
+def recurrent_composites(card: Card, values: KnownValues) -> dict[Any, Callable[..., Any]]:
     """Recurrent composites -> their decompositions on that card."""
     state = DropoutState(card)
     composites: dict[Any, Callable[..., Any]] = {
         _aten.lstm.input: partial(_lstm, state),
         _aten.lstm.data: partial(_packed_lstm, state),
-        _aten._pack_padded_sequence.default: pack,
+        _aten._pack_padded_sequence.default: partial(pack, values),
         _aten._pad_packed_sequence.default: pad,
         _aten.lstm_cell.default: _lstm_cell,
         _aten.gru_cell.default: _gru_cell,

@@ -1,7 +1,7 @@
 """Packed sequences: packing and padding as CUDA runs them.
 
-The lengths are values. A list or a small host tensor of numbers is known in an analysis; lengths that come from the
-device are not, and are refused. Source: ``aten/src/ATen/native/PackedSequence.cpp`` of PyTorch 2.13.
+The lengths are values. Those that come from the host are known in an analysis, also when they were on the card in
+between; others are refused. Source: ``aten/src/ATen/native/PackedSequence.cpp`` of PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.values.known_values import KnownValues
 from graphmem.errors import CaptureError
 
 
-def known_lengths(tensor: Tensor) -> list[int]:
+def known_lengths(tensor: Tensor | None) -> list[int]:
     """The numbers of a host tensor. Raises :class:`CaptureError` where an analysis does not have them."""
-    if isinstance(tensor, FakeTensor):
+    if tensor is None or isinstance(tensor, FakeTensor):
         raise CaptureError(
             "the lengths of packed sequences are values of a tensor, and an analysis has only shapes; give "
             "pack_padded_sequence a list of numbers, or a tensor made of numbers on the host"
@@ -27,8 +28,8 @@ def known_lengths(tensor: Tensor) -> list[int]:
     return numbers
 
 
-def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    return _Pack.apply(input, known_lengths(lengths), batch_first)  # type: ignore[no-any-return]
+def pack(values: KnownValues, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    return _Pack.apply(input, known_lengths(values.of(lengths)), batch_first)  # type: ignore[no-any-return]
 
 
 class _Pack(torch.autograd.Function):  # type: ignore[misc]

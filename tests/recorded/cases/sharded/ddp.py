@@ -70,8 +70,15 @@ def synchronized_norms(cells: int = 24, autocast: bool = False, iterations: int 
     start()
     layers: list[Any] = []
     for channels, wider in ((3, cells), (cells, 2 * cells), (2 * cells, 4 * cells)):
-        layers += [nn.Conv2d(channels, wider, 3, padding=1, bias=False), nn.BatchNorm2d(wider), nn.ReLU(), nn.MaxPool2d(2)]
-    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * cells, 100), nn.BatchNorm1d(100))
+        layers += [
+            nn.Conv2d(channels, wider, 3, padding=1, bias=False),
+            nn.BatchNorm2d(wider),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    network = nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * cells, 100), nn.BatchNorm1d(100)
+    )
     network = nn.SyncBatchNorm.convert_sync_batchnorm(network).cuda()
     model = DistributedDataParallel(network, device_ids=[torch.cuda.current_device()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
