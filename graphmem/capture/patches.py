@@ -23,7 +23,7 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, Modul
 from typing import Any, ClassVar
 
 import torch
-from torch.overrides import _get_overloaded_args, get_ignored_functions, has_torch_function
+from torch.overrides import _get_overloaded_args, get_ignored_functions, handle_torch_function, has_torch_function
 
 from graphmem.capture.threads import Threads, current_threads
 
@@ -152,7 +152,7 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
             if has_torch_function(args):
                 overloaded = _get_overloaded_args(args)
                 if overloaded:
-                    return _overridden((overridable, found), overloaded, args, kwargs)
+                    return _overridden(overridable, found, overloaded, args, kwargs)
             return value(*args, **kwargs)
         return found(*args, **kwargs)
 
@@ -170,19 +170,15 @@ def _is_overridable(found: Any) -> bool:
     return by_cpp and found not in get_ignored_functions()
 
 
-def _overridden(faces: tuple[Any, Any], overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _overridden(view: Any, found: Any, overloaded: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the class of an argument makes of a function (NumPy's protocol, NEP 18). A class knows it by the face that
     was in PyTorch when the class was made: during the capture or before it, so both are tried."""
     kinds = tuple(type(arg) for arg in overloaded)
     for arg in overloaded:
-        for face in faces:
-            result = arg.__torch_function__(face, kinds, args, kwargs)
-            if result is not NotImplemented:
-                return result
-    names = ", ".join(kind.__name__ for kind in kinds)
-    raise TypeError(
-        f"no implementation found for {faces[0].__name__!r} on types that implement __torch_function__: {names}"
-    )
+        result = arg.__torch_function__(view, kinds, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    return handle_torch_function(found, overloaded, *args, **kwargs)
 
 
 def _described(view: Any, value: Callable[..., Any], found: Any) -> Callable[..., Any]:

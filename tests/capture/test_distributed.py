@@ -274,18 +274,6 @@ def test_older_versions_record_the_use_of_collectives(
     assert len(uses) == recorded
 
 
-def test_torchscript_compiles_in_a_capture() -> None:
-    """torch.distributed.optim does when it is imported, with functions that stand in the place of PyTorch's."""
-
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(2.0) * x + torch.zeros_like(x)
-
-    def step() -> None:
-        torch.jit.script(scaled)
-
-    capture(lambda _: step(), source="", device=H100, torch_version=TORCH_VERSION)
-
-
 def test_kernels_loaded_eagerly_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = nn.Linear(8, 8), torch.zeros(4, 8)
     lazy = analyze(model, inputs, training=False, device="A100")

@@ -37,19 +37,8 @@ def patch_factories(patches: Patches) -> None:
     patches.set(_device.DeviceContext, "__init__", _context_on(_device.DeviceContext.__init__))
     patches.set(torch, "get_default_device", _shown_default(torch.get_default_device))
     patches.set(torch._C._nn, "_parse_to", _parse_to(torch._C._nn._parse_to))
-    patches.set(torch.jit._builtins, "_find_builtin", _builtin_behind(torch.jit._builtins._find_builtin))
     _patch_old_types(patches)
     _patch_lazy(patches)
-
-
-def _builtin_behind(find: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-    """TorchScript knows functions of C++ by their identity, and finds ours in their place: modules that are imported
-    while a step runs compile with it (torch.distributed.optim)."""
-
-    def find_builtin(function: Any) -> str | None:
-        return find(getattr(function, "__original_fn", function))
-
-    return find_builtin
 
 
 def device_named(device: Any) -> Any:

@@ -170,11 +170,9 @@ def _as_subclass(convert: Callable[..., Any]) -> Callable[..., Any]:
 def _wants_own_dispatch(value: Any) -> bool:
     """Whether a real tensor's class answers operators itself. PyTorch takes any class for one that may; a host tensor
     of a class without ``__torch_dispatch__`` is below Python an ordinary one."""
-    return (
-        isinstance(value, torch.Tensor)
-        and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-        and not isinstance(value, FakeTensor)
-    )
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return False
+    return type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,8 +207,8 @@ def _of_own_class() -> Any:
 
 
 def _overridable(fake: Any, kind: Any) -> Any:
-    """``fake`` with the ``__torch_function__`` of ``kind``. PyTorch turns the default one off where it makes a class that
-    has a ``__torch_dispatch__`` (``THPVariableMetaType_init``)."""
+    """``fake`` with the ``__torch_function__`` of ``kind``. PyTorch turns the default one off where it makes a class
+    that has a ``__torch_dispatch__`` (``THPVariableMetaType_init``)."""
     fake.__torch_function__ = inspect.getattr_static(kind, "__torch_function__")
     return fake
 

@@ -35,6 +35,7 @@ from graphmem.capture.device.numbered_devices import numbered_devices
 from graphmem.capture.device.pretend_device import Teller
 from graphmem.capture.device.reading_values import patch_reading
 from graphmem.capture.device.streams_api import patch_streams
+from graphmem.capture.device.torch_script import patch_torch_script
 from graphmem.capture.device.training_tools import patch_training_tools
 from graphmem.capture.device.triton_kernels import triton_kernels
 from graphmem.capture.device.unnoticed import unnoticed
@@ -165,11 +166,15 @@ def _modules(context: Context) -> Iterator[None]:
         yield
 
 
+def _remark_of(context: Context) -> Callable[[str], None]:
+    """Tells the reader what was assumed."""
+    return lambda text: context.recorder.assumed.update([text])
+
+
 @contextlib.contextmanager
 def _saved_files(context: Context) -> Iterator[None]:
     recorder, whole = context.recorder, context.leave_after is not None
-    remark = lambda text: recorder.assumed.update([text])  # noqa: E731
-    with files_of_tensors(recorder.stage_of, recorder.values, remark, whole_program=whole):
+    with files_of_tensors(recorder.stage_of, recorder.values, _remark_of(context), whole_program=whole):
         yield
 
 
@@ -258,10 +263,16 @@ LAYERS: tuple[Layer, ...] = (
             "torch.Tensor.new_tensor",
             "torch.Tensor.type",
             "torch._C._nn._parse_to",
-            "torch.jit._builtins._find_builtin",
             "torch.nn.parameter.Uninitialized*.__new__",
         ),
         _factories,
+    ),
+    Layer(
+        "TorchScript",
+        "device/torch_script",
+        "scripted code runs below Python, where no mode is heard: it runs as the Python that it is made of",
+        ("torch.jit.script", "torch.jit.freeze", "torch.jit.optimize_for_inference"),
+        _patching(lambda patches, context: patch_torch_script(patches, _remark_of(context))),
     ),
     Layer(
         "read-back",

@@ -1,0 +1,43 @@
+"""TorchScript: what it is made of is Python, and runs as that, as it does with PyTorch's own switch ``PYTORCH_JIT=0``.
+
+A scripted function runs in C++, below Python, and its fuser joins element-wise operators after some runs: what they
+would have kept between them is then not there on a card. Such a step may need less than is found here, and is said to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphmem.capture.patches import Patches
+
+#: What the report says where a program uses TorchScript.
+AS_PYTHON = (
+    "TorchScript was run as the Python that it is made of (as with PYTORCH_JIT=0): on a card its fuser joins "
+    "element-wise operators, which then keep less"
+)
+
+
+def patch_torch_script(patches: Patches, remark: Callable[[str], None]) -> None:
+    """Leave functions, classes and modules as they are until ``patches`` are undone; ``remark`` is told of those that
+    are not PyTorch's own."""
+
+    def script(obj: Any, *_: Any, **__: Any) -> Any:
+        if not str(getattr(obj, "__module__", "")).startswith("torch."):
+            remark(AS_PYTHON)
+        return obj
+
+    patches.set(torch.jit, "script", script)
+    for name in ("freeze", "optimize_for_inference"):
+        patches.set(torch.jit, name, _unless_python(getattr(torch.jit, name)))
+
+
+def _unless_python(change: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.jit.freeze(module)``: what was not scripted stays as it is."""
+
+    def changed(mod: Any, *args: Any, **kwargs: Any) -> Any:
+        return change(mod, *args, **kwargs) if isinstance(mod, torch.jit.ScriptModule) else mod
+
+    return changed

@@ -1,0 +1,116 @@
+"""Classes of tensors that libraries make, and what they replace by ``__torch_function__``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.captures import record  # noqa: E402
+
+
+class Image(torch.Tensor):  # type: ignore[misc,name-defined]
+    """As fastai's and torchvision's: it hands everything on."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Plain(torch.Tensor):  # type: ignore[misc,name-defined]
+    """A class and nothing else."""
+
+
+def in_capture(function: Callable[[], Any]) -> Any:
+    answers: list[Any] = []
+    record(lambda: answers.append(function()))
+    return answers[0]
+
+
+@pytest.mark.parametrize("kind", [Image, Plain])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("made", [lambda: torch.randn(4, 3, 8, 8), lambda: torch.tensor([1.0, 2.0])])
+def test_results_are_of_the_class(kind: Any, device: str, made: Callable[[], Any]) -> None:
+    def asked() -> list[bool]:
+        tensor = made().as_subclass(kind).to(device)
+        assert tensor.device.type == device
+        results = [
+            tensor, tensor + 1, tensor + torch.ones(1, device=device), tensor[0], tensor.mean(), tensor.relu(),
+            torch.cat([tensor, tensor]), torch.zeros_like(tensor), tensor.cpu(), tensor.detach(), tensor.clone(),
+            tensor.half(), *tensor.chunk(2), torch.stack([tensor, tensor]),
+        ]  # fmt: skip
+        return [isinstance(result, kind) for result in results]
+
+    assert all(in_capture(asked))
+
+
+def test_a_class_is_put_off_again() -> None:
+    def asked() -> Any:
+        return type(torch.randn(2, device="cuda").as_subclass(Image).as_subclass(torch.Tensor))
+
+    assert not issubclass(in_capture(asked), Image)
+
+
+def test_gradients_pass_through() -> None:
+    def asked() -> Any:
+        weight = torch.nn.Parameter(torch.randn(3, 3, device="cuda"))
+        loss = (torch.randn(2, 3, device="cuda").as_subclass(Image) @ weight).sum()
+        loss.backward()
+        return isinstance(loss, Image), weight.grad.shape
+
+    assert in_capture(asked) == (True, (3, 3))
+
+
+_HANDLED: dict[Any, Callable[..., Any]] = {torch.mean: lambda x: float(x.value) / x.rows}
+_HANDLED[torch.zeros_like] = lambda x, **_: Diagonal(x.rows, 0)
+
+
+class Diagonal:
+    """PyTorch's own example of a class that is no tensor. Its table was made before the capture."""
+
+    def __init__(self, rows: int, value: float) -> None:
+        self.rows, self.value = rows, value
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _HANDLED[func](*args, **(kwargs or {})) if func in _HANDLED else NotImplemented
+
+
+@pytest.mark.parametrize("during", [True, False])
+def test_a_factory_is_replaced(during: bool) -> None:
+    """``torch.zeros_like`` is another function while a capture lasts; a table finds it by either."""
+
+    def asked() -> Any:
+        if during:
+            _HANDLED[torch.ones_like] = lambda x, **_: Diagonal(x.rows, 1)
+        name = torch.ones_like if during else torch.zeros_like
+        return torch.mean(Diagonal(4, 2)), name(Diagonal(4, 2)).value
+
+    assert in_capture(asked) == (0.5, int(during))
+
+
+def test_what_no_class_replaces_is_a_type_error() -> None:
+    def asked() -> str:
+        with pytest.raises(TypeError, match="rand_like"):
+            torch.rand_like(Diagonal(2, 1))
+        return "asked"
+
+    assert in_capture(asked) == "asked"
+
+
+def test_attention_without_a_kernel_is_pytorchs_error() -> None:
+    """Programs catch it, and go on with another backend."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def asked() -> Any:
+        query = torch.randn(1, 2, 16, 8, device="cuda")
+        try:
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # float32
+                return torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        except RuntimeError as error:
+            return str(error)
+
+    assert in_capture(asked) == "No available kernel. Aborting execution."
