@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,9 @@ def data_property(borrow: Callable[[Any], Any]) -> property:
     ``VariableHooks::set_data`` copies the other tensor's metadata, but a tensor that was made for the host goes on
     asking Python for its device (``TensorImpl::copy_generic_tensor_metadata``, c10/core/TensorImpl.cpp, 2.13). So the
     two exchange what they are to C++. As there, the gradient, the hooks and the version stay, and the node that
-    accumulates the gradient does not. A graph that is kept (a loss that is logged later) still holds that node, and by
-    it what the tensor was to C++ (:func:`_give_data`).
+    accumulates the gradient does not. A graph that is kept (a loss that is logged later, FSDP's hooks) still holds that
+    node, and by it what the tensor was to C++: that shares its data meanwhile (:func:`_give_data`), and is taken again
+    when the tensor comes back to the device.
     """
 
     def get(self: Any) -> Any:
@@ -35,20 +37,37 @@ def data_property(borrow: Callable[[Any], Any]) -> property:
         if not isinstance(value, FakeTensor) or value.fake_device == self.fake_device:
             _DATA.__set__(self, value)
             return
-        grad = self.grad
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            other = _DATA.__get__(value, type(value)).requires_grad_(self.requires_grad)
+        grad, before = self.grad, self.fake_device
+        other = _as_it_was_there(self, value)
         with torch.autograd._unsafe_preserve_version_counter(self):
             torch._C._swap_tensor_impl(self, other)
         register_hooks(self)
         _give_data(self, other)
+        self.__dict__.setdefault(_FORMER, {})[before] = weakref.ref(other)  # a graph may hold it: nobody else does
         if grad is not None:
             _set_any_grad(self, grad)
+        elif self.grad is not None:
+            self.grad = None
         self.__dict__[FAKE_DEVICE] = value.fake_device
 
     return property(get, assign)
 
 
+def _as_it_was_there(tensor: Any, value: Any) -> Any:
+    """What the tensor was to C++ when it was on the device of ``value``, or something new, with the data of ``value``."""
+    reference = tensor.__dict__.get(_FORMER, {}).pop(value.fake_device, None)
+    former = None if reference is None else reference()
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        if former is None:
+            return _DATA.__get__(value, type(value)).requires_grad_(tensor.requires_grad)
+        former._fix_weakref()  # C++ may have kept it after Python had let it go
+        _DATA.__set__(former, value)
+        former.__dict__[FAKE_DEVICE] = value.fake_device
+        return former
+
+
+#: The attribute of a tensor with what it was to C++, by device.
+_FORMER = "_graphmem_former"
 #: Where a tensor keeps its hooks, as tables that C++ is told of.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 

@@ -90,10 +90,12 @@ def fsdp1(
     mixed: bool = True,
     strategy: str = "FULL_SHARD",
     numbered: bool = True,
+    offload: bool = False,
+    use_orig_params: bool = True,
     **options: Any,
 ) -> None:
     """``numbered``: ``device_id`` is a number, as ``torch.cuda.current_device()`` says it."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
     start()
@@ -106,7 +108,8 @@ def fsdp1(
         sharding_strategy=ShardingStrategy[strategy],
         device_id=torch.cuda.current_device() if numbered else torch.device("cuda", 0),
         mixed_precision=precision if mixed else None,
-        use_orig_params=True,
+        cpu_offload=CPUOffload(offload_params=True) if offload else None,
+        use_orig_params=use_orig_params,
         **options,
     )
     train(model, torch.optim.AdamW(model.parameters(), lr=1e-4), vocabulary=vocabulary)
@@ -137,4 +140,6 @@ add("f1_gpt2", fsdp1, *_HF, make=gpt2, vocabulary=50257)
 add("f1_gradop", fsdp1, *_HF, strategy="SHARD_GRAD_OP")
 add("f1_nolimit", fsdp1, *_HF, limit_all_gathers=False, forward_prefetch=True)
 add("f1_nomp", fsdp1, *_HF, mixed=False)
+add("f1_offload", fsdp1, *_HF, offload=True)
+add("f1_offload_flat", fsdp1, *_HF, offload=True, use_orig_params=False, make=gpt2, vocabulary=50257)
 add("f1_noshard", fsdp1, *_HF, strategy="NO_SHARD")
