@@ -54,7 +54,7 @@ def data_property(borrow: Callable[[Any], Any]) -> property:
 
 
 def _as_it_was_there(tensor: Any, value: Any) -> Any:
-    """What the tensor was to C++ when it was on the device of ``value``, or something new, with the data of ``value``."""
+    """What the tensor was to C++ where ``value`` is, or something new there, with the data of ``value``."""
     reference = tensor.__dict__.get(_FORMER, {}).pop(value.fake_device, None)
     former = None if reference is None else reference()
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
