@@ -21,17 +21,30 @@ AS_PYTHON = (
 
 
 def patch_torch_script(patches: Patches, remark: Callable[[str], None]) -> None:
-    """Leave functions, classes and modules as they are until ``patches`` are undone; ``remark`` is told of those that
-    are not PyTorch's own."""
+    """Leave functions, classes and modules as they are until ``patches`` are undone, but PyTorch's own, which go into
+    tables of its own; ``remark`` is told of the others."""
+    compiled = torch.jit.script
 
-    def script(obj: Any, *_: Any, **__: Any) -> Any:
-        if not str(getattr(obj, "__module__", "")).startswith("torch."):
-            remark(AS_PYTHON)
+    def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(getattr(obj, "__module__", "")).startswith("torch."):
+            return compiled(obj, *args, **kwargs)
+        remark(AS_PYTHON)
         return obj
 
     patches.set(torch.jit, "script", script)
     for name in ("freeze", "optimize_for_inference"):
         patches.set(torch.jit, name, _unless_python(getattr(torch.jit, name)))
+    patches.set(torch.jit._builtins, "_find_builtin", _builtin_behind(torch.jit._builtins._find_builtin))
+
+
+def _builtin_behind(find: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    """TorchScript knows functions of C++ by their identity, and finds those of a capture in their place: PyTorch's
+    modules that are imported while a step runs compile with it (torch.distributed.optim)."""
+
+    def find_builtin(function: Any) -> str | None:
+        return find(getattr(function, "__original_fn", function))
+
+    return find_builtin
 
 
 def _unless_python(change: Callable[..., Any]) -> Callable[..., Any]:

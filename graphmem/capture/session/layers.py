@@ -271,7 +271,12 @@ LAYERS: tuple[Layer, ...] = (
         "TorchScript",
         "device/torch_script",
         "scripted code runs below Python, where no mode is heard: it runs as the Python that it is made of",
-        ("torch.jit.script", "torch.jit.freeze", "torch.jit.optimize_for_inference"),
+        (
+            "torch.jit.script",
+            "torch.jit.freeze",
+            "torch.jit.optimize_for_inference",
+            "torch.jit._builtins._find_builtin",
+        ),
         _patching(lambda patches, context: patch_torch_script(patches, _remark_of(context))),
     ),
     Layer(
