@@ -20,7 +20,7 @@ import click
 
 from graphmem.cli.start import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
-from graphmem.reports import text
+from graphmem.reports.document import clean
 
 #: What a shell says of a program that Ctrl-C ended.
 INTERRUPTED = 130
@@ -92,7 +92,7 @@ class Commands(click.Group):
         except (Exception, SystemExit) as error:
             if os.environ.get(_DEBUG):
                 traceback.print_exc()
-            line, code = text.clean(one_line(_message(error, ctx.meta.get(_WORDS, ())))), 1
+            line, code = clean(one_line(_message(error, ctx.meta.get(_WORDS, ())))), 1
         with contextlib.suppress(OSError):
             click.echo(f"graphmem: {line}", err=True)
         ctx.exit(code)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from typing import Any
 
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, width, working
+from graphmem.cli.options import form_of, form_options
+from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
 from graphmem.serving import BUILT_IN
 from graphmem.units import parse_bytes
@@ -69,10 +69,6 @@ _OVER_TIME = (
     click.option("--tokens-per-second", type=float, metavar="N", help="Of long prompts. Default 10000."),
     click.option("--max-wait", default="10s", metavar="TIME", help="What 99 % of requests may wait. Default 10s."),
 )
-_OUTPUT = (
-    click.option("--format", "form", type=click.Choice(("text", "json", "html")), default="text", help="Default text."),
-    click.option("-o", "--output", metavar="FILE", help="Write there instead of to the terminal."),
-)
 
 
 @click.command(
@@ -86,7 +82,7 @@ _OUTPUT = (
 @grouped("Card", _CARD)
 @grouped("Load", _LOAD)
 @grouped("Load over time", _OVER_TIME)
-@grouped("Output", _OUTPUT)
+@form_options
 def serve_command(**options: Any) -> None:
     """What an inference engine leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
 
@@ -104,8 +100,7 @@ def serve_command(**options: Any) -> None:
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
     """
-    from graphmem.planning.serving import serve
-    from graphmem.reports import serving
+    from graphmem.serving.answer import serve
 
     check_output(options["output"])
     with working() as progress:
@@ -143,12 +138,7 @@ def serve_command(**options: Any) -> None:
             non_torch_bytes=parse_bytes(options["non_torch"]),
             arguments=(*(_named(text) for text in options["engine_arg"]), *_others(options["model"])),
         )
-    rendered = {
-        "json": lambda: json.dumps(report.to_dict(), indent=2) + "\n",
-        "html": lambda: serving.html(report),
-        "text": lambda: serving.render(report, width(options["output"], serving.WIDTH)),
-    }[options["form"]]()
-    emit(rendered, options["output"])
+    publish(report, form_of(options), options["output"])
     if not report.starts:
         click.get_current_context().exit(DOES_NOT_FIT)
 

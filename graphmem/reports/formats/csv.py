@@ -1,0 +1,33 @@
+"""The tables of a document as CSV, for spreadsheets: memory in bytes, an empty line between two tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from graphmem.reports import Format
+from graphmem.reports.document import Document, Table, Value
+
+
+class _Csv(Format):
+    name = "csv"
+    suffixes = (".csv",)
+
+    def render(self, document: Document, width: int | None = None) -> str:
+        """Each table under the names of its columns."""
+        return "\n".join(map(_table, document.tables()))
+
+
+FORMAT = _Csv()
+
+
+def _table(table: Table) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([column.key for column in table.columns])
+    writer.writerows([[_cell(value) for value in row] for row in table.rows])
+    return buffer.getvalue()
+
+
+def _cell(value: Value) -> Value:
+    return f"{value:.6f}" if isinstance(value, float) else value
