@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -26,8 +26,9 @@ class Kind(Generic[Part]):
     """A kind of part: ``word`` is what messages call one, ``group`` the entry-point group of other packages.
 
     graphmem's own are modules of ``package``, each of which gives its part under the name ``attribute`` (in which
-    ``{}`` stands for the module's name): those named in ``order``, or all but ``others``. ``protocol`` is the class of
-    which a part has every public attribute, written ``module:Class``.
+    ``{}`` stands for the module's name): those named in ``order``, or all but ``others``; one that ``needs`` a room of
+    graphmem is there only with it. ``protocol`` is the class of which a part has every public attribute, written
+    ``module:Class``.
     """
 
     word: str
@@ -37,12 +38,14 @@ class Kind(Generic[Part]):
     protocol: str = ""
     order: Sequence[str] = ()
     others: Sequence[str] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
 
     def own(self) -> tuple[str, ...]:
         """The names of graphmem's own, none of which is imported."""
-        if find_spec(self.package) is None:
-            return ()
-        return _own_names(self.package, tuple(self.order), tuple(self.others))
+        there = _modules(self.package)
+        if not self.order:
+            return tuple(sorted(there.difference(self.others)))
+        return tuple(name for name in self.order if _module(name) in there and _is_there(self.needs.get(name)))
 
     def names(self) -> tuple[str, ...]:
         """The names of all, graphmem's own first. Raises :class:`UsageError` for one that is there twice."""
@@ -71,33 +74,35 @@ class Kind(Generic[Part]):
 
     def _part(self, name: str) -> Part:
         if name in self.own():
-            module = importlib.import_module(f"{self.package}.{name.replace('-', '_')}")
-            return cast("Part", getattr(module, self.attribute.format(name.replace("-", "_"))))
+            module = importlib.import_module(f"{self.package}.{_module(name)}")
+            return cast("Part", getattr(module, self.attribute.format(_module(name))))
         return cast("Part", _plugin(self.word, self.protocol, self._brought()[name]))
 
     def _brought(self) -> dict[str, EntryPoint]:
         """The entry points of other packages by name. Raises :class:`UsageError` where two have one name."""
         found: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
+            named = f"{_a(self.word)} {entry.name!r}"
             if entry.name in self.own():
-                raise UsageError(
-                    f"{_origin(entry)} brings {_a(self.word)} {entry.name!r}, which is graphmem's own; remove it"
-                )
-            other = found.get(entry.name)
-            if other is not None and other.value != entry.value:
-                raise UsageError(
-                    f"{_origin(entry)} and {_origin(other)} both bring {_a(self.word)} {entry.name!r}; remove one of them"
-                )
-            found[entry.name] = entry
+                raise UsageError(f"{_origin(entry)} brings {named}, which is graphmem's own; remove it")
+            other = found.setdefault(entry.name, entry)
+            if other.value != entry.value:
+                raise UsageError(f"{_origin(other)} and {_origin(entry)} both bring {named}; remove one of them")
         return found
 
 
 @cache
-def _own_names(package: str, order: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
-    there = {found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__)}
-    if order:
-        return tuple(name for name in order if name.replace("-", "_") in there)
-    return tuple(sorted(there - set(others)))
+def _modules(package: str) -> frozenset[str]:
+    return frozenset(found.name for found in pkgutil.iter_modules(importlib.import_module(package).__path__))
+
+
+@cache
+def _is_there(room: str | None) -> bool:
+    return room is None or find_spec(room) is not None
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
 
 
 @cache

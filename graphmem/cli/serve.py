@@ -12,7 +12,6 @@ from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.options import form_of, form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
-from graphmem.serving import BUILT_IN
 from graphmem.units import parse_bytes
 
 #: What vLLM multiplies a number by: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
@@ -31,7 +30,8 @@ _ENGINE = (
     click.option(
         "--engine",
         metavar="NAME",
-        help=f"{', '.join(BUILT_IN)}, hf (transformers' generate), a plug-in's. Default vllm; llamacpp for GGUF.",
+        help="vllm, llamacpp, sglang, tensorrtllm, tgi, onnxruntimegenai, hf (transformers' generate), a plug-in's. "
+        "Default vllm; llamacpp for GGUF.",
     ),
     click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
     click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),

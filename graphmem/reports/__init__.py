@@ -37,7 +37,7 @@ FORMATS: Kind[Format] = Kind(
     package="graphmem.reports.formats",
     attribute="FORMAT",
     protocol="graphmem.reports:Format",
-    order=("text", "markdown", "json", "html", "csv"),
+    order=("text", "markdown", "json", "html", "csv", "notebook"),
 )
 
 
@@ -73,9 +73,7 @@ class Answer:
         return format_named("text").render(self.brief())
 
     def _repr_html_(self) -> str:
-        from graphmem.reports.formats.html import notebook
-
-        return notebook(self.brief())
+        return format_named("notebook").render(self.brief())
 
     def _repr_markdown_(self) -> str:
         return format_named("markdown").render(self.brief())

@@ -40,8 +40,8 @@ _IN_SIGHT = 2
 _COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#f0e442", "#d55e00", "#7f3c8d", "#11a579",
             "#332288", "#a5aa99", "#666666", "#bbbbbb", "#999999", "#444444")  # fmt: skip
 
-#: Notebooks have rules for tables of their own, which are more special than those of a page.
-_SHARED = """
+#: Rules of pages and notebooks: of what is below {0}; {1} is ``!important`` where others have rules for tables too.
+SHARED = """
 {0} .wide {{ overflow-x: auto }} {0} .no {{ color: #b00020; font-weight: 600 }} {0} .yes {{ font-weight: 600 }}
 {0} td, {0} th {{ text-align: left{1} }} {0} td.n, {0} th.n {{ text-align: right{1}; white-space: nowrap;
 font-variant-numeric: tabular-nums }} {0} svg {{ max-width: 100%; height: auto }}
@@ -57,7 +57,7 @@ svg text {{ font: 11px system-ui, sans-serif; fill: #555 }}
 @media (max-width: 640px) {{ body {{ margin: 1em auto }} td, th {{ padding-right: .5em }} td.exact {{ display: none }}
 svg {{ overflow: visible; margin-top: .6em }} svg text {{ font-size: 28px }}
 svg text.level {{ text-anchor: start; transform: translate(10px, -10px) }} }}
-""".strip().format(_SHARED.format("body", ""))
+""".strip().format(SHARED.format("body", ""))
 
 
 class _Html(Format):
@@ -71,7 +71,7 @@ class _Html(Format):
         return (
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-            f"<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n{_body(document)}\n"
+            f"<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body(document)}\n"
             f'<script type="application/json" id="graphmem-{document.kind}">\n{data}\n</script>\n</body>\n</html>\n'
         )
 
@@ -79,13 +79,8 @@ class _Html(Format):
 FORMAT = _Html()
 
 
-def notebook(document: Document) -> str:
-    """The sections as HTML among other cells."""
-    style = _SHARED.format(".graphmem", " !important")
-    return f'<div class="graphmem"><style>{style}</style>{_body(document)}</div>'
-
-
-def _body(document: Document) -> str:
+def body(document: Document) -> str:
+    """The sections, without a page around them."""
     return "\n".join(
         part
         for section in document.sections
