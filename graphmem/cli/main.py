@@ -94,6 +94,8 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"the code of the model ended the program itself (exit code {error.code})"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("graphmem."):
+        return f"this graphmem has no {error.name}, which that needs"
     if isinstance(error, MemoryError):
         return "this machine has not enough memory for the analysis"
     if isinstance(error, OSError) and error.errno in _FULL:

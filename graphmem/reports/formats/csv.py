@@ -6,7 +6,7 @@ import csv
 import io
 
 from graphmem.reports import Format
-from graphmem.reports.document import Document, Table, Value
+from graphmem.reports.document import Document, Table, Value, clean
 
 
 class _Csv(Format):
@@ -30,4 +30,6 @@ def _table(table: Table) -> str:
 
 
 def _cell(value: Value) -> Value:
-    return f"{value:.6f}" if isinstance(value, float) else value
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    return clean(value) if isinstance(value, str) else value

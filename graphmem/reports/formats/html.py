@@ -103,7 +103,8 @@ def _block(block: Block) -> str:
     if isinstance(block, Curves):
         return _curves(block)
     if isinstance(block, Code):
-        return f"<h3>{_words(block.name)}</h3><pre>{escape(block.text)}</pre>"
+        text = "\n".join(map(clean, block.text.splitlines()))
+        return f"<h3>{_words(block.name)}</h3><pre>{escape(text)}</pre>"
     raise TypeError(f"{type(block).__name__} is no block of a document")
 
 

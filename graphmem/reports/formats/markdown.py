@@ -43,7 +43,7 @@ def _block(block: Block) -> Iterator[str]:
         yield _escaped(block.caption)
     elif isinstance(block, Code):
         fence = "`" * (3 + max((len(run) for run in re.findall("`+", block.text)), default=0))
-        yield from (f"`{_escaped(block.name)}`", "", fence, block.text.rstrip("\n"), fence)
+        yield from (f"**{_escaped(block.name)}**", "", fence, *map(clean, block.text.splitlines()), fence)
 
 
 def _table(titles: Sequence[str], rules: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

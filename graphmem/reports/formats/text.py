@@ -63,7 +63,7 @@ def _block(block: Block, width: int) -> Iterator[str]:
     elif isinstance(block, Curves):
         yield from _curves(block, width) if block.brief else ()
     elif isinstance(block, Code):
-        yield from (block.name, *(f"{_INDENT}{clean(line)}" for line in block.text.splitlines()))
+        yield from (clean(block.name), *(f"{_INDENT}{clean(line)}" for line in block.text.splitlines()))
 
 
 def _table(table: Table, width: int) -> list[str]:
@@ -134,6 +134,5 @@ def _curves(block: Curves, width: int) -> Iterator[str]:
         marks.append("X" if is_marked else _SPARKS[min(9, int(max(part, default=0) * 10))])
     yield f"[{''.join(marks)}]"
     marked = f"; X: {block.marked}" if block.marks else ""
-    yield from folded(
-        f"{clean(block.curves[0].name)}, from {block.begins} to {block.ends}, in tenths from blank to @{marked}", width
-    )
+    words = f"{block.curves[0].name}, from {block.begins} to {block.ends}, in tenths from blank to @{marked}"
+    yield from folded(clean(words), width)
