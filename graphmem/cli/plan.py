@@ -51,6 +51,11 @@ _OUTPUT = (
 )
 
 
+#: Options that are the library's parameters as they are.
+_PASSED_ON = ("model", "gpus", "nodes", "global_batch", "seq_len", "confirm", "advice", "torch_version", "alloc_conf",
+              "margin")  # fmt: skip
+
+
 @click.command("plan", cls=GroupedCommand, short_help="Which layout over several cards fits.")
 @click.argument("model")
 @grouped("Cards", _CLUSTER)
@@ -87,19 +92,10 @@ def plan_command(**options: Any) -> None:
         from graphmem.planning.layouts.plan import plan
 
         found = plan(
-            options["model"],
-            gpus=options["gpus"],
-            nodes=options["nodes"],
-            global_batch=options["global_batch"],
-            seq_len=options["seq_len"],
+            **{name: options[name] for name in _PASSED_ON},
             training=step,
-            confirm=options["confirm"],
             frameworks=None if options["frameworks"] is None else options["frameworks"].split(","),
             links=_links(options["links"]),
-            advice=options["advice"],
-            torch_version=options["torch_version"],
-            alloc_conf=options["alloc_conf"],
-            margin=options["margin"],
             say=progress,
         )
     publish(found, form_of(options), options["output"])

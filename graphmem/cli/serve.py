@@ -71,6 +71,10 @@ _OVER_TIME = (
 )
 
 
+#: Options that the library knows in another way, or not at all; the others have the names of its parameters.
+_READ_HERE = ("engine", "tp", "non_torch", "engine_arg", "form", "output")
+
+
 @click.command(
     "serve",
     cls=GroupedCommand,
@@ -105,38 +109,12 @@ def serve_command(**options: Any) -> None:
     check_output(options["output"])
     with working() as progress:
         report = serve(
-            options["model"],
-            gpu=options["gpu"],
-            gpu_memory=options["gpu_memory"],
+            **{name: value for name, value in options.items() if name not in _READ_HERE},
             engine=options["engine"] or ("llamacpp" if options["model"].lower().endswith(".gguf") else "vllm"),
-            engine_version=options["engine_version"],
-            lengths=options["lengths"],
-            load=options["load"],
-            find=options["find"],
-            advice=options["advice"],
-            arrivals=options["arrivals"],
-            output_lengths=options["output_lengths"],
-            duration=options["duration"],
-            trace=options["trace"],
-            step_time=options["step_time"],
-            tokens_per_second=options["tokens_per_second"],
-            max_wait=options["max_wait"],
-            say=progress,
-            entry=options["entry"],
             tensor_parallel_size=options["tp"],
-            max_model_len=options["max_model_len"],
-            max_num_seqs=options["max_num_seqs"],
-            max_num_batched_tokens=options["max_num_batched_tokens"],
-            gpu_memory_utilization=options["gpu_memory_utilization"],
-            kv_cache_dtype=options["kv_cache_dtype"],
-            quantization=options["quantization"],
-            dtype=options["dtype"],
-            enforce_eager=options["enforce_eager"],
-            cold=options["cold"],
-            block_size=options["block_size"],
-            alloc_conf=options["alloc_conf"],
             non_torch_bytes=parse_bytes(options["non_torch"]),
             arguments=(*(_named(text) for text in options["engine_arg"]), *_others(options["model"])),
+            say=progress,
         )
     publish(report, form_of(options), options["output"])
     if not report.starts:

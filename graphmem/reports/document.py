@@ -52,7 +52,7 @@ class Column:
         """The title as programs read it, with the unit: ``device_bytes``."""
         unit = {"exact": "bytes", "change": "bytes", "decimal": "bytes"}.get(self.unit, self.unit)
         name = (self.title or self.name).replace(" ", "_")
-        return f"{name}_{unit}" if unit in ("bytes", "seconds") else name
+        return "_".join(filter(None, (name, unit if unit in ("bytes", "seconds") else "")))
 
     def words(self, value: Value) -> str:
         """A value of the column for people; None is nothing, and a text what it says itself."""
@@ -115,7 +115,7 @@ class Shares:
         shown = [(*part, part[1] / whole if whole else None) for part in self.shown()]
         rows = [(name, size, size, "-" if share is None else share, note) for name, size, note, share in shown]
         rows.append((*self.total, whole, 1.0 if whole else "-", ""))
-        units = (("part", ""), ("short", "bytes"), ("exact", "exact"), ("share", "share"), ("note", ""))
+        units = (("part", ""), ("", "bytes"), ("exact", "exact"), ("share", "share"), ("note", ""))
         columns = [Column(unit=unit, name=name) for name, unit in units]
         if any(note for _, _, note in self.parts):
             return Table(columns, rows)
@@ -160,7 +160,7 @@ class Code:
     text: str
 
 
-Block: TypeAlias = "Text | Items | Facts | Table | Shares | Curves | Code"
+Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Code
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ def section(title: str, *blocks: Block) -> Section:
     return Section(title, blocks)
 
 
-def table(columns: Sequence[str | Column], rows: Sequence[Sequence[Value]]) -> Table:
-    """A table of columns without titles, each given by its unit (empty: words), or as it is."""
-    return Table([one if isinstance(one, Column) else Column(unit=one) for one in columns], rows)
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]]) -> Table:
+    """A table of columns without titles: what programs call each, and its unit (empty: words)."""
+    return Table([Column(unit=unit, name=name) for name, unit in columns.items()], rows)
 
 
 def clean(text: object) -> str:

@@ -60,6 +60,7 @@ _DIAGNOSTIC_TITLES = (
 
 #: Lines of what is held that are shown, and differences from a formula, the largest of them; the JSON has all.
 _LINES, _DIFFERENCES = 5, 4
+_CARD = {"part": "", "": "bytes", "certainty": ""}
 _LEVELS = ("requested", "allocated", "reserved", "device")
 
 
@@ -115,7 +116,7 @@ def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
     if estimate.timeline is not None and len(estimate.timeline.reserved_bytes):
         yield section("Over the events of the run", _curves(estimate, estimate.timeline))
     if estimate.card is not None:
-        yield section("What nvidia-smi shows", table(("", "bytes", ""), _card_rows(estimate, estimate.card)))
+        yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
     if "ranks" in estimate.details:
         yield _ranks(estimate.details["ranks"])
     yield _breakdown(estimate)
@@ -131,7 +132,8 @@ def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
     yield from _remarks(estimate)
     if details and estimate.doubts.causes:
         yield section(
-            "Why figures may be others (of device memory)", table(("", "", ""), tuple(certainty.rows(estimate)))
+            "Why figures may be others (of device memory)",
+            table({"cause": "", "off by": "", "source": ""}, tuple(certainty.rows(estimate))),
         )
     if details and estimate.details.keys() - set(_SHOWN_ABOVE):
         yield section("Details", Facts(tuple(_details(estimate.details))))
@@ -269,14 +271,14 @@ def _breakdown(estimate: Estimate) -> Section:
             for label, pool in zip(labels, estimate.pools, strict=True)
         ]
         blocks.append(Text(["Of that, reserved in private pools, where only the pool's own requests are served:"]))
-        blocks.append(table(("", "bytes", ""), rows))
+        blocks.append(table({"pool": "", "reserved": "bytes", "in use": ""}, rows))
     if estimate.held:
         held = [(one.bytes, one.source) for one in estimate.held[:_LINES]]
         if len(estimate.held) > _LINES:
             rest = sum(one.bytes for one in estimate.held[_LINES:])
             held.append((rest, f"{len(estimate.held) - _LINES} more lines"))
         blocks.append(Text(["Held by the program from step to step, by the line that made it:"]))
-        blocks.append(table(("bytes", ""), held))
+        blocks.append(table({"held": "bytes", "source": ""}, held))
     if total != estimate.device:
         later = format_bytes(estimate.device)
         blocks.append(Text([f"The device level's own maximum, {later}, is reached at another moment of the run."]))
@@ -292,7 +294,7 @@ def _moment(estimate: Estimate, details: bool, top: int) -> Section:
     if shown:
         rows = [(one.bytes, WORDS.get(one.category, one.category), _storage(one, details)) for one in shown]
         blocks.append(Text([f"largest of the storages alive then (requested bytes, {len(shown)} shown):"]))
-        blocks.append(table(("bytes", "", ""), rows))
+        blocks.append(table({"requested": "bytes", "for": "", "storage": ""}, rows))
     return section("When the peak happens", *blocks)
 
 
@@ -356,7 +358,7 @@ def _formulas(told: Mapping[str, Any]) -> Section:
             f"activations {kept['formula']}: {format_bytes(kept['bytes'])} in 16 bits; simulated at the peak: "
             f"{format_bytes(kept['simulated_bytes'])}, with the loss and what is no layer"
         )
-    blocks = (Text([first]), table(("", "figure"), rows), Text(after))
+    blocks = (Text([first]), table({"part": "", "difference": "figure"}, rows), Text(after))
     return section("Beside the usual formulas (ZeRO; Korthikanti et al.)", *blocks)
 
 

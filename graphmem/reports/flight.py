@@ -21,7 +21,7 @@ _SHOWN = 5
 def section_of(flight: Mapping[str, Any], details: bool) -> Section:
     """The totals, the largest files, or with ``details`` all, and how they were kept."""
     first, *others = _lines(flight)
-    files = table(("figure", "", ""), _rows(flight, details))
+    files = table({"size": "figure", "change": "", "path": ""}, _rows(flight, details))
     return section("Files that the program would have changed (none was)", Text([first]), files, Text(others))
 
 

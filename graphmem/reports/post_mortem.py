@@ -16,10 +16,13 @@ Dead = Mapping[str, Any]
 
 def sections(dead: Dead) -> Iterator[Section]:
     """How the memory lay, who held it, and which settings would have done."""
-    yield section("When the recorded run died", table(("", "bytes", ""), _heap_rows(dead)))
-    yield section("Who held the rest (requested bytes)", table(("bytes", "figure", ""), list(_holder_rows(dead))))
+    yield section("When the recorded run died", table({"part": "", "": "bytes", "meaning": ""}, _heap_rows(dead)))
+    yield section(
+        "Who held the rest (requested bytes)",
+        table({"held": "bytes", "blocks": "figure", "source": ""}, list(_holder_rows(dead))),
+    )
     title = "What would have saved it, each tried by a replay in the room that the run had"
-    yield section(title, table(("", ""), list(_attempt_rows(dead))))
+    yield section(title, table({"change": "", "outcome": ""}, list(_attempt_rows(dead))))
 
 
 def sentences(dead: Dead) -> Sequence[str]:

@@ -65,7 +65,9 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         yield _over_time(report.over_time)
     if report.changes:
         rows = [(change.option, change.tokens, f"{change.gained_tokens:+,}") for change in report.changes]
-        yield section("What would bring more tokens", table(("", "count", "figure"), rows))
+        yield section(
+            "What would bring more tokens", table({"option": "", "tokens": "count", "gained": "figure"}, rows)
+        )
     if served.notes or report.assumptions:
         yield section("Assumed", Items((*report.assumptions, *served.notes)))
 
@@ -115,7 +117,7 @@ def _loads(report: ServingReport) -> Iterator[Section]:
     if report.choices:
         rows = [(f"{choice.cards} x {choice.gpu}", f"{choice.concurrency:.1f}") for choice in report.choices]
         title = f"Cards with the least memory that hold {report.load:g} requests at once"
-        yield section(title, table(("", "figure"), rows))
+        yield section(title, table({"cards": "", "requests": "figure"}, rows))
     elif report.load is not None:
         yield section("", Text([f"No card of the table, up to 8 of them, holds {report.load:g} requests at once."]))
 

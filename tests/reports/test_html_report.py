@@ -86,6 +86,13 @@ def test_it_needs_nothing_from_anywhere() -> None:
     assert not re.search(r"url\(|@import", training_estimate().report("html"))
 
 
+def test_what_cannot_be_shown_has_no_title() -> None:
+    estimate = _with_timeline([1, 5, 2])
+    assert "Over the events" in estimate.report("html")
+    assert estimate.report() == replace(estimate, timeline=None).report()
+    assert estimate.report("markdown") == replace(estimate, timeline=None).report("markdown")
+
+
 def test_names_of_users_are_no_markup() -> None:
     bad = "</script><script>alert(1)</script><b>"
     estimate = replace(training_estimate(), model=bad, assumptions=(bad,), step=bad)

@@ -24,8 +24,9 @@ FORMAT = _Csv()
 def _table(table: Table) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([column.key for column in table.columns])
-    writer.writerows([[_cell(value) for value in row] for row in table.rows])
+    kept = [index for index, column in enumerate(table.columns) if column.unit != "exact"]  # which repeat another
+    writer.writerow([table.columns[index].key for index in kept])
+    writer.writerows([[_cell(row[index]) for index in kept] for row in table.rows])
     return buffer.getvalue()
 
 

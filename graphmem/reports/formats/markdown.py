@@ -18,8 +18,10 @@ class _Markdown(Format):
         """A heading a section; tables as pipes. Curves are left out, for want of a way to draw them."""
         parts = [f"# {_escaped(document.title)}"]
         for section in document.sections:
-            parts += [f"## {_escaped(section.title)}"] if section.title else []
-            parts += [part for block in section.blocks if (part := "\n".join(_block(block)))]
+            blocks = [part for block in section.blocks if (part := "\n".join(_block(block)))]
+            if section.title and (blocks or not section.blocks):
+                parts.append(f"## {_escaped(section.title)}")
+            parts += blocks
         return "\n\n".join(parts) + "\n"
 
 

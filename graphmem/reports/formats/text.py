@@ -33,18 +33,20 @@ class _Text(Format):
     def render(self, document: Document, width: int | None = None) -> str:
         """The sections with an empty line between them."""
         room = max(document.width if width is None else width, MINIMUM_WIDTH)
-        return "\n\n".join("\n".join(_section(one, room)) for one in document.sections) + "\n"
+        sections = ("\n".join(_section(one, room)) for one in document.sections)
+        return "\n\n".join(filter(None, sections)) + "\n"
 
 
 FORMAT = _Text()
 
 
 def _section(section: Section, width: int) -> Iterator[str]:
+    """The title and what is under it; nothing of a section of which nothing can be shown."""
     indent = _INDENT if section.title else ""
-    yield from folded(clean(section.title), width) if section.title else ()
-    for block in section.blocks:
-        for line in _block(block, width - len(indent)):
-            yield (indent + line).rstrip()
+    lines = [(indent + line).rstrip() for block in section.blocks for line in _block(block, width - len(indent))]
+    if section.title and (lines or not section.blocks):
+        yield from folded(clean(section.title), width)
+    yield from lines
 
 
 def _block(block: Block, width: int) -> Iterator[str]:
