@@ -7,7 +7,6 @@ built in is found by listing the package, so that it does not depend on how, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from graphmem.plugins import Kind
@@ -23,24 +22,5 @@ RUNTIMES: Kind[Runtime[Any]] = Kind(
 GROUP = RUNTIMES.group
 
 
-def built_in() -> tuple[str, ...]:
-    """The names of graphmem's own runtimes, in alphabetical order; none of them is imported."""
-    return RUNTIMES.own()
-
-
-def runtime_names() -> tuple[str, ...]:
-    """The names of all runtimes, graphmem's own first. Raises :class:`UsageError` for one that is there twice."""
-    return RUNTIMES.names()
-
-
-def all_runtimes() -> Iterator[Runtime[Any]]:
-    """All runtimes in the order of :func:`runtime_names`. Raises :class:`UsageError` for one that cannot be loaded."""
-    return RUNTIMES.all()
-
-
-def runtime_named(name: str) -> Runtime[Any]:
-    """The runtime of this name or spelling; case, dashes and underscores do not matter.
-
-    Raises :class:`UsageError` listing the accepted ones, and for a plug-in that cannot be loaded.
-    """
-    return RUNTIMES.named(name)
+#: The names of graphmem's own runtimes, in alphabetical order; of all; all of them; the one of a name or spelling.
+built_in, runtime_names, all_runtimes, runtime_named = RUNTIMES.own, RUNTIMES.names, RUNTIMES.all, RUNTIMES.named

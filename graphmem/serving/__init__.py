@@ -21,12 +21,5 @@ ENGINES: Kind[Engine] = Kind(
 )  # fmt: skip
 
 
-def engine_names() -> tuple[str, ...]:
-    """The names of all engines, graphmem's own first. Raises :class:`UsageError` for one that is there twice."""
-    return ENGINES.names()
-
-
-def engine_named(name: str) -> Engine:
-    """The engine of this name; case, dashes and underscores do not matter. Raises :class:`UsageError` listing the
-    accepted ones, and for a plug-in that cannot be loaded or is none."""
-    return ENGINES.named(name)
+#: The names of all engines, graphmem's own first; the one of a name.
+engine_names, engine_named = ENGINES.names, ENGINES.named
