@@ -87,7 +87,7 @@ class Kind(Generic[Part]):
                 raise UsageError(f"{_origin(entry)} brings {named}, which is graphmem's own; remove it")
             other = found.setdefault(entry.name, entry)
             if other.value != entry.value:
-                raise UsageError(f"{_origin(other)} and {_origin(entry)} both bring {named}; remove one of them")
+                raise UsageError(f"{_origin(entry)} and {_origin(other)} both bring {named}; remove one of them")
         return found
 
 

@@ -340,4 +340,4 @@ def output_of(options: Mapping[str, Any]) -> Output:
 def form_of(options: Mapping[str, Any]) -> Format:
     """The format that was asked for, else that of the file that is written, else text."""
     found: Format | None = options["form"]
-    return found or format_of_file(options["output"] or "") or format_named("text")
+    return found or (format_of_file(options["output"]) if options["output"] else None) or format_named("text")

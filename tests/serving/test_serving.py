@@ -144,7 +144,7 @@ def test_text_and_html(tmp_path: Path) -> None:
     assert "requests of 8,192 tokens" in text
     page = tmp_path / "page.html"
     _run(LLAMA, "--gpu", "L40S", "--enforce-eager", "--format", "html", "-o", str(page))
-    data = page.read_text().split("id=graphmem-serving>")[1].split("</script>")[0]
+    data = page.read_text().split('id="graphmem-serving">')[1].split("</script>")[0]
     assert json.loads(data)["schema"] == "graphmem.serving/1"
 
 
@@ -199,7 +199,7 @@ def test_an_engine_of_another_package_is_found(monkeypatch: pytest.MonkeyPatch) 
             return replace(engine_named("vllm").serve(question), engine="Other")
 
     class Entry:
-        name, value = "other", "package:ENGINE"
+        name, value, dist = "other", "package:ENGINE", None
 
         def load(self) -> object:
             return Other()
