@@ -125,6 +125,10 @@ def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
     yield _moment(estimate, details, len(estimate.top) if details else top)
     if estimate.phases:
         yield _phases(estimate, details)
+    yield from _beside_the_peak(estimate, details)
+
+
+def _beside_the_peak(estimate: Estimate, details: bool) -> Iterator[Section]:
     if estimate.host_bytes or estimate.pinned_bytes or estimate.managed_bytes:
         yield _host(estimate)
     if "sandbox" in estimate.details:

@@ -25,7 +25,7 @@ def _table(table: Table) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     kept = [index for index, column in enumerate(table.columns) if column.unit != "exact"]  # which repeat another
-    writer.writerow([table.columns[index].key for index in kept])
+    writer.writerow([clean(table.columns[index].key) for index in kept])
     writer.writerows([[_cell(row[index]) for index in kept] for row in table.rows])
     return buffer.getvalue()
 
