@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from graphmem.estimate import Estimate
     from graphmem.planning.advise import advise
     from graphmem.planning.fit import fit
-    from graphmem.planning.plan import Plan, plan
-    from graphmem.planning.serving import ServingReport, serve
+    from graphmem.planning.layouts.plan import Plan, plan
     from graphmem.planning.sweep import sweep
+    from graphmem.serving.answer import ServingReport, serve
     from graphmem.training import Inference, Training
 
 __all__ = [
@@ -41,10 +41,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 _PLACES = {
-    "Estimate": "estimate", "GraphmemError": "errors", "Inference": "training", "Plan": "planning.plan",
-    "ServingReport": "planning.serving", "Training": "training", "advise": "planning.advise", "analyze": "analyze",
-    "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.plan", "replay_trace": "analyze",
-    "serve": "planning.serving", "sweep": "planning.sweep",
+    "Estimate": "estimate", "GraphmemError": "errors", "Inference": "training", "Plan": "planning.layouts.plan",
+    "ServingReport": "serving.answer", "Training": "training", "advise": "planning.advise", "analyze": "analyze",
+    "fit": "planning.fit", "operator_graph": "analyze", "plan": "planning.layouts.plan", "replay_trace": "analyze",
+    "serve": "serving.answer", "sweep": "planning.sweep",
 }  # fmt: skip
 
 

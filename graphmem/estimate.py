@@ -12,17 +12,27 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from graphmem import reports
 from graphmem.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from graphmem.reports.document import Document
     from graphmem.trace import Trace
 
 SCHEMA = "graphmem.estimate/1"
 #: The levels of a peak, each at most as large as the next; :class:`Peak` has one field of bytes for each.
 LEVELS = ("requested", "allocated", "reserved", "device")
+
+#: The levels with what they mean in general words; a runtime has its own.
+MEANINGS = (
+    ("requested", "what the tensors asked for"),
+    ("allocated", "blocks handed out for them"),
+    ("reserved", "memory held from the driver"),
+    ("device", "nvidia-smi's line of the process: reserved plus context"),
+)
 
 #: Categories that are gaps between two levels, after the storage categories of ``graphmem.trace.Category``.
 GAPS = ("ROUNDING", "FRAGMENTATION", "CONTEXT")
@@ -49,6 +59,12 @@ class PhasePeak:
     iteration: int
     name: str
     peak: Peak
+
+    def __str__(self) -> str:
+        """``iteration 2 backward``, as :class:`graphmem.trace.Phase` says it."""
+        from graphmem.trace import Phase
+
+        return str(Phase(self.iteration, self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +290,10 @@ class Timeline:
 
 
 @dataclass(frozen=True, repr=False)
-class Estimate:
+class Estimate(reports.Answer):
     """What a run needs. ``breakdown`` (category -> bytes) sums exactly to the device bytes at ``moment``: the moment
-    with the most allocated bytes while the most is reserved. ``last_growth`` is when reserved memory grew last."""
+    with the most allocated bytes while the most is reserved. ``last_growth`` is when reserved memory grew last.
+    ``levels``: each with what it means to the runtime."""
 
     model: str
     runtime: str
@@ -303,21 +320,22 @@ class Estimate:
     doubts: Doubts = NO_DOUBTS
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     trace: Trace | None = field(default=None, repr=False, compare=False)
+    levels: Sequence[tuple[str, str]] = MEANINGS
 
-    def __str__(self) -> str:
-        """One screen of the report of ``graphmem analyze``."""
-        from graphmem.reports.text import screen
+    def document(self, *, details: bool = False, top: int = 5, budget_bytes: int | None = None) -> Document:
+        """The report of ``graphmem analyze``, with ``top`` storages, or with ``details`` all that there is."""
+        from graphmem.reports import estimate
 
-        return screen(self)
+        return estimate.document(self, details, top, budget_bytes)
+
+    def brief(self) -> Document:
+        """One screen of it: the verdict, the levels and what they are made of."""
+        from graphmem.reports import estimate
+
+        return estimate.brief(self)
 
     def __repr__(self) -> str:
         return f"<Estimate of {self.model}: {self.device:,} bytes of {self.gpu}>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, the levels and what they are made of."""
-        from graphmem.reports.html import table
-
-        return table(self)
 
     @property
     def requested(self) -> int:

@@ -3,31 +3,49 @@
     python -m graphmem.explain aten.index_put_              every overload
     python -m graphmem.explain aten.index_put_.default      one
 
-The namespace ``aten`` may be left out, and ``::`` stands for the first dot.
+The namespace ``aten`` may be left out, and ``::`` stands for the first dot. ``graphmem explain`` says the same in any
+report format.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from graphmem.errors import UsageError
+from graphmem.reports import format_named
+from graphmem.reports.document import Document, Facts, Text, section
+
+#: Columns of the text: sentences stand beside their subjects.
+_WIDTH = 120
 
 
-def explain(name: str) -> str:
-    """What is known of the operator ``name``, as text of several lines.
+def document(names: Sequence[str]) -> Document:
+    """What is known of the operators of these names, a section an overload.
 
     Raises :class:`UsageError` for a name that the installed PyTorch does not know, with those that are like it, and
     where PyTorch is not installed.
     """
     try:
-        from graphmem.capture.record import explained
+        from graphmem.capture.record.explained import explained
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise UsageError(
             "explaining an operator needs PyTorch; install it with: pip install 'graphmem[torch]'"
         ) from None
-    return explained.explain(name)
+    found = [overload for name in names for overload in explained(name)]
+    sections = [section(name, Text([schema]), Facts(facts)) for name, schema, facts in found]
+    data = {
+        "schema": "graphmem.operators/1",
+        "operators": [{"name": name, "schema": schema, "known": facts} for name, schema, facts in found],
+    }
+    return Document("operators", ", ".join(names), sections, lambda: data, width=_WIDTH)
+
+
+def explain(name: str) -> str:
+    """What is known of the operator ``name``, as text of several lines. Raises as :func:`document`."""
+    return format_named("text").render(document([name])).rstrip("\n")
 
 
 def main() -> None:

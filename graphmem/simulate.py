@@ -353,6 +353,7 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
             taken.trace, runs, doubts, lambda size: runtime.run(taken.trace, options, holding(setting, size)), setting
         ),
         margin=question.margin_share,
+        levels=runtime.levels,
     )
     return estimate if traced.sharded is None else _beside_formulas(estimate, traced.sharded, traced.optimizer)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from graphmem.devices import Device
 from graphmem.estimate import (
+    MEANINGS,
     Breakdown,
     CardUse,
     Diagnostic,
@@ -48,11 +49,12 @@ def summarize(
     doubts: Doubts | None = None,
     probability: float | None = None,
     margin: float | None = None,
+    levels: Sequence[tuple[str, str]] = MEANINGS,
 ) -> Estimate:
     """The Estimate of a run on ``card``. ``replay`` had no limit; ``limited`` is the trace on the card's own memory,
     needed only where the unlimited one exceeds it. ``context`` is what the process holds outside its allocator, given
     what it ``loads``, and its sum is that of ``card``; ``doubts``: why figures may be others, None where there is no
-    doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`.
+    doubt; ``probability`` and ``margin`` as in :class:`~graphmem.estimate.Fit`, ``levels`` as in the estimate.
 
     The moment of the peak is the fullest one (most allocated bytes) of those at which the most is reserved. The first
     of them, at which reserved memory grew last, tells little of what it is used for: segments stay, and a small
@@ -82,6 +84,7 @@ def summarize(
         top=tuple(_largest(trace, position, top)),
         fit=_fit(trace, replay, limited, card, doubts, probability, margin),
         doubts=doubts or Doubts(),
+        levels=levels,
         host_bytes=replay.host_peak_bytes,
         pinned_bytes=replay.pinned_peak_bytes,
         managed_bytes=replay.managed_peak_bytes,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from graphmem.cli.groups import GroupedCommand
-from graphmem.cli.options import model_options, plan_output_options, request_of, target_options
-from graphmem.cli.output import check_output, emit, working
-
-if TYPE_CHECKING:
-    pass
+from graphmem.cli.options import form_of, form_options, model_options, request_of, target_options
+from graphmem.cli.output import check_output, publish, working
 
 
 @click.command("advise", cls=GroupedCommand, short_help="What would save memory, each suggestion analysed.")
 @model_options
 @target_options
-@plan_output_options("table", "json")
+@form_options
 def advise_command(**options: Any) -> None:
     """What would save memory in MODEL's step: each suggestion is analysed in full, none is a rule of thumb.
 
@@ -30,7 +26,4 @@ def advise_command(**options: Any) -> None:
         from graphmem.planning.advise import advise
 
         advised = advise(options["model"], say=progress, **request_of(options))
-    from graphmem.reports.sheets import advice_text
-
-    shown = json.dumps(advised.to_dict(), indent=2) + "\n" if options["form"] == "json" else advice_text(advised)
-    emit(shown, options["output"])
+    publish(advised, form_of(options), options["output"])

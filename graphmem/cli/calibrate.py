@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from graphmem.cli.output import working
+from graphmem.cli.options import form_of, form_options
+from graphmem.cli.output import check_output, publish, working
 from graphmem.devices.user_table import write_user_row
+from graphmem.reports.document import Document, Facts, section
 from graphmem.units import format_bytes
+
+SCHEMA = "graphmem.calibration/1"
 
 
 @click.command("calibrate", short_help="Measure this machine's card once, for later estimates.")
-def calibrate_command() -> None:
+@form_options
+def calibrate_command(**options: Any) -> None:
     """Measure what a process holds on this machine's card outside the allocator, and keep it.
 
     Later estimates for this card use the figures and say so; 'graphmem gpus NAME' shows them. Without a CUDA GPU it
@@ -19,10 +26,16 @@ def calibrate_command() -> None:
     from graphmem.accuracy.calibrate import calibrate
     from graphmem.accuracy.measure import Plan
 
+    check_output(options["output"])
     with working() as progress:
         progress("measuring")
         row = calibrate(Plan())
     path = write_user_row(row)
-    click.echo(f"{row['name']}: context {format_bytes(row['context_bytes'])} ({row['context_source']})")
-    click.echo(f"cuBLAS workspace {format_bytes(row['cublas_workspace_bytes'])}")
-    click.echo(f"kept in {path}")
+    facts = (
+        ("card", row["name"]),
+        ("context", f"{format_bytes(row['context_bytes'])} ({row['context_source']})"),
+        ("cuBLAS workspace", format_bytes(row["cublas_workspace_bytes"])),
+        ("kept in", str(path)),
+    )
+    document = Document("calibration", row["name"], (section("", Facts(facts)),), lambda: {"schema": SCHEMA, **row})
+    publish(document, form_of(options), options["output"])

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from graphmem.cli.output import DOES_NOT_FIT, check_output, emit
+from graphmem.cli.options import form_of, form_options
+from graphmem.cli.output import DOES_NOT_FIT, check_output, publish
 from graphmem.documents import fits, read_json
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Fit
-from graphmem.reports.tables import plain_table
-from graphmem.reports.text import WORDS, clean
-from graphmem.units import format_bytes, parse_bytes
+from graphmem.reports.document import Column, Document, Facts, Table, section
+from graphmem.reports.estimate import WORDS
+from graphmem.units import parse_bytes
+
+_ABOUT = ("model", "step", "runtime", "allocator", "gpu")
+_COLUMNS = (Column(name="part"), Column("before", "bytes"), Column("after", "bytes"), Column("change", "change"))
 
 
 @click.command("compare", short_help="Two reports side by side, or a growth budget in CI.")
 @click.argument("before")
 @click.argument("after")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table.")
-@click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")
+@form_options
 @click.option("--max-growth", metavar="SIZE", help="Exit with 3 when device memory grows by more, e.g. 200MiB.")
-def compare_command(before: str, after: str, form: str, output: str | None, max_growth: str | None) -> None:
+def compare_command(before: str, after: str, max_growth: str | None, **options: Any) -> None:
     """Compare two reports, BEFORE and AFTER, written by 'graphmem analyze --format json'.
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 grown by more than --max-growth.
     """
-    check_output(output)
+    check_output(options["output"])
     allowed = None if max_growth is None else parse_bytes(max_growth)
     first, second = _read(before), _read(after)
     compared: dict[str, Any] = {
         "schema": "graphmem.comparison/1",
-        "before": {name: first[name] for name in ("model", "step", "runtime", "allocator", "gpu")},
-        "after": {name: second[name] for name in ("model", "step", "runtime", "allocator", "gpu")},
+        "before": {name: first[name] for name in _ABOUT},
+        "after": {name: second[name] for name in _ABOUT},
         "fits": {"before": _fits(first), "after": _fits(second)},
         "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in LEVELS},
         "breakdown": {
@@ -42,9 +44,33 @@ def compare_command(before: str, after: str, form: str, output: str | None, max_
             for name in {**first["breakdown"], **second["breakdown"]}
         },
     }
-    emit(json.dumps(compared, indent=2) + "\n" if form == "json" else _table(compared), output)
+    publish(_document(compared), form_of(options), options["output"])
     if allowed is not None and compared["peak"]["device"]["change"] > allowed:
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _document(compared: dict[str, Any]) -> Document:
+    """Before, after and change of every level and of what it is made of."""
+    before, after, fits = (compared[name] for name in ("before", "after", "fits"))
+    about = [(name, _changed(before[name], after[name])) for name in _ABOUT]
+    if any(fits.values()):
+        about.append(("fits", _changed(*(fits[when] or "no card" for when in ("before", "after")))))
+    peaks = [(name, *row.values()) for name, row in compared["peak"].items()]
+    parts = [
+        (WORDS.get(name, name), *row.values())
+        for name, row in compared["breakdown"].items()
+        if row["before"] or row["after"]
+    ]
+    sections = (
+        section("", Facts(about)),
+        section("Peak memory", Table(_COLUMNS, peaks)),
+        section("What it is made of at the peak", Table(_COLUMNS, parts)),
+    )
+    return Document("comparison", "Two reports side by side", sections, lambda: compared)
+
+
+def _changed(before: str, after: str) -> str:
+    return before if before == after else f"{before} -> {after}"
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -57,7 +83,7 @@ def _read(name: str) -> dict[str, Any]:
         raise SourceError(f"{name} is no report; write one with: graphmem analyze MODEL --format json -o {name}")
     try:
         figures = [document["peak"][f"{level}_bytes"] for level in LEVELS] + list(document["breakdown"].values())
-        texts = [document[key] for key in ("model", "step", "runtime", "allocator", "gpu")]
+        texts = [document[key] for key in _ABOUT]
         if not all(fits(figure, int) for figure in figures) or not all(isinstance(text, str) for text in texts):
             raise TypeError
     except (KeyError, TypeError, AttributeError):
@@ -84,29 +110,3 @@ def _fits(report: dict[str, Any]) -> str | None:
 def _change(first: dict[str, int], second: dict[str, int], key: str) -> dict[str, int]:
     before, after = first.get(key, 0), second.get(key, 0)
     return {"before": before, "after": after, "change": after - before}
-
-
-def _table(compared: dict[str, Any]) -> str:
-    lines = []
-    for name in ("model", "step", "runtime", "allocator", "gpu"):
-        before, after = clean(compared["before"][name]), clean(compared["after"][name])
-        lines.append(f"{name:<10}{before}" if before == after else f"{name:<10}{before}\n{'':>7}-> {after}")
-    if any(compared["fits"].values()):
-        before, after = (compared["fits"][when] or "no card" for when in ("before", "after"))
-        lines.append(f"{'fits':<10}{before}" if before == after else f"{'fits':<10}{before}\n{'':>7}-> {after}")
-    titles = ("", "before>", "after>", "change>")
-    peaks = [(name, *_figures(row)) for name, row in compared["peak"].items()]
-    parts = [
-        (WORDS.get(name, clean(name)), *_figures(row))
-        for name, row in compared["breakdown"].items()
-        if row["before"] or row["after"]
-    ]
-    return (
-        "\n".join(lines)
-        + f"\n\nPeak memory\n{plain_table(titles, peaks)}\nWhat it is made of at the peak\n{plain_table(titles, parts)}"
-    )
-
-
-def _figures(row: dict[str, int]) -> tuple[str, str, str]:
-    change = row["change"]
-    return format_bytes(row["before"]), format_bytes(row["after"]), ("+" if change > 0 else "") + format_bytes(change)

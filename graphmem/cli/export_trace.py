@@ -10,7 +10,7 @@ from graphmem.cli.groups import GroupedCommand
 from graphmem.cli.options import model_options, request_of, target_options
 from graphmem.cli.output import check_output, emit, working
 from graphmem.errors import TraceError, UsageError
-from graphmem.reports import pytorch_snapshot
+from graphmem.runtimes.pytorch import snapshot
 from graphmem.trace import to_json
 
 
@@ -46,5 +46,5 @@ def export_trace_command(**options: Any) -> None:
             raise UsageError(f"a snapshot is of PyTorch's allocator, and this runs under {estimate.runtime}")
         content: str | bytes = to_json(estimate.trace) + "\n"
         if as_snapshot:
-            content = pytorch_snapshot.render(estimate.trace, request["alloc_conf"], request["torch_version"])
+            content = snapshot.render(estimate.trace, request["alloc_conf"], request["torch_version"])
     emit(content, options["output"])

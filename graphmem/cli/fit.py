@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import model_options, plan_output_options, request_of, target_options
-from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, working
+from graphmem.cli.options import form_of, form_options, model_options, request_of, target_options
+from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
 from graphmem.units import parse_bytes
-
-if TYPE_CHECKING:
-    pass
 
 _SEARCH = (
     click.option(
@@ -33,7 +29,7 @@ _SEARCH = (
 @model_options
 @grouped("Search", _SEARCH)
 @target_options
-@plan_output_options("table", "json")
+@form_options
 def fit_command(**options: Any) -> None:
     """The largest batch (or --find another size) of MODEL that fits the card of --gpu or --gpu-memory.
 
@@ -60,11 +56,6 @@ def fit_command(**options: Any) -> None:
         from graphmem.planning.fit import fit
 
         found = fit(options["model"], size=size, say=progress, **bounds, **request)
-    from graphmem.reports.sheets import of_fit
-
-    if options["form"] == "json":
-        emit(json.dumps(found.to_dict(), indent=2) + "\n", options["output"])
-    else:
-        emit(of_fit(found).text(), options["output"])
+    publish(found, form_of(options), options["output"])
     if not (found.value if options["margin"] is None else found.safe_value):
         click.get_current_context().exit(DOES_NOT_FIT)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from graphmem.cli.output import check_output, emit
+from graphmem.cli.options import form_of, form_options
+from graphmem.cli.output import check_output, publish
 from graphmem.devices import DEFAULT_DEVICE, Device, Loads, all_devices, device_named
 from graphmem.figures import Communicator, Figure
-from graphmem.reports.tables import plain_table
+from graphmem.reports.document import Column, Document, Facts, Table, Text, section
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.gpus/1"
@@ -18,55 +20,65 @@ SCHEMA = "graphmem.gpus/1"
 
 @click.command("gpus", short_help="The known cards, each figure with its source.")
 @click.argument("name", required=False)
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table.")
-@click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")
-def gpus_command(name: str | None, form: str, output: str | None) -> None:
+@form_options
+def gpus_command(name: str | None, **options: Any) -> None:
     """List the known cards, or show one (NAME) with the source of each figure."""
-    check_output(output)
+    check_output(options["output"])
     devices = all_devices() if name is None else (device_named(name),)
-    if form == "json":
-        document = {"schema": SCHEMA, "default": DEFAULT_DEVICE, "gpus": [asdict(device) for device in devices]}
-        emit(json.dumps(document, indent=2) + "\n", output)
-    else:
-        emit(_card(devices[0]) if name is not None else _list(devices), output)
+    document = _list(devices) if name is None else _card(devices[0])
+    publish(document, form_of(options), options["output"])
 
 
-def _list(devices: tuple[Device, ...]) -> str:
-    titles = ("name", "memory>", "context>", "capability>", "SMs>")
-    rows = [
-        (
-            device.name,
-            format_bytes(device.capacity_bytes) + ("~" if device.capacity_assumed else " "),
-            format_bytes(device.context_bytes) + (" " if device.context_measured else "~"),
-            _capability(device),
-            str(device.sm_count or "-"),
-        )
-        for device in devices
-    ]
+def _list(devices: Sequence[Device]) -> Document:
+    """A row a card."""
+    columns = (
+        Column("name", wraps=False), *(Column(title, "figure") for title in ("memory", "context", "capability", "SMs"))
+    )  # fmt: skip
     notes = (
         "memory: what the driver reports; context: what a PyTorch process holds outside its allocator; ~ not measured.",
         f"'graphmem gpus NAME' shows the sources. Without --gpu, {DEFAULT_DEVICE} is assumed.",
     )
-    return "\n".join([plain_table(titles, rows), *notes]) + "\n"
-
-
-def _card(device: Device) -> str:
-    capability = _capability(device)
-    threads = f"{device.sm_count} SMs of {device.max_threads_per_sm} threads" if device.sm_count else "not known"
-    rows = (
-        ("name", device.name),
-        ("also called", ", ".join(device.aliases) or "-"),
-        ("vendor", device.vendor),
-        ("memory", f"{format_bytes(device.capacity_bytes)} ({device.capacity_bytes:,} B)"),
-        ("  source", device.capacity_source),
-        ("context", f"{format_bytes(device.context_bytes)}{'' if device.context_measured else ' (not measured)'}"),
-        *((f"  {figure.name}", _interval(figure)) for figure in device.outside(_EVERYTHING)),
-        ("driver's share", "not known" if device.driver_bytes is None else format_bytes(device.driver_bytes)),
-        ("capability", capability),
-        ("size", threads),
-        ("shared with host", "yes" if device.unified_memory else "no"),
+    sections = (section("", Table(columns, list(map(_row, devices)))), section("", Text(notes)))
+    figures = Table(
+        (Column("name"), Column("memory", "bytes"), Column("context", "bytes"), Column("capability"), Column("SMs")),
+        [(d.name, d.capacity_bytes, d.context_bytes, _capability(d), d.sm_count) for d in devices],
     )
-    return "\n".join(f"{title:<30}{value}" for title, value in rows) + "\n"
+    return Document("gpus", "The cards that graphmem knows", sections, _data(devices), figures)
+
+
+def _card(device: Device) -> Document:
+    """One card, each figure with its source."""
+    return Document("gpus", device.name, (section("", Facts(tuple(_facts(device)))),), _data((device,)))
+
+
+def _data(devices: Sequence[Device]) -> Callable[[], dict[str, Any]]:
+    return lambda: {"schema": SCHEMA, "default": DEFAULT_DEVICE, "gpus": [asdict(device) for device in devices]}
+
+
+def _row(device: Device) -> tuple[str, ...]:
+    return (
+        device.name,
+        format_bytes(device.capacity_bytes) + ("~" if device.capacity_assumed else " "),
+        format_bytes(device.context_bytes) + (" " if device.context_measured else "~"),
+        _capability(device),
+        str(device.sm_count or "-"),
+    )
+
+
+def _facts(device: Device) -> Iterator[tuple[str, str]]:
+    yield "name", device.name
+    yield "also called", ", ".join(device.aliases) or "-"
+    yield "vendor", device.vendor
+    yield "memory", f"{format_bytes(device.capacity_bytes)} ({device.capacity_bytes:,} B)"
+    yield "  source", device.capacity_source
+    yield "context", f"{format_bytes(device.context_bytes)}{'' if device.context_measured else ' (not measured)'}"
+    for figure in device.outside(_EVERYTHING):
+        yield f"  {figure.name}", _interval(figure)
+    yield "driver's share", "not known" if device.driver_bytes is None else format_bytes(device.driver_bytes)
+    yield "capability", _capability(device)
+    threads = f"{device.sm_count} SMs of {device.max_threads_per_sm} threads" if device.sm_count else "not known"
+    yield "size", threads
+    yield "shared with host", "yes" if device.unified_memory else "no"
 
 
 #: What a convolutional network in two processes loads.

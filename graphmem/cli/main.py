@@ -13,14 +13,14 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import click
 
-from graphmem.cli.start import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
+from graphmem.cli.endings import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
-from graphmem.reports import text
+from graphmem.plugins import Kind
+from graphmem.reports.document import clean
 
 #: What a shell says of a program that Ctrl-C ended.
 INTERRUPTED = 130
@@ -36,42 +36,30 @@ _WORDS = "graphmem.words"  # where a click context keeps the words of the comman
 _BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the traceback"
 
 
-#: The commands, each in a module of its own, which is imported when it is called.
-_COMMANDS = (
-    "analyze",
-    "run",
-    "fit",
-    "advise",
-    "sweep",
-    "plan",
-    "serve",
-    "compare",
-    "replay",
-    "export-trace",
-    "gpus",
-    "zoo",
-    "measure",
-    "verify",
-    "calibrate",
-    "accuracy",
-)
+#: The commands in the order of the help, each in a module of its own, which is imported when it is called; those of a
+#: room that can be taken away are there with it.
+COMMANDS: Kind[click.Command] = Kind(
+    "command", "graphmem.commands", package="graphmem.cli", attribute="{}_command",
+    order=("analyze", "run", "fit", "advise", "sweep", "plan", "serve", "compare", "replay", "export-trace", "gpus",
+           "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
+    needs={"plan": "graphmem.planning.layouts", "serve": "graphmem.serving",
+           **dict.fromkeys(("measure", "verify", "calibrate", "accuracy"), "graphmem.accuracy")},
+)  # fmt: skip
 
 
-class _Modules(Mapping[str, click.Command]):
+class _ByName(Mapping[str, click.Command]):
     """The commands by name, each imported when it is asked for."""
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in _COMMANDS:
+        if name not in COMMANDS.own() and name not in COMMANDS.names():
             raise KeyError(name)
-        module = name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"graphmem.cli.{module}"), f"{module}_command")
-        return command
+        return COMMANDS.named(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
+        return iter(COMMANDS.names())
 
     def __len__(self) -> int:
-        return len(_COMMANDS)
+        return len(COMMANDS.names())
 
 
 class Commands(click.Group):
@@ -92,7 +80,7 @@ class Commands(click.Group):
         except (Exception, SystemExit) as error:
             if os.environ.get(_DEBUG):
                 traceback.print_exc()
-            line, code = text.clean(one_line(_message(error, ctx.meta.get(_WORDS, ())))), 1
+            line, code = clean(one_line(_message(error, ctx.meta.get(_WORDS, ())))), 1
         with contextlib.suppress(OSError):
             click.echo(f"graphmem: {line}", err=True)
         ctx.exit(code)
@@ -106,6 +94,8 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"the code of the model ended the program itself (exit code {error.code})"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("graphmem."):
+        return f"this graphmem has no {error.name}, which that needs"
     if isinstance(error, MemoryError):
         return "this machine has not enough memory for the analysis"
     if isinstance(error, OSError) and error.errno in _FULL:
@@ -132,7 +122,7 @@ _SPELLINGS = {"--batch": ("-b", "--batch-size")}
 
 @click.group(
     cls=Commands,
-    commands=_Modules(),
+    commands=_ByName(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="graphmem")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphmem.cli.options import measured_step_options
+from graphmem.cli.options import FORM_OPTION, measured_step_options
+from graphmem.cli.output import publish
 from graphmem.cli.progress import progress_bar
 from graphmem.cli.step_options import step_of
 from graphmem.errors import UsageError
-from graphmem.reports.tables import plain_table
+from graphmem.estimate import LEVELS
+from graphmem.reports import format_named
+from graphmem.reports.document import Column, Document, Table, Value, section
 from graphmem.training import Inference
-from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
     from graphmem.accuracy.case import Case
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     metavar="CONF",
     help="PYTORCH_CUDA_ALLOC_CONF of the process, or ONNX Runtime's options.",
 )
+@FORM_OPTION
 @click.option("-o", "--output", default="measured.jsonl", metavar="FILE", help="Records. Default measured.jsonl.")
 @click.option("--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep allocation traces there.")
 @click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="Start no case after that.")
@@ -74,7 +78,7 @@ def measure_command(models: tuple[str, ...], zoo: bool, **options: Any) -> None:
         for record in measure(cases, plan):
             records.append(record)
             advance(record.case.name)
-    click.echo(_table(records), nl=False)
+    publish(_document(records), options["form"] or format_named("text"), None)
     click.echo(f"wrote {len(records)} records to {options['output']}", err=True)
 
 
@@ -126,16 +130,19 @@ def _cap_bytes(case: Case, machine: Machine) -> int | None:
     return None if peak is None else int((1 + CAP_SLACK) * peak.reserved_bytes)
 
 
-def _table(records: list[Record]) -> str:
-    titles = ("case", "status", "allocated>", "reserved>", "device>", "retries>", "time>")
-    return plain_table(titles, [_row(record) for record in records])
+def _document(records: list[Record]) -> Document:
+    levels = (Column(level, "bytes") for level in LEVELS[1:])
+    words = (Column(title, wraps=False) for title in ("case", "status"))
+    columns = (*words, *levels, Column("retries", "count"), Column("time", "figure"))
+    data = {"schema": "graphmem.measured/1", "records": [json.loads(record.to_line()) for record in records]}
+    return Document("measured", "Peaks", (section("", Table(columns, list(map(_row, records)))),), lambda: data)
 
 
-def _row(record: Record) -> tuple[str, ...]:
+def _row(record: Record) -> tuple[Value, ...]:
     seconds = f"{record.seconds:.0f} s"
     if record.measured is None:
         return (record.case.name, f"{record.status}: {record.error[:60]}", "", "", "", "", seconds)
     measured = record.measured
-    device = format_bytes(measured.device.peak_bytes) if measured.device is not None else "-"
-    sizes = (format_bytes(measured.allocated_bytes), format_bytes(measured.reserved_bytes), device)
-    return (record.case.name, record.status, *sizes, str(measured.retries), seconds)
+    device = measured.device.peak_bytes if measured.device is not None else "-"
+    sizes = (measured.allocated_bytes, measured.reserved_bytes, device)
+    return (record.case.name, record.status, *sizes, measured.retries, seconds)

@@ -16,6 +16,7 @@ from graphmem.devices import Device, custom_device, device_named, with_capabilit
 from graphmem.errors import UsageError
 from graphmem.figures import parse_margin
 from graphmem.graph.asked import Range
+from graphmem.reports import FORMATS, Format, format_named, format_of_file
 from graphmem.runtimes import built_in, runtime_named
 from graphmem.units import MIB, format_bytes, parse_bytes
 
@@ -26,6 +27,28 @@ RANKS_OPTION = click.option(
     "--ranks",
     metavar="all|R,R,...",
     help="Analyse these processes, or all that differ, and report the fullest with the others' figures.",
+)
+
+
+def _format(ctx: click.Context, param: click.Parameter, value: str | None) -> Format | None:
+    """The format of this name; one that there is not is a wrong option."""
+    try:
+        return None if value is None else format_named(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+FORM_OPTION = click.option(
+    "--format",
+    "form",
+    callback=_format,
+    metavar="NAME",
+    help=f"{', '.join(FORMATS.own())}, or a plug-in's. Default: by the end of FILE's name, else text.",
+)
+#: In which format an answer is written, and where it goes: the same in every command that gives one.
+FORM_OPTIONS = (
+    FORM_OPTION,
+    click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
 )
 
 _SIZE_OPTIONS = (
@@ -113,10 +136,7 @@ _CUDNN_OPTIONS = (
 _OUTPUT_OPTIONS = (
     click.option("--top", type=click.IntRange(min=0), default=5, metavar="N", help="Storages to list. Default 5."),
     click.option("--details", is_flag=True, help="Show all phases, storages and further details."),
-    click.option(
-        "--format", "form", type=click.Choice(["table", "json", "html"]), default="table", help="Default table."
-    ),
-    click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
+    *FORM_OPTIONS,
     click.option("--fail-on-oom", is_flag=True, help="Exit with 3 when it does not fit the card."),
     click.option("--budget", metavar="SIZE", help="Exit with 3 when it needs more device memory, e.g. 16GiB."),
 )
@@ -142,13 +162,9 @@ def measured_step_options(command: Command) -> Command:
     return decorated
 
 
-def plan_output_options(*forms: str) -> Callable[[Command], Command]:
-    """What a command that runs several analyses shows, in one of ``forms``, and where it goes."""
-    options = (
-        click.option("--format", "form", type=click.Choice(forms), default=forms[0], help=f"Default {forms[0]}."),
-        click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
-    )
-    return grouped("Output", options)
+def form_options(command: Command) -> Command:
+    """In which format an answer is written, and where it goes."""
+    return grouped("Output", FORM_OPTIONS)(command)
 
 
 def target_options(command: Command) -> Command:
@@ -167,7 +183,7 @@ class Output:
 
     top: int
     details: bool
-    form: str
+    form: Format
     output: str | None
     fail_on_oom: bool
     budget_bytes: int | None = None
@@ -316,6 +332,12 @@ def ranks_of(options: Mapping[str, Any]) -> str | tuple[int, ...] | None:
 
 def output_of(options: Mapping[str, Any]) -> Output:
     """The values of the output options. Raises :class:`UsageError`."""
-    names = ("top", "details", "form", "output", "fail_on_oom")
+    names = ("top", "details", "output", "fail_on_oom")
     budget = None if options["budget"] is None else parse_bytes(options["budget"])
-    return Output(**{name: options[name] for name in names}, budget_bytes=budget)
+    return Output(**{name: options[name] for name in names}, form=form_of(options), budget_bytes=budget)
+
+
+def form_of(options: Mapping[str, Any]) -> Format:
+    """The format that was asked for, else that of the file that is written, else text."""
+    found: Format | None = options["form"]
+    return found or (format_of_file(options["output"]) if options["output"] else None) or format_named("text")

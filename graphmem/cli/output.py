@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,7 +18,9 @@ from graphmem.cli.progress import stderr_console
 from graphmem.errors import UsageError
 from graphmem.estimate import Estimate
 from graphmem.files import write_whole
-from graphmem.reports import html, json_report, text
+from graphmem.reports import Answer, Format
+from graphmem.reports.document import Document, clean
+from graphmem.reports.formats.text import MINIMUM_WIDTH
 from graphmem.units import format_bytes
 
 DOES_NOT_FIT = 3
@@ -30,13 +33,8 @@ _WIDEST = 120
 def show(estimate: Estimate, options: Output) -> None:
     """Render and emit; then exit with 3 when ``--fail-on-oom`` or ``--budget`` asks for it. Raises
     :class:`UsageError`."""
-    if options.form == "json":
-        report = json_report.render(estimate)
-    elif options.form == "html":
-        report = html.render(estimate, options.budget_bytes)
-    else:
-        report = text.render(estimate, options.details, options.top, width(options.output), options.budget_bytes)
-    emit(report, options.output)
+    chosen = {"top": options.top, "budget_bytes": options.budget_bytes}
+    publish(estimate, options.form, options.output, details=options.details, **chosen)
     budget = options.budget_bytes
     if budget is not None and estimate.device > budget:
         over, allowed = format_bytes(estimate.device - budget), format_bytes(budget)
@@ -44,6 +42,16 @@ def show(estimate: Estimate, options: Output) -> None:
         click.get_current_context().exit(DOES_NOT_FIT)
     if options.fail_on_oom and estimate.fit is not None and not estimate.fit.passes:
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def publish(
+    answer: Answer | Document, form: Format, output: str | None, *, details: bool = False, **chosen: Any
+) -> None:
+    """Write an answer, or its document, in a format to stdout or to a file; ``chosen``: further arguments of the
+    answer's document. Raises :class:`UsageError`."""
+    whole = details or form.has_room
+    document = answer if isinstance(answer, Document) else answer.document(details=whole, **chosen)
+    emit(form.render(document, width(output)), output)
 
 
 def emit(content: str | bytes, output: str | None) -> None:
@@ -87,11 +95,11 @@ def check_output(output: str | None) -> None:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
 
 
-def width(output: str | None, elsewhere: int = text.DEFAULT_WIDTH) -> int:
-    """Columns of what is written: the terminal's, ``elsewhere`` in files and pipes."""
+def width(output: str | None) -> int | None:
+    """Columns of what is written: the terminal's; None for files and pipes."""
     if output not in (None, "-") or sys.stdout is None or not sys.stdout.isatty():
-        return elsewhere
-    return max(text.MINIMUM_WIDTH, min(shutil.get_terminal_size().columns, _WIDEST))
+        return None
+    return max(MINIMUM_WIDTH, min(shutil.get_terminal_size().columns, _WIDEST))
 
 
 @contextlib.contextmanager
@@ -114,7 +122,7 @@ def _status() -> Iterator[Callable[[str], None]]:
     timer.daemon = True
     timer.start()
     try:
-        yield lambda stage: status.update(task, description=text.clean(stage))
+        yield lambda stage: status.update(task, description=clean(stage))
     finally:
         timer.cancel()
         timer.join()

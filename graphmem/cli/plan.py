@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, width, working
+from graphmem.cli.options import FORM_OPTIONS, form_of
+from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
 from graphmem.files import write_whole
 from graphmem.training import Training, parse_optimizer_arg
@@ -46,12 +46,14 @@ _SEARCH = (
     click.option("--advice/--no-advice", default=True, help="Try what saves memory in the best one. Default: yes."),
 )
 _OUTPUT = (
-    click.option(
-        "--format", "form", type=click.Choice(("text", "json", "html", "csv")), default="text", help="Default text."
-    ),
-    click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout."),
+    *FORM_OPTIONS,
     click.option("--write", metavar="FOLDER", help="Write the frameworks' configuration of the best one there."),
 )
+
+
+#: Options that are the library's parameters as they are.
+_PASSED_ON = ("model", "gpus", "nodes", "global_batch", "seq_len", "confirm", "advice", "torch_version", "alloc_conf",
+              "margin")  # fmt: skip
 
 
 @click.command("plan", cls=GroupedCommand, short_help="Which layout over several cards fits.")
@@ -87,33 +89,16 @@ def plan_command(**options: Any) -> None:
         loop=options["loop"],
     )
     with working() as progress:
-        from graphmem.planning.plan import plan
+        from graphmem.planning.layouts.plan import plan
 
         found = plan(
-            options["model"],
-            gpus=options["gpus"],
-            nodes=options["nodes"],
-            global_batch=options["global_batch"],
-            seq_len=options["seq_len"],
+            **{name: options[name] for name in _PASSED_ON},
             training=step,
-            confirm=options["confirm"],
             frameworks=None if options["frameworks"] is None else options["frameworks"].split(","),
             links=_links(options["links"]),
-            advice=options["advice"],
-            torch_version=options["torch_version"],
-            alloc_conf=options["alloc_conf"],
-            margin=options["margin"],
             say=progress,
         )
-    from graphmem.reports import plan as reports
-
-    rendered = {
-        "json": lambda: json.dumps(found.to_dict(), indent=2) + "\n",
-        "html": lambda: reports.html(found),
-        "csv": lambda: reports.as_csv(found),
-        "text": lambda: reports.render(found, width(options["output"], reports.WIDTH)),
-    }[options["form"]]()
-    emit(rendered, options["output"])
+    publish(found, form_of(options), options["output"])
     if folder is not None and found.files:
         _write(folder, found.files)
     if not found.fitting:

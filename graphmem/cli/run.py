@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from graphmem.cli.endings import OWN_PROCESS
 from graphmem.cli.groups import GroupedCommand, grouped
 from graphmem.cli.launch import Launch, launch_of
 from graphmem.cli.options import (
@@ -23,7 +24,6 @@ from graphmem.cli.options import (
     target_options,
 )
 from graphmem.cli.output import check_output, show, working
-from graphmem.cli.start import OWN_PROCESS
 from graphmem.cli.step_options import POSITIVE, RANK_OPTION, VALUE_OPTIONS, values_of
 from graphmem.errors import UsageError
 from graphmem.sandbox import Permissions, entered, folder_of

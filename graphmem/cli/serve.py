@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from typing import Any
 
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.output import DOES_NOT_FIT, check_output, emit, width, working
+from graphmem.cli.options import form_of, form_options
+from graphmem.cli.output import DOES_NOT_FIT, check_output, publish, working
 from graphmem.errors import UsageError
-from graphmem.serving import BUILT_IN
 from graphmem.units import parse_bytes
 
 #: What vLLM multiplies a number by: ``vllm/engine/arg_utils.py``, ``human_readable_int`` (0.32).
@@ -31,7 +30,8 @@ _ENGINE = (
     click.option(
         "--engine",
         metavar="NAME",
-        help=f"{', '.join(BUILT_IN)}, hf (transformers' generate), a plug-in's. Default vllm; llamacpp for GGUF.",
+        help="vllm, llamacpp, sglang, tensorrtllm, tgi, onnxruntimegenai, hf (transformers' generate), a plug-in's. "
+        "Default vllm; llamacpp for GGUF.",
     ),
     click.option("--engine-version", metavar="X.Y", help="Its version, 0.8 to 0.32. Default: the newest."),
     click.option("--entry", metavar="KIND", default="server", help="server (default) or llm, a program's LLM(...)."),
@@ -69,10 +69,10 @@ _OVER_TIME = (
     click.option("--tokens-per-second", type=float, metavar="N", help="Of long prompts. Default 10000."),
     click.option("--max-wait", default="10s", metavar="TIME", help="What 99 % of requests may wait. Default 10s."),
 )
-_OUTPUT = (
-    click.option("--format", "form", type=click.Choice(("text", "json", "html")), default="text", help="Default text."),
-    click.option("-o", "--output", metavar="FILE", help="Write there instead of to the terminal."),
-)
+
+
+#: Options that the library knows in another way, or not at all; the others have the names of its parameters.
+_READ_HERE = ("engine", "tp", "non_torch", "engine_arg", "form", "output")
 
 
 @click.command(
@@ -86,7 +86,7 @@ _OUTPUT = (
 @grouped("Card", _CARD)
 @grouped("Load", _LOAD)
 @grouped("Load over time", _OVER_TIME)
-@grouped("Output", _OUTPUT)
+@form_options
 def serve_command(**options: Any) -> None:
     """What an inference engine leaves for the KV cache of MODEL on a card, and how many requests that holds at once.
 
@@ -104,51 +104,19 @@ def serve_command(**options: Any) -> None:
 
     Exit codes: 0 done, 1 error, 2 wrong options, 3 the engine does not start.
     """
-    from graphmem.planning.serving import serve
-    from graphmem.reports import serving
+    from graphmem.serving.answer import serve
 
     check_output(options["output"])
     with working() as progress:
         report = serve(
-            options["model"],
-            gpu=options["gpu"],
-            gpu_memory=options["gpu_memory"],
+            **{name: value for name, value in options.items() if name not in _READ_HERE},
             engine=options["engine"] or ("llamacpp" if options["model"].lower().endswith(".gguf") else "vllm"),
-            engine_version=options["engine_version"],
-            lengths=options["lengths"],
-            load=options["load"],
-            find=options["find"],
-            advice=options["advice"],
-            arrivals=options["arrivals"],
-            output_lengths=options["output_lengths"],
-            duration=options["duration"],
-            trace=options["trace"],
-            step_time=options["step_time"],
-            tokens_per_second=options["tokens_per_second"],
-            max_wait=options["max_wait"],
-            say=progress,
-            entry=options["entry"],
             tensor_parallel_size=options["tp"],
-            max_model_len=options["max_model_len"],
-            max_num_seqs=options["max_num_seqs"],
-            max_num_batched_tokens=options["max_num_batched_tokens"],
-            gpu_memory_utilization=options["gpu_memory_utilization"],
-            kv_cache_dtype=options["kv_cache_dtype"],
-            quantization=options["quantization"],
-            dtype=options["dtype"],
-            enforce_eager=options["enforce_eager"],
-            cold=options["cold"],
-            block_size=options["block_size"],
-            alloc_conf=options["alloc_conf"],
             non_torch_bytes=parse_bytes(options["non_torch"]),
             arguments=(*(_named(text) for text in options["engine_arg"]), *_others(options["model"])),
+            say=progress,
         )
-    rendered = {
-        "json": lambda: json.dumps(report.to_dict(), indent=2) + "\n",
-        "html": lambda: serving.html(report),
-        "text": lambda: serving.render(report, width(options["output"], serving.WIDTH)),
-    }[options["form"]]()
-    emit(rendered, options["output"])
+    publish(report, form_of(options), options["output"])
     if not report.starts:
         click.get_current_context().exit(DOES_NOT_FIT)
 

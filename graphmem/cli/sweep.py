@@ -1,24 +1,17 @@
-"""``graphmem sweep``: every combination of some settings, as a table, JSON or CSV."""
+"""``graphmem sweep``: every combination of some settings."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from graphmem.cli.groups import GroupedCommand, grouped
-from graphmem.cli.options import device_of, model_options, plan_output_options, request_of, target_options
-from graphmem.cli.output import check_output, emit, working
+from graphmem.cli.options import device_of, form_of, form_options, model_options, request_of, target_options
+from graphmem.cli.output import check_output, publish, working
 from graphmem.errors import UsageError
-from graphmem.estimate import LEVELS
 from graphmem.training import amp_named, dtype_named
-
-if TYPE_CHECKING:
-    from graphmem.planning.sweep import Row
 
 _VARY = (
     click.option(
@@ -89,11 +82,11 @@ class _SweepCommand(GroupedCommand):
             raise
 
 
-@click.command("sweep", cls=_SweepCommand, short_help="Every combination of some settings: table, JSON, CSV.")
+@click.command("sweep", cls=_SweepCommand, short_help="Every combination of some settings.")
 @model_options
 @grouped("Settings", _VARY)
 @target_options
-@plan_output_options("table", "json", "csv")
+@form_options
 def sweep_command(**options: Any) -> None:
     """Analyse MODEL under every combination of the settings that --vary names.
 
@@ -119,7 +112,7 @@ def sweep_command(**options: Any) -> None:
         from graphmem.planning.sweep import sweep
 
         rows = sweep(options["model"], vary=vary, jobs=options["jobs"], say=progress, **request_of(options))
-    emit(_FORMS[options["form"]](rows), options["output"])
+    publish(rows, form_of(options), options["output"])
     if any(row.estimate is None for row in rows):
         click.get_current_context().exit(1)
 
@@ -145,32 +138,3 @@ def _vary(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
             raise UsageError(f"--vary {name}: {error}") from None
         names.append(name)
     return names, vary
-
-
-def _table(rows: Sequence[Row]) -> str:
-    from graphmem.reports.sheets import of_sweep
-
-    return of_sweep(rows).text()
-
-
-def _json(rows: Sequence[Row]) -> str:
-    return json.dumps({"schema": "graphmem.sweep/1", "rows": [row.to_dict() for row in rows]}, indent=2) + "\n"
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    from graphmem.planning.sweep import words_of
-
-    settings = [words_of(row.settings) for row in rows]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*settings[0], *(f"{level}_bytes" for level in LEVELS), "capacity_bytes", "fits", "error"])
-    for row, words in zip(rows, settings, strict=True):
-        estimate = row.estimate
-        figures: list[Any] = ["" for _ in LEVELS] if estimate is None else [getattr(estimate, n) for n in LEVELS]
-        fit = estimate.fit if estimate else None
-        verdict = ["", ""] if fit is None else [fit.capacity_bytes, ", ".join(filter(None, (fit.verdict, fit.chance)))]
-        writer.writerow([*words.values(), *figures, *verdict, row.error])
-    return buffer.getvalue()
-
-
-_FORMS = {"table": _table, "json": _json, "csv": _csv}

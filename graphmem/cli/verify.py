@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from graphmem.cli.options import measured_step_options
-from graphmem.cli.output import working
+from graphmem.cli.options import form_of, form_options, measured_step_options
+from graphmem.cli.output import check_output, publish, working
 from graphmem.cli.step_options import step_of
 from graphmem.estimate import LEVELS
-from graphmem.reports.tables import plain_table
-from graphmem.units import format_bytes
+from graphmem.reports.document import Column, Document, Table, Text, Value, section
+
+SCHEMA = "graphmem.verification/1"
 
 
 @click.command("verify", short_help="Predict, run on this machine's card, and compare.")
@@ -23,6 +24,7 @@ from graphmem.units import format_bytes
 @click.option(
     "-n", "--number", type=click.IntRange(min=0), default=5, metavar="N", help="Differences to show. Default 5."
 )
+@form_options
 def verify_command(model: str, number: int, **options: Any) -> None:
     """Predict MODEL, run it on the GPU of this machine, and compare the two, allocation by allocation.
 
@@ -34,6 +36,7 @@ def verify_command(model: str, number: int, **options: Any) -> None:
     from graphmem.accuracy.measure import Plan, machine_here, measure_one
     from graphmem.errors import SourceError
 
+    check_output(options["output"])
     step = step_of(model, options)
     case = case_of(model, step, options["batch"], options["seq_len"], options["iterations"], options["alloc_conf"])
     with tempfile.TemporaryDirectory() as folder, working() as progress:
@@ -50,13 +53,27 @@ def verify_command(model: str, number: int, **options: Any) -> None:
             raise SourceError(f"measuring failed: {record.error}")
         measured = measured_changes(Path(folder) / record.trace)
     comparison = Comparison(record, predicted)
-    click.echo(f"{case.name} on {machine.gpu}: {record.status}\n")
-    click.echo(plain_table(("level", "predicted>", "measured>", "error>"), [_row(comparison, at) for at in LEVELS]))
     assert predicted.trace is not None
-    for line in describe_divergence(predicted.trace, measured, number):
-        click.echo(line)
+    columns = (Column("level"), Column("predicted", "bytes"), Column("measured", "bytes"), Column("error", "figure"))
+    sections = (
+        section("", Text([f"{case.name} on {machine.gpu}: {record.status}"])),
+        section("", Table(columns, [_row(comparison, at) for at in LEVELS])),
+        section("", Text(tuple(describe_divergence(predicted.trace, measured, number)))),
+    )
+    data = {
+        "schema": SCHEMA,
+        "case": case.to_json(),
+        "gpu": machine.gpu,
+        "status": record.status,
+        "levels": {
+            at: {"predicted_bytes": comparison.predicted_bytes(at), "measured_bytes": comparison.measured_bytes(at)}
+            for at in LEVELS
+        },
+    }
+    document = Document("verification", f"{case.name} on {machine.gpu}", sections, lambda: data)
+    publish(document, form_of(options), options["output"])
 
 
-def _row(comparison: Any, level: str) -> tuple[str, ...]:
+def _row(comparison: Any, level: str) -> tuple[Value, ...]:
     sizes = comparison.predicted_bytes(level), comparison.measured_bytes(level)
-    return (level, *map(format_bytes, sizes), f"{comparison.error(level):+.3%}")
+    return (level, *sizes, f"{comparison.error(level):+.3%}")

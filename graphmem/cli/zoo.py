@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from graphmem.cli.output import check_output, emit
+from graphmem.cli.options import form_of, form_options
+from graphmem.cli.output import check_output, publish
 from graphmem.cli.progress import progress_bar
-from graphmem.reports.tables import plain_table
-from graphmem.units import format_bytes
+from graphmem.estimate import LEVELS
+from graphmem.reports.document import Column, Document, Table, Text, Value, section
 
 SCHEMA = "graphmem.zoo/1"
 _STEPS = {"training": ("training",), "inference": ("inference",), "both": ("training", "inference")}
-_format = click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Default table.")
-_output = click.option("-o", "--output", metavar="FILE", help="Write there (whole or not at all) instead of to stdout.")
 
 
 @click.group("zoo", invoke_without_command=True, short_help="The models that come with graphmem.")
 @click.option("--family", metavar="NAME", help="Only this family, e.g. Llama.")
-@_format
-@_output
+@form_options
 @click.pass_context
-def zoo_command(context: click.Context, family: str | None, form: str, output: str | None) -> None:
+def zoo_command(context: click.Context, /, family: str | None, **options: Any) -> None:
     """List the models of the zoo; 'graphmem analyze zoo:NAME' and 'graphmem measure zoo:NAME' take any of them."""
     if context.invoked_subcommand is not None:
         return
     from graphmem.sources.zoo import zoo_entries
 
-    check_output(output)
+    check_output(options["output"])
     entries = [entry for entry in zoo_entries() if family is None or entry.family.lower() == family.lower()]
-    if form == "json":
-        emit(json.dumps({"schema": SCHEMA, "models": [asdict(entry) for entry in entries]}, indent=2) + "\n", output)
-        return
-    rows = [
-        (entry.name, entry.family, entry.library, str(entry.batch), str(entry.length or "-"), _step_words(entry.name))
-        for entry in entries
-    ]
-    titles = ("name", "family", "library", "batch>", "tokens>", "usual step")
-    emit(plain_table(titles, rows) + f"\n{len(entries)} models.\n", output)
+    columns = (
+        *(Column(title, wraps=False) for title in ("name", "family", "library")),
+        Column("batch", "count"), Column("tokens", "figure"), Column("usual step", wraps=False),
+    )  # fmt: skip
+    rows = [(e.name, e.family, e.library, e.batch, str(e.length or "-"), _step_words(e.name)) for e in entries]
+    sections = (section("", Table(columns, rows)), section("", Text([f"{len(entries)} models."])))
+    data = {"schema": SCHEMA, "models": [asdict(entry) for entry in entries]}
+    publish(Document("zoo", "The zoo", sections, lambda: data), form_of(options), options["output"])
 
 
 @zoo_command.command("analyze")
@@ -49,28 +45,30 @@ def zoo_command(context: click.Context, family: str | None, form: str, output: s
 @click.option("--step", type=click.Choice(list(_STEPS)), default="both", help="Default both.")
 @click.option("--gpu", metavar="NAME", help="The card; see 'graphmem gpus'.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes at a time. Default: the CPU's cores.")
-@_format
-@_output
-def analyze_zoo(
-    names: tuple[str, ...], step: str, gpu: str | None, jobs: int | None, form: str, output: str | None
-) -> None:
+@form_options
+def analyze_zoo(names: tuple[str, ...], step: str, gpu: str | None, jobs: int | None, **options: Any) -> None:
     """Analyse NAMES, or the whole zoo, each model with its usual batch and step; exit with 1 if one fails."""
     from graphmem.accuracy.case import zoo_cases
     from graphmem.accuracy.survey import survey
 
-    check_output(output)
+    check_output(options["output"])
     cases = zoo_cases(names, _STEPS[step])
     results = []
     with progress_bar("analysing", len(cases)) as advance:
         for result in survey(cases, gpu, jobs or os.cpu_count() or 1):
             results.append(result)
             advance(result.case.name)
-    if form == "json":
-        documents = [{**asdict(result), "case": result.case.to_json()} for result in results]
-        emit(json.dumps({"schema": SCHEMA, "analyses": documents}, indent=2) + "\n", output)
-    else:
-        titles = ("case", "allocated>", "reserved>", "device>", "not modelled>", "time>", "RAM>")
-        emit(plain_table(titles, [_survey_row(result) for result in results]) + "\n", output)
+    levels = (Column(level, "bytes") for level in LEVELS[1:])
+    columns = (
+        Column("case", wraps=False), *levels, Column("not modelled", "figure"), Column("time", "figure"),
+        Column("RAM", "bytes"),
+    )  # fmt: skip
+    sections = (section("", Table(columns, [_survey_row(result) for result in results])),)
+    data = {
+        "schema": SCHEMA,
+        "analyses": [{**asdict(result), "case": result.case.to_json()} for result in results],
+    }
+    publish(Document("zoo", "Analyses of the zoo", sections, lambda: data), form_of(options), options["output"])
     failed = [result for result in results if result.error]
     for result in failed:
         click.echo(f"graphmem: {result.case.name}: {result.error}", err=True)
@@ -98,9 +96,9 @@ def _step_words(name: str) -> str:
     return usual_step(name).describe().removeprefix("training, ")
 
 
-def _survey_row(result: Any) -> tuple[str, ...]:
-    taken = (f"{result.seconds:.1f} s", "" if result.ram_bytes is None else format_bytes(result.ram_bytes))
+def _survey_row(result: Any) -> tuple[Value, ...]:
+    taken = (f"{result.seconds:.1f} s", result.ram_bytes)
     if result.peak is None:
         return (result.case.name, "failed", "", "", "", *taken)
-    sizes = (format_bytes(getattr(result.peak, f"{level}_bytes")) for level in ("allocated", "reserved", "device"))
+    sizes = (getattr(result.peak, f"{level}_bytes") for level in LEVELS[1:])
     return (result.case.name, *sizes, str(result.unknown or "-"), *taken)

@@ -9,7 +9,10 @@ from typing import Any
 from graphmem.captures import Captures, Say, within
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
+from graphmem.planning.documents import of_advice
 from graphmem.planning.request import Request
+from graphmem.reports import Answer
+from graphmem.reports.document import Document
 from graphmem.runtimes import runtime_named
 from graphmem.training import Inference, Training
 
@@ -42,25 +45,18 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Advised:
+class Advised(Answer):
     """The step as it is, and the changes, those that save most first; those that cannot be analysed come last."""
 
     base: Estimate
     advice: tuple[Advice, ...]
 
-    def __str__(self) -> str:
+    def document(self, *, details: bool = False) -> Document:
         """The answer of ``graphmem advise``."""
-        from graphmem.reports.sheets import advice_text
-
-        return advice_text(self)
+        return of_advice(self)
 
     def __repr__(self) -> str:
         return f"<Advised: {len(self.advice)} changes of {self.base.model}>"
-
-    def _repr_html_(self) -> str:
-        from graphmem.reports.sheets import of_advice
-
-        return of_advice(self).html()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.advice/1``; memory in bytes)."""

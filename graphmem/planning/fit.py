@@ -9,14 +9,17 @@ from typing import Any
 from graphmem.captures import Captures, within
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Estimate
+from graphmem.planning.documents import of_fit
 from graphmem.planning.request import Request, option_of
+from graphmem.reports import Answer
+from graphmem.reports.document import Document
 
 #: Larger sizes are not tried unless asked for.
 AT_MOST = 1 << 20
 
 
 @dataclass(frozen=True)
-class Largest:
+class Largest(Answer):
     """The largest size that fits and the next one, which does not; both were analysed. So was ``safe_value``, the
     largest size whose verdict is ``yes``: at the margin asked for, else whatever is known to be possible; 0 where none
     is, or where something that nothing bounds may decide.
@@ -41,19 +44,12 @@ class Largest:
         """The size as its option is called."""
         return option_of(self.size)
 
-    def __str__(self) -> str:
+    def document(self, *, details: bool = False) -> Document:
         """The answer of ``graphmem fit``."""
-        from graphmem.reports.sheets import of_fit
-
-        return of_fit(self).text()
+        return of_fit(self)
 
     def __repr__(self) -> str:
         return f"<Largest {self.name}: {self.value:,}>"
-
-    def _repr_html_(self) -> str:
-        from graphmem.reports.sheets import of_fit
-
-        return of_fit(self).html()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document as Python values (schema ``graphmem.fit/1``; memory in bytes)."""

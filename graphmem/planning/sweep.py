@@ -16,8 +16,11 @@ from typing import Any
 from graphmem.captures import Captures, Say, unheard, within
 from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.estimate import Estimate
+from graphmem.planning.documents import of_sweep
 from graphmem.planning.request import Request, option_of
 from graphmem.question import CaptureKey, capture_key, check_counts
+from graphmem.reports import Answer
+from graphmem.reports.document import Document
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,16 @@ class Row:
         }
 
 
-class Rows(list[Row]):
+class Rows(Answer, list[Row]):
     """All combinations, which print as a table."""
 
-    def __str__(self) -> str:
+    def document(self, *, details: bool = False) -> Document:
         """The table of ``graphmem sweep``."""
-        from graphmem.reports.sheets import of_sweep
+        return of_sweep(self, [words_of(row.settings) for row in self])
 
-        return of_sweep(self).text()
-
-    def _repr_html_(self) -> str:
-        from graphmem.reports.sheets import of_sweep
-
-        return of_sweep(self).html()
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document as Python values (schema ``graphmem.sweep/1``; memory in bytes)."""
+        return {"schema": "graphmem.sweep/1", "rows": [row.to_dict() for row in self]}
 
 
 def sweep(
@@ -61,7 +61,7 @@ def sweep(
     jobs: int = 1,
     say: Callable[[str], None] | None = None,
     **options: Any,
-) -> list[Row]:
+) -> Rows:
     """Analyse every combination of ``vary``: name of a setting (see :meth:`Request.changed`) -> its values.
 
     The last setting changes fastest. A combination that cannot be analysed is a row with its error. ``jobs`` processes

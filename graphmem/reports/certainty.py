@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from graphmem.estimate import Estimate
-from graphmem.figures import Cause, Spread
 from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from graphmem.estimate import Estimate
+    from graphmem.figures import Cause, Spread
 
 #: Levels that the line tells; what was requested is as sure as what is allocated.
 _LEVELS = ("allocated", "reserved", "device")

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from graphmem.reports.document import Section, Text, section, table
 from graphmem.units import format_bytes
 
-TITLE = "Files that the program would have changed (none was)"
 #: How a mechanism keeps files, by its name in ``details["sandbox"]``.
 _MECHANISMS = {
     "namespace": "an overlay in a mount namespace",
@@ -18,7 +18,14 @@ _MECHANISMS = {
 _SHOWN = 5
 
 
-def lines(flight: Mapping[str, Any]) -> Iterator[str]:
+def section_of(flight: Mapping[str, Any], details: bool) -> Section:
+    """The totals, the largest files, or with ``details`` all, and how they were kept."""
+    first, *others = _lines(flight)
+    files = table({"size": "figure", "change": "", "path": ""}, _rows(flight, details))
+    return section("Files that the program would have changed (none was)", Text([first]), files, Text(others))
+
+
+def _lines(flight: Mapping[str, Any]) -> Iterator[str]:
     """The totals, what was refused, and how files were kept, each as one line."""
     files, scratch = flight["files"], flight["files"]["scratch"]
     yield (
@@ -43,7 +50,7 @@ def lines(flight: Mapping[str, Any]) -> Iterator[str]:
     yield f"kept by {_MECHANISMS[flight['mechanism']]}{_unavailable(flight['unavailable'])}"
 
 
-def rows(flight: Mapping[str, Any], details: bool) -> list[tuple[str, str, str]]:
+def _rows(flight: Mapping[str, Any], details: bool) -> list[tuple[str, str, str]]:
     """(size, what would have been done, path) of the largest files; of all with ``details``. Paths below the folder
     that the program was started in are shown from there."""
     files, below = flight["files"], flight["folder"].rstrip("/\\") + os.sep

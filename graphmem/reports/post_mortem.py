@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from graphmem.reports.document import Section, section, table
 from graphmem.units import format_bytes
 
 Dead = Mapping[str, Any]
-#: The titles of the three tables.
-HEAP = "When the recorded run died"
-HOLDERS = "Who held the rest (requested bytes)"
-ATTEMPTS = "What would have saved it, each tried by a replay in the room that the run had"
+
+
+def sections(dead: Dead) -> Iterator[Section]:
+    """How the memory lay, who held it, and which settings would have done."""
+    yield section("When the recorded run died", table({"part": "", "": "bytes", "meaning": ""}, _heap_rows(dead)))
+    yield section(
+        "Who held the rest (requested bytes)",
+        table({"held": "bytes", "blocks": "figure", "source": ""}, list(_holder_rows(dead))),
+    )
+    title = "What would have saved it, each tried by a replay in the room that the run had"
+    yield section(title, table({"change": "", "outcome": ""}, list(_attempt_rows(dead))))
 
 
 def sentences(dead: Dead) -> Sequence[str]:
@@ -37,7 +45,7 @@ def sentences(dead: Dead) -> Sequence[str]:
     return lines
 
 
-def heap_rows(dead: Dead) -> list[tuple[str, str, str]]:
+def _heap_rows(dead: Dead) -> list[tuple[str, int, str]]:
     """Rows (name, bytes, words) of the memory when the run died."""
     largest = ", ".join(format_bytes(size) for size in dead["holes"][:3])
     room = (
@@ -52,17 +60,17 @@ def heap_rows(dead: Dead) -> list[tuple[str, str, str]]:
         ("in holes between them", "hole_bytes", f"{dead['hole_count']} holes: {largest}"),
         ("largest for this request", "usable_bytes", "in segments of its kind and stream"),
     )
-    return [(name, format_bytes(dead[key]), words) for name, key, words in rows]
+    return [(name, dead[key], words) for name, key, words in rows]
 
 
-def holder_rows(dead: Dead) -> Iterator[tuple[str, str, str]]:
+def _holder_rows(dead: Dead) -> Iterator[tuple[int, str, str]]:
     """Rows (bytes, blocks, source line) of the blocks that were alive when the run died."""
     for one in dead["holders"]:
         plural = "s" if one["blocks"] > 1 else ""
-        yield format_bytes(one["bytes"]), f"{one['blocks']} block{plural}", _place(one)
+        yield one["bytes"], f"{one['blocks']} block{plural}", _place(one)
 
 
-def attempt_rows(dead: Dead) -> Iterator[tuple[str, str]]:
+def _attempt_rows(dead: Dead) -> Iterator[tuple[str, str]]:
     """(change, how the run ends with it)."""
     for one in dead["attempts"]:
         yield one["change"], _outcome(one)

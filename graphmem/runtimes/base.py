@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from graphmem.allocators.base import Allocator
 from graphmem.devices import Device
 from graphmem.errors import UsageError
-from graphmem.estimate import Diagnostic, Findings
+from graphmem.estimate import MEANINGS, Diagnostic, Findings
 from graphmem.figures import Cause, Figure
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from graphmem.capture.ports import DeviceMemory
 
 Options = TypeVar("Options")
-
-#: The four levels of an estimate, in order, each with what it means in general words; a runtime has its own.
-LEVELS = (
-    ("requested", "what the tensors asked for"),
-    ("allocated", "blocks handed out for them"),
-    ("reserved", "memory held from the driver"),
-    ("device", "nvidia-smi's line of the process: reserved plus context"),
-)
 
 #: How many times a planned graph runs where nobody says: the second run finds the arena that the first one left.
 GRAPH_RUNS = 2
@@ -110,7 +102,7 @@ class Runtime(Protocol[Options]):
     #: Other names that are accepted, written as ``name`` is.
     spellings: tuple[str, ...] = ()
     #: (level, what it means) in the runtime's own words, in the order of :data:`graphmem.estimate.LEVELS`.
-    levels: Sequence[tuple[str, str]] = LEVELS
+    levels: Sequence[tuple[str, str]] = MEANINGS
     graphs: Graphs = Graphs.REFUSED
     #: Whether it takes the trace of a captured step.
     captures: bool = True

@@ -22,7 +22,6 @@ from torch import nn  # noqa: E402
 from graphmem import Inference, Training, analyze  # noqa: E402
 from graphmem.capture.session.session import Captured, capture  # noqa: E402
 from graphmem.errors import UsageError  # noqa: E402
-from graphmem.reports import text  # noqa: E402
 from graphmem.training import parse_assumption  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION  # noqa: E402
 
@@ -176,12 +175,12 @@ def test_the_report_names_them_at_the_top() -> None:
             y = super().forward(x)
             return y * 2 if y.max() > 1 else y
 
-    report = text.render(analyze(Branching(4, 4), torch.zeros(2, 4), iterations=1))
+    report = analyze(Branching(4, 4), torch.zeros(2, 4), iterations=1).report()
     line = Branching.forward.__code__.co_firstlineno + 2
     assert f"test_assumed_values.py:{line}: a question" in " ".join(report.split()).replace("/ ", "/")
     assert report.index("your data decides here") < report.index("Peak memory")
     told = Training(assume=((f"test_assumed_values.py:{line}", True),))
-    assert "your data decides" not in text.render(analyze(Branching(4, 4), torch.zeros(2, 4), training=told))
+    assert "your data decides" not in analyze(Branching(4, 4), torch.zeros(2, 4), training=told).report()
 
 
 def _drawing() -> None:

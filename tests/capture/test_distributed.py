@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.errors import CaptureError, UsageError  # noqa: E402
-from graphmem.reports import text  # noqa: E402
 from graphmem.trace import Category, EventKind  # noqa: E402
 from graphmem.training import DataParallel, Training  # noqa: E402
 from graphmem.training.processes import Processes  # noqa: E402
@@ -247,7 +246,7 @@ def test_a_communicator_is_counted_outside_the_allocator(ranks: int, monkeypatch
     assert (one.ranks, one.on_node, one.gathers, one.reduced_bytes) == (ranks, ranks, True, 4 * 72)
     rings, kernels = 4 * 12 * MIB, 228 * MIB
     assert (together.device - together.reserved) - (alone.device - alone.reserved) == rings + kernels
-    assert "NCCL_MAX_NCHANNELS" in text.render(together)
+    assert "NCCL_MAX_NCHANNELS" in together.report()
 
 
 @pytest.mark.parametrize(

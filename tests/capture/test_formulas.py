@@ -13,7 +13,6 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from graphmem.analyze import analyze  # noqa: E402
-from graphmem.reports import text  # noqa: E402
 from graphmem.training import Training  # noqa: E402
 
 P = 1024 * 1024 + 1024 * 512
@@ -62,7 +61,7 @@ def test_model_states_by_the_formula_stand_beside_the_simulation(step: object, f
     told = estimate.details["formulas"]
     assert told["model_states"] == {"formula": formula, "bytes": size}
     assert sum(told["difference"].values()) == estimate.reserved - size
-    report = text.render(estimate)
+    report = estimate.report()
     assert "Beside the usual formulas" in report
     assert formula in " ".join(report.split())
 

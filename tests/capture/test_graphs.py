@@ -14,7 +14,6 @@ from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator  # noqa:
 from graphmem.errors import CaptureError  # noqa: E402
 from graphmem.estimate import PoolUse  # noqa: E402
 from graphmem.replay import replay  # noqa: E402
-from graphmem.reports.text import render  # noqa: E402
 from graphmem.trace import Category, EventKind, from_json, to_json  # noqa: E402
 from graphmem.units import MIB  # noqa: E402
 from tests.recorded.parallel import CASES, load, predict  # noqa: E402
@@ -68,7 +67,7 @@ def test_the_estimate_says_what_private_pools_hold() -> None:
     estimate = graphmem.replay_trace(record(_doubled_in_a_graph))
     assert estimate.pools == (PoolUse("pool of CUDA graphs", 1, 20 * MIB, 3 * MIB),)
     assert estimate.to_dict()["pools"][0]["reserved_bytes"] == 20 * MIB
-    assert "pool of CUDA graphs" in render(estimate)
+    assert "pool of CUDA graphs" in estimate.report()
 
 
 def test_a_captured_stream_is_known_as_such() -> None:

@@ -14,7 +14,6 @@ from torch import nn  # noqa: E402
 
 import graphmem  # noqa: E402
 from graphmem.errors import GraphmemError  # noqa: E402
-from graphmem.reports import html, text  # noqa: E402
 from graphmem.training import SCHEDULERS, Training  # noqa: E402
 
 WIDE = 4096
@@ -57,9 +56,9 @@ def test_both_figures_are_told_where_they_differ() -> None:
     assert told["other_reserved_bytes"] == dropped.reserved
     assert told["other_allocated_bytes"] == dropped.allocated
     assert dropped.details["loop"]["other_reserved_bytes"] == held.reserved
-    assert "With the other loop (--loop drop)" in text.render(held)
-    assert "With the other loop (--loop hold)" in text.render(dropped)
-    assert "With the other loop (--loop drop)" in html.render(held)
+    assert "With the other loop (--loop drop)" in held.report()
+    assert "With the other loop (--loop hold)" in dropped.report()
+    assert "With the other loop (--loop drop)" in held.report("html")
     assert json.loads(held.to_json())["details"]["loop"]["other"] == "drop"
 
 
@@ -70,7 +69,7 @@ def test_a_small_output_is_not_analysed_twice() -> None:
     )
     assert "other" not in estimate.details["loop"]
     assert not any("--loop" in word for word in said)
-    assert "other loop" not in text.render(estimate)
+    assert "other loop" not in estimate.report()
 
 
 def test_a_longer_batch_among_shorter_ones_decides_the_peak() -> None:

@@ -12,7 +12,6 @@ from graphmem.capture.operators.facts import facts_of  # noqa: E402
 from graphmem.capture.operators.kernel_decompositions import _rows_told  # noqa: E402
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
-from graphmem.reports.text import render  # noqa: E402
 from graphmem.training import Inference  # noqa: E402
 from tests.recorded.device import CARD, TORCH_VERSION  # noqa: E402
 from tests.recorded.op_db import proven as evidence  # noqa: E402
@@ -83,7 +82,7 @@ def test_a_report_says_what_a_matrix_exponential_was_taken_to_need() -> None:
             return torch.linalg.matrix_exp(angles)
 
     estimate = analyze(Rotation(), torch.ones(32, 32), training=Inference(), device="H200")
-    assert ASSUMED["aten.linalg_matrix_exp.default"] in " ".join(render(estimate).split())
+    assert ASSUMED["aten.linalg_matrix_exp.default"] in " ".join(estimate.report().split())
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-import graphmem.reports.text
+import graphmem
 from graphmem import versions
 from graphmem.errors import UsageError
+from graphmem.reports.estimate import headlines
 
 torch = pytest.importorskip("torch")
 
@@ -464,14 +465,13 @@ def _linear() -> tuple[torch.nn.Module, torch.Tensor]:
 
 def test_a_version_beyond_the_known_is_in_the_headline() -> None:
     estimate = graphmem.analyze(_linear, training=False, torch_version="2.16")
-    headlines = graphmem.reports.text.headlines(estimate)
-    assert headlines == ["PyTorch 2.16 is newer than 2.15, the newest known: the rules of 2.15 are applied."]
+    assert headlines(estimate) == ["PyTorch 2.16 is newer than 2.15, the newest known: the rules of 2.15 are applied."]
 
 
 def test_another_versions_compiler_is_in_the_headline() -> None:
     """Installed is never 2.5, which the package does not compile under."""
     estimate = graphmem.analyze(_linear, training=graphmem.Inference(compile="default"), torch_version="2.5")
-    (headline,) = graphmem.reports.text.headlines(estimate)
+    (headline,) = headlines(estimate)
     assert "what 2.5's compiler fuses and saves instead is not known" in headline
     assert versions.other_compiler((2, 13), (2, 13)) == []
 

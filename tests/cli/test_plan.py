@@ -42,7 +42,7 @@ def test_a_plan_is_a_text_and_files(model: str, tmp_path: Path) -> None:
     ask = (model, "--gpus", "2xT4", "--global-batch", "4", "-s", "32", "--frameworks", "ddp", "--confirm", "2")
     result = run(*ask, "--no-advice", "--write", str(tmp_path / "out"))
     assert result.exit_code == 0, result.stderr
-    assert "BEST     DDP, micro-batch 2" in result.stdout
+    assert "BEST: DDP, micro-batch 2" in result.stdout
     assert "Layouts that fit, each captured" in result.stdout
     assert "graphmem analyze hf:" in result.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["accelerate.yaml", "launch.sh"]
@@ -61,7 +61,7 @@ def test_what_can_never_fit_needs_no_capture(large: str) -> None:
     rows = list(csv.DictReader(io.StringIO(run(*ask, "--format", "csv").stdout)))
     assert all(int(row["bound_bytes"]) > 0 and row["reason"] for row in rows)
     page = run(*ask, "--format", "html").stdout
-    data = page.split("id=graphmem-plan>")[1].split("</script>")[0]
+    data = page.split('id="graphmem-plan">')[1].split("</script>")[0]
     assert json.loads(data)["schema"] == "graphmem.plan/1"
 
 

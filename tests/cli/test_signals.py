@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import graphmem
-from graphmem.cli.start import ENDINGS, ending_in_order
+from graphmem.cli.endings import ENDINGS, ending_in_order
 from tests.support import platforms
 
 #: Stands for a long call of onnxruntime: it waits in C until the file ``reached`` lies there, and longer.

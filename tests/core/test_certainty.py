@@ -17,7 +17,7 @@ from graphmem.estimate import LEVELS, Diagnostic, Estimate, Fit, Peak
 from graphmem.figures import EXACT, TRACE_LEVELS, Cause, Doubts, Spread, bounded, parse_margin, seen, unknown
 from graphmem.question import Question
 from graphmem.replay import Replay, replay
-from graphmem.reports import certainty, html, text
+from graphmem.reports import certainty
 from graphmem.runtimes.base import Runs, within_card
 from graphmem.trace import Category, Trace, TraceBuilder, from_json, to_json
 from graphmem.units import GIB, MIB
@@ -359,7 +359,7 @@ def test_a_newer_version_may_change_as_versions_did() -> None:
 
 def test_every_report_says_how_sure() -> None:
     estimate = _estimate(plans=3)
-    for shown in (text.render(estimate, details=True), html.render(estimate)):
+    for shown in (estimate.report(details=True), estimate.report("html")):
         plain = " ".join(shown.replace("&#x27;", "'").split())
         assert "How sure: allocated" in plain
         assert "cuDNN's plans" in plain

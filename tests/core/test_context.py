@@ -13,7 +13,6 @@ from graphmem.devices import Device, Loads, all_devices, custom_device, device_n
 from graphmem.devices.nccl import HONOURED
 from graphmem.estimate import Estimate
 from graphmem.figures import Communicator
-from graphmem.reports import html, text
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.units import GIB, MIB
 
@@ -119,9 +118,9 @@ def test_an_unsure_verdict_says_so_in_every_report() -> None:
     card = _on(40 * GIB).card
     assert card is not None
     close = _on(card.process_bytes + 11 * MIB)
-    assert "LIKELY FITS" in text.render(close)
-    assert "LIKELY FITS" in html.render(close)
-    assert "LIKELY DOES NOT FIT" in text.render(_on(card.process_bytes - MIB))
+    assert "LIKELY FITS" in close.report()
+    assert "LIKELY FITS" in close.report("html")
+    assert "LIKELY DOES NOT FIT" in _on(card.process_bytes - MIB).report()
 
 
 def test_what_others_hold_is_missing_from_the_card() -> None:
@@ -132,7 +131,7 @@ def test_what_others_hold_is_missing_from_the_card() -> None:
     assert alone.fit.margin_bytes - beside.fit.margin_bytes == 884 * MIB
     assert beside.card is not None
     assert beside.card.whole_bytes - beside.card.process_bytes >= 884 * MIB
-    assert "others" in text.render(beside)
+    assert "others" in beside.report()
 
 
 def test_convolutions_load_cudnn() -> None:
@@ -143,7 +142,7 @@ def test_convolutions_load_cudnn() -> None:
 
 
 def test_a_card_of_another_maker_says_first_what_is_assumed() -> None:
-    shown = text.render(replay_trace(_trace(GIB), device="MI300X", alloc_conf="", torch_version="2.13"))
+    shown = replay_trace(_trace(GIB), device="MI300X", alloc_conf="", torch_version="2.13").report()
     verdict = shown.split("Peak memory")[0]
     assert "no NVIDIA card" in verdict
     assert "hipBLASLt" in verdict

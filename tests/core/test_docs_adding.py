@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import typing
 
 import pytest
 
 from graphmem import versions
 from graphmem.figures import Cause
+from graphmem.reports import document
 from graphmem.runtimes.base import Runtime, Taken
 from tests import places
 
@@ -68,6 +70,10 @@ def test_runtime_names_every_part_of_what_a_runtime_takes() -> None:
     assert Cause.__module__ == "graphmem.figures"
     methods = set(re.findall(r"^        def (\w+)", text, re.MULTILINE))
     assert methods <= set(dir(Runtime))
+
+
+def test_report_names_every_block_of_a_document() -> None:
+    assert first_column(page("report.md")) == {block.__name__ for block in typing.get_args(document.Block)}
 
 
 def test_stability_names_the_supported_versions() -> None:

@@ -18,32 +18,32 @@ def test_an_operator_is_explained_with_the_places_of_its_rule_and_decomposition(
     text = explain("aten.index_put_")
     assert text.startswith("aten.index_put_.default\n  aten::index_put_(Tensor(a!) self")
     assert "capture/kernels/rules/indexing.py:" in text
-    assert "decomposition:     index_put (capture/operators/kernel_decompositions.py:" in text
-    assert "intercepted:       lists in subscripts" in text
-    assert "decomposition:     waited_for (capture/operators/collectives.py:" in explain("_c10d_functional.wait_tensor")
+    assert "decomposition  index_put (capture/operators/kernel_decompositions.py:" in text
+    assert "intercepted    lists in subscripts" in text
+    assert "decomposition  waited_for (capture/operators/collectives.py:" in explain("_c10d_functional.wait_tensor")
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("aten.mm.default", "cuBLAS:            is called, and takes its workspace at a thread's first call"),
+        ("aten.mm.default", "cuBLAS is called, and takes its workspace at a thread's first call"),
         (
             "aten.index_put.default",
-            "in backward:       aten.index_put_.default in place, where IndexBackward0 calls it",
+            "in backward aten.index_put_.default in place, where IndexBackward0 calls it",
         ),
-        ("aten.linear.default", "autocast:          arguments are cast to the lower precision"),
-        ("aten.relu.default", "kernel rule:       none; it is taken to allocate its outputs and nothing else"),
-        ("aten.linalg_lu", "not modelled:      the factorization's workspace (cuSOLVER)"),
-        ("aten._ctc_loss.default", "shapes:            ctc_loss (capture/operators/meta_kernels.py:"),
+        ("aten.linear.default", "autocast arguments are cast to the lower precision"),
+        ("aten.relu.default", "kernel rule none; it is taken to allocate its outputs and nothing else"),
+        ("aten.linalg_lu", "not modelled the factorization's workspace (cuSOLVER)"),
+        ("aten._ctc_loss.default", "shapes ctc_loss (capture/operators/meta_kernels.py:"),
     ],
 )
 def test_each_fact_has_a_line(name: str, line: str) -> None:
-    assert line in explain(name)
+    assert line in " ".join(explain(name).split())
 
 
 def test_composites_and_answered_operators_have_no_kernel() -> None:
     for name in ("aten.linear.default", "c10d.allreduce_.default", "aten.equal.default"):
-        assert "kernel rule: " not in explain(name)
+        assert "kernel rule" not in explain(name)
 
 
 @pytest.mark.parametrize("name", ["topk", "aten::topk", "torch.ops.aten.topk", " aten.topk "])

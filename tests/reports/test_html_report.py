@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphmem.estimate import Estimate, LiveStorage, Timeline
-from graphmem.reports import html, text
 from graphmem.units import GIB, format_bytes
 from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
 
@@ -66,7 +65,7 @@ def _with_timeline(values: list[int]) -> Estimate:
 
 @pytest.mark.parametrize("estimate", [training_estimate(), failing_estimate(), inference_estimate()])
 def test_it_holds_the_figures_and_the_json_report(estimate: Estimate) -> None:
-    page = _Page(html.render(estimate))
+    page = _Page(estimate.report("html"))
     text = " ".join(page.text)
     for level in ("requested", "allocated", "reserved", "device"):
         assert format_bytes(getattr(estimate, level)) in text
@@ -80,17 +79,24 @@ def test_it_holds_the_figures_and_the_json_report(estimate: Estimate) -> None:
 
 
 def test_it_needs_nothing_from_anywhere() -> None:
-    page = _Page(html.render(_with_timeline([1, 5, 2])))
+    page = _Page(_with_timeline([1, 5, 2]).report("html"))
     assert not {name for name, _ in page.attributes} & {"src", "href", "onload", "srcset"}
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
     assert page.tags.count("script") == 1
-    assert not re.search(r"url\(|@import", html.render(training_estimate()))
+    assert not re.search(r"url\(|@import", training_estimate().report("html"))
+
+
+def test_what_cannot_be_shown_has_no_title() -> None:
+    estimate = _with_timeline([1, 5, 2])
+    assert "Over the events" in estimate.report("html")
+    assert estimate.report() == replace(estimate, timeline=None).report()
+    assert estimate.report("markdown") == replace(estimate, timeline=None).report("markdown")
 
 
 def test_names_of_users_are_no_markup() -> None:
     bad = "</script><script>alert(1)</script><b>"
     estimate = replace(training_estimate(), model=bad, assumptions=(bad,), step=bad)
-    page = _Page(html.render(estimate))
+    page = _Page(estimate.report("html"))
     assert page.tags.count("script") == 1
     assert "b" not in page.tags
     assert json.loads(page.data)["model"] == bad
@@ -98,7 +104,7 @@ def test_names_of_users_are_no_markup() -> None:
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=4000))
 def test_no_peak_is_lost_in_the_plot(values: list[int]) -> None:
-    page = _Page(html.render(replace(_with_timeline(values), fit=None)))
+    page = _Page(replace(_with_timeline(values), fit=None).report("html"))
     curve = page.curves["reserved"]
     assert len(curve) <= 960
     highest = min(y for _, y in curve)
@@ -113,17 +119,17 @@ def test_the_end_of_the_card_is_drawn_where_it_is_in_sight() -> None:
 
     def on(capacity: int) -> str:
         assert estimate.fit is not None
-        return html.render(replace(estimate, fit=replace(estimate.fit, capacity_bytes=capacity + outside)))
+        return replace(estimate, fit=replace(estimate.fit, capacity_bytes=capacity + outside)).report("html")
 
     assert 'id="capacity"' in on(4 * GIB)
     assert "the card ends for them, 4.00 GiB" in on(4 * GIB)
     far = on(80 * GIB)
     assert 'id="capacity"' not in far
-    assert "the card has 80.00 GiB for them" in far
+    assert "far above: where the card ends for them, 80.00 GiB" in far
 
 
 def test_a_phone_shows_the_page_at_its_own_width() -> None:
-    page = html.render(training_estimate())
+    page = training_estimate().report("html")
     assert '<meta name="viewport" content="width=device-width' in page
     assert page.count("<table>") == page.count('<div class="wide"><table>')
 
@@ -131,18 +137,18 @@ def test_a_phone_shows_the_page_at_its_own_width() -> None:
 def test_a_report_over_its_budget_says_so_first() -> None:
     estimate = training_estimate()
     over = estimate.device - 1
-    assert text.render(estimate, budget_bytes=over).startswith("OVER THE BUDGET")
-    assert "OVER THE BUDGET" in html.render(estimate, over).split("<h2>")[0]
-    assert "BUDGET" not in text.render(estimate, budget_bytes=estimate.device)
+    assert estimate.report(budget_bytes=over).startswith("OVER THE BUDGET")
+    assert "OVER THE BUDGET" in estimate.report("html", budget_bytes=over).split("<h2>")[0]
+    assert "BUDGET" not in estimate.report(budget_bytes=estimate.device)
 
 
 def test_printing_is_a_screen_and_a_notebook_shows_tables() -> None:
     estimate = training_estimate()
     shown = str(estimate).splitlines()
     assert len(shown) <= 40
-    assert shown[0] == text.render(estimate).splitlines()[0]
+    assert shown[0] == estimate.report().splitlines()[0]
     assert "Peak memory" in str(estimate)
-    assert "text.render(estimate)" in shown[-1]
+    assert "estimate.report()" in shown[-1]
     assert len(repr(estimate)) < 200
     tables = estimate._repr_html_()
     assert _Page(tables).tags.count("table") >= 2
@@ -152,4 +158,4 @@ def test_printing_is_a_screen_and_a_notebook_shows_tables() -> None:
 def test_a_parameter_is_named_as_the_model_names_it() -> None:
     estimate = training_estimate()
     parameter = LiveStorage(GIB, "PARAMETER", "wte.weight", "aten._to_copy.default", "", "model.py:1", "build")
-    assert "_to_copy" not in text.render(replace(estimate, top=(parameter,)))
+    assert "_to_copy" not in replace(estimate, top=(parameter,)).report()

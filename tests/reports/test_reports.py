@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from graphmem.estimate import Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
-from graphmem.reports import json_report, text
+from graphmem.reports.formats.text import MINIMUM_WIDTH
+from graphmem.runtimes import runtime_named
 from graphmem.trace import Category
 from graphmem.units import GIB
 from tests.support.estimates import failing_estimate, inference_estimate, training_estimate
@@ -22,41 +23,41 @@ Golden = Callable[[str, str], None]
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_first_screen(golden: Golden, width: int) -> None:
-    golden(f"reports/training_{width}.txt", text.render(training_estimate(), width=width))
+    golden(f"reports/training_{width}.txt", training_estimate().report(width=width))
 
 
 def test_details_show_every_phase_and_storage(golden: Golden) -> None:
-    golden("reports/training_details.txt", text.render(training_estimate(), details=True))
+    golden("reports/training_details.txt", training_estimate().report(details=True))
 
 
 def test_a_step_that_does_not_fit_says_where_and_by_how_much(golden: Golden) -> None:
-    golden("reports/does_not_fit.txt", text.render(failing_estimate()))
+    golden("reports/does_not_fit.txt", failing_estimate().report())
 
 
 def test_an_estimate_without_a_card(golden: Golden) -> None:
-    golden("reports/inference.txt", text.render(inference_estimate()))
+    golden("reports/inference.txt", inference_estimate().report())
 
 
 def test_a_replay_shows_what_was_recorded_beside_what_would_be(golden: Golden) -> None:
     recorded = {"allocated_bytes": 5 * GIB, "reserved_bytes": 6 * GIB}
     estimate = replace(inference_estimate(), details={"recorded": recorded})
-    golden("reports/replay.txt", text.render(estimate))
+    golden("reports/replay.txt", estimate.report())
 
 
 def test_fitting_only_after_a_flush_is_said() -> None:
     estimate = training_estimate()
     assert estimate.fit is not None
-    report = text.render(replace(estimate, fit=replace(estimate.fit, needs_cache_flush=True)))
+    report = replace(estimate, fit=replace(estimate.fit, needs_cache_flush=True)).report()
     assert "gives cached segments back" in report
 
 
 def test_the_sum_line_is_the_exact_sum() -> None:
     estimate = training_estimate()
-    assert f"{sum(estimate.breakdown.values()):,} B" in text.render(estimate)
+    assert f"{sum(estimate.breakdown.values()):,} B" in estimate.report()
 
 
 def test_the_json_report_is_the_estimate() -> None:
-    document = json.loads(json_report.render(training_estimate()))
+    document = json.loads(training_estimate().report("json"))
     assert document == json.loads(training_estimate().to_json())
     assert sum(document["breakdown"].values()) == document["peak"]["device_bytes"]
 
@@ -88,16 +89,16 @@ estimates = st.builds(
 def test_any_estimate_renders_within_the_width_and_without_control_characters(
     estimate: Estimate, details: bool, top: int, width: int
 ) -> None:
-    report = text.render(estimate, details=details, top=top, width=width)
+    report = estimate.report(details=details, top=top, width=width)
     lines = report.split("\n")
     assert report.endswith("\n")
     assert all(line.isprintable() for line in lines)
-    assert all(cell_len(line) <= max(width, text.MINIMUM_WIDTH) for line in lines)
+    assert all(cell_len(line) <= max(width, MINIMUM_WIDTH) for line in lines)
     report.encode("utf-8")
 
 
 def test_onnx_runtime_is_told_in_its_own_words() -> None:
-    shown = text.render(replace(training_estimate(), runtime="onnxruntime"))
+    shown = replace(training_estimate(), levels=runtime_named("onnxruntime").levels).report()
     assert "TotalAllocated" in shown
     assert "max_memory_allocated" not in shown
 
@@ -105,6 +106,6 @@ def test_onnx_runtime_is_told_in_its_own_words() -> None:
 def test_where_reserved_memory_grew_last_is_told_when_it_is_elsewhere() -> None:
     estimate = training_estimate()
     grew = Moment(7, "iteration 1 optimizer", "aten.sqrt", "", "")
-    shown = text.render(replace(estimate, last_growth=grew))
+    shown = replace(estimate, last_growth=grew).report()
     assert "reserved memory grew for the last time in iteration 1 optimizer: aten.sqrt" in shown
-    assert "last time" not in text.render(replace(estimate, last_growth=estimate.moment))
+    assert "last time" not in replace(estimate, last_growth=estimate.moment).report()

@@ -37,7 +37,8 @@ def test_an_answer_prints_as_its_command_does(answers: dict[str, Any], name: str
         assert len(repr(found)) < 120
     html = found._repr_html_()
     assert html.startswith('<div class="graphmem">')
-    assert "<table>" in html or name == "advise"
+    assert "<table>" in html
+    assert found._repr_markdown_().startswith("# ")
     assert "graphmem.planning" not in html
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem import runtimes
+from graphmem import plugins, runtimes
 from graphmem.devices import custom_device, device_named
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import LEVELS, Estimate
@@ -33,7 +33,7 @@ SETTING = Setting(device_named("T4"), (2, 13))
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     """The entry points of what is installed; no variable of the environment sets an option."""
     entries = [TOY]
-    monkeypatch.setattr(runtimes, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH"):
         monkeypatch.delenv(variable, raising=False)
     return entries
@@ -82,7 +82,7 @@ def test_an_unknown_runtime_is_refused_wherever_one_is_named(tmp_path: Path) -> 
         assert str(caught.value) == accepted
 
 
-@pytest.mark.parametrize("stage", ["question", "captures", "simulate", "summarize", "replay", "reports/text"])
+@pytest.mark.parametrize("stage", ["question", "captures", "simulate", "summarize", "replay", "reports/estimate"])
 def test_the_stages_know_no_runtime_by_name(stage: str) -> None:
     source = (Path(graphmem.__file__).parent / f"{stage}.py").read_text(encoding="utf-8")
     assert not set(re.findall(r"\w+", source)) & set(NAMES)

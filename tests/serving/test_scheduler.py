@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem.planning.load import Speed, loaded, simulate
 from graphmem.serving.base import Request
 from graphmem.serving.loads import drawn
+from graphmem.serving.over_time import Speed, loaded, simulate
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import FreeBlocks, Scheduler
 from tests.recorded.scheduling import loads, stepped

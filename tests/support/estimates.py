@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graphmem.estimate import Diagnostic, Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
+from graphmem.runtimes import runtime_named
 from graphmem.units import GIB, MIB
 
 PEAK_MOMENT = Moment(1042, "iteration 2 backward", "aten.mm", "transformer.h.11.mlp.c_fc", "model.py:117")
@@ -39,6 +40,7 @@ def training_estimate() -> Estimate:
     return Estimate(
         model="hf:gpt2",
         runtime="pytorch",
+        levels=runtime_named("pytorch").levels,
         allocator="pytorch caching",
         step="training, adamw, fp32 weights, batch 8, sequence 1024",
         gpu="H100-80GB (assumed: no GPU was named)",
@@ -89,6 +91,7 @@ def inference_estimate() -> Estimate:
     return Estimate(
         model="m.onnx",
         runtime="onnxruntime",
+        levels=runtime_named("onnxruntime").levels,
         allocator="bfc arena",
         step="inference, fp32 weights",
         gpu="",

@@ -18,13 +18,13 @@ from graphmem.errors import UsageError
 _PACKAGE = Path(__file__).parents[2]
 
 
-def explain(name: str) -> str:
-    """What is known of the operator ``name``, as text of several lines.
+def explained(name: str) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Of each overload that ``name`` means: its name, its schema, and what is known of it as (subject, words).
 
     Raises :class:`UsageError` for a name that the installed PyTorch does not know, with those that are like it.
     """
-    overloads = [facts_of(func) for func in overloads_named(name)]
-    return "\n\n".join("\n".join(_lines(facts)) for facts in overloads)
+    found = map(facts_of, overloads_named(name))
+    return [(facts.name, str(facts.func._schema), list(_known(facts))) for facts in found]
 
 
 def overloads_named(name: str) -> list[Any]:
@@ -60,13 +60,6 @@ def _registered() -> dict[tuple[str, str], list[str]]:
 
 
 # --- one overload -----------------------------------------------------------------------------------------------------
-
-
-def _lines(facts: OperatorFacts) -> Iterator[str]:
-    yield facts.name
-    yield f"  {facts.func._schema}"
-    for subject, text in _known(facts):
-        yield f"  {subject + ':':<18} {text}"
 
 
 def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:

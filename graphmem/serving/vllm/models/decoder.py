@@ -8,40 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, rotary
 from graphmem.serving.vllm.lora import Adapters, Fillable, wrapper
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Attend, Family, Piece, Shape, Stage
 from graphmem.serving.vllm.models.experts import Experts
+from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
+from graphmem.serving.vllm.models.feed_forward import Style as Style
 from graphmem.serving.vllm.models.latent import LatentAttention
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a family differs from Llama.
-
-    ``norm``: ``rms`` adds the residual in place, ``gemma`` computes in fp32 and returns new tensors. ``holds_gate_up``:
-    the feed-forward layer keeps a name for it until it returns. ``head_norms``: queries and keys are normed per head.
-    ``post_norms``: what attention and feed-forward return is normed too. ``scales_embedding``: it is multiplied.
-    ``makes_tied_head``: with tied embeddings the head is made first, and dropped. ``first_norm``: the first layer has
-    one before attention (EAGLE's has none). ``adapts_tables``: adapters may change embeddings and the head (the class
-    lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).
-    """
-
-    norm: str = "rms"
-    holds_gate_up: bool = False
-    qkv_bias: bool = False
-    head_norms: bool = False
-    post_norms: bool = False
-    scales_embedding: bool = False
-    soft_cap: bool = False
-    makes_tied_head: bool = True
-    first_norm: bool = True
-    adapts_tables: bool = True
 
 
 class Norm:
@@ -177,62 +155,6 @@ class Attention:
         output = self.o_proj(tokens)
         run.free(*own, attended)
         return output
-
-
-class FeedForward:
-    """Gate and up in one product, an activation that multiplies them, and down."""
-
-    def __init__(
-        self,
-        run: Run,
-        name: str,
-        shape: Shape,
-        style: Style,
-        width: int | None = None,
-        *,
-        reduces: bool = True,
-        gate: Linear | None = None,
-        whole: bool = False,
-    ) -> None:
-        self.run, self.name, self.style, self.size, self.gate = run, name, style, shape.itemsize, gate
-        self.width = (shape.intermediate if width is None else width) // (1 if whole else run.tp)
-        method, bias = shape.linear, shape.mlp_bias
-        both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
-        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * 2, method, self.size, bias=bias)
-        self.down_proj = Linear(
-            run, down, self.width, [shape.hidden], method, self.size, bias=bias, reduce=reduces
-        )  # fmt: skip
-
-    def finish(self) -> None:
-        """After loading."""
-        self.gate_up_proj.finish()
-        self.down_proj.finish()
-
-    def __call__(self, tokens: int) -> Tensor:
-        """The output; the input is the caller's."""
-        run = self.run
-        both = self.gate_up_proj(tokens)
-        run.enter(f"{self.name}.act_fn")
-        acted = run.new(tokens * self.width * self.size, "activated")
-        if not self.style.holds_gate_up:
-            run.free(both)
-        result = self.down_proj(tokens)
-        run.free(acted)
-        if self.gate is not None:
-            result = self._gated(tokens, self.gate, result)
-        if self.style.holds_gate_up:
-            run.free(both)
-        return result
-
-    def _gated(self, tokens: int, gate: Linear, result: Tensor) -> Tensor:
-        """The product with a token's gate, which is made last."""
-        run = self.run
-        raw = gate(tokens)
-        weight = run.new(raw.bytes)
-        run.free(raw)
-        product = run.new(result.bytes, "gated")
-        run.free(weight, result)
-        return product
 
 
 class Layer:

@@ -6,15 +6,11 @@ Its scratch is the engine's own: one tensor for all layers, as large as the larg
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from graphmem.serving.vllm.layers import Linear, Unquantized, cdiv
 from graphmem.serving.vllm.models.base import ExpertShape, Shape
+from graphmem.serving.vllm.models.feed_forward import FeedForward, Style
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
-
-if TYPE_CHECKING:
-    from graphmem.serving.vllm.models.decoder import FeedForward
 
 #: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
 _TILE = 128
@@ -28,8 +24,6 @@ class Experts:
     """A router and its experts, whose weights are two tensors; and experts that every token is sent to."""
 
     def __init__(self, run: Run, name: str, shape: Shape, experts: ExpertShape) -> None:
-        from graphmem.serving.vllm.models.decoder import FeedForward, Style
-
         self.run, self.name, self.shape, self.experts = run, name, shape, experts
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
         self.width = experts.width // run.experts.slices

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from graphmem.analyze import replay_trace
 from graphmem.cli.main import cli
-from graphmem.reports import pytorch_snapshot
-from graphmem.reports.pytorch_snapshot import _without
+from graphmem.runtimes.pytorch import snapshot as pytorch_snapshot
+from graphmem.runtimes.pytorch.snapshot import _without
 from graphmem.sources.snapshot import read_recording, read_snapshot
 from graphmem.trace import Category, EventKind, Place, Trace, TraceBuilder
 from graphmem.units import MIB

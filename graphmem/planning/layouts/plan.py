@@ -20,8 +20,11 @@ from graphmem.planning.layouts.cluster import cluster_of, sequences_of
 from graphmem.planning.layouts.communication import Links, links_of
 from graphmem.planning.layouts.configuration import File, files_of
 from graphmem.planning.layouts.cost import describe
+from graphmem.planning.layouts.document import of_plan
 from graphmem.planning.layouts.search import Candidate, Search
 from graphmem.question import Question
+from graphmem.reports import Answer
+from graphmem.reports.document import Document
 from graphmem.training import Training
 
 #: Captures of a search, unless told otherwise.
@@ -33,7 +36,7 @@ _WRAPPERS = ("ddp", "fsdp", "zero", "tp", "ep", "pp", "cp", "world_size")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Answer):
     """The layouts of a job: ``fitting``, each captured, the best first; ``others``, with the reason why they are not
     among them; what would save memory in the best one (``advice``), and its configuration (``files``)."""
 
@@ -47,19 +50,12 @@ class Plan:
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def document(self, *, details: bool = False) -> Document:
         """The answer of ``graphmem plan``."""
-        from graphmem.reports.plan import render
-
-        return render(self)
+        return of_plan(self, statuses(self), details)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.job.shape.name}: {len(self.fitting)} layouts fit>"
-
-    def _repr_html_(self) -> str:
-        from graphmem.reports.plan import for_notebook
-
-        return for_notebook(self)
 
     @property
     def best(self) -> Candidate | None:

@@ -16,7 +16,7 @@ from graphmem.allocators.alloc_conf import parse_alloc_conf
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.allocators.pytorch_caching.views import as_snapshot
 from graphmem.replay import replay
-from graphmem.runtimes import pytorch
+from graphmem.runtimes.pytorch import runtime
 from graphmem.trace import EventKind, Operator, Place, Trace
 from graphmem.versions import version_named
 
@@ -38,7 +38,7 @@ def render(trace: Trace, alloc_conf: str | None = None, torch_version: str | Non
 def snapshot(trace: Trace, alloc_conf: str | None = None, torch_version: str | None = None) -> dict[str, Any]:
     """The same as a value, like the one ``torch.cuda.memory._snapshot()`` returns. Raises as :func:`render` does."""
     version = version_named(torch_version)
-    text = pytorch.configuration_text(alloc_conf, version)
+    text = runtime.configuration_text(alloc_conf, version)
     allocator = _Recording(trace, text, version)
     replay(trace, allocator)
     return {

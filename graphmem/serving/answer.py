@@ -17,10 +17,13 @@ from graphmem.captures import Say, unheard
 from graphmem.devices import DEFAULT_DEVICE, Device, all_devices, custom_device, device_named
 from graphmem.devices.capabilities import reaches
 from graphmem.errors import GraphmemError, UsageError
-from graphmem.planning.load import LoadReport, Speed, loaded, unscheduled
+from graphmem.reports import Answer
+from graphmem.reports.document import Document
 from graphmem.serving import engine_named, loads
 from graphmem.serving.base import Engine, Question, Request, Served
 from graphmem.serving.configurations import model_named
+from graphmem.serving.document import of_serving
+from graphmem.serving.over_time import LoadReport, Speed, loaded, unscheduled
 from graphmem.units import parse_bytes
 
 #: The engine that is captured, by analyses of its own: it stands above the others.
@@ -62,7 +65,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ServingReport:
+class ServingReport(Answer):
     """An engine's answer with the question. ``lengths`` are quantiles of requests' lengths in tokens."""
 
     served: Served
@@ -75,21 +78,14 @@ class ServingReport:
     assumptions: tuple[str, ...] = field(default=())
     over_time: LoadReport | None = None
 
-    def __str__(self) -> str:
+    def document(self, *, details: bool = False) -> Document:
         """The answer of ``graphmem serve``."""
-        from graphmem.reports.serving import render
-
-        return render(self)
+        return of_serving(self)
 
     def __repr__(self) -> str:
         return (
             f"<ServingReport of {self.served.model}: {self.served.kv_cache.blocks:,} blocks on each {self.served.gpu}>"
         )
-
-    def _repr_html_(self) -> str:
-        from graphmem.reports.serving import for_notebook
-
-        return for_notebook(self)
 
     @property
     def starts(self) -> bool:
@@ -213,7 +209,7 @@ def serve(
 def _engine(name: str, say: Say) -> Engine:
     """The engine of this name. Raises :class:`UsageError`."""
     if name.strip().lower() == CAPTURED:
-        from graphmem.planning import generating
+        from graphmem.serving import generating
 
         return generating.Transformers(say)
     try:

@@ -1,0 +1,165 @@
+"""The documents of answers that are several analyses: the largest size, every combination, what saves memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from graphmem.estimate import LEVELS, Estimate, Fit
+from graphmem.reports.document import Column, Document, Facts, Items, Section, Table, Text, Value, section
+from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from graphmem.planning.advise import Advice, Advised
+    from graphmem.planning.fit import Largest
+    from graphmem.planning.sweep import Rows
+
+
+def verdict_words(fit: Fit) -> str:
+    """``fits``, ``likely fits (97 %)``, ``does not fit``."""
+    likely = "likely " if fit.verdict.startswith("likely") else ""
+    return f"{likely}{'fits' if fit.fits else 'does not fit'}{f' ({fit.chance})' if fit.chance else ''}"
+
+
+def _on_card(fit: Fit | None) -> str:
+    return "" if fit is None else f"{verdict_words(fit).replace('does not fit', 'DOES NOT FIT')} {fit.gpu}"
+
+
+def _assumed_card(estimate: Estimate | None) -> list[str]:
+    """A line for the reader where the card of the estimate was not named but assumed."""
+    lines = estimate.assumptions if estimate is not None else ()
+    return [line for line in lines if line.startswith("no GPU was named")]
+
+
+def _sentences(*lines: str) -> list[Section]:
+    return [section("", Text(lines))] if lines else []
+
+
+# --- the largest size -------------------------------------------------------------------------------------------------
+
+
+def of_fit(found: Largest) -> Document:
+    """The answer in one line, the two sizes that prove it, the safe one, and others tried."""
+    name, shown = found.name, found.estimate or found.above
+    assert shown is not None
+    assert shown.fit is not None
+    fit = shown.fit
+    about = (("model", shown.model), ("step", shown.step), ("gpu", f"{fit.gpu}, {format_bytes(fit.capacity_bytes)}"))
+    by_value = {found.safe_value: found.safe, found.value: found.estimate, found.above_value: found.above}
+    rows = [
+        (value, estimate.fit.device_bytes, *_spare(estimate.fit, estimate is found.above))
+        for value, estimate in by_value.items()
+        if estimate is not None and estimate.fit is not None
+    ]
+    columns = [
+        Column(name, "count"), Column("device memory", "bytes"), Column("of the card", "figure"), Column(name="fits")
+    ]  # fmt: skip
+    sections = [
+        section("", Facts(about)),
+        section("", Text(tuple(_answer(found, name)), "yes" if found.value else "no")),
+        section("", Table(columns, rows)),
+        *_sentences(f"analysed: {', '.join(f'{value:,}' for value, _ in found.tried)}"),
+    ]
+    if shown.assumptions:
+        sections.append(section("Assumed", Items(shown.assumptions)))
+    return Document("fit", f"The largest {name} of {shown.model}", sections, found.to_dict)
+
+
+def _answer(found: Largest, name: str) -> Iterator[str]:
+    if found.value:
+        yield f"The largest {name} that fits is {found.value:,}."
+        yield _margin(found, name)
+    else:
+        yield f"DOES NOT FIT: not even {name} {found.above_value:,} fits."
+    if found.above is None:
+        yield f"The search ended there: {found.stopped_by}."
+
+
+def _margin(found: Largest, name: str) -> str:
+    """The memory that the largest size leaves on the card, how far that is known, and the size that is safe."""
+    assert found.estimate is not None
+    assert found.estimate.fit is not None
+    fit, doubts = found.estimate.fit, found.estimate.doubts
+    spare = f"It leaves {format_bytes(fit.margin_bytes)}"
+    if not doubts.about("device"):
+        return f"{spare}."
+    words = "safe" if fit.margin is None else f"safe at p{100 * fit.margin:g}"
+    less, more = doubts.most("device"), doubts.least("device")
+    if less is None:
+        causes = ", ".join(cause.name for cause in doubts.causes if cause.spread("device").above)
+        return f"{spare}; which {name} is {words} cannot be told, as nothing bounds: {causes}."
+    known = f"{spare}, known to within {format_bytes(less)} less"
+    known += " and any more" if more is None else f" and {format_bytes(-more)} more"
+    if found.safe_value == found.value:
+        return f"{known}: it is {words}."
+    return f"{known}: {name} {found.safe_value:,} is {words}." if found.safe else f"{known}: no {name} is {words}."
+
+
+def _spare(fit: Fit, is_above: bool) -> tuple[str, str]:
+    """(what is spare or missing, whether it fits) of one row: the two never contradict each other."""
+    spare = f"{format_bytes(abs(fit.margin_bytes))} {'spare' if fit.margin_bytes >= 0 else 'missing'}"
+    words = verdict_words(fit)
+    if fit.needs_cache_flush:
+        words += " (cached segments given back)"
+    return spare, "leaves less than --spare" if is_above and fit.fits else words
+
+
+# --- every combination ------------------------------------------------------------------------------------------------
+
+
+def of_sweep(rows: Rows, settings: Sequence[dict[str, str]]) -> Document:
+    """A row for every combination, of these ``settings`` in words; those that could not be analysed have their reason
+    below."""
+    names = list(settings[0])
+    shown: list[tuple[Value, ...]] = []
+    whole: list[tuple[Value, ...]] = []
+    for row, words in zip(rows, settings, strict=True):
+        estimate = row.estimate
+        fit = estimate.fit if estimate else None
+        sizes = [None] * len(LEVELS) if estimate is None else [getattr(estimate, level) for level in LEVELS]
+        verdict = ", ".join(filter(None, (fit.verdict, fit.chance))) if fit else None
+        whole.append((*words.values(), *sizes, fit.capacity_bytes if fit else None, verdict, row.error))
+        shown.append((*words.values(), *(sizes[1:] if estimate else "---"), _on_card(fit) if estimate else "error"))
+    settled = [Column(name, "figure") for name in names]
+    levels = [Column(level, "bytes") for level in LEVELS]
+    errors = [
+        f"{' '.join(words.values())}: {row.error}" for row, words in zip(rows, settings, strict=True) if row.error
+    ]
+    notes = _assumed_card(next((row.estimate for row in rows if row.estimate), None))
+    sections = [section("", Table([*settled, *levels[1:], Column(wraps=False)], shown)), *_sentences(*errors, *notes)]
+    columns = [*settled, *levels, Column("capacity", "bytes"), Column("fits"), Column("error")]
+    return Document("sweep", f"Combinations of {', '.join(names)}", sections, rows.to_dict, Table(columns, whole))
+
+
+# --- what saves memory ------------------------------------------------------------------------------------------------
+
+
+def of_advice(advised: Advised) -> Document:
+    """A row for every change that saves memory; those that do not, and those that are not possible, below."""
+    base = advised.base
+    saving = [one for one in advised.advice if one.estimate is not None and one.saved_bytes > 0]
+    useless = [one.change for one in advised.advice if one.estimate is not None and one.saved_bytes <= 0]
+    impossible = [f"not possible: {one.change}: {one.reason}" for one in advised.advice if one.estimate is None]
+    verdict = "" if base.fit is None else f", {_on_card(base.fit)}"
+    as_it_is = ("as it is", f"{format_bytes(base.device)} of device memory{verdict}")
+    sections = [section("", Facts((("model", base.model), ("step", base.step), as_it_is)))]
+    if saving:
+        columns = (
+            Column("saves", "bytes"),
+            Column("needs", "bytes"),
+            Column(name="fits"),
+            Column("change"),
+            Column("options"),
+        )
+        sections.append(section("", Table(columns, list(map(_change, saving)))))
+    else:
+        sections += _sentences("No change that was tried saves memory.")
+    nothing = [f"saves nothing: {', '.join(useless)}"] if useless else []
+    sections += _sentences(*nothing, *impossible, *_assumed_card(base))
+    return Document("advice", f"What saves memory in {base.model}", sections, advised.to_dict)
+
+
+def _change(one: Advice) -> tuple[Value, ...]:
+    assert one.estimate is not None
+    fit = one.estimate.fit
+    return one.saved_bytes, one.estimate.device, "" if fit is None else verdict_words(fit), one.change, one.options

@@ -1,0 +1,208 @@
+"""A document: the answer to a question as plain values, without how it is shown.
+
+It is sections of blocks: sentences, lists, names with values, tables, shares of a whole, curves over time. What makes
+an answer into one does all the arithmetic; the formats (:mod:`graphmem.reports.formats`, and those of other packages)
+only write it down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from graphmem.units import format_bytes
+
+#: Columns of a text where nobody says how many.
+WIDTH = 80
+
+#: Unit of a column -> its figures in words. A column without a unit holds words.
+UNITS: Mapping[str, Callable[[Any], str]] = {
+    "bytes": format_bytes,
+    "exact": lambda size: f"{size:,} B",
+    "change": lambda size: f"{'+' if size > 0 else ''}{format_bytes(size)}",
+    "decimal": lambda size: f"{size / 1e9:,.1f} GB" if size else "-",
+    "count": lambda number: f"{number:,}",
+    "share": lambda part: f"{100 * part:.1f} %",
+    "seconds": lambda time: f"{time:.2f}",
+    "figure": str,
+}
+
+Value: TypeAlias = "str | int | float | None"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. ``unit``: one of :data:`UNITS`, whose figures stand to the right and are never broken; none
+    for words. ``wraps``: whether words are folded where there is no room; ``name``: what programs call a column that
+    needs no title."""
+
+    title: str = ""
+    unit: str = ""
+    wraps: bool = True
+    name: str = ""
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether figures stand in it."""
+        return bool(self.unit)
+
+    @property
+    def key(self) -> str:
+        """The title as programs read it, with the unit: ``device_bytes``."""
+        unit = {"exact": "bytes", "change": "bytes", "decimal": "bytes"}.get(self.unit, self.unit)
+        name = (self.title or self.name).replace(" ", "_")
+        return "_".join(filter(None, (name, unit if unit in ("bytes", "seconds") else "")))
+
+    def words(self, value: Value) -> str:
+        """A value of the column for people; None is nothing, and a text what it says itself."""
+        if value is None or isinstance(value, str):
+            return value or ""
+        return UNITS[self.unit or "figure"](value)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences, each a line or a paragraph. ``tone``: ``yes`` or ``no`` of a verdict, else empty."""
+
+    lines: Sequence[str]
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with what they are. A name that begins with blanks is a part of the one above it."""
+
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of as many values as there are columns; titles are left out where no column has one."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value]]
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The titles of the columns; empty where there are none."""
+        titles = tuple(column.title for column in self.columns)
+        return titles if any(titles) else ()
+
+    def words(self) -> list[tuple[str, ...]]:
+        """The rows for people."""
+        return [tuple(c.words(value) for c, value in zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The parts of a whole: (name, bytes, note) each. ``total``: name and bytes of their sum. A part without bytes and
+    note is not shown, and keeps its place in the order of colours."""
+
+    parts: Sequence[tuple[str, int, str]]
+    total: tuple[str, int]
+
+    def table(self) -> Table:
+        """The parts and their sum as rows: name, bytes in short and exactly, share of the whole, note."""
+        whole = self.total[1]
+        shown = [(*part, part[1] / whole if whole else None) for part in self.shown()]
+        rows = [(name, size, size, "-" if share is None else share, note) for name, size, note, share in shown]
+        rows.append((*self.total, whole, 1.0 if whole else "-", ""))
+        units = (("part", ""), ("", "bytes"), ("exact", "exact"), ("share", "share"), ("note", ""))
+        columns = [Column(unit=unit, name=name) for name, unit in units]
+        if any(note for _, _, note in self.parts):
+            return Table(columns, rows)
+        return Table(columns[:-1], [row[:-1] for row in rows])
+
+    def shown(self) -> list[tuple[str, int, str]]:
+        """The parts that there is something to say of."""
+        return [part for part in self.parts if part[1] or part[2]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over time, at least one; ``name`` says of what."""
+
+    name: str
+    values: Any  # a sequence of numbers, or an array
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves over the same time, from ``begins`` to ``ends``, in one ``unit``. ``at``: the index of a moment, with its
+    name; ``limit``: a value that they must not pass, with its name; ``marks``: indices where ``marked`` happened.
+    ``caption``: what else there is to say. ``brief``: whether a line of characters tells enough of the first curve."""
+
+    curves: Sequence[Curve]
+    begins: str
+    ends: str
+    unit: str
+    at: tuple[int, str] | None = None
+    limit: tuple[float, str] | None = None
+    marks: Sequence[int] = ()
+    marked: str = ""
+    caption: str = ""
+    brief: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """A file to be copied: its name and its text."""
+
+    name: str
+    text: str
+
+
+Block: TypeAlias = Text | Items | Facts | Table | Shares | Curves | Code
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a title; without one they stand for themselves."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    """An answer. ``kind`` is one word for what it is of (``estimate``, ``plan``); ``data`` gives the answer as plain
+    values, the JSON document. ``rows``: the answer as rows for a spreadsheet, where these are more than what its tables
+    show. ``width``: columns of its text."""
+
+    kind: str
+    title: str
+    sections: Sequence[Section]
+    data: Callable[[], Mapping[str, Any]]
+    rows: Table | None = None
+    width: int = WIDTH
+
+    def tables(self) -> list[Table]:
+        """What a spreadsheet is given: ``rows``, or every table that is shown."""
+        if self.rows is not None:
+            return [self.rows]
+        blocks = [block for section in self.sections for block in section.blocks]
+        found = (block.table() if isinstance(block, Shares) else block for block in blocks)
+        return [block for block in found if isinstance(block, Table)]
+
+
+def section(title: str, *blocks: Block) -> Section:
+    """A section of these blocks."""
+    return Section(title, blocks)
+
+
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[Value]]) -> Table:
+    """A table of columns without titles: what programs call each, and its unit (empty: words)."""
+    return Table([Column(unit=unit, name=name) for name, unit in columns.items()], rows)
+
+
+def clean(text: object) -> str:
+    """Text of users and files made safe to show: everything not printable becomes ``?``."""
+    return "".join(char if char.isprintable() else "?" for char in str(text))

@@ -1,0 +1,440 @@
+"""The document of an estimate: what a run needs, what for, whether it fits, and how sure that is.
+
+Every figure names its unit and its level (requested, allocated, reserved, device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphmem.reports import certainty, flight, post_mortem
+from graphmem.reports.document import (
+    Block,
+    Column,
+    Curve,
+    Curves,
+    Document,
+    Facts,
+    Items,
+    Section,
+    Shares,
+    Table,
+    Text,
+    section,
+    table,
+)
+from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from graphmem.estimate import CardUse, Diagnostic, Estimate, LiveStorage, Moment, PhasePeak, Timeline
+
+#: category -> the words of the breakdown
+WORDS = {
+    "PARAMETER": "parameters",
+    "BUFFER": "buffers",
+    "GRADIENT": "gradients",
+    "OPTIMIZER_STATE": "optimizer state",
+    "ACTIVATION": "activations",
+    "INPUT": "inputs",
+    "TEMPORARY": "temporaries",
+    "WORKSPACE": "library workspaces",
+    "COMMUNICATION": "communication buffers",
+    "KV_CACHE": "KV cache",
+    "HELD": "held by the program",
+    "UNKNOWN": "not told by the recording",
+    "ROUNDING": "rounding (allocated - requested)",
+    "FRAGMENTATION": "fragmentation (reserved - allocated)",
+    "CONTEXT": "context (device - reserved)",
+}
+
+#: Over assumed values that decide sizes or branches.
+DECIDED = "Assumed: your data decides here (--assume FILE:LINE=VALUE)"
+
+_DIAGNOSTIC_TITLES = (
+    ("unknown", "Unknown: counted, not modelled"),
+    ("warning", "Warnings"),
+    ("note", "Notes"),
+)
+
+
+#: Lines of what is held that are shown, and differences from a formula, the largest of them; the JSON has all.
+_LINES, _DIFFERENCES = 5, 4
+_CARD = {"part": "", "": "bytes", "certainty": ""}
+_LEVELS = ("requested", "allocated", "reserved", "device")
+
+
+def document(estimate: Estimate, details: bool, top: int, budget_bytes: int | None) -> Document:
+    """The whole report. ``details`` adds every phase, every storage the estimate kept and its further details;
+    otherwise ``top`` storages are shown. An estimate above ``budget_bytes`` of device memory says so first."""
+    over = over_budget(estimate, budget_bytes)
+    sections = [*([section("", Text([over], "no"))] if over else []), *_sections(estimate, details, top)]
+    return _document(estimate, sections)
+
+
+def brief(estimate: Estimate) -> Document:
+    """The part of the report that fits a screen: verdict, levels, what they are made of, when the peak happens, and
+    how many remarks the whole report has."""
+    told = [(title.split(":")[0].lower(), _kinds(estimate, kind)) for kind, title in _DIAGNOSTIC_TITLES]
+    counts = [f"{len(estimate.assumptions)} assumed", *(f"{count} {title}" for title, count in told if count)]
+    sections = (
+        *_head(estimate),
+        *_decided(estimate),
+        _levels(estimate),
+        _breakdown(estimate),
+        section("When the peak happens", Text([_where(estimate.moment)])),
+        section("", Text([f"Remarks: {', '.join(counts)}. The whole report: print(estimate.report())"])),
+    )
+    return _document(estimate, sections)
+
+
+def _document(estimate: Estimate, sections: Sequence[Section]) -> Document:
+    return Document("estimate", f"GPU memory of {estimate.model}", sections, estimate.to_dict)
+
+
+def _kinds(estimate: Estimate, kind: str) -> int:
+    return sum(found.kind == kind for found in estimate.diagnostics)
+
+
+def over_budget(estimate: Estimate, budget_bytes: int | None) -> str:
+    """By how much the estimate is over the budget, in words; empty where it is not, or there is none."""
+    if budget_bytes is None or estimate.device <= budget_bytes:
+        return ""
+    over, allowed = format_bytes(estimate.device - budget_bytes), format_bytes(budget_bytes)
+    return f"OVER THE BUDGET of {allowed} by {over} of device memory."
+
+
+def _sections(estimate: Estimate, details: bool, top: int) -> Iterator[Section]:
+    yield from _head(estimate)
+    if "out_of_memory" in estimate.details:
+        yield from post_mortem.sections(estimate.details["out_of_memory"])
+    yield from _decided(estimate)
+    yield _levels(estimate)
+    other = _other_loop(estimate)
+    if other is not None:
+        yield section(other[0], Text([other[1]]))
+    if estimate.timeline is not None and len(estimate.timeline.reserved_bytes):
+        yield section("Over the events of the run", _curves(estimate, estimate.timeline))
+    if estimate.card is not None:
+        yield section("What nvidia-smi shows", table(_CARD, _card_rows(estimate, estimate.card)))
+    if "ranks" in estimate.details:
+        yield _ranks(estimate.details["ranks"])
+    yield _breakdown(estimate)
+    if "formulas" in estimate.details:
+        yield _formulas(estimate.details["formulas"])
+    yield _moment(estimate, details, len(estimate.top) if details else top)
+    if estimate.phases:
+        yield _phases(estimate, details)
+    yield from _beside_the_peak(estimate, details)
+
+
+def _beside_the_peak(estimate: Estimate, details: bool) -> Iterator[Section]:
+    if estimate.host_bytes or estimate.pinned_bytes or estimate.managed_bytes:
+        yield _host(estimate)
+    if "sandbox" in estimate.details:
+        yield flight.section_of(estimate.details["sandbox"], details)
+    yield from _remarks(estimate)
+    if details and estimate.doubts.causes:
+        yield section(
+            "Why figures may be others (of device memory)",
+            table({"cause": "", "off by": "", "source": ""}, tuple(certainty.rows(estimate))),
+        )
+    if details and estimate.details.keys() - set(_SHOWN_ABOVE):
+        yield section("Details", Facts(tuple(_details(estimate.details))))
+
+
+def _head(estimate: Estimate) -> Iterator[Section]:
+    rows = (
+        ("model", estimate.model),
+        ("step", estimate.step),
+        ("runtime", f"{estimate.runtime}, allocator {estimate.allocator}"),
+        ("gpu", estimate.gpu),
+    )
+    yield section("", Facts(rows))
+    fits = estimate.fit is None or estimate.fit.fits
+    yield section("", Text([*verdict(estimate), *headlines(estimate)], "yes" if fits else "no"))
+
+
+def headlines(estimate: Estimate) -> Sequence[str]:
+    """The sentences beside the verdict that limit every figure, such as the assumption of a card."""
+    return [f"{_diagnostic(one)}." for one in estimate.diagnostics if one.kind == "headline"]
+
+
+def verdict(estimate: Estimate) -> Sequence[str]:
+    """Whether it fits the card, in sentences; the first begins with FITS, DOES NOT FIT, or LIKELY and one of them, or
+    with RAN OUT OF MEMORY for a recorded run that did, where no other card is asked for. The last one says how sure."""
+    fit, dead = estimate.fit, estimate.details.get("out_of_memory")
+    if dead is not None and dead["in_its_room"]:
+        return post_mortem.sentences(dead)
+    if fit is None:
+        return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
+    likely, gpu = "LIKELY " if fit.verdict.startswith("likely") else "", fit.gpu
+    gpu += f" ({fit.chance})" if fit.chance else ""
+    taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
+    card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"
+    need, spare = format_bytes(fit.device_bytes), format_bytes(abs(fit.margin_bytes))
+    lines = []
+    if fit.needs_cache_flush:
+        free = format_bytes(fit.unlimited_bytes)
+        lines.append(
+            f"{likely}FITS {gpu}: holds {need} of device memory there, {card}, {spare} spare. Only because the "
+            f"allocator gives cached segments back to the driver and tries again: without a limit it would hold {free}."
+        )
+    elif fit.fits:
+        lines.append(f"{likely}FITS {gpu}: needs {need} of device memory, {card}, {spare} spare.")
+    elif fit.margin_bytes < 0:
+        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {spare} missing.")
+    else:
+        why = "but the allocator's own limit or fragmentation stops it."
+        lines.append(f"{likely}DOES NOT FIT {gpu}: needs {need} of device memory, {card}, {why}")
+    if fit.failed_at:
+        lines.append(f"Runs out of memory in {_where(fit.failed_at)}.")
+    sure = certainty.sentence(estimate)
+    return [*lines, sure] if sure else lines
+
+
+def _card_rows(estimate: Estimate, card: CardUse) -> list[tuple[str, int, str]]:
+    """Rows (name, bytes, certainty) of the memory on the card, from the process to the whole card."""
+    known = certainty.interval(estimate, "device")
+    rows = [("this process", card.process_bytes, f"{known}: reserved plus")]
+    for figure in card.context:
+        known = "as measured"
+        if figure.least_bytes != figure.most_bytes:
+            known = f"{format_bytes(figure.least_bytes)} to {format_bytes(figure.most_bytes)}"
+        rows.append((f"  {figure.name}", figure.bytes, known))
+    if card.others_bytes:
+        rows.append(("others", card.others_bytes, "as you said"))
+    if card.driver_bytes is not None:
+        rows.append(("the driver", card.driver_bytes, "in no process; NVML's first memory query calls it used"))
+    if len(rows) > 1 + len(card.context):
+        rows.append(("the whole card", card.whole_bytes, ""))
+    return rows
+
+
+def _levels(estimate: Estimate) -> Section:
+    recorded = estimate.details.get("recorded") or {}
+    rows: list[tuple[str | int, ...]] = []
+    for name, meaning in estimate.levels:
+        row: tuple[str | int, ...] = (name, getattr(estimate, name))
+        if recorded:
+            value = recorded.get(f"{name}_bytes")
+            row = (*row, value if isinstance(value, int) else "not known")
+        rows.append((*row, meaning))
+    words = "lower bound: live bytes, no rounding, no gaps"
+    rows.append(("ideal", estimate.ideal_bytes, "", words) if recorded else ("ideal", estimate.ideal_bytes, words))
+    figures = [Column(name, "bytes") for name in ("predicted", *(["recorded"] if recorded else []))]
+    columns = (Column(name="level"), *figures, Column(name="meaning"))
+    return section("Peak memory, each level's own maximum over the run", Table(columns, rows))
+
+
+#: What becomes of the model's output, by the name of the loop.
+_LOOPS = {
+    "hold": "a variable holds the model's output through the backward pass and the next forward",
+    "drop": "the model's output is dropped before the backward pass",
+}
+
+
+def _other_loop(estimate: Estimate) -> tuple[str, str] | None:
+    """Title and figures of the other loop (hold or drop the output), where they are reported."""
+    loop = estimate.details.get("loop") or {}
+    other = loop.get("other")
+    if other not in _LOOPS:
+        return None
+    figures = []
+    for level in ("allocated", "reserved", "device"):
+        bytes_, ours = loop[f"other_{level}_bytes"], getattr(estimate, level)
+        figures.append(f"{format_bytes(bytes_)} {level} ({100 * (bytes_ - ours) / ours:+.1f} %)")
+    return f"With the other loop (--loop {other})", f"{', '.join(figures)}: {_LOOPS[other]}"
+
+
+def _curves(estimate: Estimate, timeline: Timeline) -> Curves:
+    """The levels over the number of the event, and where the card's memory for them ends."""
+    names = ("reserved", "allocated", "requested")
+    fit, limit = estimate.fit, None
+    if fit is not None:
+        room = max(0, fit.capacity_bytes - fit.others_bytes - (estimate.device - estimate.reserved))
+        limit = (room, "where the card ends for them")
+    return Curves(
+        [Curve(name, getattr(timeline, f"{name}_bytes")) for name in names],
+        "event 0",
+        f"event {len(timeline.reserved_bytes) - 1:,}",
+        "bytes",
+        at=(estimate.moment.event, "the peak"),
+        limit=limit,
+    )
+
+
+def _breakdown(estimate: Estimate) -> Section:
+    total = sum(estimate.breakdown.values())
+    parts = [(WORDS.get(category, category), count, "") for category, count in estimate.breakdown.items()]
+    blocks: list[Block] = [Shares(parts, ("sum = device bytes at this moment", total))]
+    if estimate.pools:
+        labels = [pool.label if pool.count == 1 else f"{pool.label} ({pool.count})" for pool in estimate.pools]
+        rows = [
+            (label, pool.reserved_bytes, f"{format_bytes(pool.requested_bytes)} in use")
+            for label, pool in zip(labels, estimate.pools, strict=True)
+        ]
+        blocks.append(Text(["Of that, reserved in private pools, where only the pool's own requests are served:"]))
+        blocks.append(table({"pool": "", "reserved": "bytes", "in use": ""}, rows))
+    if estimate.held:
+        held = [(one.bytes, one.source) for one in estimate.held[:_LINES]]
+        if len(estimate.held) > _LINES:
+            rest = sum(one.bytes for one in estimate.held[_LINES:])
+            held.append((rest, f"{len(estimate.held) - _LINES} more lines"))
+        blocks.append(Text(["Held by the program from step to step, by the line that made it:"]))
+        blocks.append(table({"held": "bytes", "source": ""}, held))
+    if total != estimate.device:
+        later = format_bytes(estimate.device)
+        blocks.append(Text([f"The device level's own maximum, {later}, is reached at another moment of the run."]))
+    return section("What it is made of at the peak (device level)", *blocks)
+
+
+def _moment(estimate: Estimate, details: bool, top: int) -> Section:
+    blocks: list[Block] = [Text([_where(estimate.moment)])]
+    growth = estimate.last_growth
+    if growth is not None and _where(growth) != _where(estimate.moment):
+        blocks.append(Text([f"reserved memory grew for the last time in {_where(growth)}"]))
+    shown = estimate.top[:top]
+    if shown:
+        rows = [(one.bytes, WORDS.get(one.category, one.category), _storage(one, details)) for one in shown]
+        blocks.append(Text([f"largest of the storages alive then (requested bytes, {len(shown)} shown):"]))
+        blocks.append(table({"requested": "bytes", "for": "", "storage": ""}, rows))
+    return section("When the peak happens", *blocks)
+
+
+#: Storages that the model names: what copied them to the card tells the reader nothing.
+_NAMED_BY_MODEL = ("PARAMETER", "BUFFER")
+
+
+def _storage(storage: LiveStorage, details: bool) -> str:
+    """The name of a storage, or what made it; with ``details`` also when."""
+    made = " ".join(part for part in (storage.operator, _inside(storage.module), storage.source) if part)
+    text = storage.label or made or "-"
+    if storage.label and made and storage.category not in _NAMED_BY_MODEL:
+        text = f"{text} ({made})"
+    return f"{text}, {storage.phase}" if details and storage.phase else text
+
+
+def _phases(estimate: Estimate, details: bool) -> Section:
+    shown = estimate.phases if details else _telling(estimate.phases, estimate.moment.phase)
+    rows = []
+    for phase in shown:
+        name, peak = str(phase), phase.peak
+        figures = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
+        rows.append((name + (" *" if name == estimate.moment.phase else ""), *figures))
+    hidden = len(estimate.phases) - len(shown)
+    more = [Text([f"{hidden} more with --details"])] if hidden else []
+    return section("Peak by phase (* holds the peak)", Table(_by_level("phase"), rows), *more)
+
+
+def _by_level(name: str) -> list[Column]:
+    return [Column(name=name), *(Column(level, "bytes") for level in _LEVELS)]
+
+
+def _telling(phases: Sequence[PhasePeak], peak_phase: str) -> list[PhasePeak]:
+    """The phases to show: before the iterations, of the first and the last (the steady state), and of the peak."""
+    last = max(phase.iteration for phase in phases)
+    return [p for p in phases if p.iteration in (0, 1, last) or str(p) == peak_phase]
+
+
+def _formulas(told: Mapping[str, Any]) -> Section:
+    states, simulated = told["model_states"], told["simulated"]
+    first = (
+        f"{told['framework']} with {told['optimizer'] or 'Adam'}, model states {states['formula']}: "
+        f"{format_bytes(states['bytes'])}; simulated: {format_bytes(simulated['allocated_bytes'])} allocated, "
+        f"{format_bytes(simulated['reserved_bytes'])} reserved, because at the peak"
+    )
+    differences = sorted(told["difference"].items(), key=lambda item: -abs(item[1]))[:_DIFFERENCES]
+    rows = [
+        (
+            "model states, other than the formula's" if name == "MODEL_STATES" else WORDS.get(name, name.lower()),
+            f"{'+' if size >= 0 else '-'} {format_bytes(abs(size))}",
+        )
+        for name, size in differences
+    ]
+    after = []
+    for one in told["beyond"]:
+        sized = f" ({one['option']})" if one["option"] else ""
+        after.append(f"{format_bytes(one['bytes'])} of it made at {one['source']}{sized}")
+    kept = told.get("activations")
+    if kept is not None:
+        after.append(
+            f"activations {kept['formula']}: {format_bytes(kept['bytes'])} in 16 bits; simulated at the peak: "
+            f"{format_bytes(kept['simulated_bytes'])}, with the loss and what is no layer"
+        )
+    blocks = (Text([first]), table({"part": "", "difference": "figure"}, rows), Text(after))
+    return section("Beside the usual formulas (ZeRO; Korthikanti et al.)", *blocks)
+
+
+def _ranks(told: Mapping[str, Any]) -> Section:
+    rows = []
+    for kind in told["kinds"]:
+        mark = " *" if told["fullest"] in kind["ranks"] else ""
+        rows.append((f"rank {', '.join(map(str, kind['ranks']))}{mark}", *(kind[f"{one}_bytes"] for one in _LEVELS)))
+    blocks: list[Block] = [Table(_by_level("rank"), rows)]
+    if told["world_size"] > len(told["analysed"]) and told["complete"]:
+        others = told["world_size"] - len(told["analysed"])
+        words = "more lie between processes that are alike, event by event, or were not asked for"
+        blocks.append(Text([f"{others} {words}"]))
+    title = f"Processes of {told['world_size']} that were analysed (* the fullest, of which all else is)"
+    return section(title, *blocks)
+
+
+def _host(estimate: Estimate) -> Section:
+    lines = [f"{format_bytes(estimate.host_bytes)} pageable, {format_bytes(estimate.pinned_bytes)} pinned"]
+    if estimate.managed_bytes:
+        managed = format_bytes(estimate.managed_bytes)
+        lines.append(f"{managed} managed: on the GPU where it has room, beside the figures above; else on the host")
+    each = estimate.details.get("processes", {}).get("nproc_per_node", 1)
+    if each > 1:
+        host, pinned = format_bytes(each * estimate.host_bytes), format_bytes(each * estimate.pinned_bytes)
+        lines.append(f"{each} processes a node, as this one: {host} pageable, {pinned} pinned")
+    return section("Host memory of the step (not on the GPU)", Text(lines))
+
+
+def _remarks(estimate: Estimate) -> Iterator[Section]:
+    if estimate.assumptions:
+        yield section("Assumed", Items(estimate.assumptions))
+    for kind, title in _DIAGNOSTIC_TITLES:
+        found = [_diagnostic(d) for d in estimate.diagnostics if d.kind == kind]
+        if found:
+            yield section(title, Items(found))
+
+
+def _decided(estimate: Estimate) -> Iterator[Section]:
+    """Before the figures that depend on it: what was assumed of data that decides a size or a branch."""
+    found = [_diagnostic(d) for d in estimate.diagnostics if d.kind == "assumed"]
+    if found:
+        yield section(DECIDED, Items(found))
+
+
+def _diagnostic(diagnostic: Diagnostic) -> str:
+    return diagnostic.message + (f" ({diagnostic.count} times)" if diagnostic.count > 1 else "")
+
+
+#: Details that have a section of their own.
+_SHOWN_ABOVE = ("formulas", "late_events", "loop", "out_of_memory", "processes", "ranks", "sandbox")
+
+
+def _details(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in details.items():
+        if name in _SHOWN_ABOVE:
+            continue
+        if name.endswith("_bytes") and isinstance(value, int):
+            value = format_bytes(value)
+        elif isinstance(value, Mapping):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = ", ".join(str(item) for item in value)
+        yield name, str(value)
+
+
+def _where(moment: Moment) -> str:
+    """``iteration 2 backward: aten.mm in layers.3 at model.py:33``."""
+    parts = (moment.operator, _inside(moment.module), f"at {moment.source}" if moment.source else "")
+    what = " ".join(filter(None, parts))
+    return f"{moment.phase}: {what}" if what else moment.phase
+
+
+def _inside(module: str) -> str:
+    return f"in {module}" if module else ""

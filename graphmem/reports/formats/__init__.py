@@ -1,0 +1,1 @@
+"""graphmem's own report formats, a module each, which gives its format as ``FORMAT``."""

@@ -1,0 +1,199 @@
+"""The document of a serving engine's answer: where the card's memory goes, and what the rest of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from graphmem.reports.document import (
+    Block,
+    Curve,
+    Curves,
+    Document,
+    Facts,
+    Items,
+    Section,
+    Shares,
+    Text,
+    section,
+    table,
+)
+from graphmem.serving.base import BASES
+from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from graphmem.serving.answer import ServingReport
+    from graphmem.serving.over_time import LoadAnswer, LoadReport
+
+#: Columns of the text: the parts of the card have notes.
+_WIDTH = 110
+
+
+def of_serving(report: ServingReport) -> Document:
+    """The whole answer."""
+    served = report.served
+    title = f"{served.model} on {_cards(report)}, {served.engine} {served.version}"
+    return Document("serving", title, tuple(_sections(report)), report.to_dict, width=_WIDTH)
+
+
+def _cards(report: ServingReport) -> str:
+    served = report.served
+    return f"{served.cards} x {served.gpu}" if served.cards > 1 else served.gpu
+
+
+def _sections(report: ServingReport) -> Iterator[Section]:
+    served, cache = report.served, report.served.kv_cache
+    about = [
+        ("model", served.model),
+        ("cards", _cards(report)),
+        ("engine", f"{served.engine} {served.version}, from {BASES[served.basis]}"),
+    ]
+    if report.found is not None:
+        name, value = report.found
+        about.append(("found", f"--{name} {value:,}"))
+    yield section("", Facts(about))
+    if served.refusal is not None:
+        yield section("", Text([f"DOES NOT START: {served.refusal}"], "no"))
+    else:
+        yield section("", Facts(tuple(_headline(report))))
+    parts = [(part.name, part.bytes, part.note) for part in served.parts]
+    parts.append(("KV cache", cache.available_bytes, "what is left of it"))
+    yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes)))
+    yield section("", Text(tuple(_besides(report))))
+    yield from _loads(report)
+    if report.over_time is not None:
+        yield _over_time(report.over_time)
+    if report.changes:
+        rows = [(change.option, change.tokens, f"{change.gained_tokens:+,}") for change in report.changes]
+        yield section(
+            "What would bring more tokens", table({"option": "", "tokens": "count", "gained": "figure"}, rows)
+        )
+    if served.notes or report.assumptions:
+        yield section("Assumed", Items((*report.assumptions, *served.notes)))
+
+
+def _headline(report: ServingReport) -> Iterator[tuple[str, str]]:
+    cache, settings = report.served.kv_cache, report.served.settings
+    size = format_bytes(cache.available_bytes)
+    yield "KV cache", f"{size} on each card: {cache.blocks:,} blocks, {cache.tokens:,} tokens"
+    yield "at once", f"{cache.concurrency:.2f} requests of {settings['max_model_len']:,} tokens"
+    if report.concurrency_at_lengths is not None:
+        named = ", ".join(f"p{quantile:g}={value:,}" for quantile, value in report.lengths)
+        yield "", f"{report.concurrency_at_lengths:.1f} requests of {named}"
+        most = settings["max_num_seqs"]
+        if most is not None and report.concurrency_at_lengths > most:
+            yield "", f"(the engine runs at most {most:,} of them)"
+    yield "longest", f"{cache.longest:,} tokens"
+
+
+def _besides(report: ServingReport) -> Iterator[str]:
+    served, cache = report.served, report.served.kv_cache
+    if served.outside:
+        parts = "; ".join(f"{figure.name} {format_bytes(figure.bytes)}" for figure in served.outside)
+        yield f"Besides, on each card before the engine looks: {parts}"
+    if served.graphs_bytes:
+        yield f"CUDA graphs really take {format_bytes(served.graphs_bytes)}, and what the driver keeps of them"
+    groups = ", ".join(_grouped(cache.groups))
+    yield f"A block is {_counted(cache.block_size, 'token')}, {format_bytes(cache.block_bytes)}: {groups}"
+    settings = (f"{name} {_shown(value)}" for name, value in served.settings.items() if value not in (None, []))
+    yield f"Settings: {', '.join(settings)}"
+
+
+def _grouped(groups: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Layers by kind; groups of one kind, which share a pool of blocks, in one phrase."""
+    for kind in dict.fromkeys(kind for kind, _ in groups):
+        sizes = [layers for one, layers in groups if one == kind]
+        yield f"{sum(sizes)} layers of {kind}" + (f" in {len(sizes)} groups" if len(sizes) > 1 else "")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} up to {value[-1]}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _loads(report: ServingReport) -> Iterator[Section]:
+    """The cards that hold a load."""
+    if report.choices:
+        rows = [(f"{choice.cards} x {choice.gpu}", f"{choice.concurrency:.1f}") for choice in report.choices]
+        title = f"Cards with the least memory that hold {report.load:g} requests at once"
+        yield section(title, table({"cards": "", "requests": "figure"}, rows))
+    elif report.load is not None:
+        yield section("", Text([f"No card of the table, up to 8 of them, holds {report.load:g} requests at once."]))
+
+
+# --- over time --------------------------------------------------------------------------------------------------------
+
+
+def _over_time(load: LoadReport) -> Section:
+    answer, speed = load.answer, load.speed
+    given = "by default" if speed.assumed else "as given"
+    assumed = (
+        f"speed is not predicted; {given}, a step takes {speed.step_seconds * 1000:g} ms, or its tokens at "
+        f"{speed.tokens_per_second:,.0f} a second where that is longer: all times follow from this"
+    )
+    facts = (*_course(answer, load), *_copies(load), ("assumed", assumed), ("assumed", load.rules))
+    blocks: tuple[Block, ...] = (_curves(answer), Facts(facts))
+    return section(f"Over time: {load.described}", *blocks)
+
+
+def _curves(answer: LoadAnswer) -> Curves:
+    """The cache and those that wait, as far as the load was followed."""
+    end = answer.seconds if answer.given_up_at is None else answer.given_up_at
+    followed = [point for point in answer.timeline if point.seconds <= end] or list(answer.timeline)
+    most = max(1, *(point.waiting for point in followed))
+    curves = (
+        Curve("held of the cache", [point.used for point in followed]),
+        Curve(f"waiting requests, of {most:,}", [point.waiting / most for point in followed]),
+    )
+    marks = [index for index, point in enumerate(followed) if point.preemptions]
+    return Curves(curves, "0", _time(end), "share", marks=marks, marked="somebody is preempted", brief=True)
+
+
+def _course(answer: LoadAnswer, load: LoadReport) -> Iterator[tuple[str, str]]:
+    yield "cache", f"{answer.most_used:.0%} held at most, {answer.mean_used:.0%} on average"
+    yield "at once", f"{answer.most_running:,} running at most, {answer.most_waiting:,} waiting"
+    if answer.first_preemption is None:
+        yield "preempted", "none"
+    else:
+        yield (
+            "preempted",
+            f"{answer.preemptions:,} times, {answer.preempted_requests:,} of {answer.requests:,} requests, first after "
+            f"{_time(answer.first_preemption)}; {answer.tokens_computed_again:,} of {answer.tokens_computed:,} tokens "
+            "computed again",
+        )
+    if answer.given_up_at is not None:
+        yield (
+            "given up",
+            f"after {_time(answer.given_up_at)}: more than 1 % of all requests had waited longer than "
+            f"{_time(load.max_wait)}; figures are of that time",
+        )
+    yield "waiting", f"{_time(answer.wait_p50)} (median), {_time(answer.wait_p99)} (99 %) for the first step"
+    if answer.left_waiting:
+        yield "", f"{_counted(answer.left_waiting, 'request')} had not begun at the end"
+    if answer.refused:
+        yield "refused", f"{_counted(answer.refused, 'request')} that this engine could never run"
+
+
+def _copies(load: LoadReport) -> Iterator[tuple[str, str]]:
+    if load.copies is None:
+        yield "copies", f"no number up to 1,024 keeps 99 % of requests within {_time(load.max_wait)}"
+    else:
+        engines, cards = _counted(load.copies, "engine"), _counted(load.cards or 0, "card")
+        yield "copies", f"{engines} like this ({cards}): 99 % of requests wait at most {_time(load.max_wait)}"
+    for one in load.tried:
+        yield (
+            "",
+            f"with {one.copies:,}: cache {one.most_used:.0%}, {one.preemptions:,} preemptions each, wait "
+            f"{_time(one.wait_p99)}{'' if one.followed is None else f' in the first {_time(one.followed)}'}",
+        )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
