@@ -244,14 +244,16 @@ class Executor:
             if shared is not None:
                 outputs.append(self._shared(shared))
                 continue
-            if tensor.shape is None:
-                size = kernels.data_dependent_output(node, tensors, position, self._library)
-                tensor = Tensor("uint8", (size,))
-            outputs.append(self._output(node, tensor))
+            known = tensor.shape is not None
+            outputs.append(self._output(node, tensor) if known else None)
         scratch += [self._scratch(size, node) for size in need.after]
         if need.guarded:
             self._try_out(node, need, tensors)
         scratch += [self._scratch(size, node) for size in need.last]
+        for position, tensor in enumerate(node.outputs):
+            if tensor.shape is None and _on_card(node, position):  # told by a library once its work space is there
+                size = kernels.data_dependent_output(node, tensors, position, self._library)
+                outputs[position] = self._output(node, Tensor("uint8", (size,)))
         for buffer in scratch:
             self._drop(buffer)
         return outputs
