@@ -47,14 +47,15 @@ CARD, TOTAL_MIB = "H200-141GB", 143771
 
 @dataclass(frozen=True)
 class Case:
-    """``model``: a function of :data:`MODELS`; ``memory`` as of ``record_steps.py``; ``options`` are graphmem's for the
-    same. Those ``kept_back`` were recorded before the rules were written and looked at after the last."""
+    """``model``: a function of :data:`MODELS`; ``memory`` and ``loop`` as of ``record_steps.py``; ``options`` are
+    graphmem's for the same. Those ``kept_back`` were recorded before the rules were written and looked at after the last."""
 
     model: str
     memory: str = "memory_growth"
     options: str = "allow_growth:true"
     environment: Mapping[str, str] = field(default_factory=dict)
     kept_back: bool = False
+    loop: str = "train_on_batch"
 
 
 _OPEN = (
@@ -64,9 +65,16 @@ _OPEN = (
 _KEPT_BACK = (
     "autoencoder", "two_towers", "mobilenet", "unet", "conv1d", "lstm_tagger", "vit", "attention_bfloat16",
 )  # fmt: skip
+_KEPT_BACK_AGAIN = (
+    "unet_deep", "gru", "depthwise", "encoder_float16", "gan", "classifier", "autoencoder_norm",
+)  # fmt: skip
+_XLA = (
+    "resnet_xla", "lstm_xla", "unet_xla", "vit_xla", "autoencoder_xla", "mlp_wide_xla", "mlp_bfloat16_xla",
+)  # fmt: skip
 CASES = {
-    **{name: Case(name) for name in _OPEN},
-    **{name: Case(name, kept_back=True) for name in _KEPT_BACK},
+    **{name: Case(name) for name in (*_OPEN, *_XLA)},
+    **{name: Case(name, kept_back=True) for name in (*_KEPT_BACK, *_KEPT_BACK_AGAIN)},
+    "fitted": Case("fitted", kept_back=True, loop="fit"),
     "mlp_at_once": Case("mlp", "whole_limit", ""),
     "cnn_limited": Case("cnn", "memory_limit=1024", "memory_limit:1024"),
     "cnn_async": Case(
@@ -98,11 +106,10 @@ class Answers:
     given: dict[str, Any]
     cudnn: CudnnSpaces | None = None
 
-    def convolution(self, asked: Convolution) -> tuple[int, int]:
+    def convolution(self, asked: Convolution) -> tuple[int, ...]:
         if self.cudnn is not None:
             self.given[_question(asked)] = self.cudnn.convolution(asked)
-        first, largest = self.given[_question(asked)]
-        return first, largest
+        return tuple(self.given[_question(asked)])
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         if self.cudnn is not None:
@@ -127,13 +134,9 @@ def predicted(name: str) -> list[int]:
     return [int(in_use[iterations <= iteration].max()) for iteration in range(1, STEPS + 1)]
 
 
-def differences() -> dict[str, float]:
-    """By case, how far the predicted peak of the last step is off, in per cent."""
-    found = {}
-    for name, row in recorded().items():
-        if name in CASES and (PREPARED / f"{CASES[name].model}.json.gz").exists():
-            found[name] = 100 * (predicted(name)[-1] / peak(row) - 1)
-    return found
+def known() -> list[str]:
+    """The cases that can be predicted here: recorded and prepared."""
+    return [name for name in recorded() if (PREPARED / f"{CASES[name].model}.json.gz").exists()]
 
 
 def peak(row: Mapping[str, Any]) -> int:
@@ -163,10 +166,11 @@ class _Kind:
 
     def table(self, arguments: list[str]) -> int:
         rows = recorded()
-        for name, difference in differences().items():
+        for name in known():
             if not arguments or any(part in name for part in arguments):
-                kept = "kept back" if CASES[name].kept_back else ""
-                print(f"{name:20} {peak(rows[name]):>15,} {predicted(name)[-1]:>15,} {difference:>+8.2f} % {kept}")
+                largest, kept = predicted(name)[-1], "kept back" if CASES[name].kept_back else ""
+                off = 100 * (largest / peak(rows[name]) - 1)
+                print(f"{name:20} {peak(rows[name]):>15,} {largest:>15,} {off:>+8.2f} % {kept}")
         return 0
 
     differ = table
@@ -207,7 +211,7 @@ def _run(case: Case) -> dict[str, Any] | None:
         "LD_PRELOAD": str(stub.driver()),
         **case.environment,
     }
-    command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory]
+    command = [str(python), str(_PROGRAM), f"{MODELS}:{case.model}", str(STEPS), case.memory, case.loop]
     # Nobody may wait for what a failing run prints without end.
     try:
         done = subprocess.run(

@@ -16,12 +16,12 @@ all gradients until the step returns; nothing is written over.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from graphmem.runtimes.tensorflow import kernels
-from graphmem.runtimes.tensorflow.step import Node, Step, Tensor
+from graphmem.runtimes.tensorflow.step import Node, Step, Tensor, Variable
 from graphmem.trace import Category, Trace, TraceBuilder
 
 _ASSIGNS = frozenset(("AssignVariableOp",))
@@ -80,26 +80,41 @@ class Executor:
     # --- before the first step ----------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make the variables one by one: what an initializer computes on the way goes when it returns. The optimizer's
+        """Make the variables one by one, as their initializers run in Python. The optimizer's
         are made with the first step, in one graph, in which zeros of one shape are one tensor: they share its buffer
         until they are updated (``lift_to_graph`` of initializers, polymorphic_function.py; Grappler's elimination of
         common subgraphs)."""
         self._phase = self._builder.phase(0, "build")
-        zeros: dict[Tensor, Buffer | None] = {}
-        for variable in self._step.variables:
+        slots: list[int] = []
+        for index, variable in enumerate(self._step.variables):
             self._begin("Variable", variable.name)
-            *way, _ = variable.made or (variable.tensor,)
-            if variable.category is Category.OPTIMIZER_STATE:
-                if variable.tensor not in zeros:
-                    zeros[variable.tensor] = self._take(variable.tensor, variable.category, variable.name)
-                self._variables.append(self._shared(zeros[variable.tensor]))
-                continue
-            passing = [self._take(tensor, Category.TEMPORARY, variable.name) for tensor in way]
-            self._variables.append(self._take(variable.tensor, variable.category, variable.name))
-            for buffer in reversed(passing):
-                self._drop(buffer)
+            later = variable.category is Category.OPTIMIZER_STATE and variable.tensor.shape != ()
+            self._variables.append(None if later else self._initialized(variable))
+            slots += [index] if later else []
+        zeros: dict[Tensor, Buffer | None] = {}
+        for _, index in sorted(enumerate(slots), key=lambda pair: f"_{pair[0]}" if pair[0] else ""):  # numbers as text
+            variable = self._step.variables[index]
+            self._begin("Variable", variable.name)
+            if variable.tensor not in zeros:
+                zeros[variable.tensor] = self._take(variable.tensor, variable.category, variable.name)
+            self._variables[index] = self._shared(zeros[variable.tensor])
         for buffer in zeros.values():
             self._drop(buffer)
+
+    def _initialized(self, variable: Variable) -> Buffer | None:
+        """The value that the variable's initializer makes, the last tensor of its."""
+        places: dict[int, Buffer | None] = {}
+        value = None
+        last = next((one.place for one in reversed(variable.made) if one.tensor or one.shares is not None), None)
+        for one in variable.made:
+            if one.tensor is not None:
+                category = variable.category if one.place == last else Category.TEMPORARY
+                value = places[one.place] = self._take(one.tensor, category, variable.name)
+            elif one.shares is not None:
+                value = places[one.place] = self._shared(places.get(one.shares))
+            else:
+                self._drop(places.pop(one.place, None))
+        return value if variable.made else self._take(variable.tensor, variable.category, variable.name)
 
     def _make_constants(self) -> None:
         for node in self._step.nodes:
@@ -114,12 +129,12 @@ class Executor:
     def run(self, iteration: int) -> None:
         """One step, from the batch to what is fetched."""
         self._phase = self._builder.phase(iteration, "train step" if self._step.training else "run")
-        if iteration == 1:
-            self._make_constants()
         self._held: dict[tuple[str, int], Buffer | None] = {}
         self._copies: dict[tuple[str, int], Buffer | None] = {}
         self._begin("batch")
         batch = [self._place(name, tensor) for name, tensor in self._step.data.items()]
+        if iteration == 1:
+            self._make_constants()
         self._dead: set[tuple[str, int]] = set()  # what the branch that is not taken would give
         pending = {node.name: len(node.inputs) + len(node.after) for node in self._step.nodes}
         ready = deque(node.name for node in self._step.nodes if not pending[node.name])
@@ -247,7 +262,7 @@ class Executor:
             known = tensor.shape is not None
             outputs.append(self._output(node, tensor) if known else None)
         scratch += [self._scratch(size, node) for size in need.after]
-        if need.guarded:
+        if need.trials:
             self._try_out(node, need, tensors)
         scratch += [self._scratch(size, node) for size in need.last]
         for position, tensor in enumerate(node.outputs):
@@ -282,6 +297,8 @@ class Executor:
         """The input's buffer that an output is, or is written over."""
         if (node.op in kernels.SHARES and position < len(given)) or kernels.is_slice_of(node, tensors):
             return given[position]
+        if kernels.is_input_in_other_shape(node, tensors, self._order(node)):
+            return given[0]
         if node.op in kernels.BACKPROPS_OVER_INPUT:
             position -= 1
         if position or self._step.eager:  # the caller in Python still holds the inputs
@@ -293,6 +310,11 @@ class Executor:
             if same and buffer is not None and buffer.holders == 1 and buffer.tensor.bytes == tensor.bytes:
                 return buffer
         return None
+
+    def _order(self, node: Node) -> Sequence[int] | None:
+        """The permutation of a transposition, if it is a constant."""
+        source = self._nodes.get(node.inputs[1][0]) if node.op == "Transpose" else None
+        return source.value if source is not None and isinstance(source.value, list) else None
 
     def _output(self, node: Node, tensor: Tensor) -> Buffer | None:
         return self._take(tensor, _category(node), node.name)

@@ -72,8 +72,8 @@ class Need:
 class Library(Protocol):
     """What cuDNN asks for on the card."""
 
-    def convolution(self, asked: Convolution) -> tuple[int, int]:
-        """Workspace of the first plan and of the largest that is tried out, in bytes."""
+    def convolution(self, asked: Convolution) -> tuple[int, ...]:
+        """Workspaces of the plans that are tried out, in bytes; the first runs."""
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         """Work and reserve space in bytes."""
@@ -94,6 +94,15 @@ def data_dependent_output(node: Node, inputs: Inputs, position: int, library: Li
     if node.op == "CudnnRNNV3" and position == 3:
         return library.recurrent(_network(node, inputs), True)[1]
     return 0
+
+
+def is_input_in_other_shape(node: Node, inputs: Inputs, order: Sequence[int] | None) -> bool:
+    """Whether a transposition by ``order`` moves nothing but dimensions of size 1 (transpose_op.cc:
+    ``NonSingletonDimensionsAlign``)."""
+    if node.op != "Transpose" or order is None or inputs[0].shape is None:
+        return False
+    moved = [place for place in order if inputs[0].shape[place] != 1]
+    return moved == sorted(moved)
 
 
 def is_slice_of(node: Node, inputs: Inputs) -> bool:
@@ -189,7 +198,7 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
         direction, _DTYPES[node.outputs[0].dtype], whole, kernel, result, _spatial(node, "strides"), even,
         _spatial(node, "dilations"), node.attributes.get("data_format", "NHWC") == "NHWC",
     )  # fmt: skip
-    first, largest = library.convolution(asked)
+    plans = library.convolution(asked)
     after = [prod(kernel) * item]
     if direction == "backward data":
         after.append(prod(whole) * item)
@@ -198,11 +207,11 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
         after.append(prod(whole) * item)
     copied = {"forward": node.outputs[0].bytes, "backward data": prod(whole) * item, "backward weight": after[0]}
     guarded = copied[direction] + _GUARDS
-    tried = -(-largest // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS
-    return Need((), tuple(after), (first, *cropped), (guarded,), (tried,) if largest else ())
+    tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
+    return Need((), tuple(after), (plans[0], *cropped), (guarded,), tried)
 
 
-_DIRECTIONS = {"Conv2D": "forward", "Conv2DBackpropInput": "backward data", "Conv2DBackpropFilter": "backward weight",
+_DIRECTIONS = {"Conv2D": "forward", "_FusedConv2D": "forward", "Conv2DBackpropInput": "backward data", "Conv2DBackpropFilter": "backward weight",
                "Conv3D": "forward", "Conv3DBackpropInputV2": "backward data",
                "Conv3DBackpropFilterV2": "backward weight"}  # fmt: skip
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64"}
@@ -267,7 +276,14 @@ def _network(node: Node, inputs: Inputs) -> Network:
     )  # fmt: skip
 
 
+def _bias_gradient(node: Node, inputs: Inputs, library: Library) -> Need:
+    """Two ways are tried out where a shape is new; the one that sums rows first fills a tensor of the gradient's size,
+    if channels are second. The other is taken where both are as fast (bias_op.cc: ``ComputeWithReduceSum``)."""
+    return Need(trials=(inputs[0].bytes,) if node.attributes.get("data_format") == "NCHW" else ())
+
+
 _RULES: Mapping[str, Rule] = {
+    "BiasAddGrad": _bias_gradient,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
