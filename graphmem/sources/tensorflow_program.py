@@ -373,9 +373,12 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
     from tensorflow.python.ops import handle_data_util
 
     shaped = tf.Graph()
+    read = {node.name for node in graph.node}
     with shaped.as_default():
         arguments = {}
         for inner in step.inputs:
+            if inner.op.name not in read:  # a part of the batch that the step does not look at
+                continue
             made = tf.compat.v1.placeholder(inner.dtype, inner.shape, inner.op.name)
             if inner.dtype == tf.resource:
                 handle_data_util.set_handle_data(made, handle_data_util.get_resource_handle_data(inner))
@@ -383,18 +386,22 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
         tf.import_graph_def(graph, input_map=arguments, name=_SCOPE)
     inputs = {tensor.op.name for tensor in step.inputs}
     rows = [_node(node, shaped) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
-    slots = {
-        id(variable._value.handle): "optimizer"
-        for variable in getattr(getattr(model, "optimizer", None), "variables", [])
-    }
+    slots = {id(variable._value.handle) for optimizer in _optimizers(model) for variable in optimizer.variables}
     captured = {inner.op.name: id(outer) for outer, inner in step.graph.captures}
     data = [[*_tensor(t), t.op.name] for t in step.inputs if t.op.name not in captured]
     return {
         "nodes": rows,
         "captured": captured,
-        "optimizer": list(slots),
+        "optimizer": sorted(slots),
         "data": data,
     }
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """The optimizer that the model was compiled with, and those that its own ``train_step`` has as attributes."""
+    import keras
+
+    return [value for value in (model.optimizer, *vars(model).values()) if isinstance(value, keras.optimizers.Optimizer)]
 
 
 def _node(node: Any, shaped: Any) -> dict[str, Any]:

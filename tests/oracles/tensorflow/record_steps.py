@@ -15,7 +15,6 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 #: After the first step so many single bytes are read back as true: a loss scaler then finds all gradients finite.
@@ -58,30 +57,18 @@ def main(model_of: str, steps: str, memory: str = "memory_growth", loop: str = "
             tf.config.experimental.reset_memory_stats("GPU:0")
             print("the last step", file=sys.stderr, flush=True)
 
-    if loop == "fit":
-        _fit(model, x, y, int(steps) + 1, after_step)
-    else:
-        for _ in range(int(steps) + 1):
+    batches = None if loop != "fit" else tf.data.Dataset.from_tensors((x, y)).repeat().prefetch(2)
+    for _ in range(int(steps) + 1):
+        if loop == "fit":
+            model.fit(batches, steps_per_epoch=1, epochs=1, verbose=0)
+        else:
             model.train_on_batch(x, y)
-            after_step()
+        after_step()
     last = rows.pop()
     steady = last["peak"] if memory != "cuda_malloc_async" else None
     variables = sum(v.value.shape.num_elements() * v.value.dtype.size for v in model.variables)
     versions = {"tensorflow": tf.__version__, "keras": importlib.import_module("keras").__version__}
     print(json.dumps({**versions, "built": built, "variables": variables, "steps": rows, "steady": steady}))
-
-
-def _fit(model: Any, x: Any, y: Any, steps: int, after_step: Callable[[], None]) -> None:
-    """``fit`` over batches of ``tf.data``."""
-    import keras
-    import tensorflow as tf
-
-    class Watch(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            after_step()
-
-    batches = tf.data.Dataset.from_tensors((x, y)).repeat().prefetch(2)
-    model.fit(batches, steps_per_epoch=steps, epochs=1, verbose=0, callbacks=[Watch()])
 
 
 def _factory(model_of: str) -> Any:

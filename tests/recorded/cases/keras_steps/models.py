@@ -384,12 +384,12 @@ def gan() -> Any:
 
 
 def classifier() -> Any:
-    """Words embedded, one LSTM, a small head; Adagrad."""
+    """Words embedded, one LSTM, a small head; Adam with weight decay."""
     i = keras.Input((150,), dtype="int32")
     h = layers.LSTM(192)(layers.Embedding(20000, 128)(i))
     h = layers.Dense(64, activation="relu")(layers.Dropout(0.3)(h))
     out = layers.Dense(1, activation="sigmoid")(h)
-    optimizer = keras.optimizers.Adagrad(0.01)
+    optimizer = keras.optimizers.Adam(1e-3, weight_decay=1e-4)
     return _compiled(i, out, _integers(128, 150), _floats(128, 1), loss="binary_crossentropy", optimizer=optimizer)
 
 
