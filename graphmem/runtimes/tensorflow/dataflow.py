@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphmem.runtimes.tensorflow import kernels
+from graphmem.runtimes.tensorflow.folding import folded
 from graphmem.runtimes.tensorflow.step import Node, Step, Tensor, Variable
 from graphmem.trace import Category, Trace, TraceBuilder
 
@@ -29,6 +30,8 @@ _ASSIGNS = frozenset(("AssignVariableOp",))
 _CONTROL = -1
 #: Names of what a gradient tape computes.
 _TAPE = "gradient_tape/"
+#: Operators whose output is their first input.
+_PASS_ON = frozenset(("Switch", "Identity", "Enter"))
 _UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
 
 
@@ -223,8 +226,15 @@ class Executor:
         return outputs
 
     def _variable(self, node: Node) -> Buffer | None:
-        index = self._step.resources.get(node.inputs[0][0])
+        index = self._resource(node)
         return self._variables[index] if index is not None else None
+
+    def _resource(self, node: Node) -> int | None:
+        """Which variable the node reads or writes, also where it comes through a condition."""
+        name = node.inputs[0][0]
+        while name in self._nodes and self._nodes[name].op in _PASS_ON:
+            name = self._nodes[name].inputs[0][0]
+        return self._step.resources.get(name)
 
     def _shared(self, buffer: Buffer | None) -> Buffer | None:
         if buffer is not None:
@@ -232,7 +242,7 @@ class Executor:
         return buffer
 
     def _assign(self, node: Node, given: list[Buffer | None]) -> None:
-        index = self._step.resources.get(node.inputs[0][0])
+        index = self._resource(node)
         if index is None:
             return
         old = self._variables[index]
@@ -336,7 +346,7 @@ def _category(node: Node) -> Category:
 def trace_of(step: Step, name: str, iterations: int, library: kernels.Library) -> Trace:
     """The trace of building the model and running its step ``iterations`` times; all sizes are unrounded bytes."""
     builder = TraceBuilder(source=name)
-    executor = Executor(step, builder, library)
+    executor = Executor(folded(step), builder, library)
     executor.build()
     for iteration in range(1, iterations + 1):
         executor.run(iteration)

@@ -199,16 +199,15 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
         _spatial(node, "dilations"), node.attributes.get("data_format", "NHWC") == "NHWC",
     )  # fmt: skip
     plans = library.convolution(asked)
-    after = [prod(kernel) * item]
+    turned, full = prod(kernel) * item, prod(whole) * item
     if direction == "backward data":
-        after.append(prod(whole) * item)
-    cropped = (node.outputs[0].bytes,) if whole != image and direction == "backward data" else ()
-    if whole != image and direction != "backward data":
-        after.append(prod(whole) * item)
-    copied = {"forward": node.outputs[0].bytes, "backward data": prod(whole) * item, "backward weight": after[0]}
+        after, cropped = (turned, full), (node.outputs[0].bytes,) if whole != image else ()
+    else:
+        after, cropped = (full, turned) if whole != image else (turned,), ()
+    copied = {"forward": node.outputs[0].bytes, "backward data": full, "backward weight": turned}
     guarded = copied[direction] + _GUARDS
     tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
-    return Need((), tuple(after), (plans[0], *cropped), (guarded,), tried)
+    return Need((), after, (plans[0], *cropped), (guarded,), tried)
 
 
 _DIRECTIONS = {"Conv2D": "forward", "_FusedConv2D": "forward", "Conv2DBackpropInput": "backward data", "Conv2DBackpropFilter": "backward weight",

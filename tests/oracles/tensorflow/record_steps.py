@@ -57,10 +57,10 @@ def main(model_of: str, steps: str, memory: str = "memory_growth", loop: str = "
             tf.config.experimental.reset_memory_stats("GPU:0")
             print("the last step", file=sys.stderr, flush=True)
 
-    batches = None if loop != "fit" else tf.data.Dataset.from_tensors((x, y)).repeat().prefetch(2)
+    batches = None if loop != "fit" else tf.data.Dataset.from_tensors((x, y)).prefetch(2)
     for _ in range(int(steps) + 1):
         if loop == "fit":
-            model.fit(batches, steps_per_epoch=1, epochs=1, verbose=0)
+            model.fit(batches, epochs=1, verbose=0)
         else:
             model.train_on_batch(x, y)
         after_step()
