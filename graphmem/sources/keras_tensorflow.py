@@ -31,8 +31,8 @@ TRAINING_ITERATIONS = 3
 _PROGRAM = "graphmem.sources.tensorflow_program"
 _ESTIMATED = "without a cuDNN to ask (pip install 'graphmem[cudnn]'), workspaces are estimated: copies of all tensors"
 _XLA = (
-    "XLA compiles this step (jit_compile is on, Keras's default on a GPU), and its plan of buffers is not modelled: the "
-    "figures are those of the same step operator by operator (jit_compile=False); "
+    "XLA compiles this step (jit_compile is on, Keras's default on a GPU), and its plan of buffers is not modelled: "
+    "the figures are those of the same step operator by operator (jit_compile=False); "
 )
 _NO_XLA = "the step runs operator by operator: jit_compile is off, or Keras's default found a layer that XLA has not"
 _EAGER = "the step runs eagerly (run_eagerly): operators follow in Python's order, gradients are held to its end"
@@ -41,8 +41,8 @@ _EAGER = "the step runs eagerly (run_eagerly): operators follow in Python's orde
 _LOOPS = "operators that repeat are followed once: what a loop keeps of every turn for its gradient is missing"
 
 
-#: How many per cent more recorded peaks were than predicted ones: training steps of TensorFlow 2.21 on an H200, op by op
-#: and without loops, and those that XLA compiled (docs/modeling/tensorflow.md; a test holds them to the goldens).
+#: How many per cent more recorded peaks were than predicted ones: training steps of TensorFlow 2.21 on an H200, op by
+#: op and without loops, and those that XLA compiled (docs/modeling/tensorflow.md; a test holds them to the goldens).
 MORE_PERCENT = ()
 MORE_PERCENT_WITH_XLA = ()
 

@@ -151,8 +151,8 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
 
 
 def _initializer_steps(initializer: Any, shape: tuple[int, ...], dtype: str, seen: set[int]) -> list[list[Any]]:
-    """What an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=", PLACE, OF]`` one
-    that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value. Scalars from
+    """What an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=", PLACE, OF]``
+    one that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value. Scalars from
     Python stay on the card once they were there; ``seen`` holds them. The initializer runs on a few elements, for the
     order, and is traced with ``shape``, for the sizes."""
     import tensorflow as tf
@@ -402,7 +402,9 @@ def _optimizers(model: Any) -> list[Any]:
     """The optimizer that the model was compiled with, and those that its own ``train_step`` has as attributes."""
     import keras
 
-    return [value for value in (model.optimizer, *vars(model).values()) if isinstance(value, keras.optimizers.Optimizer)]
+    return [
+        value for value in (model.optimizer, *vars(model).values()) if isinstance(value, keras.optimizers.Optimizer)
+    ]
 
 
 def _node(node: Any, shaped: Any) -> dict[str, Any]:

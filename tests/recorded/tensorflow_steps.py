@@ -4,8 +4,8 @@ GRAPHMEM_TENSORFLOW_PYTHON names the interpreter of an environment with ``tensor
 a stub that was built for it (tests/oracles/stub_cuda). ``record`` runs the named cases anew, each in a process of its
 own, and keeps beside the figures what a prediction starts from: the step as TensorFlow prepared it and cuDNN's answers
 (``tensorflow/prepared/NAME.json.gz``), so that ``table`` and the tests need neither. ``record --prepare`` makes those
-alone. ``table`` shows every recorded peak beside the prediction. Kernels run one after another in an order that varies
-a little between runs (the executor's threads): peaks of one program differ by up to 20 KB.
+alone, ``record --again`` runs one more process beside those that were recorded. ``table`` shows every recorded peak
+beside the prediction. In which order kernels run differs a little from process to process, and peaks by some per cent.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,8 @@ CARD, TOTAL_MIB = "H200-141GB", 143771
 @dataclass(frozen=True)
 class Case:
     """``model``: a function of :data:`MODELS`; ``memory`` and ``loop`` as of ``record_steps.py``; ``options`` are
-    graphmem's for the same. Those ``kept_back`` were recorded before the rules were written and looked at after the last."""
+    graphmem's for the same. Those ``kept_back`` were recorded before the rules were written and looked at after the
+    last, the second eight of them before the next rules."""
 
     model: str
     memory: str = "memory_growth"
@@ -139,9 +141,25 @@ def known() -> list[str]:
     return [name for name in recorded() if (PREPARED / f"{CASES[name].model}.json.gz").exists()]
 
 
+def runs(row: Mapping[str, Any]) -> list[int]:
+    """By process that recorded the case, the largest peak of its steps, the one that was measured alone included."""
+    return [max(row["steps"][-1]["peak"], row["steady"] or 0), *row.get("again", ())]
+
+
 def peak(row: Mapping[str, Any]) -> int:
-    """The largest of the recorded steps, the one that was measured alone included."""
-    return max(row["steps"][-1]["peak"], row["steady"] or 0)
+    """The largest peak of a process; of several the one in the middle: peaks of one program differ."""
+    return statistics.median_low(runs(row))
+
+
+def more_percent(off: Mapping[str, float], *, jit: bool) -> list[float]:
+    """By recorded process of the steps that are followed (or that XLA compiled), how many per cent larger its peak was
+    than the prediction. ``off``: by case, how far that is from :func:`peak`."""
+    found = []
+    for name, row in recorded().items():
+        step = prepared(name)[0]
+        if step.jit == jit and (jit or not step.unfollowed) and CASES[name].memory != "cuda_malloc_async":
+            found += [100 * (run / peak(row) / (1 + off[name] / 100) - 1) for run in runs(row)]
+    return sorted(round(more, 1) for more in found)
 
 
 # --- the kind ---------------------------------------------------------------------------------------------------------
@@ -150,14 +168,17 @@ def peak(row: Mapping[str, Any]) -> int:
 class _Kind:
     def record(self, arguments: list[str]) -> int:
         found = recorded()
-        for name in _named([one for one in arguments if one != "--prepare"]):
-            _prepare(CASES[name].model)
+        for name in _named([one for one in arguments if not one.startswith("--")]):
+            if "--again" not in arguments:
+                _prepare(CASES[name].model)
             if "--prepare" in arguments:
                 continue
             row = _run(CASES[name])
             if row is None:
                 print(f"{name}: failed", file=sys.stderr)
                 continue
+            if "--again" in arguments:
+                row = {**found[name], "again": [*found[name].get("again", ()), *runs(row)]}
             found[name] = {"case": name, **row}
             print(name, row["steps"][-1]["peak"], row["steady"], flush=True)
             lines = [json.dumps(found[known], separators=(",", ":")) for known in CASES if known in found]

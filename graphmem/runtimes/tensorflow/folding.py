@@ -50,7 +50,9 @@ def folded(step: Step) -> Step:
 def _is_foldable(node: Node, constants: set[str]) -> bool:
     size = sum(tensor.bytes for tensor in node.outputs)
     known = all(tensor.shape is not None for tensor in node.outputs)
-    return bool(node.inputs) and known and size <= MAX_CONSTANT_BYTES and all(name in constants for name, _ in node.inputs)
+    return (
+        bool(node.inputs) and known and size <= MAX_CONSTANT_BYTES and all(name in constants for name, _ in node.inputs)
+    )
 
 
 def _constant(node: Node) -> Node:

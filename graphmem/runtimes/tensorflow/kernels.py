@@ -200,19 +200,22 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     )  # fmt: skip
     plans = library.convolution(asked)
     turned, full = prod(kernel) * item, prod(whole) * item
+    is_padded = whole != image
+    after: tuple[int, ...] = (full, turned) if is_padded else (turned,)
+    cropped: tuple[int, ...] = ()
     if direction == "backward data":
-        after, cropped = (turned, full), (node.outputs[0].bytes,) if whole != image else ()
-    else:
-        after, cropped = (full, turned) if whole != image else (turned,), ()
+        after, cropped = (turned, full), (node.outputs[0].bytes,) if is_padded else ()
     copied = {"forward": node.outputs[0].bytes, "backward data": full, "backward weight": turned}
     guarded = copied[direction] + _GUARDS
     tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
     return Need((), after, (plans[0], *cropped), (guarded,), tried)
 
 
-_DIRECTIONS = {"Conv2D": "forward", "_FusedConv2D": "forward", "Conv2DBackpropInput": "backward data", "Conv2DBackpropFilter": "backward weight",
-               "Conv3D": "forward", "Conv3DBackpropInputV2": "backward data",
-               "Conv3DBackpropFilterV2": "backward weight"}  # fmt: skip
+_DIRECTIONS = {
+    "Conv2D": "forward", "_FusedConv2D": "forward", "Conv3D": "forward",
+    "Conv2DBackpropInput": "backward data", "Conv3DBackpropInputV2": "backward data",
+    "Conv2DBackpropFilter": "backward weight", "Conv3DBackpropFilterV2": "backward weight",
+}  # fmt: skip
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64"}
 
 _Shape = tuple[int, ...]
