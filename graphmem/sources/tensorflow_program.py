@@ -127,10 +127,12 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
     def initialize(self: Any, value: Any) -> None:
         placed(self, value)
         own = self._value
+        handles.append(own.handle)
         made.append({"handle": id(own.handle), "name": self.path, "trainable": bool(self.trainable),
                      "dtype": own.dtype.name, "shape": list(own.shape), "steps": []})  # fmt: skip
 
     seen: set[int] = set()
+    handles: list[Any] = []  # also of variables that are dropped: no other gets their identity
 
     def with_initializer(self: Any, initializer: Any) -> None:
         shape, dtype = tuple(self._shape), tf.as_dtype(self._dtype)

@@ -83,10 +83,10 @@ class Executor:
     # --- before the first step ----------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make the variables one by one, as their initializers run in Python. The optimizer's
-        are made with the first step, in one graph, in which zeros of one shape are one tensor: they share its buffer
-        until they are updated (``lift_to_graph`` of initializers, polymorphic_function.py; Grappler's elimination of
-        common subgraphs)."""
+        """Make the variables one by one, as their initializers run in Python. The optimizer's are made with the first
+        step, in one graph, in which zeros of one shape are one tensor: they share its buffer until they are updated
+        (``lift_to_graph`` of initializers, polymorphic_function.py; Grappler's elimination of common subgraphs). Of
+        several the last by its name stays, and they are made in the order of names, as texts (seen in recordings)."""
         self._phase = self._builder.phase(0, "build")
         slots: list[int] = []
         for index, variable in enumerate(self._step.variables):
@@ -94,13 +94,15 @@ class Executor:
             later = variable.category is Category.OPTIMIZER_STATE and variable.tensor.shape != ()
             self._variables.append(None if later else self._initialized(variable))
             slots += [index] if later else []
+        names = {index: f"zeros_{place}" if place else "zeros" for place, index in enumerate(slots)}
+        kept = {self._step.variables[index].tensor: index for index in sorted(slots, key=names.__getitem__)}
         zeros: dict[Tensor, Buffer | None] = {}
-        for _, index in sorted(enumerate(slots), key=lambda pair: f"_{pair[0]}" if pair[0] else ""):  # numbers as text
+        for tensor, index in sorted(kept.items(), key=lambda pair: names[pair[1]]):
             variable = self._step.variables[index]
             self._begin("Variable", variable.name)
-            if variable.tensor not in zeros:
-                zeros[variable.tensor] = self._take(variable.tensor, variable.category, variable.name)
-            self._variables[index] = self._shared(zeros[variable.tensor])
+            zeros[tensor] = self._take(tensor, variable.category, variable.name)
+        for index in slots:
+            self._variables[index] = self._shared(zeros[self._step.variables[index].tensor])
         for buffer in zeros.values():
             self._drop(buffer)
 
@@ -279,6 +281,8 @@ class Executor:
             if tensor.shape is None and _on_card(node, position):  # told by a library once its work space is there
                 size = kernels.data_dependent_output(node, tensors, position, self._library)
                 outputs[position] = self._output(node, Tensor("uint8", (size,)))
+        if need.result is not None:
+            outputs[0], scratch[need.result] = scratch[need.result], outputs[0]
         for buffer in scratch:
             self._drop(buffer)
         return outputs

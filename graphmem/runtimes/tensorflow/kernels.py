@@ -60,13 +60,14 @@ class Need:
     """What a kernel takes beside its outputs, all of it given back when it returns: ``before`` is requested before
     them, ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for
     the first time with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of
-    ``trials`` in turn."""
+    ``trials`` in turn. ``result``: which of the buffers, in this order, becomes the output in its place at the end."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
     guarded: tuple[int, ...] = ()
     trials: tuple[int, ...] = ()
+    result: int | None = None
 
 
 class Library(Protocol):
@@ -183,7 +184,8 @@ _GUARD_ALIGNMENT = 4
 
 def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     """The filter in cuDNN's order, the input padded where the padding is uneven, and the plan's workspace
-    (conv_ops_gpu.cc, conv_grad_filter_ops.cc, conv_grad_input_ops.cc). Where algorithms are tried out for the first
+    (conv_ops_gpu.cc, conv_grad_filter_ops.cc, conv_grad_input_ops.cc). The gradient of the input is computed, and
+    cropped, into buffers of its own, the last of which takes the output's place. Where algorithms are tried out for the first
     time, into a guarded copy of the output (autotune_conv_impl.h)."""
     shapes = _conv_shapes(node, inputs)
     if shapes is None:
@@ -208,7 +210,8 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     copied = {"forward": node.outputs[0].bytes, "backward data": full, "backward weight": turned}
     guarded = copied[direction] + _GUARDS
     tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
-    return Need((), after, (plans[0], *cropped), (guarded,), tried)
+    result = None if direction != "backward data" else 3 if is_padded else 1
+    return Need((), after, (plans[0], *cropped), (guarded,), tried, result)
 
 
 _DIRECTIONS = {
