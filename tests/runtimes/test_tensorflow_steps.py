@@ -44,7 +44,7 @@ def test_a_recorded_step_gets_no_further_away(name: str, request: pytest.Fixture
 
 def test_most_recorded_steps_are_within_two_per_cent() -> None:
     modelled = {name: off for name, off in ratchet.read(REACHED).items() if not steps.prepared(name)[0].jit}
-    assert sum(abs(off) <= 2 for off in modelled.values()) >= 26
+    assert sum(abs(off) <= 2 for off in modelled.values()) >= 30
 
 
 @pytest.mark.parametrize(("jit", "said"), [(False, MORE_PERCENT), (True, MORE_PERCENT_WITH_XLA)])
@@ -197,6 +197,30 @@ def test_sums_of_a_bias_are_tried_out_in_a_tensor_of_the_gradient() -> None:
     assert follow(nodes)[1:] == [("b", 16)]
 
 
+def test_a_gradient_of_an_input_becomes_the_output_itself() -> None:
+    attributes = {"strides": [1, 1, 1, 1], "padding": "SAME", "data_format": "NCHW", "dilations": [1, 1, 1, 1]}
+    filters, result = row("Fill", "k", ["x"], [3, 3, 1, 1]), row("Reshape", "r", ["x"], [1, 1, 8, 8])
+    nodes = [filters, result, row("Conv2DBackpropInput", "c", ["x", "k", "r"], [1, 1, 8, 8], attributes=attributes)]
+    given = document([*nodes, row("_Retval", "fetched", ["c"], [1, 1, 8, 8])])
+    trace = trace_of(read_step(given), "test", 1, Library())
+    mine = [e for e in trace.events() if trace.operators[e.operator].module == "c"]
+    taken = [e.subject for e in mine if e.kind == EventKind.ALLOC]
+    assert [trace.storages[one].bytes for one in taken[:3]] == [256, 36, 256]
+    freed = {e.subject for e in mine if e.kind == EventKind.FREE}
+    assert taken[0] in freed
+    assert taken[2] not in freed
+
+
+def test_the_addresses_of_many_tensors_go_to_the_card() -> None:
+    few = [f"a{number}" for number in range(8)]
+    pieces = [row("Reshape", name, ["x"], [64]) for name in (*few, "b")]
+    axis = row("Const", "axis", [], [], outputs=[["int32", []]], host=[[], [0]], value=0)
+    joined = row("ConcatV2", "c", [*few, "axis"], [512])
+    assert follow([*pieces, axis, joined])[1:] == [("c", 2048)]
+    joined = row("ConcatV2", "c", [*few, "b", "axis"], [576])
+    assert follow([*pieces, axis, joined])[1:] == [("c", 2304), ("c", 72)]
+
+
 def test_reserve_space_follows_work_space() -> None:
     unknown = {"attributes": {"rnn_mode": "lstm"}, "host": [[], []]}
     nodes = [
@@ -216,7 +240,7 @@ def test_zeros_of_the_optimizer_are_one_tensor_until_they_are_updated() -> None:
     update = [row("AssignAddVariableOp", f"u{name}", [name, "x"], [8], outputs=[]) for name in ("m", "v")]
     given = document(update, optimizer=[2, 3], captured={"m": 2, "v": 3}, variables=slots)
     trace = trace_of(read_step(given), "test", 2, NoLibrary())
-    assert made(trace, 0) == [("2", 32)]
+    assert made(trace, 0) == [("3", 32)]  # the last of one shape by its name stays
     assert made(trace, 1) == [("batch", 256), ("um", 32)]
     assert made(trace, 2) == [("batch", 256)]
 

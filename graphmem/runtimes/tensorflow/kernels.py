@@ -134,6 +134,21 @@ def _cross_entropy(node: Node, inputs: Inputs, library: Library) -> Need:
     return Need(before=(node.outputs[0].bytes,))
 
 
+# --- ConcatV2 ---------------------------------------------------------------------------------------------------------
+
+#: So many addresses go to a kernel by themselves, more in a buffer (``GpuDeviceArrayOnHost``, gpu_device_array.h).
+_INLINE_ADDRESSES = 8
+
+
+def _concat(node: Node, inputs: Inputs, library: Library) -> Need:
+    """The addresses of many tensors, and where each begins if they differ in size (concat_lib_gpu.cc)."""
+    joined = [tensor for tensor in inputs[:-1] if tensor.bytes]
+    if len(joined) <= _INLINE_ADDRESSES:
+        return Need()
+    begins = (4 * (len(joined) + 1),) if len({tensor.shape for tensor in joined}) > 1 else ()
+    return Need(after=(8 * len(joined), *begins))
+
+
 # --- Einsum -----------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +308,7 @@ _RULES: Mapping[str, Rule] = {
     "LogSoftmax": _softmax,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
+    "ConcatV2": _concat,
     "Einsum": _einsum,
     **dict.fromkeys(_DIRECTIONS, _convolution),
     "CudnnRNNV3": _recurrent,
