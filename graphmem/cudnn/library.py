@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -142,13 +143,11 @@ class Cudnn:
         found = self._plans(convolution, INSTANT)  # get_plans_from_find knows no other mode
         return max(found) if found else None
 
-    def tried_out(self, convolution: Convolution) -> tuple[int, int] | None:
-        """Bytes of the first plan of TensorFlow's list, and of the largest; None if there is no plan. It asks for the
-        heuristics' plans in both modes, B first (``GetConvolveRunners``, cuda_dnn.cc)."""
-        first, second = (self._plans(convolution, mode) for mode in (MODE_B, INSTANT))
-        if not first and not second:
-            return None
-        return (first or second or [0])[0], max([*(first or ()), *(second or ())])
+    def tried_out(self, convolution: Convolution) -> tuple[int, ...]:
+        """Bytes of the plans in TensorFlow's list, in its order; none if there is no plan. It asks for the heuristics'
+        plans in both modes, B first (``GetConvolveRunners``, cuda_dnn.cc)."""
+        plans = [self._plans(convolution, mode) or () for mode in (MODE_B, INSTANT)]
+        return tuple(itertools.chain.from_iterable(plans))
 
     def recurrent_spaces(self, network: Network, training: bool) -> tuple[int, int] | None:
         """Bytes of work and reserve space of a recurrent network; None if the library does not say."""

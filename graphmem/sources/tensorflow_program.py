@@ -12,10 +12,12 @@ which kernels a card has comes from the registry of a CUDA build, with or withou
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ _ATTRIBUTES = (
 _SCOPE, _RETURN, _HANDLE = "step", "returned_", "/handle"
 #: Constants of so many elements at most are written out: axes, permutations, shapes.
 _SHORT = 16
+#: The smallest dimension of a tensor that an initializer really makes, to be watched; larger ones are larger by one.
+_FEW = 4
 
 
 def main(request: str, result: str) -> None:
@@ -63,7 +67,8 @@ def _step(asked: dict[str, Any]) -> dict[str, Any]:
     with _a_card(), _empty_variables() as made:
         model, x, y = model_with_data(factory, name, sizes)
         if sizes.training and model.compiled:
-            model.optimizer.build(model.trainable_variables)
+            if type(model).train_step is keras.Model.train_step:  # one of its own builds the optimizers that it uses
+                model.optimizer.build(model.trainable_variables)
             data: tuple[Any, ...] = (x, y)
             body = model.train_step
         else:
@@ -111,8 +116,8 @@ def _a_card() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _empty_variables() -> Iterator[list[dict[str, Any]]]:
-    """Variables are made of untouched memory; yields them in the order of their making, each with the tensors that its
-    initializer makes on the way (the last is the value)."""
+    """Variables are made of untouched memory; yields them in the order of their making, each with the rows of
+    :func:`_initializer_steps`."""
     import tensorflow as tf
     from keras.src.backend.tensorflow.core import Variable
 
@@ -122,17 +127,18 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
     def initialize(self: Any, value: Any) -> None:
         placed(self, value)
         own = self._value
+        handles.append(own.handle)
         made.append({"handle": id(own.handle), "name": self.path, "trainable": bool(self.trainable),
                      "dtype": own.dtype.name, "shape": list(own.shape), "steps": []})  # fmt: skip
+
+    seen: set[int] = set()
+    handles: list[Any] = []  # also of variables that are dropped: no other gets their identity
 
     def with_initializer(self: Any, initializer: Any) -> None:
         shape, dtype = tuple(self._shape), tf.as_dtype(self._dtype)
         steps: list[list[Any]] = []
         with contextlib.suppress(Exception):  # one that computes in Python has none
-            scratch = tf.Graph()
-            with scratch.as_default():
-                initializer(shape, dtype=self._dtype)
-            steps = [_tensor(out) for op in scratch.get_operations() for out in op.outputs if op.type != "Const"]
+            steps = _initializer_steps(initializer, shape, self._dtype, seen)
         if dtype.is_floating and len(shape) > 0:
             self._initialize(tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False))
         else:
@@ -144,6 +150,121 @@ def _empty_variables() -> Iterator[list[dict[str, Any]]]:
         yield made
     finally:
         Variable._initialize_with_initializer, Variable._initialize = kept, placed
+
+
+def _initializer_steps(initializer: Any, shape: tuple[int, ...], dtype: str, seen: set[int]) -> list[list[Any]]:
+    """What an initializer makes on the card, in order: ``["+", PLACE, DTYPE, SHAPE]`` a tensor, ``["=", PLACE, OF]``
+    one that shares another's buffer, ``["-", PLACE]`` one that Python lets go; the last made is the value. Scalars from
+    Python stay on the card once they were there; ``seen`` holds them. The initializer runs on a few elements, for the
+    order, and is traced with ``shape``, for the sizes."""
+    import tensorflow as tf
+
+    traced = tf.Graph()
+    with traced.as_default():
+        initializer(shape, dtype=dtype)
+    operations = [op for op in traced.get_operations() if op.type != "Const"]
+    ranks = {size: _FEW + rank for rank, size in enumerate(sorted(set(shape)))}
+    few = tuple(min(size, ranks[size]) for size in shape)
+    with _fans_of(shape):
+        rows, ran = _watched(initializer, few, dtype, seen)
+    alike = ran == [op.type for op in operations]
+    for row in rows:
+        if row[0] == "+" and isinstance(row[2], int):  # the output of an operator
+            number, output, own = row[2:]
+            known = _tensor(operations[number].outputs[output]) if alike else own
+            row[2:] = [known[0], list(shape) if not alike and known[1] == list(few) else known[1]]
+    return rows
+
+
+@contextlib.contextmanager
+def _fans_of(shape: tuple[int, ...]) -> Iterator[None]:
+    """Initializers scale by what ``shape`` tells them, whatever they fill: one scalar a scale is kept on the card."""
+    from keras.src.initializers import random_initializers
+
+    kept = random_initializers.compute_fans
+    random_initializers.compute_fans = lambda _, **axes: kept(shape, **axes)
+    try:
+        yield
+    finally:
+        random_initializers.compute_fans = kept
+
+
+def _watched(initializer: Any, shape: tuple[int, ...], dtype: str, seen: set[int]) -> tuple[list[Any], list[str]]:
+    """The rows of an initializer that runs eagerly, outputs as (operator's number, position, tensor), and its
+    operators."""
+    from tensorflow.python.framework import constant_op, op_callbacks
+
+    rows: list[list[Any]] = []
+    ran: list[str] = []
+    places: dict[int, int] = {}
+    numbers = itertools.count()
+    made_constant = constant_op.convert_to_eager_tensor
+
+    def placed(tensor: Any, row: list[Any], *, stays: bool = False) -> None:
+        place = next(numbers)
+        places[id(tensor)] = place
+        rows.append([row[0], place, *row[1:]])
+        if not stays:
+            weakref.finalize(tensor, let_go, id(tensor), place).atexit = False
+
+    def let_go(identity: int, place: int) -> None:
+        places.pop(identity, None)
+        rows.append(["-", place])
+
+    def constant(tensor: Any) -> None:
+        if tensor.shape.rank == 0:
+            value = hash((tensor.dtype.name, float(tensor.numpy())))
+            if value not in seen:
+                placed(tensor, ["+", *_tensor(tensor)], stays=True)
+            seen.add(value)
+        else:
+            placed(tensor, ["+", *_tensor(tensor)])
+
+    def converted(*arguments: Any, **options: Any) -> Any:
+        tensor = made_constant(*arguments, **options)
+        if tensor.dtype.name != "int32":
+            constant(tensor)
+        return tensor
+
+    def after(kind: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any) -> None:
+        kind = kind.decode() if isinstance(kind, bytes) else kind
+        for position, tensor in enumerate(inputs):
+            if id(tensor) not in places and position not in _host_inputs(kind, attributes):
+                constant(tensor)
+        for position, tensor in enumerate(outputs):
+            if kind in ("Reshape", "Identity") and id(inputs[0]) in places:
+                placed(tensor, ["=", places[id(inputs[0])]])
+            else:
+                placed(tensor, ["+", len(ran), position, _tensor(tensor)])
+        ran.append(kind)
+
+    constant_op.convert_to_eager_tensor = converted
+    op_callbacks.add_op_callback(after)
+    try:
+        value = initializer(shape, dtype=dtype)
+        found = list(rows)  # before Python lets the value go
+        del value
+    finally:
+        op_callbacks.remove_op_callback(after)
+        constant_op.convert_to_eager_tensor = made_constant
+    return found, ran
+
+
+def _host_inputs(kind: str, attributes: Sequence[Any]) -> set[int]:
+    """Positions of the inputs that an operator's kernel for a card keeps on the host. ``attributes`` are names and
+    values in turn."""
+    from tensorflow.python.framework import kernels, op_def_registry
+
+    given = dict(zip(attributes[::2], attributes[1::2], strict=True))
+    named: set[str] = set()
+    for kernel in kernels.get_registered_kernels_for_op(kind).kernel:
+        types = [(given.get(one.name), one.allowed_values.list.type) for one in kernel.constraint]
+        if kernel.device_type in ("GPU", "DEFAULT") and all(
+            not allowed or value is None or int(value) in allowed for value, allowed in types
+        ):
+            named.update(kernel.host_memory_arg)
+    arguments = op_def_registry.get(kind).input_arg
+    return {position for position, argument in enumerate(arguments) if argument.name in named}
 
 
 # --- Grappler ---------------------------------------------------------------------------------------------------------
@@ -255,9 +376,12 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
     from tensorflow.python.ops import handle_data_util
 
     shaped = tf.Graph()
+    read = {node.name for node in graph.node}
     with shaped.as_default():
         arguments = {}
         for inner in step.inputs:
+            if inner.op.name not in read:  # a part of the batch that the step does not look at
+                continue
             made = tf.compat.v1.placeholder(inner.dtype, inner.shape, inner.op.name)
             if inner.dtype == tf.resource:
                 handle_data_util.set_handle_data(made, handle_data_util.get_resource_handle_data(inner))
@@ -265,18 +389,24 @@ def _written(step: Any, graph: Any, model: Any) -> dict[str, Any]:
         tf.import_graph_def(graph, input_map=arguments, name=_SCOPE)
     inputs = {tensor.op.name for tensor in step.inputs}
     rows = [_node(node, shaped) for node in graph.node if node.name not in inputs and node.op != "_Arg"]
-    slots = {
-        id(variable._value.handle): "optimizer"
-        for variable in getattr(getattr(model, "optimizer", None), "variables", [])
-    }
+    slots = {id(variable._value.handle) for optimizer in _optimizers(model) for variable in optimizer.variables}
     captured = {inner.op.name: id(outer) for outer, inner in step.graph.captures}
     data = [[*_tensor(t), t.op.name] for t in step.inputs if t.op.name not in captured]
     return {
         "nodes": rows,
         "captured": captured,
-        "optimizer": list(slots),
+        "optimizer": sorted(slots),
         "data": data,
     }
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """The optimizer that the model was compiled with, and those that its own ``train_step`` has as attributes."""
+    import keras
+
+    return [
+        value for value in (model.optimizer, *vars(model).values()) if isinstance(value, keras.optimizers.Optimizer)
+    ]
 
 
 def _node(node: Any, shaped: Any) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from graphmem.runtimes.tensorflow.dataflow import trace_of
 from graphmem.runtimes.tensorflow.library import CudnnSpaces
 from graphmem.runtimes.tensorflow.step import read_step
 from graphmem.sources.hints import refuse_keras
-from graphmem.trace import EventKind, Trace
+from graphmem.sources.keras_tensorflow import MORE_PERCENT, MORE_PERCENT_WITH_XLA
+from graphmem.trace import Category, EventKind, Trace
 from tests import places
 from tests.recorded import tensorflow_steps as steps
 from tests.support import ratchet
@@ -43,18 +44,35 @@ def test_a_recorded_step_gets_no_further_away(name: str, request: pytest.Fixture
 
 def test_most_recorded_steps_are_within_two_per_cent() -> None:
     modelled = {name: off for name, off in ratchet.read(REACHED).items() if not steps.prepared(name)[0].jit}
-    assert sum(abs(off) <= 2 for off in modelled.values()) >= 16
+    assert sum(abs(off) <= 2 for off in modelled.values()) >= 30
+
+
+@pytest.mark.parametrize(("jit", "said"), [(False, MORE_PERCENT), (True, MORE_PERCENT_WITH_XLA)])
+def test_the_interval_is_that_of_what_was_recorded(jit: bool, said: tuple[float, ...]) -> None:
+    seen = steps.more_percent(ratchet.read(REACHED), jit=jit)
+    assert len(said) == len(seen)
+    assert max(abs(one - other) for one, other in zip(said, seen, strict=True)) <= 0.2, seen
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
 class NoLibrary:
-    def convolution(self, asked: Convolution) -> tuple[int, int]:
+    def convolution(self, asked: Convolution) -> tuple[int, ...]:
         raise AssertionError
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         raise AssertionError
+
+
+class Library(NoLibrary):
+    """Answers made up for the tests."""
+
+    def convolution(self, asked: Convolution) -> tuple[int, ...]:
+        return 100, 7, 0
+
+    def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
+        return 1000, 3000
 
 
 def row(op: str, name: str, inputs: list[str], shape: list[int], **more: Any) -> dict[str, Any]:
@@ -82,8 +100,8 @@ def made(trace: Trace, iteration: int = 1) -> list[tuple[str, int]]:
     return found
 
 
-def follow(nodes: list[dict[str, Any]], **more: Any) -> list[tuple[str, int]]:
-    return made(trace_of(read_step(document(nodes, **more)), "test", 2, NoLibrary()), 2)
+def follow(nodes: list[dict[str, Any]], iteration: int = 2, **more: Any) -> list[tuple[str, int]]:
+    return made(trace_of(read_step(document(nodes, **more)), "test", 2, Library()), iteration)
 
 
 def test_an_output_is_written_over_an_input_that_nobody_else_reads() -> None:
@@ -114,6 +132,106 @@ def test_of_a_condition_the_branch_for_true_is_followed() -> None:
     assert [name for name, _ in follow(nodes)] == ["batch", "yes"]  # Neg writes over it
 
 
+def test_variables_are_updated_through_conditions() -> None:
+    variables = [
+        {"handle": handle, "name": str(handle), "trainable": False, "dtype": "float32", "shape": [8], "steps": []}
+        for handle in (2, 3)
+    ]
+    nodes = [
+        row("Greater", "p", ["x", "x"], [], outputs=[["bool", []]], host=[[], [0]]),
+        row("Switch", "s", ["m", "p"], [], outputs=[["resource", []], ["resource", []]]),
+        row("AssignAddVariableOp", "add", ["s:1", "x"], [8], outputs=[]),
+    ]
+    slots = {"optimizer": [2, 3], "captured": {"m": 2, "v": 3}, "variables": variables}
+    assert follow(nodes, 1, **slots) == [("batch", 256), ("add", 32)]  # its zeros were another's too
+
+
+def test_what_an_initializer_makes_goes_when_python_lets_it_go() -> None:
+    steps_of_it = [
+        ["+", 0, "float32", []], ["+", 1, "float32", [64]], ["+", 2, "float32", [64]], ["-", 1], ["=", 3, 2], ["-", 2],
+        ["+", 4, "float32", [64]], ["-", 3],
+    ]  # fmt: skip
+    variable = {"handle": 1, "name": "w", "trainable": True, "dtype": "float32", "shape": [64], "steps": steps_of_it}
+    trace = trace_of(read_step(document([], variables=[variable])), "test", 1, NoLibrary())
+    events = [(e.kind.name, trace.storages[e.subject].bytes) for e in trace.events()]
+    assert events[:6] == [("ALLOC", 4), ("ALLOC", 256), ("ALLOC", 256), ("FREE", 256), ("ALLOC", 256), ("FREE", 256)]
+    assert [s.bytes for s in trace.storages if s.category == Category.PARAMETER] == [256]
+
+
+def test_constants_are_folded_up_to_a_size_and_stay() -> None:
+    const = row("Const", "c", [], [1])
+    tile = row("Tile", "t", ["c"], [64])
+    add = row("AddV2", "a", ["x", "t"], [64])
+    assert follow([const, tile, add], 1) == [("batch", 256), ("t", 256), ("a", 256)]
+    assert follow([const, tile, add]) == [("batch", 256), ("a", 256)]
+    large = [row("Tile", "t", ["c"], [3 << 20]), row("Neg", "n", ["t"], [3 << 20])]
+    assert follow([const, *large]) == [("batch", 256), ("t", 12 << 20)]  # once a step
+
+
+def test_a_transposition_of_ones_alone_moves_nothing() -> None:
+    order = row("Const", "p", [], [4], outputs=[["int32", [4]]], host=[[], [0]], value=[0, 2, 3, 1])
+    turn = row("Transpose", "t", ["a", "p"], [1, 8, 8, 1])
+    assert follow([order, row("Reshape", "a", ["x"], [1, 1, 8, 8]), turn]) == [("batch", 256)]
+    turn = row("Transpose", "t", ["a", "p"], [2, 8, 4, 1])
+    assert follow([{**order, "value": [0, 3, 2, 1]}, row("Reshape", "a", ["x"], [2, 1, 4, 8]), turn])[1:] == [
+        ("t", 256)
+    ]
+
+
+@pytest.mark.parametrize("op", ["Conv2D", "_FusedConv2D"])
+def test_a_convolution_tries_out_all_plans_once(op: str) -> None:
+    attributes = {"strides": [1, 1, 1, 1], "padding": "SAME", "data_format": "NCHW", "dilations": [1, 1, 1, 1]}
+    image, filters = row("Reshape", "i", ["x"], [1, 1, 8, 8]), row("Fill", "k", ["x"], [2, 2, 1, 1])
+    nodes = [image, filters, row(op, "c", ["i", "k"], [1, 1, 8, 8], attributes=attributes)]
+    guards = 16 << 20
+    padded = [("c", 4 * 9 * 9), ("c", 16)]  # an even filter pads one row more on one side
+    trials = [("c", 256 + guards), ("c", 100 + guards), ("c", 8 + guards), ("c", guards)]
+    assert follow(nodes, 1)[2:] == [("c", 256), *padded, *trials, ("c", 100)]
+    assert follow(nodes)[2:] == [("c", 256), *padded, ("c", 100)]
+
+
+def test_sums_of_a_bias_are_tried_out_in_a_tensor_of_the_gradient() -> None:
+    gradient = row("Reshape", "g", ["x"], [1, 4, 4, 4])
+    nodes = [gradient, row("BiasAddGrad", "b", ["g"], [4], attributes={"data_format": "NCHW"})]
+    assert follow(nodes, 1)[1:] == [("b", 16), ("b", 256)]
+    assert follow(nodes)[1:] == [("b", 16)]
+
+
+def test_a_gradient_of_an_input_becomes_the_output_itself() -> None:
+    attributes = {"strides": [1, 1, 1, 1], "padding": "SAME", "data_format": "NCHW", "dilations": [1, 1, 1, 1]}
+    filters, result = row("Fill", "k", ["x"], [3, 3, 1, 1]), row("Reshape", "r", ["x"], [1, 1, 8, 8])
+    nodes = [filters, result, row("Conv2DBackpropInput", "c", ["x", "k", "r"], [1, 1, 8, 8], attributes=attributes)]
+    given = document([*nodes, row("_Retval", "fetched", ["c"], [1, 1, 8, 8])])
+    trace = trace_of(read_step(given), "test", 1, Library())
+    mine = [e for e in trace.events() if trace.operators[e.operator].module == "c"]
+    taken = [e.subject for e in mine if e.kind == EventKind.ALLOC]
+    assert [trace.storages[one].bytes for one in taken[:3]] == [256, 36, 256]
+    freed = {e.subject for e in mine if e.kind == EventKind.FREE}
+    assert taken[0] in freed
+    assert taken[2] not in freed
+
+
+def test_the_addresses_of_many_tensors_go_to_the_card() -> None:
+    few = [f"a{number}" for number in range(8)]
+    pieces = [row("Reshape", name, ["x"], [64]) for name in (*few, "b")]
+    axis = row("Const", "axis", [], [], outputs=[["int32", []]], host=[[], [0]], value=0)
+    joined = row("ConcatV2", "c", [*few, "axis"], [512])
+    assert follow([*pieces, axis, joined])[1:] == [("c", 2048)]
+    joined = row("ConcatV2", "c", [*few, "b", "axis"], [576])
+    assert follow([*pieces, axis, joined])[1:] == [("c", 2304), ("c", 72)]
+
+
+def test_reserve_space_follows_work_space() -> None:
+    unknown = {"attributes": {"rnn_mode": "lstm"}, "host": [[], []]}
+    nodes = [
+        row("Reshape", "s", ["x"], [4, 2, 8]), row("Fill", "h", ["x"], [1, 2, 8]),
+        row("CudnnRNNV3", "r", ["s", "h", "h", "x"], [], **unknown, outputs=[
+            ["float32", [4, 2, 8]], ["float32", [1, 2, 8]], ["float32", [1, 2, 8]], ["float32", None],
+        ]),
+    ]  # fmt: skip
+    assert follow(nodes)[2:] == [("r", 256), ("r", 64), ("r", 64), ("r", 8), ("r", 1000), ("r", 3000)]
+
+
 def test_zeros_of_the_optimizer_are_one_tensor_until_they_are_updated() -> None:
     slots = [
         {"handle": handle, "name": str(handle), "trainable": False, "dtype": "float32", "shape": [8], "steps": []}
@@ -122,7 +240,7 @@ def test_zeros_of_the_optimizer_are_one_tensor_until_they_are_updated() -> None:
     update = [row("AssignAddVariableOp", f"u{name}", [name, "x"], [8], outputs=[]) for name in ("m", "v")]
     given = document(update, optimizer=[2, 3], captured={"m": 2, "v": 3}, variables=slots)
     trace = trace_of(read_step(given), "test", 2, NoLibrary())
-    assert made(trace, 0) == [("2", 32)]
+    assert made(trace, 0) == [("3", 32)]  # the last of one shape by its name stays
     assert made(trace, 1) == [("batch", 256), ("um", 32)]
     assert made(trace, 2) == [("batch", 256)]
 

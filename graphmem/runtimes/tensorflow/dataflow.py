@@ -16,12 +16,13 @@ all gradients until the step returns; nothing is written over.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from graphmem.runtimes.tensorflow import kernels
-from graphmem.runtimes.tensorflow.step import Node, Step, Tensor
+from graphmem.runtimes.tensorflow.folding import folded
+from graphmem.runtimes.tensorflow.step import Node, Step, Tensor, Variable
 from graphmem.trace import Category, Trace, TraceBuilder
 
 _ASSIGNS = frozenset(("AssignVariableOp",))
@@ -29,6 +30,8 @@ _ASSIGNS = frozenset(("AssignVariableOp",))
 _CONTROL = -1
 #: Names of what a gradient tape computes.
 _TAPE = "gradient_tape/"
+#: Operators whose output is their first input.
+_PASS_ON = frozenset(("Switch", "Identity", "Enter"))
 _UPDATES = frozenset(("AssignAddVariableOp", "AssignSubVariableOp"))
 
 
@@ -80,26 +83,43 @@ class Executor:
     # --- before the first step ----------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make the variables one by one: what an initializer computes on the way goes when it returns. The optimizer's
-        are made with the first step, in one graph, in which zeros of one shape are one tensor: they share its buffer
-        until they are updated (``lift_to_graph`` of initializers, polymorphic_function.py; Grappler's elimination of
-        common subgraphs)."""
+        """Make the variables one by one, as their initializers run in Python. The optimizer's are made with the first
+        step, in one graph, in which zeros of one shape are one tensor: they share its buffer until they are updated
+        (``lift_to_graph`` of initializers, polymorphic_function.py; Grappler's elimination of common subgraphs). Of
+        several the last by its name stays, and they are made in the order of names, as texts (seen in recordings)."""
         self._phase = self._builder.phase(0, "build")
-        zeros: dict[Tensor, Buffer | None] = {}
-        for variable in self._step.variables:
+        slots: list[int] = []
+        for index, variable in enumerate(self._step.variables):
             self._begin("Variable", variable.name)
-            *way, _ = variable.made or (variable.tensor,)
-            if variable.category is Category.OPTIMIZER_STATE:
-                if variable.tensor not in zeros:
-                    zeros[variable.tensor] = self._take(variable.tensor, variable.category, variable.name)
-                self._variables.append(self._shared(zeros[variable.tensor]))
-                continue
-            passing = [self._take(tensor, Category.TEMPORARY, variable.name) for tensor in way]
-            self._variables.append(self._take(variable.tensor, variable.category, variable.name))
-            for buffer in reversed(passing):
-                self._drop(buffer)
+            later = variable.category is Category.OPTIMIZER_STATE and variable.tensor.shape != ()
+            self._variables.append(None if later else self._initialized(variable))
+            slots += [index] if later else []
+        names = {index: f"zeros_{place}" if place else "zeros" for place, index in enumerate(slots)}
+        kept = {self._step.variables[index].tensor: index for index in sorted(slots, key=names.__getitem__)}
+        zeros: dict[Tensor, Buffer | None] = {}
+        for tensor, index in sorted(kept.items(), key=lambda pair: names[pair[1]]):
+            variable = self._step.variables[index]
+            self._begin("Variable", variable.name)
+            zeros[tensor] = self._take(tensor, variable.category, variable.name)
+        for index in slots:
+            self._variables[index] = self._shared(zeros[self._step.variables[index].tensor])
         for buffer in zeros.values():
             self._drop(buffer)
+
+    def _initialized(self, variable: Variable) -> Buffer | None:
+        """The value that the variable's initializer makes, the last tensor of its."""
+        places: dict[int, Buffer | None] = {}
+        value = None
+        last = next((one.place for one in reversed(variable.made) if one.tensor or one.shares is not None), None)
+        for one in variable.made:
+            if one.tensor is not None:
+                category = variable.category if one.place == last else Category.TEMPORARY
+                value = places[one.place] = self._take(one.tensor, category, variable.name)
+            elif one.shares is not None:
+                value = places[one.place] = self._shared(places.get(one.shares))
+            else:
+                self._drop(places.pop(one.place, None))
+        return value if variable.made else self._take(variable.tensor, variable.category, variable.name)
 
     def _make_constants(self) -> None:
         for node in self._step.nodes:
@@ -114,12 +134,12 @@ class Executor:
     def run(self, iteration: int) -> None:
         """One step, from the batch to what is fetched."""
         self._phase = self._builder.phase(iteration, "train step" if self._step.training else "run")
-        if iteration == 1:
-            self._make_constants()
         self._held: dict[tuple[str, int], Buffer | None] = {}
         self._copies: dict[tuple[str, int], Buffer | None] = {}
         self._begin("batch")
         batch = [self._place(name, tensor) for name, tensor in self._step.data.items()]
+        if iteration == 1:
+            self._make_constants()
         self._dead: set[tuple[str, int]] = set()  # what the branch that is not taken would give
         pending = {node.name: len(node.inputs) + len(node.after) for node in self._step.nodes}
         ready = deque(node.name for node in self._step.nodes if not pending[node.name])
@@ -208,8 +228,15 @@ class Executor:
         return outputs
 
     def _variable(self, node: Node) -> Buffer | None:
-        index = self._step.resources.get(node.inputs[0][0])
+        index = self._resource(node)
         return self._variables[index] if index is not None else None
+
+    def _resource(self, node: Node) -> int | None:
+        """Which variable the node reads or writes, also where it comes through a condition."""
+        name = node.inputs[0][0]
+        while name in self._nodes and self._nodes[name].op in _PASS_ON:
+            name = self._nodes[name].inputs[0][0]
+        return self._step.resources.get(name)
 
     def _shared(self, buffer: Buffer | None) -> Buffer | None:
         if buffer is not None:
@@ -217,7 +244,7 @@ class Executor:
         return buffer
 
     def _assign(self, node: Node, given: list[Buffer | None]) -> None:
-        index = self._step.resources.get(node.inputs[0][0])
+        index = self._resource(node)
         if index is None:
             return
         old = self._variables[index]
@@ -244,14 +271,18 @@ class Executor:
             if shared is not None:
                 outputs.append(self._shared(shared))
                 continue
-            if tensor.shape is None:
-                size = kernels.data_dependent_output(node, tensors, position, self._library)
-                tensor = Tensor("uint8", (size,))
-            outputs.append(self._output(node, tensor))
+            known = tensor.shape is not None
+            outputs.append(self._output(node, tensor) if known else None)
         scratch += [self._scratch(size, node) for size in need.after]
-        if need.guarded:
+        if need.trials:
             self._try_out(node, need, tensors)
         scratch += [self._scratch(size, node) for size in need.last]
+        for position, tensor in enumerate(node.outputs):
+            if tensor.shape is None and _on_card(node, position):  # told by a library once its work space is there
+                size = kernels.data_dependent_output(node, tensors, position, self._library)
+                outputs[position] = self._output(node, Tensor("uint8", (size,)))
+        if need.result is not None:
+            outputs[0], scratch[need.result] = scratch[need.result], outputs[0]
         for buffer in scratch:
             self._drop(buffer)
         return outputs
@@ -280,6 +311,8 @@ class Executor:
         """The input's buffer that an output is, or is written over."""
         if (node.op in kernels.SHARES and position < len(given)) or kernels.is_slice_of(node, tensors):
             return given[position]
+        if kernels.is_input_in_other_shape(node, tensors, self._order(node)):
+            return given[0]
         if node.op in kernels.BACKPROPS_OVER_INPUT:
             position -= 1
         if position or self._step.eager:  # the caller in Python still holds the inputs
@@ -291,6 +324,11 @@ class Executor:
             if same and buffer is not None and buffer.holders == 1 and buffer.tensor.bytes == tensor.bytes:
                 return buffer
         return None
+
+    def _order(self, node: Node) -> Sequence[int] | None:
+        """The permutation of a transposition, if it is a constant."""
+        source = self._nodes.get(node.inputs[1][0]) if node.op == "Transpose" else None
+        return source.value if source is not None and isinstance(source.value, list) else None
 
     def _output(self, node: Node, tensor: Tensor) -> Buffer | None:
         return self._take(tensor, _category(node), node.name)
@@ -312,7 +350,7 @@ def _category(node: Node) -> Category:
 def trace_of(step: Step, name: str, iterations: int, library: kernels.Library) -> Trace:
     """The trace of building the model and running its step ``iterations`` times; all sizes are unrounded bytes."""
     builder = TraceBuilder(source=name)
-    executor = Executor(step, builder, library)
+    executor = Executor(folded(step), builder, library)
     executor.build()
     for iteration in range(1, iterations + 1):
         executor.run(iteration)

@@ -60,20 +60,21 @@ class Need:
     """What a kernel takes beside its outputs, all of it given back when it returns: ``before`` is requested before
     them, ``after`` when they are there, and then ``last``, the workspace of its algorithm first. Where it runs for
     the first time with these shapes, algorithms are tried out before that: ``guarded`` is held as long, each of
-    ``trials`` in turn."""
+    ``trials`` in turn. ``result``: which of the buffers, in this order, becomes the output in its place at the end."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
     guarded: tuple[int, ...] = ()
     trials: tuple[int, ...] = ()
+    result: int | None = None
 
 
 class Library(Protocol):
     """What cuDNN asks for on the card."""
 
-    def convolution(self, asked: Convolution) -> tuple[int, int]:
-        """Workspace of the first plan and of the largest that is tried out, in bytes."""
+    def convolution(self, asked: Convolution) -> tuple[int, ...]:
+        """Workspaces of the plans that are tried out, in bytes; the first runs."""
 
     def recurrent(self, network: Network, training: bool) -> tuple[int, int]:
         """Work and reserve space in bytes."""
@@ -94,6 +95,15 @@ def data_dependent_output(node: Node, inputs: Inputs, position: int, library: Li
     if node.op == "CudnnRNNV3" and position == 3:
         return library.recurrent(_network(node, inputs), True)[1]
     return 0
+
+
+def is_input_in_other_shape(node: Node, inputs: Inputs, order: Sequence[int] | None) -> bool:
+    """Whether a transposition by ``order`` moves nothing but dimensions of size 1 (transpose_op.cc:
+    ``NonSingletonDimensionsAlign``)."""
+    if node.op != "Transpose" or order is None or inputs[0].shape is None:
+        return False
+    moved = [place for place in order if inputs[0].shape[place] != 1]
+    return moved == sorted(moved)
 
 
 def is_slice_of(node: Node, inputs: Inputs) -> bool:
@@ -122,6 +132,21 @@ def _softmax(node: Node, inputs: Inputs, library: Library) -> Need:
 def _cross_entropy(node: Node, inputs: Inputs, library: Library) -> Need:
     """A value a row (sparse_xent_op.cc, xent_op.cc)."""
     return Need(before=(node.outputs[0].bytes,))
+
+
+# --- ConcatV2 ---------------------------------------------------------------------------------------------------------
+
+#: So many addresses go to a kernel by themselves, more in a buffer (``GpuDeviceArrayOnHost``, gpu_device_array.h).
+_INLINE_ADDRESSES = 8
+
+
+def _concat(node: Node, inputs: Inputs, library: Library) -> Need:
+    """The addresses of many tensors, and where each begins if they differ in size (concat_lib_gpu.cc)."""
+    joined = [tensor for tensor in inputs[:-1] if tensor.bytes]
+    if len(joined) <= _INLINE_ADDRESSES:
+        return Need()
+    begins = (4 * (len(joined) + 1),) if len({tensor.shape for tensor in joined}) > 1 else ()
+    return Need(after=(8 * len(joined), *begins))
 
 
 # --- Einsum -----------------------------------------------------------------------------------------------------------
@@ -174,7 +199,8 @@ _GUARD_ALIGNMENT = 4
 
 def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     """The filter in cuDNN's order, the input padded where the padding is uneven, and the plan's workspace
-    (conv_ops_gpu.cc, conv_grad_filter_ops.cc, conv_grad_input_ops.cc). Where algorithms are tried out for the first
+    (conv_ops_gpu.cc, conv_grad_filter_ops.cc, conv_grad_input_ops.cc). The gradient of the input is computed, and
+    cropped, into buffers of its own, the last of which takes the output's place. Where algorithms are tried out for the first
     time, into a guarded copy of the output (autotune_conv_impl.h)."""
     shapes = _conv_shapes(node, inputs)
     if shapes is None:
@@ -189,22 +215,25 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
         direction, _DTYPES[node.outputs[0].dtype], whole, kernel, result, _spatial(node, "strides"), even,
         _spatial(node, "dilations"), node.attributes.get("data_format", "NHWC") == "NHWC",
     )  # fmt: skip
-    first, largest = library.convolution(asked)
-    after = [prod(kernel) * item]
+    plans = library.convolution(asked)
+    turned, full = prod(kernel) * item, prod(whole) * item
+    is_padded = whole != image
+    after: tuple[int, ...] = (full, turned) if is_padded else (turned,)
+    cropped: tuple[int, ...] = ()
     if direction == "backward data":
-        after.append(prod(whole) * item)
-    cropped = (node.outputs[0].bytes,) if whole != image and direction == "backward data" else ()
-    if whole != image and direction != "backward data":
-        after.append(prod(whole) * item)
-    copied = {"forward": node.outputs[0].bytes, "backward data": prod(whole) * item, "backward weight": after[0]}
+        after, cropped = (turned, full), (node.outputs[0].bytes,) if is_padded else ()
+    copied = {"forward": node.outputs[0].bytes, "backward data": full, "backward weight": turned}
     guarded = copied[direction] + _GUARDS
-    tried = -(-largest // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS
-    return Need((), tuple(after), (first, *cropped), (guarded,), (tried,) if largest else ())
+    tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
+    result = None if direction != "backward data" else 3 if is_padded else 1
+    return Need((), after, (plans[0], *cropped), (guarded,), tried, result)
 
 
-_DIRECTIONS = {"Conv2D": "forward", "Conv2DBackpropInput": "backward data", "Conv2DBackpropFilter": "backward weight",
-               "Conv3D": "forward", "Conv3DBackpropInputV2": "backward data",
-               "Conv3DBackpropFilterV2": "backward weight"}  # fmt: skip
+_DIRECTIONS = {
+    "Conv2D": "forward", "_FusedConv2D": "forward", "Conv3D": "forward",
+    "Conv2DBackpropInput": "backward data", "Conv3DBackpropInputV2": "backward data",
+    "Conv2DBackpropFilter": "backward weight", "Conv3DBackpropFilterV2": "backward weight",
+}  # fmt: skip
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64"}
 
 _Shape = tuple[int, ...]
@@ -267,11 +296,19 @@ def _network(node: Node, inputs: Inputs) -> Network:
     )  # fmt: skip
 
 
+def _bias_gradient(node: Node, inputs: Inputs, library: Library) -> Need:
+    """Two ways are tried out where a shape is new; the one that sums rows first fills a tensor of the gradient's size,
+    if channels are second. The other is taken where both are as fast (bias_op.cc: ``ComputeWithReduceSum``)."""
+    return Need(trials=(inputs[0].bytes,) if node.attributes.get("data_format") == "NCHW" else ())
+
+
 _RULES: Mapping[str, Rule] = {
+    "BiasAddGrad": _bias_gradient,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
+    "ConcatV2": _concat,
     "Einsum": _einsum,
     **dict.fromkeys(_DIRECTIONS, _convolution),
     "CudnnRNNV3": _recurrent,

@@ -62,13 +62,23 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Made:
+    """One moment of an initializer: it makes ``tensor``, or gives another name to what is at ``shares``, or lets go of
+    what is at ``place``."""
+
+    place: int
+    tensor: Tensor | None = None
+    shares: int | None = None
+
+
+@dataclass(frozen=True)
 class Variable:
-    """``made`` are the tensors that its initializer computes one after the other, the last being its value."""
+    """``made`` is what its initializer does on the card; what it makes last is the value."""
 
     name: str
     tensor: Tensor
     category: Category
-    made: tuple[Tensor, ...] = ()
+    made: tuple[Made, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,9 +123,18 @@ def read_step(document: Mapping[str, Any]) -> Step:
 
 def _variable(row: Mapping[str, Any], is_slot: bool) -> Variable:
     category = Category.PARAMETER if row["trainable"] else Category.BUFFER
-    made = tuple(_tensor(one) for one in row["steps"])
+    made = tuple(map(_made, row["steps"]))
     tensor = Tensor(row["dtype"], tuple(row["shape"]))
     return Variable(row["name"], tensor, Category.OPTIMIZER_STATE if is_slot else category, made)
+
+
+def _made(row: Sequence[Any]) -> Made:
+    match row:
+        case ["+", place, dtype, shape]:
+            return Made(place, _tensor((dtype, shape)))
+        case ["=", place, of]:
+            return Made(place, shares=of)
+    return Made(row[1])
 
 
 def _node(row: Mapping[str, Any]) -> Node:

@@ -1,6 +1,6 @@
 """Train a Keras model with TensorFlow's CUDA build, and write what its allocator says after every step.
 
-    python record_steps.py MODELS.py:FACTORY STEPS [memory_growth | memory_limit=MIB]
+    python record_steps.py MODELS.py:FACTORY STEPS [memory_growth | memory_limit=MIB] [train_on_batch | fit]
 
 prints one JSON line: bytes after the model was built, and for every step what is in use, the peak so far and what the
 driver gave (on the stub driver). The last step is measured again with its own peak (``steady``): without what compiling
@@ -17,11 +17,14 @@ import os
 import sys
 from typing import Any
 
+#: After the first step so many single bytes are read back as true: a loss scaler then finds all gradients finite.
+_FLAGS = 16
+
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 
-def main(model_of: str, steps: str, memory: str = "memory_growth") -> None:
+def main(model_of: str, steps: str, memory: str = "memory_growth", loop: str = "train_on_batch") -> None:
     import tensorflow as tf
 
     [card] = tf.config.list_physical_devices("GPU")
@@ -42,17 +45,27 @@ def main(model_of: str, steps: str, memory: str = "memory_growth") -> None:
         return found
 
     model, x, y = _factory(model_of)()
-    rows, built = [], in_use()["current"]
-    for _ in range(int(steps)):
-        model.train_on_batch(x, y)
+    rows: list[dict[str, int]] = []
+    built = in_use()["current"]
+
+    def after_step() -> None:
         now = in_use()
         rows.append({"current": now["current"], "peak": now["peak"], "reserved": stub.fake_cuda_used()})
-    steady = None
-    if memory != "cuda_malloc_async":
-        tf.config.experimental.reset_memory_stats("GPU:0")
-        print("the last step", file=sys.stderr, flush=True)
-        model.train_on_batch(x, y)
-        steady = in_use()["peak"]
+        for _ in range(_FLAGS):
+            stub.fake_cuda_prime(b"\1", ctypes.c_size_t(1))
+        if len(rows) == int(steps) and memory != "cuda_malloc_async":
+            tf.config.experimental.reset_memory_stats("GPU:0")
+            print("the last step", file=sys.stderr, flush=True)
+
+    batches = None if loop != "fit" else tf.data.Dataset.from_tensors((x, y)).prefetch(2)
+    for _ in range(int(steps) + 1):
+        if loop == "fit":
+            model.fit(batches, epochs=1, verbose=0)
+        else:
+            model.train_on_batch(x, y)
+        after_step()
+    last = rows.pop()
+    steady = last["peak"] if memory != "cuda_malloc_async" else None
     variables = sum(v.value.shape.num_elements() * v.value.dtype.size for v in model.variables)
     versions = {"tensorflow": tf.__version__, "keras": importlib.import_module("keras").__version__}
     print(json.dumps({**versions, "built": built, "variables": variables, "steps": rows, "steady": steady}))

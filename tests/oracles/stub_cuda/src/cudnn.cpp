@@ -147,8 +147,24 @@ MK(cudnnCreateFilterDescriptor) MK(cudnnCreateConvolutionDescriptor) MK(cudnnCre
                     FWD(cudnnGetTensorNdDescriptor, ) FWD(cudnnSetFilterNdDescriptor, )
                         FWD(cudnnGetFilterNdDescriptor, ) FWD(cudnnSetRNNDescriptor_v8, )
                             FWD(cudnnSetRNNDataDescriptor, ) FWD(cudnnGetRNNWeightSpaceSize, *(size_t*)c = 0)
-                                FWD(cudnnGetRNNWeightParams, )
     FWD(cudnnDestroyCTCLossDescriptor, ) FWD(cudnnSetCTCLossDescriptorEx, ) FWD(cudnnSetCTCLossDescriptor_v9, )
+// Where a matrix and its bias lie. The real library refuses a GRU on the made-up handle: TensorFlow, which alone asks,
+// then hears of single numbers at the beginning, and reads nothing there.
+typedef cudnnStatus_t (*weights_t)(cudnnHandle_t, cudnnRNNDescriptor_t, int32_t, size_t, const void*, int32_t,
+                                   cudnnTensorDescriptor_t, void**, cudnnTensorDescriptor_t, void**);
+typedef cudnnStatus_t (*set_nd_t)(cudnnTensorDescriptor_t, cudnnDataType_t, int, const int[], const int[]);
+API cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t h, cudnnRNNDescriptor_t d, int32_t layer, size_t size,
+                                          const void* space, int32_t id, cudnnTensorDescriptor_t matrix, void** at,
+                                          cudnnTensorDescriptor_t bias, void** bias_at) {
+  static weights_t r = (weights_t)real_sym("cudnnGetRNNWeightParams");
+  static set_nd_t set = (set_nd_t)real_sym("cudnnSetTensorNdDescriptor");
+  if (!r || r(h, d, layer, size, space, id, matrix, at, bias, bias_at) == OK) return OK;
+  const int one[3] = {1, 1, 1};
+  set(matrix, CUDNN_DATA_FLOAT, 3, one, one);
+  set(bias, CUDNN_DATA_FLOAT, 3, one, one);
+  *at = *bias_at = (void*)space;
+  return OK;
+}
 // The real library says these sizes before it looks for its device, and then fails for want of one: the sizes are kept.
 static const int NO_DEVICE = CUDNN_STATUS_EXECUTION_FAILED_CUDART;
 typedef cudnnStatus_t (*spaces_t)(cudnnHandle_t, cudnnRNNDescriptor_t, cudnnForwardMode_t, cudnnRNNDataDescriptor_t,
