@@ -22,6 +22,7 @@ from graphmem.runtimes.onnxruntime.kernels.working_buffers import (
     WITHOUT_RULE,
     WORKING,
     Steps,
+    symmetric_filter_bytes,
 )
 
 if TYPE_CHECKING:
@@ -134,14 +135,14 @@ class KernelMemory:
                     continue
                 weights.readers[weight] -= 1
                 key = (node.op_type, layout, graph.contents.get(weight, weight))
-                is_dropped = layout != NEVER_SHARED and key in weights.packed
+                is_dropped = layout == PASSING or (layout != NEVER_SHARED and key in weights.packed)
                 weights.packed.add(key)
                 is_last = not weights.readers[weight]
                 yield PackedWeight(node.name, weight, sizes, layout != "transposed", is_dropped, is_last)
 
 
-#: The layout of what is packed for one kernel alone.
-NEVER_SHARED = "widened"
+#: Layouts of what is packed for one kernel alone; of the second, what is needed only while another buffer is filled.
+NEVER_SHARED, PASSING = "widened", "passing"
 
 
 def _packs(node: Node, graph: Graph) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -156,6 +157,8 @@ def _packs(node: Node, graph: Graph) -> Iterator[tuple[str, tuple[int, ...], str
             sizes = _packed_recurrence(graph.tensors[name], parts)
             if sizes:
                 yield name, sizes, f"recurrence {parts}"
+    if node.op_type == "QLinearConv":
+        yield from _quantized_filter(node, graph)
     rule = _PACKING.get(kind)
     position = _WEIGHT_POSITION.get(node.op_type, 1)
     weight = node.inputs[position] if len(node.inputs) > position else ""
@@ -192,6 +195,23 @@ def _packed_bytes(rows: int, columns: int) -> int:
 
 def _padded(columns: int) -> int:
     return -(-columns // PACKED_COLUMNS) * PACKED_COLUMNS
+
+
+def _quantized_filter(node: Node, graph: Graph) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """``QLinearConv::PrePack``: the filter for a kernel without sums, or as a matrix of each group, laid out anew in a
+    buffer that passes; as it was, but in another order, where neither is possible."""
+    name, group = node.inputs[3], int(node.attributes.get("group", 1))
+    filters, channels, *kernel = (int(d) for d in graph.tensors[name].shape)
+    symmetric = symmetric_filter_bytes(node, graph)
+    is_depthwise = channels == 1 and filters == group
+    depth, columns = channels * math.prod(kernel), filters // group
+    if symmetric:
+        yield name, (symmetric,), "symmetric"
+    elif is_depthwise or graph.tensors[node.inputs[0]].dtype == "int8":
+        yield name, (filters * depth,), "reordered"
+    else:
+        yield name, (group * _packed_bytes(depth, columns),), "packed"
+        yield name, (columns * depth,), PASSING
 
 
 def _transposed_filter(node: Node, shape: Any, dtype: str) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from graphmem.graph.model import Graph, Node
@@ -22,6 +23,7 @@ ONLY_OUTPUTS: Steps = (OUTPUTS,)
 Rule = Callable[[Node, Graph, int], Steps]
 
 FLOAT_BYTES = 4
+POINTER_BYTES = 8
 #: Floats of im2col a thread works on: MLAS_SGEMM_STRIDEN x MLAS_SGEMM_STRIDEK (``core/mlas/lib/mlasi.h``).
 CONV_BUFFER_FLOATS = 128 * 128
 #: First opset in which the softmax family looks at one axis only.
@@ -172,42 +174,127 @@ def _quantized_input(node: Node, graph: Graph, threads: int) -> Steps:
     return (graph.tensors[node.inputs[0]].elements, OUTPUTS)
 
 
-def _recurrent(node: Node, graph: Graph) -> tuple[int, int, int, int, int]:
-    """Steps, sequences, inputs, directions and state of a recurrent node."""
+@dataclass(frozen=True)
+class _Recurrent:
+    """The sizes of a recurrent node in bytes: one state of one sequence, those of all sequences, what is read and given
+    at all steps in one direction, and a length for every sequence."""
+
+    node: Node
+    directions: int
+    value: int
+    state: int
+    steps: int
+    read: int
+    lengths: int
+
+    @property
+    def given(self) -> int:
+        return self.steps * self.state
+
+    def has(self, position: int) -> bool:
+        """Whether an optional input is there: 3 the biases, 4 the lengths of the sequences."""
+        return len(self.node.inputs) > position and bool(self.node.inputs[position])
+
+    def absent(self, *sizes: int) -> Steps:
+        """Buffers in place of the outputs that nobody asked for, of ``sizes`` in one direction."""
+        outputs = (*self.node.outputs, "", "", "")
+        return tuple(self.directions * size for size, name in zip(sizes, outputs, strict=False) if size and not name)
+
+    def ended(self, *, is_backward: bool) -> Steps:
+        """What comes last: what runs backward in time reads a reversed input and reverses its output; lengths."""
+        turned = (self.read, self.given) if is_backward else ()
+        return (*turned, *(() if self.has(4) else (self.lengths,)))
+
+    @property
+    def is_backward(self) -> bool:
+        return self.node.attributes.get("direction", "forward") == "reverse"
+
+
+def _recurrent(node: Node, graph: Graph) -> _Recurrent:
     steps, batch, inputs = _shape(graph, node.inputs[0])
-    directions, _, hidden = _shape(graph, node.inputs[2])
-    return steps, batch, inputs, directions, hidden
-
-
-def _turned(steps: int, batch: int, inputs: int, hidden: int) -> Steps:
-    """What runs backward in time reads a reversed input, and reverses its output."""
-    return (steps * batch * inputs * FLOAT_BYTES, steps * batch * hidden * FLOAT_BYTES)
+    hidden = _shape(graph, node.inputs[2])[1 if node.domain else 2]
+    directions = _shape(graph, node.inputs[2])[0]
+    value, counts = hidden * FLOAT_BYTES, batch * FLOAT_BYTES
+    return _Recurrent(node, directions, value, batch * value, steps, steps * batch * inputs * FLOAT_BYTES, counts)
 
 
 def _lstm(node: Node, graph: Graph, threads: int) -> Steps:
-    """``rnn/uni_directional_lstm.cc``, all of it until the kernel ends: bias and peephole of every gate, three states,
-    the gates of all steps; then the reversed sequence, and lengths."""
-    steps, batch, inputs, directions, hidden = _recurrent(node, graph)
-    value, state = hidden * FLOAT_BYTES, batch * hidden * FLOAT_BYTES
-    one = (value, value, state, state, state, 4 * steps * state, value, value, value, value)
-    turned = _turned(steps, batch, inputs, hidden) if directions == 2 else ()
-    return (OUTPUTS, *(one * directions), *turned, *((batch * FLOAT_BYTES,) * directions))
+    """``rnn/uni_directional_lstm.cc``, all of it until the kernel ends: peepholes, three states, the gates of all steps
+    and the bias of every gate; then the reversed sequence, and lengths."""
+    return _long_short(_recurrent(node, graph), ())
+
+
+def _long_short(like: _Recurrent, quantized: Steps) -> Steps:
+    value, state = like.value, like.state
+    one = (value, value, state, state, state, 4 * like.given, *((value,) * 4 if like.has(3) else ()))
+    absent = like.absent(0, state, state)
+    if like.directions == 1:
+        return (OUTPUTS, *absent, *one, *like.ended(is_backward=like.is_backward), *quantized)
+    run = (*like.ended(is_backward=False), *quantized)
+    return (OUTPUTS, *absent, *one, *one, like.read, like.given, *run, *run)
+
+
+def _quantized_lstm(node: Node, graph: Graph, threads: int) -> Steps:
+    """``AllocateQuantizeBuffers`` beside those: input or state in bytes, and the gates of one step in integers."""
+    like = _recurrent(node, graph)
+    return _long_short(like, (max(like.read, like.state) // FLOAT_BYTES, 4 * like.state))
 
 
 def _gru(node: Node, graph: Graph, threads: int) -> Steps:
-    """``rnn/deep_cpu_gru.cc``, likewise: seven states and biases for the batch, the gates of all steps, lengths."""
-    steps, batch, inputs, directions, hidden = _recurrent(node, graph)
-    state = batch * hidden * FLOAT_BYTES
-    one, lengths = ((state,) * 7 + (3 * steps * state,)), (batch * FLOAT_BYTES,)
-    if directions == 1:
-        return (OUTPUTS, *one, *lengths)
-    return (OUTPUTS, *one, *lengths, *one, *_turned(steps, batch, inputs, hidden), *lengths)
+    """``rnn/deep_cpu_gru.cc``, likewise: two states, biases for the batch, the gates of all steps."""
+    like = _recurrent(node, graph)
+    is_linear = bool(node.attributes.get("linear_before_reset", 0))
+    states = 2 + is_linear + (3 + is_linear if like.has(3) else 0)
+    one = (*((like.state,) * states), 3 * like.given)
+    absent = like.absent(0, like.state)
+    if like.directions == 1:
+        return (OUTPUTS, *absent, *one, *like.ended(is_backward=like.is_backward))
+    return (OUTPUTS, *absent, *one, *like.ended(is_backward=False), *one, *like.ended(is_backward=True))
 
 
 def _rnn(node: Node, graph: Graph, threads: int) -> Steps:
-    """``rnn/rnn.cc``: the input's part of all states."""
-    steps, batch, _, _, hidden = _recurrent(node, graph)
-    return (OUTPUTS, steps * batch * hidden * FLOAT_BYTES)
+    """``rnn/rnn.cc``: the states of all steps where they are no output, and the input's part of them."""
+    like = _recurrent(node, graph)
+    return (OUTPUTS, like.given, *like.absent(like.given))
+
+
+def _biased_gelu(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/bert/bias_gelu.cc``: the sum, where there is a bias."""
+    return (OUTPUTS, _output_bytes(node, graph)) if len(node.inputs) > 1 and node.inputs[1] else ONLY_OUTPUTS
+
+
+def _quantized_conv(node: Node, graph: Graph, threads: int) -> Steps:
+    """``quantization/qlinearconv.cc``: sums of an image in 32-bit integers unless the kernel requantizes by itself; where
+    channels do not come last, input and output of an image transposed; then pointers to what every output pixel reads,
+    or a column buffer of one group."""
+    image, weight, output = (_shape(graph, name) for name in (node.inputs[0], node.inputs[3], node.outputs[0]))
+    is_last = bool(node.attributes.get("channels_last", 0))
+    pixels, kernel, filters = math.prod(output[1:-1] if is_last else output[2:]), math.prod(weight[2:]), weight[0]
+    is_pointwise = kernel == 1 and all(stride == 1 for stride in node.attributes.get("strides", ()))
+    pointers, sums = pixels * kernel * POINTER_BYTES, (filters * pixels * 4,)
+    last = () if is_pointwise else (weight[1] * kernel * pixels,)
+    if symmetric_filter_bytes(node, graph):
+        sums, last = (), () if is_pointwise else (pointers * (output[0] if is_last else 1),)
+    elif weight[1] == 1 and filters == int(node.attributes.get("group", 1)):
+        last = (pointers,)
+    sides = () if is_last else (math.prod(image[1:]), filters * pixels)
+    return (OUTPUTS, *sums, *sides, *last)
+
+
+def symmetric_filter_bytes(node: Node, graph: Graph) -> int:
+    """Bytes of the filter of a QLinearConv packed for the kernels that need no sums, 0 where those do not serve it
+    (``MlasConvSymPackWSize``, ``core/mlas/lib/convsym.cpp``): unsigned input, signed weights around zero."""
+    weight = graph.tensors[node.inputs[3]]
+    zero = graph.values.get(node.inputs[5]) if len(node.inputs) > 5 else None
+    if weight.dtype != "int8" or graph.tensors[node.inputs[0]].dtype != "uint8" or zero is None or zero.any():
+        return 0
+    filters, channels, *kernel = (int(d) for d in weight.shape)
+    group = int(node.attributes.get("group", 1))
+    if group > 1:
+        return filters * math.prod(kernel) if channels == 1 and filters == group and not group % 16 else 0
+    if filters < 16 or channels % 4:
+        return 0
+    return -(-filters // 16) * 16 * channels * math.prod(kernel)
 
 
 WORKING: dict[tuple[str, str], Rule] = {
@@ -232,12 +319,17 @@ WORKING: dict[tuple[str, str], Rule] = {
     ("", "Upsample"): _resize,
     ("", "QLinearMatMul"): _quantized_product,
     (MICROSOFT, "DynamicQuantizeMatMul"): _quantized_input,
+    (MICROSOFT, "DynamicQuantizeLSTM"): _quantized_lstm,
+    (MICROSOFT, "BiasGelu"): _biased_gelu,
+    (MICROSOFT, "FastGelu"): _biased_gelu,
+    ("", "QLinearConv"): _quantized_conv,
+    (MICROSOFT, "QLinearConv"): _quantized_conv,
 }
 #: Operators whose CPU kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
     ("", "Attention"), ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
-    ("", "Einsum"), ("", "QLinearConv"), (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"),
-    (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "QLinearConv"),
-    (MICROSOFT, "DynamicQuantizeLSTM"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
+    ("", "Einsum"), (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"),
+    (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"),
+    (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "QMoE"), (MICROSOFT, "MoE"),
 ))  # fmt: skip
