@@ -22,6 +22,7 @@ from graphmem.runtimes.onnxruntime.kernels.working_buffers import (
     WITHOUT_RULE,
     WORKING,
     Steps,
+    attention_columns,
     symmetric_filter_bytes,
 )
 
@@ -157,6 +158,10 @@ def _packs(node: Node, graph: Graph) -> Iterator[tuple[str, tuple[int, ...], str
             sizes = _packed_recurrence(graph.tensors[name], parts)
             if sizes:
                 yield name, sizes, f"recurrence {parts}"
+    if kind == (MICROSOFT, "Attention") and graph.tensors[node.inputs[1]].dtype == "float32":
+        heads, rows = int(node.attributes["num_heads"]), int(graph.tensors[node.inputs[1]].shape[0])
+        columns = attention_columns(node, graph)
+        yield node.inputs[1], tuple(_padded(n // heads) * heads * rows * FLOAT_BYTES for n in columns), "heads"
     if node.op_type == "QLinearConv":
         yield from _quantized_filter(node, graph)
     rule = _PACKING.get(kind)

@@ -24,6 +24,10 @@ Rule = Callable[[Node, Graph, int], Steps]
 
 FLOAT_BYTES = 4
 POINTER_BYTES = 8
+#: ``MLAS_SGEMM_DATA_PARAMS``.
+PRODUCT_ARGUMENT_BYTES = 64
+#: Of a core of common servers; kernels ask the machine they run on.
+L2_CACHE_BYTES = 1 << 20
 #: Floats of im2col a thread works on: MLAS_SGEMM_STRIDEN x MLAS_SGEMM_STRIDEK (``core/mlas/lib/mlasi.h``).
 CONV_BUFFER_FLOATS = 128 * 128
 #: First opset in which the softmax family looks at one axis only.
@@ -207,7 +211,7 @@ class _Recurrent:
 
     @property
     def is_backward(self) -> bool:
-        return self.node.attributes.get("direction", "forward") == "reverse"
+        return bool(self.node.attributes.get("direction", "forward") == "reverse")
 
 
 def _recurrent(node: Node, graph: Graph) -> _Recurrent:
@@ -264,15 +268,16 @@ def _biased_gelu(node: Node, graph: Graph, threads: int) -> Steps:
 
 
 def _quantized_conv(node: Node, graph: Graph, threads: int) -> Steps:
-    """``quantization/qlinearconv.cc``: sums of an image in 32-bit integers unless the kernel requantizes by itself; where
-    channels do not come last, input and output of an image transposed; then pointers to what every output pixel reads,
-    or a column buffer of one group."""
+    """``quantization/qlinearconv.cc``: sums of an image in 32-bit integers unless the kernel requantizes by itself;
+    where channels do not come last, input and output of an image transposed; then pointers to what every output pixel
+    reads, or a column buffer of one group."""
     image, weight, output = (_shape(graph, name) for name in (node.inputs[0], node.inputs[3], node.outputs[0]))
     is_last = bool(node.attributes.get("channels_last", 0))
     pixels, kernel, filters = math.prod(output[1:-1] if is_last else output[2:]), math.prod(weight[2:]), weight[0]
     is_pointwise = kernel == 1 and all(stride == 1 for stride in node.attributes.get("strides", ()))
-    pointers, sums = pixels * kernel * POINTER_BYTES, (filters * pixels * 4,)
-    last = () if is_pointwise else (weight[1] * kernel * pixels,)
+    pointers = pixels * kernel * POINTER_BYTES
+    sums: Steps = (filters * pixels * 4,)
+    last: Steps = () if is_pointwise else (weight[1] * kernel * pixels,)
     if symmetric_filter_bytes(node, graph):
         sums, last = (), () if is_pointwise else (pointers * (output[0] if is_last else 1),)
     elif weight[1] == 1 and filters == int(node.attributes.get("group", 1)):
@@ -297,7 +302,108 @@ def symmetric_filter_bytes(node: Node, graph: Graph) -> int:
     return -(-filters // 16) * 16 * channels * math.prod(kernel)
 
 
+@dataclass(frozen=True)
+class _Attention:
+    """The sizes of an attention: sequences, heads, lengths of queries and of keys, columns of a head's keys and
+    values."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+
+    @property
+    def scores(self) -> int:
+        return self.batch * self.heads * self.queries * self.keys * FLOAT_BYTES
+
+    @property
+    def product(self) -> int:
+        return self.batch * self.heads * self.queries * self.value_width * FLOAT_BYTES
+
+    def multiplied(self, mask: int) -> Steps:
+        """``AttentionCPUBase::ApplyAttention``: the mask spread out, the scores, the arguments of the products, the
+        product before it is transposed."""
+        arguments = self.batch * self.heads * PRODUCT_ARGUMENT_BYTES
+        return (*((mask,) if mask else ()), self.scores, arguments, self.product)
+
+    def mask(self, node: Node, graph: Graph, position: int) -> int:
+        """Bytes of the mask at a position: a row for each sequence, or one for each query too."""
+        name = node.inputs[position] if len(node.inputs) > position else ""
+        if node.attributes.get("unidirectional", 0) or (name and len(graph.tensors[name].shape) > 2):
+            return self.batch * self.queries * self.keys * FLOAT_BYTES
+        return self.batch * self.keys * FLOAT_BYTES if name else 0
+
+    def blocks(self, threads: int) -> int:
+        """Flash attention (``multihead_attention.cc``): tiles that fit the second-level cache, for each thread."""
+        columns = self.width + self.value_width
+        keys = max(1, L2_CACHE_BYTES // (4 * FLOAT_BYTES * columns))
+        queries, keys = min(keys, columns, self.queries), min(keys, self.keys)
+        return threads * queries * (2 + keys + self.value_width) * FLOAT_BYTES
+
+
+def _packed_attention(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/bert/attention.cc``: queries, keys and values in one buffer."""
+    batch, queries, _ = _shape(graph, node.inputs[0])
+    columns = attention_columns(node, graph)
+    heads = int(node.attributes["num_heads"])
+    past = _shape(graph, node.inputs[4])[3] if len(node.inputs) > 4 and node.inputs[4] else 0
+    like = _Attention(batch, heads, queries, queries + past, columns[0] // heads, columns[2] // heads)
+    return (OUTPUTS, batch * queries * sum(columns) * FLOAT_BYTES, *like.multiplied(like.mask(node, graph, 3)))
+
+
+def attention_columns(node: Node, graph: Graph) -> tuple[int, int, int]:
+    """Columns of the queries, keys and values of a com.microsoft ``Attention``."""
+    given = node.attributes.get("qkv_hidden_sizes")
+    third = _shape(graph, node.inputs[1])[1] // 3
+    return (given[0], given[1], given[2]) if given else (third, third, third)
+
+
+def _multi_head_attention(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/bert/multihead_attention.cc``: each side by heads, its bias added before; flash attention where
+    there is neither mask nor past."""
+    heads = int(node.attributes["num_heads"])
+    batch, queries, columns = _shape(graph, node.inputs[0])
+    given = (*node.inputs, *("",) * 8)
+    key = _shape(graph, given[1]) if given[1] else (batch, queries, columns)
+    value = _shape(graph, given[2]) if given[2] else key
+    is_split = len(key) == 4
+    past = _shape(graph, given[6])[2] if given[6] else 0
+    width, value_width = columns // heads, value[3] if is_split else value[2] // heads
+    like = _Attention(batch, heads, queries, past + key[2 if is_split else 1], width, value_width)
+    steps: list[int] = [OUTPUTS]
+    taken = 0
+    for shape in ((batch, queries, columns),) if is_split else ((batch, queries, columns), key, value):
+        steps.append(math.prod(shape) * FLOAT_BYTES)
+        taken += 1
+        if given[3]:
+            steps += [steps[-1], shape[2] * FLOAT_BYTES, -(taken + 2), -(taken + 1)]
+            taken += 2
+    is_flash = not (is_split or any(given[4:8]) or any(node.outputs[1:]) or node.attributes.get("unidirectional", 0))
+    return (*steps, like.blocks(threads)) if is_flash else (*steps, *like.multiplied(like.mask(node, graph, 4)))
+
+
+def _attention(node: Node, graph: Graph, threads: int) -> Steps:
+    """``core/providers/cpu/llm/attention.cc`` (opset 23): the scores, and a mask that is made of truth values."""
+    shape, keys = _shape(graph, node.inputs[0]), _shape(graph, node.inputs[1])
+    heads = int(node.attributes.get("q_num_heads", 0)) if len(shape) == 3 else shape[1]
+    past = _shape(graph, node.inputs[4])[2] if len(node.inputs) > 4 and node.inputs[4] else 0
+    total = past + keys[-2]
+    size = element_size(graph.tensors[node.inputs[0]].dtype)
+    scores = shape[0] * heads * shape[-2] * total * size
+    mask = node.inputs[3] if len(node.inputs) > 3 else ""
+    made: int = shape[-2] * total if node.attributes.get("is_causal", 0) else 0
+    if mask and (made or graph.tensors[mask].dtype == "bool"):
+        made = max(made, graph.tensors[mask].elements)
+    shown = () if len(node.outputs) > 3 and node.outputs[3] else (scores,)
+    return (OUTPUTS, *shown, *((made * size,) if made else ()))
+
+
 WORKING: dict[tuple[str, str], Rule] = {
+    (MICROSOFT, "Attention"): _packed_attention,
+    (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
+    ("", "Attention"): _attention,
     ("", "LSTM"): _lstm,
     ("", "GRU"): _gru,
     ("", "RNN"): _rnn,
@@ -327,9 +433,8 @@ WORKING: dict[tuple[str, str], Rule] = {
 }
 #: Operators whose CPU kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Attention"), ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
-    ("", "Einsum"), (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"),
-    (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"),
+    ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
+    ("", "Einsum"), (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"),
     (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "QMoE"), (MICROSOFT, "MoE"),
 ))  # fmt: skip
