@@ -91,7 +91,8 @@ def _collisions(sessions: Sessions, options: Options) -> list[str]:
 def _alternatives(options: Options) -> list[tuple[str, Options]]:
     """Each option that may take less memory, turned from what it is."""
     changes: list[tuple[str, Callable[[], Options]]] = []
-    if options.arena.arena_extend_strategy != ExtendStrategy.kSameAsRequested:
+    may_fit = options.arena.max_dead_bytes_per_chunk > 0  # else the first chunk that fits exactly ends the process
+    if may_fit and options.arena.arena_extend_strategy != ExtendStrategy.kSameAsRequested:
         arena = replace(options.arena, arena_extend_strategy=ExtendStrategy.kSameAsRequested)
         changes.append(("arena_extend_strategy:kSameAsRequested", lambda: replace(options, arena=arena)))
     if options.session.enable_mem_pattern:
