@@ -20,11 +20,11 @@ pytest.importorskip("onnxruntime")
 REGION = 1 << 20
 #: A request: bytes to take, or the number, from the end, of the request to give back.
 Request = tuple[str, int]
-_REAL = (
-    """
+_REAL = """
 import json, os, sys
 from tests.oracles.onnxruntime.record_arena import Arena
-arena = Arena({"max_dead_bytes_per_chunk": 0, "arena_extend_strategy": 0, "initial_chunk_size_bytes": int(sys.argv[2])})
+region = int(sys.argv[2])
+arena = Arena({"max_dead_bytes_per_chunk": 0, "arena_extend_strategy": 0, "initial_chunk_size_bytes": region})
 start, live = arena.statistics()["InUse"], []
 for kind, number in json.loads(sys.argv[1]):
     if kind == "take":
@@ -34,8 +34,6 @@ for kind, number in json.loads(sys.argv[1]):
     print(arena.statistics()["InUse"] - start, flush=True)
 os._exit(0)
 """
-    % REGION
-)
 
 
 def real(requests: list[Request]) -> tuple[list[int], bool]:
