@@ -13,6 +13,7 @@ import onnx
 
 from graphmem.graph.onnx_import import subgraphs
 
+_PAYLOADS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 
 
@@ -30,8 +31,9 @@ def contents_of(graph: onnx.GraphProto) -> dict[str, str]:
 def _tokens(graph: onnx.GraphProto, around: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     given = {value.name for value in graph.input}
     known = {name: token for name, token in around.items() if name not in given}
-    known |= {tensor.name: _of_tensor(tensor) for tensor in graph.initializer}
-    yield from ((tensor.name, known[tensor.name]) for tensor in graph.initializer)
+    own = {tensor.name: token for tensor in graph.initializer if (token := _of_tensor(tensor))}
+    known |= own
+    yield from own.items()
     for node in graph.node:
         for body in subgraphs(node).values():
             yield from _tokens(body, known)
@@ -42,7 +44,8 @@ def _tokens(graph: onnx.GraphProto, around: Mapping[str, str]) -> Iterator[tuple
 
 def _of_outputs(node: onnx.NodeProto, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].HasField("t"):
-        yield node.output[0], _of_tensor(node.attribute[0].t)
+        token = _of_tensor(node.attribute[0].t)
+        yield from ((node.output[0], token),) if token else ()
     elif not subgraphs(node) and not node.op_type.startswith(_RANDOM) and all(n in known for n in node.input if n):
         computed = onnx.NodeProto(op_type=node.op_type, domain=node.domain, attribute=node.attribute)
         inputs = "|".join(known.get(name, "") for name in node.input)
@@ -51,6 +54,10 @@ def _of_outputs(node: onnx.NodeProto, known: Mapping[str, str]) -> Iterator[tupl
 
 
 def _of_tensor(tensor: onnx.TensorProto) -> str:
+    """``""`` where nothing is known of the elements: they lie in another file, or were left out."""
+    is_inside = tensor.data_location != onnx.TensorProto.EXTERNAL
+    if not (tensor.doc_string.isdecimal() or (is_inside and any(len(getattr(tensor, field)) for field in _PAYLOADS))):
+        return ""
     kind = f"{tensor.data_type} {list(tensor.dims)}"
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)
