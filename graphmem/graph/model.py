@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,3 +135,13 @@ class Graph:
     def symbolic_shape(self, name: str) -> tuple[Dimension, ...] | None:
         """The shape of a tensor before binding."""
         return self.symbolic[name] if name in self.symbolic else self.tensors[name].shape
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Bytes of the tensors of these names."""
+        return sum(self.tensors[name].nbytes for name in names)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the initializers, those of subgraphs included."""
+        inner = sum(body.graphs[0].weight_bytes for bodies in self.bodies.values() for body in bodies)
+        return self.bytes_of(self.initializers) + inner

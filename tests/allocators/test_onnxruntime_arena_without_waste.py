@@ -52,7 +52,7 @@ def predicted(requests: list[Request]) -> tuple[list[int], bool]:
     """The same of ours."""
     arena = BFCArena(ArenaConfig(max_dead_bytes_per_chunk=0, initial_chunk_size_bytes=REGION))
     live: list[int | None] = []
-    held = []
+    held: list[int] = []
     for kind, number in requests:
         try:
             if kind == "take":
