@@ -31,9 +31,9 @@ _FIELDS: dict[str, dict[int, str]] = {
 }
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DOC_STRING = bytes((12 << 3 | _BYTES,))
-#: Payloads that begin alike are compared: with so many others of their length, and so many bytes of a file in all.
+#: Payloads whose ends are alike are compared: with so many others of their length, and so many bytes of a file in all.
 MOST_COMPARED, MOST_COMPARED_BYTES = 4, 1 << 28
-_HEAD_BYTES = 64
+_END_BYTES = 64
 #: Keys (field number, wire type) of ModelProto: what the bytes of another kind of file are unlikely to begin with.
 _MODEL_KEYS = frozenset(
     number << 3 | (_VARINT if number in (1, 5) else _BYTES) for number in (1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26)
@@ -53,7 +53,7 @@ class _Reader:
     compared: int = 0  # bytes
 
     def __post_init__(self) -> None:
-        self.payloads: dict[tuple[int, bytes], list[int]] = {}  # where those begin that have a length and a head
+        self.payloads: dict[tuple[int, bytes], list[int]] = {}  # where those of a length with such ends begin
 
     def take(self, count: int, end: int) -> bytes:
         data = self.file.read(self._checked(count, end))
@@ -69,23 +69,27 @@ class _Reader:
     def skip_payload(self, length: int, end: int) -> int:
         """Skip so many bytes, and say where the first ones in the file begin that are equal to them."""
         begin = self.position
-        head = self.take(min(length, _HEAD_BYTES), end)
-        alike = self.payloads.setdefault((length, head), [])
+        self.skip(length, end)
+        ends = b"".join(self._read(start, min(length, _END_BYTES)) for start in (begin, self.position - _END_BYTES))
+        alike = self.payloads.setdefault((length, ends), [])
         found = next((other for other in alike[:MOST_COMPARED] if self._are_equal(begin, other, length)), begin)
         if found == begin:
             alike.append(begin)
         self.file.seek(self.position)
-        self.skip(length - len(head), end)
         return found
+
+    def _read(self, start: int, count: int) -> bytes:
+        self.file.seek(start)
+        return self.file.read(count)
 
     def _are_equal(self, begin: int, other: int, length: int) -> bool:
         for start in range(0, length, _CHUNK):
-            chunks = []
-            for place in (begin, other):
-                self.file.seek(place + start)
-                chunks.append(self.file.read(min(_CHUNK, length - start)))
-            self.compared += len(chunks[0])
-            if chunks[0] != chunks[1] or self.compared > MOST_COMPARED_BYTES:
+            count = min(_CHUNK, length - start)
+            self.compared += count
+            if (
+                self._read(begin + start, count) != self._read(other + start, count)
+                or self.compared > MOST_COMPARED_BYTES
+            ):
                 return False
         return True
 

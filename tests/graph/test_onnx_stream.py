@@ -42,7 +42,7 @@ def test_only_large_payloads_are_dropped(sizes: list[int], as_nodes: bool, text:
         if len(tensor.raw_data) > KEPT_PAYLOAD_BYTES:
             tensor.ClearField("raw_data")
     found = stripped(proto)
-    tokens = {}
+    tokens: dict[int, str] = {}
     for tensor in tensors_of(found):
         if tensor.doc_string:
             assert tokens.setdefault(tensor.dims[0], tensor.doc_string) == tensor.doc_string
