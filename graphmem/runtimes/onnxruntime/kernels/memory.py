@@ -174,6 +174,8 @@ def _packs(node: Node, graph: Graph) -> Iterator[tuple[str, tuple[int, ...], str
     size, layout = rule(node, graph.tensors[weight].shape, graph.tensors[weight].dtype)
     if size:
         yield weight, (size,), layout
+        if node.op_type == "QGemm" and node.attributes.get("transB", 0):
+            yield weight, (graph.tensors[weight].elements,), PASSING
 
 
 def _packed_matrix(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
@@ -190,7 +192,8 @@ def _packed_int8(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
     columns padded to 16 and rows to 4 (x86-64 kernels), the whole to 64 bytes."""
     if len(shape) != 2 or dtype not in ("int8", "uint8") or 0 in shape:
         return 0, ""
-    return _packed_bytes(*shape), "packed"
+    rows, columns = (shape[1], shape[0]) if node.attributes.get("transB", 0) else shape
+    return _packed_bytes(rows, columns), "packed"
 
 
 def _packed_bytes(rows: int, columns: int) -> int:
@@ -259,5 +262,6 @@ _PACKING: dict[tuple[str, str], Callable[[Node, Any, str], tuple[int, str]]] = {
     ("", "QLinearMatMul"): _packed_int8,
     (MICROSOFT, "DynamicQuantizeMatMul"): _packed_int8,
     (MICROSOFT, "MatMulIntegerToFloat"): _packed_int8,
+    (MICROSOFT, "QGemm"): _packed_int8,
 }
-_WEIGHT_POSITION = {"QLinearMatMul": 3}
+_WEIGHT_POSITION = {"QLinearMatMul": 3, "QGemm": 3}

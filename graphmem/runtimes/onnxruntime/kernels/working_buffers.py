@@ -173,6 +173,12 @@ def _quantized_product(node: Node, graph: Graph, threads: int) -> Steps:
     return (OUTPUTS, graph.tensors[node.outputs[0]].elements * 4)
 
 
+def _quantized_gemm(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/quantization/quant_gemm.cc``: the product in 32-bit integers where the output is quantized."""
+    is_quantized = len(node.inputs) > 7 and bool(node.inputs[7])
+    return _quantized_product(node, graph, threads) if is_quantized else ONLY_OUTPUTS
+
+
 def _quantized_input(node: Node, graph: Graph, threads: int) -> Steps:
     """``contrib_ops/cpu/quantization/dynamic_quantize_matmul.cc``: the left matrix in bytes."""
     return (graph.tensors[node.inputs[0]].elements, OUTPUTS)
@@ -426,6 +432,7 @@ WORKING: dict[tuple[str, str], Rule] = {
     ("", "QLinearMatMul"): _quantized_product,
     (MICROSOFT, "DynamicQuantizeMatMul"): _quantized_input,
     (MICROSOFT, "DynamicQuantizeLSTM"): _quantized_lstm,
+    (MICROSOFT, "QGemm"): _quantized_gemm,
     (MICROSOFT, "BiasGelu"): _biased_gelu,
     (MICROSOFT, "FastGelu"): _biased_gelu,
     ("", "QLinearConv"): _quantized_conv,
