@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from graphmem import captures, simulate
 from graphmem.devices import Device
+from graphmem.errors import NotModelledError
 from graphmem.estimate import Estimate
 from graphmem.question import Question
 from graphmem.ranks import fullest
+from graphmem.sources.base import OnnxModel
 from graphmem.trace import Trace
 from graphmem.training import Inference, Training
+from graphmem.units import format_bytes
 
 
 def analyze(
@@ -86,6 +90,7 @@ def analyze(
 
     Raises:
         GraphmemError: with one message that says what is wrong, where, and what to do.
+        NotModelledError: for a provider of ONNX Runtime that is not modelled, with the bytes that are known.
     """
     question = Question(
         model,
@@ -114,7 +119,24 @@ def analyze(
     if ranks is not None:
         return fullest(question, ranks, say)
     shelf = captures.Captures()
-    return simulate.beside_other_loop(simulate.answer(question, shelf, say), question, say, shelf)
+    try:
+        return simulate.beside_other_loop(simulate.answer(question, shelf, say), question, say, shelf)
+    except NotModelledError as error:
+        raise _with_what_is_known(error, question) from None
+
+
+def _with_what_is_known(error: NotModelledError, question: Question) -> NotModelledError:
+    """The error with the bytes that no provider changes, those of the run that takes the most."""
+    loaded = captures.load(replace(question, runtime=None, alloc_conf=""))
+    assert isinstance(loaded, OnnxModel)
+    graphs = [session[-1] for session in loaded.sessions]
+    known = {
+        "weights": sum(graph.weight_bytes for graph in graphs),
+        "inputs": sum(max(run.bytes_of(run.inputs) for run in session) for session in loaded.sessions),
+        "outputs": sum(max(run.bytes_of(run.outputs) for run in session) for session in loaded.sessions),
+    }
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in known.items())
+    return NotModelledError(f"{error}; known, whatever the provider, and no peak: {sizes}", error.provider, known)
 
 
 def replay_trace(

@@ -7,6 +7,7 @@ what is wrong, where, and what to do about it.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 #: The most characters of a message: names in it come from files, and may be of any length.
 LONGEST_MESSAGE = 2000
@@ -46,6 +47,17 @@ def said(error: BaseException) -> str:
 
 class UsageError(GraphmemError):
     """An option, name or value that graphmem does not accept; the message lists what it does accept."""
+
+
+class NotModelledError(UsageError):
+    """An execution provider that graphmem recognises and does not model: no figure of it is one of a run.
+
+    ``known`` are the bytes that hold under every provider (``weights``, ``inputs``, ``outputs``), once looked up.
+    """
+
+    def __init__(self, message: str, provider: str, known: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.provider, self.known = provider, dict(known or {})
 
 
 class SourceError(GraphmemError):

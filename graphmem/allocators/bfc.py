@@ -188,12 +188,18 @@ class ChunkHeap:
 
     def _split(self, chunk: Chunk, size: int) -> None:
         """``SplitChunk``: ``chunk`` keeps ``size`` bytes, the rest becomes a free chunk after it."""
+        if size == chunk.size:
+            self.split_nothing(chunk)
+            return
         rest = Chunk(chunk.address + size, chunk.size - size, previous=chunk, next=chunk.next)
         if chunk.next is not None:
             chunk.next.previous = rest
         chunk.next, chunk.size = rest, size
         self._chunks[rest.address] = rest
         self.insert_free(rest)
+
+    def split_nothing(self, chunk: Chunk) -> None:
+        """A rest of no bytes, which a heap that wastes none is asked for; where it can live is the arena's affair."""
 
     def _merge(self, left: Chunk, right: Chunk) -> None:
         left.size += right.size

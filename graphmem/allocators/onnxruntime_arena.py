@@ -46,13 +46,12 @@ class ArenaConfig:
     max_power_of_two_extend_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        """Refuse what upstream never returns from, or ends itself with: a growth size of 0 doubles for ever; 0 dead
-        bytes split a chunk that fits exactly into itself and one of no bytes, whose address lies in no region or is
-        another chunk's (onnxruntime 1.32: bfc_arena.h:343 at once, bfc_arena.cc:635 when that one is freed)."""
-        for key in ("initial_chunk_size_bytes", "initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes",
-                    "max_dead_bytes_per_chunk"):  # fmt: skip
+        """Refuse what upstream never returns from: a growth size of 0 doubles for ever."""
+        for key in ("initial_chunk_size_bytes", "initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes"):
             if getattr(self, key) < 1:
                 raise UsageError(f"{key} is {getattr(self, key)}; accepted: 1 or more bytes")
+        if self.max_dead_bytes_per_chunk < 0:
+            raise UsageError(f"max_dead_bytes_per_chunk is {self.max_dead_bytes_per_chunk}; accepted: 0 or more bytes")
         if self.max_mem < 0:
             raise UsageError(f"max_mem is {self.max_mem}; accepted: 0 or more bytes")
 
@@ -94,7 +93,7 @@ class BFCArena:
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
     def _new_heap(self) -> ChunkHeap:
-        return ChunkHeap(self.config.max_dead_bytes_per_chunk)
+        return _Heap(self.config.max_dead_bytes_per_chunk)
 
     # -- the allocator protocol ---------------------------------------------------------------------------------------
 
@@ -244,7 +243,36 @@ class BFCArena:
         counts["MaxAllocSize"] = max(counts["MaxAllocSize"], size)
 
 
-class _TaggedHeap(ChunkHeap):
+class _Heap(ChunkHeap):
+    """Chunks of which one that fits exactly is split too where ``max_dead_bytes_per_chunk`` is 0: into itself and one
+    of no bytes. That one's address lies in no region, or is the next chunk's, which is lost then; the process ends, at
+    once (bfc_arena.h:343) or when the next chunk is freed (bfc_arena.cc:635). 1.32.0, measured."""
+
+    def __init__(self, most_waste: int) -> None:
+        super().__init__(most_waste)
+        self._lost: set[int] = set()
+
+    def split_nothing(self, chunk: Chunk) -> None:
+        """Raises :class:`UsageError` where nothing follows the chunk."""
+        if chunk.next is None:
+            raise _ends(chunk)
+        self._lost.add(chunk.next.address)
+
+    def give(self, address: int | None) -> tuple[int, int]:
+        """As for every heap; raises :class:`UsageError` for a chunk that was lost."""
+        if address in self._lost:
+            raise _ends(self[address])
+        return super().give(address)
+
+
+def _ends(chunk: Chunk) -> UsageError:
+    return UsageError(
+        "max_dead_bytes_per_chunk:0 ends this process: ONNX Runtime splits chunks that fit exactly, and loses the one "
+        f"behind them (here of {chunk.size} bytes); give 1 or more bytes"
+    )
+
+
+class _TaggedHeap(_Heap):
     """Chunks that know whether the stream has used them; only chunks of one kind merge (``StreamAwareBFCArena``)."""
 
     def __init__(self, most_waste: int) -> None:
@@ -258,9 +286,9 @@ class _TaggedHeap(ChunkHeap):
         return chunk
 
     def _split(self, chunk: Chunk, size: int) -> None:  # before the chunk is tagged: the rest keeps what it was
+        is_rest = size < chunk.size
         super()._split(chunk, size)
-        assert chunk.next is not None
-        if chunk.address in self._tagged:
+        if is_rest and chunk.next is not None and chunk.address in self._tagged:
             self._tagged.add(chunk.next.address)
 
     def coalesce(self, chunk: Chunk) -> Chunk:

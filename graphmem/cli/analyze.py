@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -16,7 +17,8 @@ from graphmem.cli.options import (
     request_of,
     target_options,
 )
-from graphmem.cli.output import check_output, show, working
+from graphmem.cli.output import check_output, emit, show, working
+from graphmem.errors import NotModelledError
 
 _RUNS = (click.option("--shapes", metavar="RUNS", help="Runs of an ONNX session: 'batch=1;batch=16,seq=128'."),)
 _RANKS = (RANKS_OPTION,)
@@ -57,5 +59,11 @@ def analyze_command(**options: Any) -> None:
     with working() as progress:
         from graphmem.analyze import analyze
 
-        estimate = analyze(model, **request, top=max(output.top, KEPT), progress=progress)
+        try:
+            estimate = analyze(model, **request, top=max(output.top, KEPT), progress=progress)
+        except NotModelledError as error:
+            if output.form == "json":
+                known = {"provider": error.provider, "modelled": False, "known_bytes": error.known}
+                emit(json.dumps(known) + "\n", output.output)
+            raise
     show(estimate, output)

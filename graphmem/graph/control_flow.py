@@ -134,7 +134,7 @@ def _if(scope: _Scope) -> Followed:
         raise error
     bodies = {}
     for name in branches:
-        followed = states.get(name) or scope.state.child(scope.bodies[name])
+        followed = states.get(name) or scope.state.unfollowed(scope.node, name)
         bodies[name] = FollowedBody(scope.bodies[name], (followed,), ((0, 1),) if name == taken else ())
     return Followed(_outputs(states[taken]), bodies, notes)
 
@@ -197,7 +197,7 @@ def _any_run(scope: _Scope, carried: Sequence[Given]) -> Propagation:
     """A body that does not run, as far as it can be followed."""
     number = Given(TensorSpec("", "int64", ()))
     tried = scope.try_body("body", (number, Given(TensorSpec("", "bool", ())), *carried))
-    return scope.state.child(scope.bodies["body"]) if isinstance(tried, ShapeError) else tried
+    return scope.state.unfollowed(scope.node, "body") if isinstance(tried, ShapeError) else tried
 
 
 def _collected(one: Given, count: int) -> Given:

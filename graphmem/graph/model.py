@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,8 @@ class Graph:
     in the order in which the runtime executes them. ``values`` are the small tensors whose elements are known, as NumPy
     arrays; ``constants`` the initializers that the file writes as ``Constant`` nodes, which are no weights; ``bodies``
     the subgraphs of nodes, by :attr:`Node.key`; ``captured``, of a subgraph, the tensors that it reads from around it,
-    which are in ``tensors`` too.
+    which are in ``tensors`` too. ``contents`` are initializers with a token of their elements, equal for equal ones;
+    those that are not in it are like no other.
     """
 
     name: str
@@ -129,7 +130,18 @@ class Graph:
     constants: frozenset[str] = frozenset()
     bodies: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
+    contents: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def symbolic_shape(self, name: str) -> tuple[Dimension, ...] | None:
         """The shape of a tensor before binding."""
         return self.symbolic[name] if name in self.symbolic else self.tensors[name].shape
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Bytes of the tensors of these names."""
+        return sum(self.tensors[name].nbytes for name in names)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the initializers, those of subgraphs included."""
+        inner = sum(body.graphs[0].weight_bytes for bodies in self.bodies.values() for body in bodies)
+        return self.bytes_of(self.initializers) + inner

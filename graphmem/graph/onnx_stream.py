@@ -2,7 +2,8 @@
 
 An ONNX file is one protobuf message, and nearly all of it is ``TensorProto`` payloads. This walker copies every field
 but those: it seeks over them, so neither time nor memory grows with the weights, and files beyond protobuf's 2 GiB
-limit are read like any other. Field numbers: ``onnx/onnx.proto`` (IR version 13).
+limit are read like any other. Instead the ``doc_string`` of a tensor says where the first payload lies that is equal
+to its own. Field numbers: ``onnx/onnx.proto`` (IR version 13).
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ _FIELDS: dict[str, dict[int, str]] = {
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {4: _PAYLOAD, 5: _PAYLOAD, 6: _PAYLOAD, 7: _PAYLOAD, 9: _PAYLOAD, 10: _PAYLOAD, 11: _PAYLOAD},
+    "tensor": {4: _PAYLOAD, 5: _PAYLOAD, 6: _PAYLOAD, 7: _PAYLOAD, 9: _PAYLOAD, 10: _PAYLOAD, 11: _PAYLOAD, 12: _DROP},
 }
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_DOC_STRING = bytes((12 << 3 | _BYTES,))
+#: Payloads whose ends are alike are compared: with so many others of their length, and so many bytes of a file in all.
+MOST_COMPARED, MOST_COMPARED_BYTES = 4, 1 << 28
+_END_BYTES = 64
 #: Keys (field number, wire type) of ModelProto: what the bytes of another kind of file are unlikely to begin with.
 _MODEL_KEYS = frozenset(
     number << 3 | (_VARINT if number in (1, 5) else _BYTES) for number in (1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26)
@@ -45,6 +50,10 @@ class MalformedError(ValueError):
 class _Reader:
     file: BinaryIO
     position: int = 0
+    compared: int = 0  # bytes
+
+    def __post_init__(self) -> None:
+        self.payloads: dict[tuple[int, bytes], list[int]] = {}  # where those of a length with such ends begin
 
     def take(self, count: int, end: int) -> bytes:
         data = self.file.read(self._checked(count, end))
@@ -56,6 +65,33 @@ class _Reader:
     def skip(self, count: int, end: int) -> None:
         self.file.seek(self._checked(count, end), io.SEEK_CUR)
         self.position += count
+
+    def skip_payload(self, length: int, end: int) -> int:
+        """Skip so many bytes, and say where the first ones in the file begin that are equal to them."""
+        begin = self.position
+        self.skip(length, end)
+        ends = b"".join(self._read(start, min(length, _END_BYTES)) for start in (begin, self.position - _END_BYTES))
+        alike = self.payloads.setdefault((length, ends), [])
+        found = next((other for other in alike[:MOST_COMPARED] if self._are_equal(begin, other, length)), begin)
+        if found == begin:
+            alike.append(begin)
+        self.file.seek(self.position)
+        return found
+
+    def _read(self, start: int, count: int) -> bytes:
+        self.file.seek(start)
+        return self.file.read(count)
+
+    def _are_equal(self, begin: int, other: int, length: int) -> bool:
+        for start in range(0, length, _CHUNK):
+            count = min(_CHUNK, length - start)
+            self.compared += count
+            if (
+                self._read(begin + start, count) != self._read(other + start, count)
+                or self.compared > MOST_COMPARED_BYTES
+            ):
+                return False
+        return True
 
     def run(self, key: bytes, wire: int, end: int) -> bytes:
         """What follows as the same small field over and over, as the numbers of a tree ensemble do; often nothing."""
@@ -145,8 +181,11 @@ def _field(reader: _Reader, end: int, kind: str, wire: int, raw_key: bytes, out:
         out += raw_key + reader.take(8 if wire == _FIXED64 else 4, end)
     elif wire == _BYTES:
         length, raw = reader.varint(end)
-        if kind == _DROP or (kind == _PAYLOAD and length > KEPT_PAYLOAD_BYTES):
+        if kind == _DROP:
             reader.skip(length, end)
+        elif kind == _PAYLOAD and length > KEPT_PAYLOAD_BYTES:
+            token = str(reader.skip_payload(length, end)).encode()
+            out += _DOC_STRING + _varint_bytes(len(token)) + token
         elif kind in _FIELDS and length > KEPT_PAYLOAD_BYTES:  # nothing in a smaller one is worth a visit
             child = _message(reader, _child_end(reader, length, end), kind, depth + 1)
             out += raw_key + _varint_bytes(len(child)) + child

@@ -191,6 +191,20 @@ class Propagation:
         """A subgraph inside this graph, of which nothing is known yet."""
         return Propagation(facts, self.binding, self.symbolic, self.foreign, scope, self, self.notes)
 
+    def unfollowed(self, node: Node, attribute: str) -> Propagation:
+        """A subgraph of ``node`` that does not run: only its constants, and those inside it, are what they are."""
+        facts = self.facts.bodies[node.key][attribute]
+        inside = self.child(facts, self.scope + scope_of(node.key, attribute))
+        for name in (*facts.inputs, *(name for one in facts.nodes for name in one.outputs if name)):
+            inside.add(TensorSpec(name, "float32", ()))
+        for one, proto in zip(facts.nodes, facts.protos, strict=True):
+            if one.op_type == "Constant" and not one.domain:
+                inside.add_constant(_constant(one, proto), one.outputs[0])
+            if one.key in facts.bodies:
+                bodies = sorted(facts.bodies[one.key].items(), reverse=True)  # then_branch first
+                inside.bodies[one.key] = {n: FollowedBody(b, (inside.unfollowed(one, n),), ()) for n, b in bodies}
+        return inside
+
     def symbolic_spec(self, name: str) -> TensorSpec | None:
         """The spec of a tensor of this scope, or of one around it, before anything was bound."""
         if self.outer is not None and name not in self.own_specs and name not in self.facts.inputs:

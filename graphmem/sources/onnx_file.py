@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from graphmem.errors import GraphmemError, ShapeError, SourceError, UsageError
 from graphmem.graph import control_flow, onnx_import
 from graphmem.graph.asked import Asked
 from graphmem.graph.binding import Binding, UnboundError, bind
+from graphmem.graph.contents import contents_of
 from graphmem.graph.model import Body, Dimension, Graph, TensorSpec
 from graphmem.graph.shapes import ModelFacts, Propagation, element_type, facts_of, propagate, scope_of
 from graphmem.graph.suggestions import options_of, suggested
@@ -124,6 +125,11 @@ class OnnxFile:
         before, after = (dict(_outputs(model.graph)) for model in (self.optimized.source, self.model))
         return frozenset(scope for scope, outputs in after.items() if before.get(scope) != outputs)
 
+    @cached_property
+    def contents(self) -> Mapping[str, str]:
+        """Tokens of the constants of the file, equal for equal ones."""
+        return contents_of((self.model if self.optimized is None else self.optimized.source).graph)
+
     def _graph(self, binding: Binding) -> Graph:
         if self.optimized is None or binding.keeps_annotations:
             return self._bound(binding)
@@ -135,7 +141,7 @@ class OnnxFile:
         symbolic: Mapping[str, TensorSpec] = self.optimized.symbolic if self.optimized else {}
         state = propagate(self.facts, binding, symbolic, onnx_runtime_outputs)
         notes = (*binding.notes, *state.notes.items(), *_level_notes(self.optimized))
-        return replace(_graph(self.path.name, state, symbolic, self.ordered), notes=notes)
+        return replace(_graph(self.path.name, state, self), notes=notes)
 
 
 def read_onnx(path: str | os.PathLike[str], level: str | None = None, provider: str = "cpu") -> OnnxFile:
@@ -256,7 +262,7 @@ def _declared(values: Sequence[onnx.ValueInfoProto]) -> tuple[list[TensorSpec], 
     return specs, shapeless
 
 
-def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], ordered: Container[str]) -> Graph:
+def _graph(name: str, state: Propagation, file: OnnxFile) -> Graph:
     """A followed graph or subgraph as a value; ``Constant`` nodes are initializers, as ONNX Runtime makes them."""
     facts = state.facts
     for spec in state.own_specs.values():
@@ -265,7 +271,8 @@ def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], or
     made = dict.fromkeys((*facts.inputs, *(name for node in nodes for name in node.outputs if name)))
     captured = tuple(control_flow.inner_reads({name: facts}))
     tensors = {n: TensorSpec(n, "float32", ()) for n in made} | state.own_specs | {n: state.specs[n] for n in captured}
-    known = {n: state.symbolic_spec(n) for n in (*made, *captured)} if symbolic else {}
+    is_symbolic = file.optimized is not None and bool(file.optimized.symbolic)
+    known = {n: state.symbolic_spec(n) for n in (*made, *captured)} if is_symbolic else {}
     return Graph(
         name=name,
         nodes=nodes,
@@ -277,11 +284,12 @@ def _graph(name: str, state: Propagation, symbolic: Mapping[str, TensorSpec], or
         values=dict(state.values),
         constants=frozenset(node.outputs[0] for node in facts.nodes if node.op_type == "Constant" and not node.domain),
         symbolic=_checked_ranks(known, state),
-        is_ordered=state.scope in ordered,
+        is_ordered=state.scope in file.ordered,
         captured=captured,
+        contents={name: file.contents[name] for name in state.constants if name in file.contents},
         bodies={
             key: tuple(
-                Body(attribute, tuple(_graph(attribute, one, symbolic, ordered) for one in body.states), body.runs)
+                Body(attribute, tuple(_graph(attribute, one, file) for one in body.states), body.runs)
                 for attribute, body in bodies.items()
             )
             for key, bodies in ((n.key, state.bodies[n.key]) for n in nodes if n.key in state.bodies)

@@ -178,9 +178,9 @@ def test_gzip_is_bounded_when_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         read_gzipped_json(path)
 
 
-def test_arenas_that_onnxruntime_ends_itself_with_are_refused() -> None:
-    with pytest.raises(UsageError, match="max_dead_bytes_per_chunk is 0"):
-        ArenaConfig(max_dead_bytes_per_chunk=0)
+def test_arenas_that_never_return_are_refused() -> None:
+    with pytest.raises(UsageError, match="initial_growth_chunk_size_bytes is 0"):
+        ArenaConfig(initial_growth_chunk_size_bytes=0)
 
 
 @pytest.mark.parametrize("encoding", _ENCODINGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
+from graphmem.graph.contents import contents_of
 from graphmem.graph.onnx_stream import KEPT_PAYLOAD_BYTES, MalformedError, strip_weights
 from tests.support import onnx_samples as samples
 from tests.support.onnx_samples import model, value
@@ -39,7 +41,27 @@ def test_only_large_payloads_are_dropped(sizes: list[int], as_nodes: bool, text:
     for tensor in tensors_of(expected):
         if len(tensor.raw_data) > KEPT_PAYLOAD_BYTES:
             tensor.ClearField("raw_data")
-    assert stripped(proto) == expected
+    found = stripped(proto)
+    tokens: dict[int, str] = {}
+    for tensor in tensors_of(found):
+        if tensor.doc_string:
+            assert tokens.setdefault(tensor.dims[0], tensor.doc_string) == tensor.doc_string
+        tensor.ClearField("doc_string")
+    assert len(set(tokens.values())) == len(tokens) == len({n for n in sizes if n * 4 > KEPT_PAYLOAD_BYTES})
+    assert found == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=6), st.booleans())
+def test_constants_are_alike_where_all_their_elements_are(parts: list[tuple[int, int]], computed: bool) -> None:
+    """The first elements of all are equal; ``computed``: they are what a node makes of them."""
+    arrays = [np.array([0.0] * 400 + [float(a), float(b)], np.float32) for a, b in parts]
+    constants = [numpy_helper.from_array(array, f"t{i}") for i, array in enumerate(arrays)]
+    nodes = [helper.make_node("Neg", [t.name], [f"n{i}"]) for i, t in enumerate(constants)] if computed else []
+    graph = stripped(model(nodes, [value("x", [1])], [value("x", [1])], constants)).graph
+    tokens = contents_of(graph)
+    names = [f"{'n' if computed else 't'}{i}" for i in range(len(parts))]
+    for (one, this), (other, that) in itertools.combinations(zip(names, parts, strict=True), 2):
+        assert (tokens[one] == tokens[other]) == (this == that)
 
 
 def test_a_tensor_in_a_subgraph_is_stripped() -> None:

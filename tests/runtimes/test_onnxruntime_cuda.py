@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from graphmem import analyze
-from graphmem.errors import UsageError
+from graphmem.errors import NotModelledError
 from graphmem.figures import MEASURED
 from graphmem.graph.asked import Asked
 from graphmem.graph.model import Graph, Node, TensorSpec
@@ -140,8 +140,15 @@ def test_recurrent_kernels_pack_their_weights_and_keep_generators(tmp_path: Path
 
 @pytest.mark.parametrize("provider", ["tensorrt", "TensorrtExecutionProvider", "openvino", "dml", "coreml"])
 def test_other_providers_are_named_and_not_modelled(provider: str) -> None:
-    with pytest.raises(UsageError, match="is not modelled"):
+    with pytest.raises(NotModelledError, match="is not modelled"):
         parse_options(f"provider:{provider}")
+
+
+def test_of_other_providers_weights_inputs_and_outputs_are_known(tmp_path: Path) -> None:
+    path = samples.save(samples.perceptron(), tmp_path)
+    with pytest.raises(NotModelledError, match="no peak: weights 768 B, inputs 96 B, outputs 48 B") as raised:
+        analyze(path, batch=3, alloc_conf="provider:tensorrt")
+    assert raised.value.known == {"weights": 768, "inputs": 96, "outputs": 48}
 
 
 def test_options_that_are_not_followed_leave_no_figure_certain(tmp_path: Path) -> None:

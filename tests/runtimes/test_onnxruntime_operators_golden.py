@@ -31,7 +31,7 @@ RECORDED: dict[str, dict[str, list[list[Any]]]] = json.loads(
 )["cases"]
 #: First operator of the cases that differ: working buffers without a rule, or a wrong shape by onnx (STFT).
 KNOWN = {
-    "Attention", "BatchNormalization", "DFT", "DeformConv", "GRU", "LSTM", "QLinearConv", "RNN", "STFT",
+    "Attention", "BatchNormalization", "DFT", "DeformConv", "STFT",
     "Resize",  # antialias
     "Shape",  # twelve expanded Attention functions: one tensor of 8 bytes that nobody reads
 }  # fmt: skip

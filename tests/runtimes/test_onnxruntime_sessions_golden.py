@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,8 @@ def read(name: str) -> list[dict[str, Any]]:
 def planned(case: dict[str, Any], runs: int, **settings: Any) -> Trace:
     graph = executed_graph(case["model"], case["level"], case["batch"])
     # the recordings' models hold one repeating pattern: weights of one shape are equal, and so are packed once
-    equal = {name: str(graph.tensors[name]) for name in graph.initializers}
-    session = SessionSettings(provider="cpu", equal_weights=equal, **settings)
+    graph = replace(graph, contents={name: str(graph.tensors[name]) for name in graph.initializers})
+    session = SessionSettings(provider="cpu", **settings)
     return plan([[graph] * runs], Options(session=session)).trace
 
 

@@ -24,6 +24,7 @@ from graphmem.trace import Category, EventKind, Place, Trace
 DRAWS, FEWER_DRAWS = 15, 5
 _MANY_EVENTS = 6000
 _NAME = "order of initializers"
+_WHY = "a hash map of random order in every process"
 
 
 def drawn(trace: Trace) -> list[Trace]:
@@ -54,16 +55,16 @@ def typical(trace: Trace, make: Callable[[], Allocator]) -> tuple[Trace, list[Re
     return traces[ranked[len(ranked) // 2]], runs
 
 
-def cause(main: Replay, runs: Sequence[Replay]) -> Cause | None:
+def cause(main: Replay, runs: Sequence[Replay], name: str = _NAME, why: str = _WHY) -> Cause | None:
     """How far other orders are off; None where none is."""
     spreads: dict[str, Spread] = {}
     for level in TRACE_LEVELS:
-        name = f"peak_{'reserved' if level == 'device' else level}_bytes"
-        spread = seen(getattr(run, name) - getattr(main, name) for run in runs)
+        peak = f"peak_{'reserved' if level == 'device' else level}_bytes"
+        spread = seen(getattr(run, peak) - getattr(main, peak) for run in runs)
         if spread.points[0][1] or spread.points[-1][1]:
             spreads[level] = spread
     if not spreads:
         return None
-    source = f"a hash map of random order in every process; {len(runs)} orders were drawn and replayed"
     count = len(runs)
-    return Cause(_NAME, MEASURED, source, spreads, inside=round((count - 1) / (count + 1), 4), count=count)
+    source = f"{why}; {count} orders were drawn and replayed"
+    return Cause(name, MEASURED, source, spreads, inside=round((count - 1) / (count + 1), 4), count=count)

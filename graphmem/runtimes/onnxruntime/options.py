@@ -9,7 +9,7 @@ from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig, ExtendStrategy
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.errors import UsageError
+from graphmem.errors import NotModelledError, UsageError
 from graphmem.runtimes.onnxruntime.kernels.libraries import SEARCHES, Libraries
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
 from graphmem.runtimes.onnxruntime.levels import level_named
@@ -143,9 +143,8 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key == "provider":
         other = value.lower().removesuffix("executionprovider").removeprefix("nv")
         if other in NOT_MODELLED:
-            raise UsageError(
-                f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are, and "
-                "what is reported there as parameters and inputs holds for every provider"
+            raise NotModelledError(
+                f"provider {value} is not modelled: {NOT_MODELLED[other]}; provider:cuda and provider:cpu are", value
             )
         return _with_session(options, provider=_among(key, value.lower(), PROVIDERS))
     if key == "intra_op_num_threads":

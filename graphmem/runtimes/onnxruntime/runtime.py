@@ -14,6 +14,7 @@ from graphmem.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.base import GRAPH_RUNS, Change, Graphs, Runs, Runtime, Setting, Taken, within_card
+from graphmem.runtimes.onnxruntime import layout_order
 from graphmem.runtimes.onnxruntime.arenas import (
     OnnxRuntimeSessions,
     default_allocator,
@@ -23,6 +24,7 @@ from graphmem.runtimes.onnxruntime.arenas import (
 from graphmem.runtimes.onnxruntime.findings import findings
 from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
 from graphmem.runtimes.onnxruntime.kernels.libraries import LEAST, MOST
+from graphmem.runtimes.onnxruntime.layout_order import orders_of
 from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, Options, parse_options
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
 from graphmem.trace import Trace
@@ -66,6 +68,13 @@ def _cublas(options: Options, planned: Planned) -> tuple[Figure, ...]:
 _KEPT_BESIDE = 8
 
 
+def _keep(kept: dict[int, Any], trace: Trace, value: Any) -> None:
+    """Keep what belongs to a trace, of those planned last."""
+    kept[id(trace)] = value
+    for old in list(kept)[:-_KEPT_BESIDE]:
+        del kept[old]
+
+
 class OnnxRuntime(Runtime[Options]):
     """Sessions of ONNX Runtime, each with an arena of its own."""
 
@@ -84,6 +93,8 @@ class OnnxRuntime(Runtime[Options]):
     def __init__(self) -> None:
         #: The trace and the options of the last run, and what was drawn: it asks again for other capacities.
         self._drawn: tuple[Trace | None, Options | None, Any] = (None, None, None)
+        #: Of the traces planned last: themselves, and those of other orders of their nodes.
+        self._orders: dict[int, tuple[Trace, list[Trace]]] = {}
         #: Of the traces planned last: themselves, the shapes whose plans were predicted, and the trace at either end.
         self._beside: dict[int, tuple[Trace, int, tuple[Trace, Trace]]] = {}
 
@@ -97,7 +108,8 @@ class OnnxRuntime(Runtime[Options]):
 
     def plan(self, sessions: Sequence[Sequence[Graph]], options: Options, iterations: int | None) -> Taken:
         """Each session of one graph runs ``iterations`` times, each of several shapes once for every shape."""
-        runs = [tuple(graphs) * (iterations or GRAPH_RUNS) if len(graphs) == 1 else graphs for graphs in sessions]
+        given = [tuple(graphs) * (iterations or GRAPH_RUNS) if len(graphs) == 1 else graphs for graphs in sessions]
+        runs, *others = orders_of(given) if options.session.provider == "cpu" else [given]
         planned = plan(runs, options)
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
         diagnostics = tuple(
@@ -107,9 +119,10 @@ class OnnxRuntime(Runtime[Options]):
         later = partial(findings, runs, planned=planned)
         if planned.predicted_plans:
             ends = [plan(runs, replace(options, extreme=end), plans=planned.plans).trace for end in (LEAST, MOST)]
-            self._beside[id(planned.trace)] = (planned.trace, planned.predicted_plans, (ends[0], ends[1]))
-            for old in list(self._beside)[:-_KEPT_BESIDE]:
-                del self._beside[old]
+            _keep(self._beside, planned.trace, (planned.trace, planned.predicted_plans, (ends[0], ends[1])))
+        if others:
+            traces = [plan(order, options).trace for order in others]
+            _keep(self._orders, planned.trace, (planned.trace, traces))
         doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
         return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned))
 
@@ -134,7 +147,13 @@ class OnnxRuntime(Runtime[Options]):
             return default_allocator(options, capacity, reserved=reserved, sessions=sessions)
 
         if options.session.reserves_initializers:
-            return within_card(trace, make, setting.device)
+            runs = within_card(trace, make, setting.device)
+            kept, others = self._orders.get(id(trace), (None, []))
+            if kept is not trace:
+                return runs
+            drawn = [runs.main, *(replay(other, make(None)) for other in others)]
+            of_order = cause(runs.main, drawn, layout_order.NAME, layout_order.SOURCE)
+            return replace(runs, doubts=() if of_order is None else (of_order,))
         of, under, _ = self._drawn
         if of is not trace or under != options:
             self._drawn = (trace, options, typical(trace, lambda: make(None)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphmem.graph.model import Graph, Node
+from graphmem.graph.model import Graph, Node, TensorSpec
 from graphmem.runtimes.onnxruntime.kernels import cuda_buffers
 from graphmem.runtimes.onnxruntime.kernels.libraries import Libraries
 from graphmem.runtimes.onnxruntime.kernels.tables import MICROSOFT
@@ -22,6 +22,8 @@ from graphmem.runtimes.onnxruntime.kernels.working_buffers import (
     WITHOUT_RULE,
     WORKING,
     Steps,
+    attention_columns,
+    symmetric_filter_bytes,
 )
 
 if TYPE_CHECKING:
@@ -37,12 +39,13 @@ _CUBLAS = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight rearranged for its kernel. ``reserved``: outside the arena's regions; ``dropped``: found to equal one
-    that is there already, and given back; ``frees_weight``: no kernel needs the weight as it was any more."""
+    """A weight rearranged for its kernel, in buffers of ``sizes`` bytes. ``reserved``: outside the arena's regions;
+    ``dropped``: found to equal one that is there already, and given back; ``frees_weight``: no kernel needs the weight
+    as it was any more."""
 
     node: str
     weight: str
-    bytes: int
+    sizes: tuple[int, ...]
     reserved: bool
     dropped: bool = False
     frees_weight: bool = False
@@ -122,31 +125,57 @@ class KernelMemory:
                 if index in plan.host_nodes:
                     continue
                 for label, size in cuda_buffers.made_with(node, graph, self.libraries):
-                    yield PackedWeight(node.name, label, size, reserved=False)
+                    yield PackedWeight(node.name, label, (size,), reserved=False)
             return
         if plan.settings.disable_prepacking:
             return
         constants = weights.around.union(graph.initializers) - {*graph.inputs}
         for node in graph.nodes:
-            for weight, size in _packed_alone(node, graph):
-                if weight in constants:
-                    yield PackedWeight(node.name, weight, size, reserved=True)
-        for node in graph.nodes:
-            rule = _PACKING.get((node.domain, node.op_type))
-            position = _WEIGHT_POSITION.get(node.op_type, 1)
-            weight = node.inputs[position] if len(node.inputs) > position else ""
-            if rule is None or weight not in constants:
-                continue
-            if rule is _packed_int8 and graph.tensors[node.inputs[0]].dtype == "int8":
-                continue  # x86-64 has no kernel for signed left sides that packs
-            size, layout = rule(node, graph.tensors[weight].shape, graph.tensors[weight].dtype)
-            if not size:
-                continue
-            key = (node.op_type, layout, plan.settings.equal_weights.get(weight, weight))
-            weights.readers[weight] -= 1
-            is_last = not weights.readers[weight]
-            yield PackedWeight(node.name, weight, size, layout != "transposed", key in weights.packed, is_last)
-            weights.packed.add(key)
+            for weight, sizes, layout in _packs(node, graph):
+                if weight not in constants:
+                    continue
+                weights.readers[weight] -= 1
+                key = (node.op_type, layout, graph.contents.get(weight, weight))
+                is_dropped = layout == PASSING or (layout != NEVER_SHARED and key in weights.packed)
+                weights.packed.add(key)
+                is_last = not weights.readers[weight]
+                yield PackedWeight(node.name, weight, sizes, layout != "transposed", is_dropped, is_last)
+
+
+#: Layouts of what is packed for one kernel alone; of the second, what is needed only while another buffer is filled.
+NEVER_SHARED, PASSING = "widened", "passing"
+
+
+def _packs(node: Node, graph: Graph) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """(weight, bytes of its buffers, layout) of what the CPU kernel of ``node`` packs, in the order of its inputs."""
+    kind = (node.domain, node.op_type)
+    for position in _WIDENED.get(kind, ()):
+        name = node.inputs[position] if position < len(node.inputs) else ""
+        if name and graph.tensors[name].dtype == "float16":
+            yield name, (graph.tensors[name].elements * FLOAT_BYTES,), NEVER_SHARED
+    if kind in _PACKED_GATES:
+        for name, parts in zip(node.inputs[1:3], _PACKED_GATES[kind], strict=True):
+            sizes = _packed_recurrence(graph.tensors[name], parts)
+            if sizes:
+                yield name, sizes, f"recurrence {parts}"
+    if kind == (MICROSOFT, "Attention") and graph.tensors[node.inputs[1]].dtype == "float32":
+        heads, rows = int(node.attributes["num_heads"]), int(graph.tensors[node.inputs[1]].shape[0])
+        columns = attention_columns(node, graph)
+        yield node.inputs[1], tuple(_padded(n // heads) * heads * rows * FLOAT_BYTES for n in columns), "heads"
+    if node.op_type == "QLinearConv":
+        yield from _quantized_filter(node, graph)
+    rule = _PACKING.get(kind)
+    position = _WEIGHT_POSITION.get(node.op_type, 1)
+    weight = node.inputs[position] if len(node.inputs) > position else ""
+    if rule is None or not weight:
+        return
+    if rule is _packed_int8 and graph.tensors[node.inputs[0]].dtype == "int8":
+        return  # x86-64 has no kernel for signed left sides that packs
+    size, layout = rule(node, graph.tensors[weight].shape, graph.tensors[weight].dtype)
+    if size:
+        yield weight, (size,), layout
+        if node.op_type == "QGemm" and node.attributes.get("transB", 0):
+            yield weight, (graph.tensors[weight].elements,), PASSING
 
 
 def _packed_matrix(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
@@ -155,7 +184,7 @@ def _packed_matrix(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
         return 0, ""
     transposed = bool(node.attributes.get("transB", 0))
     rows, columns = (shape[1], shape[0]) if transposed else shape
-    return -(-columns // PACKED_COLUMNS) * PACKED_COLUMNS * rows * FLOAT_BYTES, f"packed {transposed}"
+    return _padded(columns) * rows * FLOAT_BYTES, f"packed {transposed}"
 
 
 def _packed_int8(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
@@ -163,9 +192,34 @@ def _packed_int8(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
     columns padded to 16 and rows to 4 (x86-64 kernels), the whole to 64 bytes."""
     if len(shape) != 2 or dtype not in ("int8", "uint8") or 0 in shape:
         return 0, ""
-    columns = -(-shape[1] // PACKED_COLUMNS) * PACKED_COLUMNS
-    size = columns * FLOAT_BYTES + columns * (-(-shape[0] // 4) * 4)
-    return -(-size // 64) * 64, "packed"
+    rows, columns = (shape[1], shape[0]) if node.attributes.get("transB", 0) else shape
+    return _packed_bytes(rows, columns), "packed"
+
+
+def _packed_bytes(rows: int, columns: int) -> int:
+    size = _padded(columns) * FLOAT_BYTES + _padded(columns) * (-(-rows // 4) * 4)
+    return -(-size // 64) * 64
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // PACKED_COLUMNS) * PACKED_COLUMNS
+
+
+def _quantized_filter(node: Node, graph: Graph) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """``QLinearConv::PrePack``: the filter for a kernel without sums, or as a matrix of each group, laid out anew in a
+    buffer that passes; as it was, but in another order, where neither is possible."""
+    name, group = node.inputs[3], int(node.attributes.get("group", 1))
+    filters, channels, *kernel = (int(d) for d in graph.tensors[name].shape)
+    symmetric = symmetric_filter_bytes(node, graph)
+    is_depthwise = channels == 1 and filters == group
+    depth, columns = channels * math.prod(kernel), filters // group
+    if symmetric:
+        yield name, (symmetric,), "symmetric"
+    elif is_depthwise or graph.tensors[node.inputs[0]].dtype == "int8":
+        yield name, (filters * depth,), "reordered"
+    else:
+        yield name, (group * _packed_bytes(depth, columns),), "packed"
+        yield name, (columns * depth,), PASSING
 
 
 def _transposed_filter(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
@@ -177,28 +231,25 @@ def _transposed_filter(node: Node, shape: Any, dtype: str) -> tuple[int, str]:
     return math.prod(shape) * FLOAT_BYTES, "transposed"
 
 
-#: Rows of a packed recurrence by gates: a GRU's last gate is multiplied by itself (``TryPackWeights``, ``rnn/*.cc``).
-_PACKED_GATES = {"LSTM": ((4,), (4,)), "GRU": ((3,), (2, 1))}
+#: Gates of a recurrence's two weights as they are packed: a GRU's last gate is multiplied by itself
+#: (``TryPackWeights``, ``rnn/*.cc``, ``contrib_ops/cpu/quantization/dynamic_quantize_lstm.cc``).
+_PACKED_GATES: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]] = {
+    ("", "LSTM"): ((4,), (4,)),
+    ("", "GRU"): ((3,), (2, 1)),
+    (MICROSOFT, "DynamicQuantizeLSTM"): ((4,), (4,)),
+}
 #: Inputs of normalizations that are kept in fp32 where they are float16 (``PrePack`` of ``layer_norm_impl.cc`` and
 #: ``skip_layer_norm.cc``).
 _WIDENED = {("", "LayerNormalization"): (1, 2), (MICROSOFT, "SkipLayerNormalization"): (2, 3, 4)}
 
 
-def _packed_alone(node: Node, graph: Graph) -> Iterator[tuple[str, int]]:
-    """(weight, bytes) of what is packed and never shared: recurrent weights, and float16 scales widened."""
-    for position in _WIDENED.get((node.domain, node.op_type), ()):
-        name = node.inputs[position] if position < len(node.inputs) else ""
-        if name and graph.tensors[name].dtype == "float16":
-            yield name, graph.tensors[name].elements * FLOAT_BYTES
-    if not node.domain and node.op_type in _PACKED_GATES:
-        for name, parts in zip(node.inputs[1:3], _PACKED_GATES[node.op_type], strict=True):
-            spec = graph.tensors[name]
-            directions, rows, columns = (int(d) for d in spec.shape)
-            state = rows // sum(parts)
-            if spec.dtype == "float32":
-                for count in parts:
-                    padded = -(-count * state // PACKED_COLUMNS) * PACKED_COLUMNS
-                    yield name, directions * padded * columns * FLOAT_BYTES
+def _packed_recurrence(spec: TensorSpec, parts: tuple[int, ...]) -> tuple[int, ...]:
+    """Of [directions, gates, inputs] in float32, or [directions, inputs, gates] in 8 bits."""
+    directions, first, second = (int(d) for d in spec.shape)
+    if spec.dtype == "float32":
+        state = first // sum(parts)
+        return tuple(directions * _padded(count * state) * second * FLOAT_BYTES for count in parts)
+    return (directions * _packed_bytes(first, second),) if spec.dtype in ("int8", "uint8") else ()
 
 
 _PACKING: dict[tuple[str, str], Callable[[Node, Any, str], tuple[int, str]]] = {
@@ -211,5 +262,6 @@ _PACKING: dict[tuple[str, str], Callable[[Node, Any, str], tuple[int, str]]] = {
     ("", "QLinearMatMul"): _packed_int8,
     (MICROSOFT, "DynamicQuantizeMatMul"): _packed_int8,
     (MICROSOFT, "MatMulIntegerToFloat"): _packed_int8,
+    (MICROSOFT, "QGemm"): _packed_int8,
 }
-_WEIGHT_POSITION = {"QLinearMatMul": 3}
+_WEIGHT_POSITION = {"QLinearMatMul": 3, "QGemm": 3}

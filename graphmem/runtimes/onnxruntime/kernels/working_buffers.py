@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from graphmem.graph.model import Graph, Node
@@ -22,6 +23,11 @@ ONLY_OUTPUTS: Steps = (OUTPUTS,)
 Rule = Callable[[Node, Graph, int], Steps]
 
 FLOAT_BYTES = 4
+POINTER_BYTES = 8
+#: ``MLAS_SGEMM_DATA_PARAMS``.
+PRODUCT_ARGUMENT_BYTES = 64
+#: Of a core of common servers; kernels ask the machine they run on.
+L2_CACHE_BYTES = 1 << 20
 #: Floats of im2col a thread works on: MLAS_SGEMM_STRIDEN x MLAS_SGEMM_STRIDEK (``core/mlas/lib/mlasi.h``).
 CONV_BUFFER_FLOATS = 128 * 128
 #: First opset in which the softmax family looks at one axis only.
@@ -167,50 +173,243 @@ def _quantized_product(node: Node, graph: Graph, threads: int) -> Steps:
     return (OUTPUTS, graph.tensors[node.outputs[0]].elements * 4)
 
 
+def _quantized_gemm(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/quantization/quant_gemm.cc``: the product in 32-bit integers where the output is quantized."""
+    is_quantized = len(node.inputs) > 7 and bool(node.inputs[7])
+    return _quantized_product(node, graph, threads) if is_quantized else ONLY_OUTPUTS
+
+
 def _quantized_input(node: Node, graph: Graph, threads: int) -> Steps:
     """``contrib_ops/cpu/quantization/dynamic_quantize_matmul.cc``: the left matrix in bytes."""
     return (graph.tensors[node.inputs[0]].elements, OUTPUTS)
 
 
-def _recurrent(node: Node, graph: Graph) -> tuple[int, int, int, int, int]:
-    """Steps, sequences, inputs, directions and state of a recurrent node."""
+@dataclass(frozen=True)
+class _Recurrent:
+    """The sizes of a recurrent node in bytes: one state of one sequence, those of all sequences, what is read and given
+    at all steps in one direction, and a length for every sequence."""
+
+    node: Node
+    directions: int
+    value: int
+    state: int
+    steps: int
+    read: int
+    lengths: int
+
+    @property
+    def given(self) -> int:
+        return self.steps * self.state
+
+    def has(self, position: int) -> bool:
+        """Whether an optional input is there: 3 the biases, 4 the lengths of the sequences."""
+        return len(self.node.inputs) > position and bool(self.node.inputs[position])
+
+    def absent(self, *sizes: int) -> Steps:
+        """Buffers in place of the outputs that nobody asked for, of ``sizes`` in one direction."""
+        outputs = (*self.node.outputs, "", "", "")
+        return tuple(self.directions * size for size, name in zip(sizes, outputs, strict=False) if size and not name)
+
+    def ended(self, *, is_backward: bool) -> Steps:
+        """What comes last: what runs backward in time reads a reversed input and reverses its output; lengths."""
+        turned = (self.read, self.given) if is_backward else ()
+        return (*turned, *(() if self.has(4) else (self.lengths,)))
+
+    @property
+    def is_backward(self) -> bool:
+        return bool(self.node.attributes.get("direction", "forward") == "reverse")
+
+
+def _recurrent(node: Node, graph: Graph) -> _Recurrent:
     steps, batch, inputs = _shape(graph, node.inputs[0])
-    directions, _, hidden = _shape(graph, node.inputs[2])
-    return steps, batch, inputs, directions, hidden
-
-
-def _turned(steps: int, batch: int, inputs: int, hidden: int) -> Steps:
-    """What runs backward in time reads a reversed input, and reverses its output."""
-    return (steps * batch * inputs * FLOAT_BYTES, steps * batch * hidden * FLOAT_BYTES)
+    hidden = _shape(graph, node.inputs[2])[1 if node.domain else 2]
+    directions = _shape(graph, node.inputs[2])[0]
+    value, counts = hidden * FLOAT_BYTES, batch * FLOAT_BYTES
+    return _Recurrent(node, directions, value, batch * value, steps, steps * batch * inputs * FLOAT_BYTES, counts)
 
 
 def _lstm(node: Node, graph: Graph, threads: int) -> Steps:
-    """``rnn/uni_directional_lstm.cc``, all of it until the kernel ends: bias and peephole of every gate, three states,
-    the gates of all steps; then the reversed sequence, and lengths."""
-    steps, batch, inputs, directions, hidden = _recurrent(node, graph)
-    value, state = hidden * FLOAT_BYTES, batch * hidden * FLOAT_BYTES
-    one = (value, value, state, state, state, 4 * steps * state, value, value, value, value)
-    turned = _turned(steps, batch, inputs, hidden) if directions == 2 else ()
-    return (OUTPUTS, *(one * directions), *turned, *((batch * FLOAT_BYTES,) * directions))
+    """``rnn/uni_directional_lstm.cc``, all of it until the kernel ends: peepholes, three states, the gates of all steps
+    and the bias of every gate; then the reversed sequence, and lengths."""
+    return _long_short(_recurrent(node, graph), ())
+
+
+def _long_short(like: _Recurrent, quantized: Steps) -> Steps:
+    value, state = like.value, like.state
+    one = (value, value, state, state, state, 4 * like.given, *((value,) * 4 if like.has(3) else ()))
+    absent = like.absent(0, state, state)
+    if like.directions == 1:
+        return (OUTPUTS, *absent, *one, *like.ended(is_backward=like.is_backward), *quantized)
+    run = (*like.ended(is_backward=False), *quantized)
+    return (OUTPUTS, *absent, *one, *one, like.read, like.given, *run, *run)
+
+
+def _quantized_lstm(node: Node, graph: Graph, threads: int) -> Steps:
+    """``AllocateQuantizeBuffers`` beside those: input or state in bytes, and the gates of one step in integers."""
+    like = _recurrent(node, graph)
+    return _long_short(like, (max(like.read, like.state) // FLOAT_BYTES, 4 * like.state))
 
 
 def _gru(node: Node, graph: Graph, threads: int) -> Steps:
-    """``rnn/deep_cpu_gru.cc``, likewise: seven states and biases for the batch, the gates of all steps, lengths."""
-    steps, batch, inputs, directions, hidden = _recurrent(node, graph)
-    state = batch * hidden * FLOAT_BYTES
-    one, lengths = ((state,) * 7 + (3 * steps * state,)), (batch * FLOAT_BYTES,)
-    if directions == 1:
-        return (OUTPUTS, *one, *lengths)
-    return (OUTPUTS, *one, *lengths, *one, *_turned(steps, batch, inputs, hidden), *lengths)
+    """``rnn/deep_cpu_gru.cc``, likewise: two states, biases for the batch, the gates of all steps."""
+    like = _recurrent(node, graph)
+    is_linear = bool(node.attributes.get("linear_before_reset", 0))
+    states = 2 + is_linear + (3 + is_linear if like.has(3) else 0)
+    one = (*((like.state,) * states), 3 * like.given)
+    absent = like.absent(0, like.state)
+    if like.directions == 1:
+        return (OUTPUTS, *absent, *one, *like.ended(is_backward=like.is_backward))
+    return (OUTPUTS, *absent, *one, *like.ended(is_backward=False), *one, *like.ended(is_backward=True))
 
 
 def _rnn(node: Node, graph: Graph, threads: int) -> Steps:
-    """``rnn/rnn.cc``: the input's part of all states."""
-    steps, batch, _, _, hidden = _recurrent(node, graph)
-    return (OUTPUTS, steps * batch * hidden * FLOAT_BYTES)
+    """``rnn/rnn.cc``: the states of all steps where they are no output, and the input's part of them."""
+    like = _recurrent(node, graph)
+    return (OUTPUTS, like.given, *like.absent(like.given))
+
+
+def _biased_gelu(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/bert/bias_gelu.cc``: the sum, where there is a bias."""
+    return (OUTPUTS, _output_bytes(node, graph)) if len(node.inputs) > 1 and node.inputs[1] else ONLY_OUTPUTS
+
+
+def _quantized_conv(node: Node, graph: Graph, threads: int) -> Steps:
+    """``quantization/qlinearconv.cc``: sums of an image in 32-bit integers unless the kernel requantizes by itself;
+    where channels do not come last, input and output of an image transposed; then pointers to what every output pixel
+    reads, or a column buffer of one group."""
+    image, weight, output = (_shape(graph, name) for name in (node.inputs[0], node.inputs[3], node.outputs[0]))
+    is_last = bool(node.attributes.get("channels_last", 0))
+    pixels, kernel, filters = math.prod(output[1:-1] if is_last else output[2:]), math.prod(weight[2:]), weight[0]
+    is_pointwise = kernel == 1 and all(stride == 1 for stride in node.attributes.get("strides", ()))
+    pointers = pixels * kernel * POINTER_BYTES
+    sums: Steps = (filters * pixels * 4,)
+    last: Steps = () if is_pointwise else (weight[1] * kernel * pixels,)
+    if symmetric_filter_bytes(node, graph):
+        sums, last = (), () if is_pointwise else (pointers * (output[0] if is_last else 1),)
+    elif weight[1] == 1 and filters == int(node.attributes.get("group", 1)):
+        last = (pointers,)
+    sides = () if is_last else (math.prod(image[1:]), filters * pixels)
+    return (OUTPUTS, *sums, *sides, *last)
+
+
+def symmetric_filter_bytes(node: Node, graph: Graph) -> int:
+    """Bytes of the filter of a QLinearConv packed for the kernels that need no sums, 0 where those do not serve it
+    (``MlasConvSymPackWSize``, ``core/mlas/lib/convsym.cpp``): unsigned input, signed weights around zero."""
+    weight = graph.tensors[node.inputs[3]]
+    zero = graph.values.get(node.inputs[5]) if len(node.inputs) > 5 else None
+    if weight.dtype != "int8" or graph.tensors[node.inputs[0]].dtype != "uint8" or zero is None or zero.any():
+        return 0
+    filters, channels, *kernel = (int(d) for d in weight.shape)
+    group = int(node.attributes.get("group", 1))
+    if group > 1:
+        return filters * math.prod(kernel) if channels == 1 and filters == group and not group % 16 else 0
+    if filters < 16 or channels % 4:
+        return 0
+    return -(-filters // 16) * 16 * channels * math.prod(kernel)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The sizes of an attention: sequences, heads, lengths of queries and of keys, columns of a head's keys and
+    values."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+
+    @property
+    def scores(self) -> int:
+        return self.batch * self.heads * self.queries * self.keys * FLOAT_BYTES
+
+    @property
+    def product(self) -> int:
+        return self.batch * self.heads * self.queries * self.value_width * FLOAT_BYTES
+
+    def multiplied(self, mask: int) -> Steps:
+        """``AttentionCPUBase::ApplyAttention``: the mask spread out, the scores, the arguments of the products, the
+        product before it is transposed."""
+        arguments = self.batch * self.heads * PRODUCT_ARGUMENT_BYTES
+        return (*((mask,) if mask else ()), self.scores, arguments, self.product)
+
+    def mask(self, node: Node, graph: Graph, position: int) -> int:
+        """Bytes of the mask at a position: a row for each sequence, or one for each query too."""
+        name = node.inputs[position] if len(node.inputs) > position else ""
+        if node.attributes.get("unidirectional", 0) or (name and len(graph.tensors[name].shape) > 2):
+            return self.batch * self.queries * self.keys * FLOAT_BYTES
+        return self.batch * self.keys * FLOAT_BYTES if name else 0
+
+    def blocks(self, threads: int) -> int:
+        """Flash attention (``multihead_attention.cc``): tiles that fit the second-level cache, for each thread."""
+        columns = self.width + self.value_width
+        keys = max(1, L2_CACHE_BYTES // (4 * FLOAT_BYTES * columns))
+        queries, keys = min(keys, columns, self.queries), min(keys, self.keys)
+        return threads * queries * (2 + keys + self.value_width) * FLOAT_BYTES
+
+
+def _packed_attention(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/bert/attention.cc``: queries, keys and values in one buffer."""
+    batch, queries, _ = _shape(graph, node.inputs[0])
+    columns = attention_columns(node, graph)
+    heads = int(node.attributes["num_heads"])
+    past = _shape(graph, node.inputs[4])[3] if len(node.inputs) > 4 and node.inputs[4] else 0
+    like = _Attention(batch, heads, queries, queries + past, columns[0] // heads, columns[2] // heads)
+    return (OUTPUTS, batch * queries * sum(columns) * FLOAT_BYTES, *like.multiplied(like.mask(node, graph, 3)))
+
+
+def attention_columns(node: Node, graph: Graph) -> tuple[int, int, int]:
+    """Columns of the queries, keys and values of a com.microsoft ``Attention``."""
+    given = node.attributes.get("qkv_hidden_sizes")
+    third = _shape(graph, node.inputs[1])[1] // 3
+    return (given[0], given[1], given[2]) if given else (third, third, third)
+
+
+def _multi_head_attention(node: Node, graph: Graph, threads: int) -> Steps:
+    """``contrib_ops/cpu/bert/multihead_attention.cc``: each side by heads, its bias added before; flash attention where
+    there is neither mask nor past."""
+    heads = int(node.attributes["num_heads"])
+    batch, queries, columns = _shape(graph, node.inputs[0])
+    given = (*node.inputs, *("",) * 8)
+    key = _shape(graph, given[1]) if given[1] else (batch, queries, columns)
+    value = _shape(graph, given[2]) if given[2] else key
+    is_split = len(key) == 4
+    past = _shape(graph, given[6])[2] if given[6] else 0
+    width, value_width = columns // heads, value[3] if is_split else value[2] // heads
+    like = _Attention(batch, heads, queries, past + key[2 if is_split else 1], width, value_width)
+    steps: list[int] = [OUTPUTS]
+    taken = 0
+    for shape in ((batch, queries, columns),) if is_split else ((batch, queries, columns), key, value):
+        steps.append(math.prod(shape) * FLOAT_BYTES)
+        taken += 1
+        if given[3]:
+            steps += [steps[-1], shape[2] * FLOAT_BYTES, -(taken + 2), -(taken + 1)]
+            taken += 2
+    is_flash = not (is_split or any(given[4:8]) or any(node.outputs[1:]) or node.attributes.get("unidirectional", 0))
+    return (*steps, like.blocks(threads)) if is_flash else (*steps, *like.multiplied(like.mask(node, graph, 4)))
+
+
+def _attention(node: Node, graph: Graph, threads: int) -> Steps:
+    """``core/providers/cpu/llm/attention.cc`` (opset 23): the scores, and a mask that is made of truth values."""
+    shape, keys = _shape(graph, node.inputs[0]), _shape(graph, node.inputs[1])
+    heads = int(node.attributes.get("q_num_heads", 0)) if len(shape) == 3 else shape[1]
+    past = _shape(graph, node.inputs[4])[2] if len(node.inputs) > 4 and node.inputs[4] else 0
+    total = past + keys[-2]
+    size = element_size(graph.tensors[node.inputs[0]].dtype)
+    scores = shape[0] * heads * shape[-2] * total * size
+    mask = node.inputs[3] if len(node.inputs) > 3 else ""
+    made: int = shape[-2] * total if node.attributes.get("is_causal", 0) else 0
+    if mask and (made or graph.tensors[mask].dtype == "bool"):
+        made = max(made, graph.tensors[mask].elements)
+    shown = () if len(node.outputs) > 3 and node.outputs[3] else (scores,)
+    return (OUTPUTS, *shown, *((made * size,) if made else ()))
 
 
 WORKING: dict[tuple[str, str], Rule] = {
+    (MICROSOFT, "Attention"): _packed_attention,
+    (MICROSOFT, "MultiHeadAttention"): _multi_head_attention,
+    ("", "Attention"): _attention,
     ("", "LSTM"): _lstm,
     ("", "GRU"): _gru,
     ("", "RNN"): _rnn,
@@ -232,12 +431,17 @@ WORKING: dict[tuple[str, str], Rule] = {
     ("", "Upsample"): _resize,
     ("", "QLinearMatMul"): _quantized_product,
     (MICROSOFT, "DynamicQuantizeMatMul"): _quantized_input,
+    (MICROSOFT, "DynamicQuantizeLSTM"): _quantized_lstm,
+    (MICROSOFT, "QGemm"): _quantized_gemm,
+    (MICROSOFT, "BiasGelu"): _biased_gelu,
+    (MICROSOFT, "FastGelu"): _biased_gelu,
+    ("", "QLinearConv"): _quantized_conv,
+    (MICROSOFT, "QLinearConv"): _quantized_conv,
 }
 #: Operators whose CPU kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Attention"), ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
-    ("", "Einsum"), ("", "QLinearConv"), (MICROSOFT, "Attention"), (MICROSOFT, "MultiHeadAttention"),
-    (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "QLinearConv"),
-    (MICROSOFT, "DynamicQuantizeLSTM"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
+    ("", "DFT"), ("", "STFT"), ("", "DeformConv"),
+    ("", "Einsum"), (MICROSOFT, "GroupQueryAttention"), (MICROSOFT, "QAttention"),
+    (MICROSOFT, "MatMulNBits"), (MICROSOFT, "SparseAttention"),
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "QMoE"), (MICROSOFT, "MoE"),
 ))  # fmt: skip

@@ -69,8 +69,8 @@ class Runs:
         for block in self.memory.prepacked(graph, self.plan, weights):
             operator = self.builder.operator("prepacking", block.node, phase)
             category = Category.PARAMETER if block.reserved else Category.BUFFER
-            storage = self._alloc(block.bytes, operator, category, self.plan.home, block.label)
-            if block.dropped:
+            taken = [self._alloc(size, operator, category, self.plan.home, block.label) for size in block.sizes]
+            for storage in taken if block.dropped else ():
                 self.builder.free(storage, operator)
             if block.frees_weight:
                 self.released.add(block.weight)

@@ -23,8 +23,7 @@ class SessionSettings:
     """What the user can set about a session's memory, by ONNX Runtime's own names.
 
     ``io_binding``: inputs and outputs are the caller's device buffers. ``intra_op_num_threads`` sizes working buffers
-    of CPU kernels. ``equal_weights`` maps initializers to a token of their content, equal for equal content: packed
-    weights are shared by content, which nobody can know without reading weights; different names are taken to differ.
+    of CPU kernels.
     """
 
     provider: str = "cuda"
@@ -35,7 +34,6 @@ class SessionSettings:
     enable_memory_arena_shrinkage: bool = False
     io_binding: bool = False
     intra_op_num_threads: int = 1
-    equal_weights: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reserves_initializers(self) -> bool:
