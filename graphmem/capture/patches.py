@@ -24,7 +24,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from graphmem import torch_names, versions
 from graphmem.capture.threads import Threads, current_threads
+from graphmem.capture.torch_internals import has_kernel
+from graphmem.torch_names import private
 
 _ABSENT: Any = type("absent", (), {"__repr__": lambda self: "absent"})()
 
@@ -80,6 +83,16 @@ class Patches:
         """
         found = inspect.getattr_static(owner, name) if isinstance(value, property) else getattr(owner, name, _ABSENT)
         self.share(owner, name, _view(owner, found, value, self.threads))
+
+    def replace(self, path: str, lost: str, value: Any, *, since: versions.Version | None = None) -> None:
+        """Replace a private name of torch; one that is gone is passed over, and what is ``lost`` is noted."""
+        self.wrap(path, lost, lambda _: value, since=since)
+
+    def wrap(self, path: str, lost: str, make: Callable[[Any], Any], *, since: versions.Version | None = None) -> None:
+        """Replace a private name of torch by what ``make`` makes of what was there."""
+        found = private(path, lost, None, since=since)
+        if found is not None:
+            self.set(torch_names.owner(path), path.rpartition(".")[2], make(found))
 
     def share(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name`` for every thread, by something that tells the threads apart itself."""
@@ -303,6 +316,15 @@ class _Answers:
 # --- kernels in the dispatcher ----------------------------------------------------------------------------------------
 
 
+_found_kernel: Any = private(
+    "torch._C._dispatch_get_computed_kernel_for_dispatch_key",
+    "operators of other threads are taken apart while an analysis runs",
+    None,
+    since=(2, 9),
+)
+_KEYS: Any = private("torch._C.DispatchKey", "operators of other threads are taken apart while an analysis runs", None)
+
+
 class Kernels:
     """Kernels of ``aten`` operators in PyTorch's dispatcher, for the threads of the running capture.
 
@@ -317,8 +339,7 @@ class Kernels:
     def set(self, op: Any, kernel: Callable[..., Any], key: str, elsewhere: Callable[..., Any] | None = None) -> None:
         """Put ``kernel`` at the dispatch key ``key`` of an operator's overload."""
         threads, adopts = self._threads, self._threads.adopts
-        find = getattr(torch._C, "_dispatch_get_computed_kernel_for_dispatch_key", None)
-        found = find(op._name, torch._C.DispatchKey.__members__[key]).call_boxed if find is not None else None
+        found = _found_kernel(op._name, getattr(_KEYS, key)).call_boxed if _found_kernel and _KEYS else None
         other = elsewhere or op.decompose
 
         def view(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -326,7 +347,7 @@ class Kernels:
                 return kernel(*args, **kwargs)
             return other(*args, **kwargs) if found is None else found(keys, *args, **kwargs)
 
-        overrides = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, key)
+        overrides = has_kernel(op._name, key)
         with quiet_registration() if overrides else contextlib.nullcontext():
             self._library.impl(op, view, key, with_keyset=True)
 

@@ -35,7 +35,10 @@ from graphmem.capture.distributed.sharding import forget_meshes, patch_resize, p
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 from graphmem.training.processes import Processes
+
+_LOST = "sharded models and process groups cannot be followed"
 
 #: What the CUDA 13 wheels of PyTorch 2.13 bring; comm hooks ask it for bfloat16.
 NCCL_VERSION = (2, 29, 7)
@@ -92,7 +95,7 @@ class _Launched(ChainMap[str, str]):
 
 
 def _patch_process_groups(patches: Patches, book: RankBook) -> None:
-    from torch.testing._internal.distributed import fake_pg  # registers the backend
+    fake_pg = private("torch.testing._internal.distributed.fake_pg", _LOST)
 
     del fake_pg
     module = dist.distributed_c10d
@@ -137,7 +140,7 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
     for owner in (dist, module):
         patches.set(owner, "is_nccl_available", lambda: True)
     patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
-    patches.set(torch._C, "_get_accelerator", lambda *_: torch.device(DEVICE.type))
+    patches.replace("torch._C._get_accelerator", _LOST, lambda *_: torch.device(DEVICE.type))
 
 
 class _AskedFor:

@@ -127,7 +127,7 @@ def _math_attention(
     queries that are raised to fp32."""
     dtype = query.dtype
     is_newer = versions.MATH_ATTENTION_IN_FP32.holds(card.torch_version) and hasattr(_aten, "_safe_softmax")
-    if is_newer and dtype in HALF_TYPES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+    if is_newer and dtype in HALF_TYPES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
         query, key, value = query.float(), key.float(), value.float()
     root = math.sqrt(abs(scale if scale is not None else 1 / math.sqrt(query.shape[-1])))
     scaled = query * (-root if scale is not None and scale < 0 else root)
@@ -163,10 +163,10 @@ def _first(results: Any) -> Tensor:
 
 def _enabled_backends() -> frozenset[str]:
     flags = {
-        "flash": torch._C._get_flash_sdp_enabled(),
-        "efficient": torch._C._get_mem_efficient_sdp_enabled(),
-        "math": torch._C._get_math_sdp_enabled(),
-        "cudnn": torch._C._get_cudnn_sdp_enabled(),
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "math": torch.backends.cuda.math_sdp_enabled(),
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
     }
     return frozenset(name for name, enabled in flags.items() if enabled)
 

@@ -21,6 +21,7 @@ from graphmem import versions
 from graphmem.capture.operators.recurrent.cudnn import weights_in_half
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.values.tensors import HALF_TYPES
+from graphmem.torch_names import private
 
 _LOWER_PRECISION = (
     "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
@@ -50,7 +51,10 @@ _PROMOTE = (
     "scatter_add",
 )  # fmt: skip
 
-_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_LOST = "autocast cannot be followed"
+_excluded: Any = private("torch._C._ExcludeDispatchKeyGuard", _LOST)
+_keys: Any = private("torch._C.DispatchKeySet", _LOST, lambda _: None)
+_KEY = _keys(private("torch._C.DispatchKey.AutocastCUDA", _LOST, None))
 
 
 #: What ``autocast`` does to the operators of each list.
@@ -145,7 +149,7 @@ def _call_with_casts(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dt
 def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cuda")
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_KEY):
             return _call_with_casts(op, args, kwargs, dtype, cache)
 
     return kernel
@@ -153,7 +157,7 @@ def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
 
 def _fp32(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_KEY):
             return _call_with_casts(op, args, kwargs, torch.float32, cache)
 
     return kernel
@@ -166,7 +170,7 @@ def _fp32_dtype_argument(op: Any, cache: _WeightCache) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = kwargs.get("dtype") is not None or (not keyword and len(args) > position and args[position] is not None)
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_KEY):
             if not given and _eligible(args[0]):
                 args = args[:position] if not keyword else args
                 kwargs = {**kwargs, "dtype": torch.float32}
@@ -180,7 +184,7 @@ def _norm(overload: str) -> Callable[..., Any]:
     with_dtype = {"Scalar": norm.ScalarOpt_dtype, "ScalarOpt_dim": norm.ScalarOpt_dim_dtype}
 
     def kernel(self: torch.Tensor, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_KEY):
             if _eligible(self):
                 return with_dtype[overload](self, p, *args, **{**kwargs, "dtype": torch.float32})
             return getattr(torch.ops.aten.norm, overload)(self, p, *args, **kwargs)
@@ -196,7 +200,7 @@ def _promote(op: Any, cache: _WeightCache) -> Callable[..., Any]:
             for item in value if isinstance(value, (list, tuple)) else (value,):
                 if _eligible(item) and item.dtype is torch.float32:
                     widest = torch.float32
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_KEY):
             return _call_with_casts(op, args, kwargs, widest, cache)
 
     return kernel
@@ -211,7 +215,7 @@ def _recurrent(op: Any, cache: _WeightCache) -> Callable[..., Any]:
         input: Any, weight: Any, weight_stride0: int, weight_buf: Any, hx: Any, cx: Any, mode: int, hidden_size: int,
         proj_size: int, *rest: Any,
     ) -> Any:  # fmt: skip
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_KEY):
             held = weight[0] if weight_buf is None else weight_buf
             if _eligible(held) and held.dtype is not half:
                 weight_buf, weight = weights_in_half(

@@ -12,8 +12,9 @@ from graphmem.capture.patches import Patches
 
 def patch_convolution_layout(patches: Patches) -> None:
     """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
-    patches.set(torch._C, "_select_conv_backend", _convolution_backend)
-    patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
+    lost = "what convolutions give is not channels_last where cuDNN would make it so"
+    patches.replace("torch._C._select_conv_backend", lost, _convolution_backend)
+    patches.replace("torch._C._conv_determine_backend_memory_format", lost, _convolution_format)
 
 
 def _convolution_backend(input: torch.Tensor, weight: torch.Tensor, **arguments: Any) -> Backend:

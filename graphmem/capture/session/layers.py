@@ -10,6 +10,7 @@ docs/ARCHITECTURE.md is made from :data:`LAYERS`:
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from _thread import get_ident
@@ -18,9 +19,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphmem.capture.compile import CompiledCode, follow_compiled_code
 from graphmem.capture.device.backward_thread import Numbers, numbered_as_on_a_card
@@ -56,6 +54,7 @@ from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.record.started_threads import modes_of_starter
 from graphmem.capture.session.settings import same_settings
 from graphmem.capture.threads import joining
+from graphmem.capture.torch_internals import FakeTensorMode
 from graphmem.training.processes import Processes
 
 
@@ -75,6 +74,7 @@ class Context:
     compiled: CompiledCode = field(init=False)
 
 
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _Install = Callable[[Context], AbstractContextManager[Any]]
 
 
@@ -142,12 +142,12 @@ def _fake_mode(_: Context) -> Iterator[None]:
     def is_heard(_: object) -> bool:
         return get_ident() not in threads
 
-    fake_tensor.log.addFilter(is_heard)  # it tells of shapes that do not fit; the error says it
+    _LOG.addFilter(is_heard)  # it tells of shapes that do not fit; the error says it
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
-        fake_tensor.log.removeFilter(is_heard)
+        _LOG.removeFilter(is_heard)
 
 
 @contextlib.contextmanager

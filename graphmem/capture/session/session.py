@@ -9,11 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 
 from graphmem.capture.device.pretend_device import Teller, numbered
 from graphmem.capture.kernels.parts.script import Card
@@ -31,6 +26,7 @@ from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
 from graphmem.capture.threads import capturing
+from graphmem.capture.torch_internals import Never
 from graphmem.capture.values.assumed_values import AssumedValues, Told
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
@@ -41,8 +37,14 @@ from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
+from graphmem.torch_names import private
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
+
+_LOST = "why an operator cannot be followed is told in PyTorch's words"
+DataDependentOutputException: Any = private("torch._subclasses.fake_tensor.DataDependentOutputException", _LOST, Never)
+DynamicOutputShapeException: Any = private("torch._subclasses.fake_tensor.DynamicOutputShapeException", _LOST, Never)
+UnsupportedOperatorException: Any = private("torch._subclasses.fake_tensor.UnsupportedOperatorException", _LOST, Never)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import default_context
 from graphmem.capture.values import generators
 
 #: (reads it, sets it) in ``torch._C``.
@@ -50,7 +51,7 @@ def same_settings() -> Iterator[None]:
     patches = Patches()
     undo = [_setting(*pair) for pair in _of_thread()]
     seen_by_all = [_SeenByAll(*switch) for switch in _of_process()]
-    device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    device = getattr(default_context, "device_context", None)
     nesting = _autocast_nesting()
     methods = set(vars(torch.nn.Module))
     try:
@@ -63,7 +64,7 @@ def same_settings() -> Iterator[None]:
         patches.undo()
         for put_back in (*undo, *(switch.put_back for switch in seen_by_all)):
             put_back()
-        if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not device:
+        if getattr(default_context, "device_context", None) is not device:
             torch.set_default_device(device.device if device is not None else None)
         while _autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
