@@ -28,7 +28,11 @@ GONE: Any = type("gone", (), {"__repr__": lambda self: "gone"})()
 
 
 class MissingName(CaptureError):
-    """This PyTorch lacks a private name without which nothing can be answered."""
+    """This PyTorch lacks a private name of ``path`` without which nothing can be answered."""
+
+    def __init__(self, absence: Absence) -> None:
+        super().__init__(str(absence))
+        self.path = absence.path
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ def private(
     if not _is_elsewhere(since, until):
         note(path, lost)
     return _Missing(Absence(path, lost)) if instead is GONE else instead
+
+
+def private_names(lost: str, *paths: str) -> tuple[str, ...]:
+    """The same names, declared, for :meth:`Patches.wrap` and :func:`find`."""
+    del lost
+    return paths
 
 
 def _is_elsewhere(since: versions.Version | None, until: versions.Version | None) -> bool:
@@ -120,7 +130,7 @@ class _Missing:
         self.__dict__["_absence"] = absence
 
     def _raise(self, *_: Any, **__: Any) -> Any:
-        raise MissingName(str(self._absence))
+        raise MissingName(self._absence)
 
     __call__ = __enter__ = __exit__ = __setattr__ = __mro_entries__ = __instancecheck__ = __subclasscheck__ = _raise
     __getitem__ = __iter__ = __contains__ = __bool__ = __or__ = _raise
@@ -128,7 +138,7 @@ class _Missing:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):  # asked by Python itself, and by those who look around
             raise AttributeError(name)
-        raise MissingName(str(self._absence))
+        raise MissingName(self._absence)
 
 
 # --- errors that speak of one -----------------------------------------------------------------------------------------
@@ -192,17 +202,22 @@ def _declared_in(file: Path, package: Path) -> Iterator[Declaration]:
         kind = _kind(node)
         if kind is None or not isinstance(node, ast.Call):
             continue
-        path, reason = node.args[0].value, node.args[1]
-        lost = reasons[reason.id] if isinstance(reason, ast.Name) else _text(reason)
+        arguments = [reasons.get(one.id, "") if isinstance(one, ast.Name) else _text(one) for one in node.args]
+        lost, paths = (arguments[0], arguments[1:]) if kind == "listed" else (arguments[1], arguments[:1])
         bounds = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg in ("since", "until")}
-        yield Declaration(
-            path, kind, lost, file.relative_to(package).as_posix(), *(_words(bounds.get(n)) for n in ("since", "until"))
-        )
+        versions_of = [_words(bounds.get(name)) for name in ("since", "until")]
+        for path in paths:
+            kind_of = "replaced" if kind == "listed" else kind
+            yield Declaration(path, kind_of, lost, file.relative_to(package).as_posix(), *versions_of)
 
 
 def _kind(node: ast.AST) -> str | None:
     """What a call declares; None for other calls."""
-    if not isinstance(node, ast.Call) or len(node.args) < 2 or not _text(node.args[0]).startswith("torch."):
+    if not isinstance(node, ast.Call) or len(node.args) < 2:
+        return None
+    if isinstance(node.func, ast.Name) and node.func.id == "private_names":
+        return "listed"
+    if not _text(node.args[0]).startswith("torch."):
         return None
     if isinstance(node.func, ast.Name) and node.func.id == "private":
         return "optional" if len(node.args) > 2 else "needed"

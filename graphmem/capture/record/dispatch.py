@@ -31,11 +31,14 @@ from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
 from graphmem.capture.values.known_values import INTEGERS
 from graphmem.capture.values.tensors import on_device, tensors_in
+from graphmem.torch_names import private
 from graphmem.trace import Category, Place
 
 _aten = torch.ops.aten
 _PRIM_DEVICE = torch.ops.prim.device.default
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE: Any = private(
+    "torch._C.DispatchKey.CompositeImplicitAutograd", "composite operators in inference mode cannot be followed", None
+)
 _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default

@@ -6,17 +6,15 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphmem import torch_names
 from graphmem.capture.device.pretend_device import Teller, numbered
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
-from graphmem.capture.program.held import label_held
-from graphmem.capture.program.leaving import Leaving
-from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.program_settings import ProgramSettings
 from graphmem.capture.record.recorder import Recorder
@@ -37,9 +35,13 @@ from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
-from graphmem.torch_names import private
+from graphmem.torch_names import absences, private
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
+
+if TYPE_CHECKING:
+    from graphmem.capture.program.leaving import Leaving
+    from graphmem.capture.record import modules
 
 _LOST = "why an operator cannot be followed is told in PyTorch's words"
 DataDependentOutputException: Any = private("torch._subclasses.fake_tensor.DataDependentOutputException", _LOST, Never)
@@ -160,13 +162,13 @@ def capture(
     teller = Teller(device, set() if told is None else told)
     context = Context(teller, recorder, processes, leave_after, shortens, leaves_alike)
     interrupts = Interrupts()
-    with interrupts.held(), contextlib.ExitStack() as stack:
+    with _named_version(), interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
         threads = stack.enter_context(capturing(interrupts.check))
         stack.callback(Patches.undo_all, threads)
         stack.enter_context(neutral_state())
         for layer in LAYERS:
-            stack.enter_context(layer.install(context))
+            layer.enter(context, stack)
         if memory is not None:
             recorder.answer_from(memory)
         settings = ProgramSettings(recorder, torch_version, are_followed=own_settings)
@@ -174,15 +176,18 @@ def capture(
             run(Session(recorder, context.watch, context.leaving))
         if settings.differ:
             teller.told.add("allocator")
-        assumed = _assumptions(recorder) | context.compiled.assumed
+        compiled = context.compiled
+        assumed = _assumptions(recorder) | (compiled.assumed if compiled is not None else {})
         refusals = tuple(recorder.storages.refusals)
         if context.leaving is not None:
+            from graphmem.capture.program.held import label_held
+
             label_held(recorder)
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     builder.predicted_plans = len(card.predicted)
     trace = builder.build()
-    notes = (*context.compiled.notes(), *recorder.notes)
+    notes = (*(compiled.notes() if compiled is not None else ()), *recorder.notes)
     operators = graph.graph if graph is not None else None
     return Captured(
         trace,
@@ -237,7 +242,20 @@ def _assumptions(recorder: Recorder) -> dict[str, int]:
         assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
             selection.distinct
         )
+    assumed |= dict.fromkeys(map(str, absences()), 1)
     return assumed | dict(sorted(recorder.unmodelled.items()))
+
+
+@contextlib.contextmanager
+def _named_version() -> Iterator[None]:
+    """What PyTorch has no more, or otherwise, is told with its version."""
+    try:
+        yield
+    except Exception as error:
+        told = torch_names.explained(error)
+        if told is None:
+            raise
+        raise CaptureError(told) from error
 
 
 @contextlib.contextmanager
@@ -260,6 +278,8 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
         )
         raise CaptureError(f"{recorder.current_source()}: {reason}") from None
     except Exception as error:
+        if torch_names.explained(error) is not None:
+            raise
         where = raised_at(error) or recorder.current_source()
         if speaks_of_memory(error) and recorder.storages.refusals:
             raise ProgramOutOfMemory(f"{where}: {said(error).partition(' GPU 0 has')[0]}") from error
