@@ -221,7 +221,9 @@ def _kind(node: ast.AST) -> str | None:
         return None
     if isinstance(node.func, ast.Name) and node.func.id == "private":
         return "optional" if len(node.args) > 2 else "needed"
-    return "replaced" if isinstance(node.func, ast.Attribute) and node.func.attr in ("replace", "wrap") else None
+    function = node.func
+    is_patch = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+    return "replaced" if is_patch and ast.unparse(function) in ("patches.replace", "patches.wrap") else None
 
 
 def _text(node: ast.expr) -> str:
@@ -240,6 +242,18 @@ def manifest() -> str:
     """The declarations as JSON, one a line."""
     lines = ",\n".join(json.dumps({k: v for k, v in asdict(one).items() if v}) for one in declarations())
     return f"[\n{lines}\n]\n"
+
+
+def lacking() -> tuple[Declaration, ...]:
+    """Of the manifest those that the installed PyTorch lacks, where its version should have them. Imports PyTorch."""
+    known = [Declaration(**one) for one in json.loads(MANIFEST.read_text(encoding="utf-8"))]
+    return tuple(
+        one for one in known if find(one.path) is GONE and not _is_elsewhere(_version(one.since), _version(one.until))
+    )
+
+
+def _version(text: str) -> versions.Version | None:
+    return versions.version_of(text) if text else None
 
 
 def main(say: Callable[[str], object] = print) -> None:

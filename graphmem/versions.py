@@ -516,12 +516,12 @@ def table() -> str:
     for version in sorted(set(ALLOCATOR_OPTIONS.values())):
         keys = ", ".join(f"`{key}`" for key, first in ALLOCATOR_OPTIONS.items() if first == version)
         lines.append(f"| {words(version)} | {keys} |")
-    cudnn = ", ".join(f"{words(version)}: {_cudnn_words(number)}" for version, number in WHEEL_CUDNN.items())
+    cudnn = ", ".join(f"{words(version)}: {cudnn_words(number)}" for version, number in WHEEL_CUDNN.items())
     lines += ["", f"cuDNN of the default CUDA wheel, which chooses between attention kernels: {cudnn}."]
     return "\n".join(lines) + "\n"
 
 
-def _cudnn_words(number: int) -> str:
+def cudnn_words(number: int) -> str:
     """``9.20.0`` for 92000."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 

@@ -49,6 +49,7 @@ _COMMANDS = (
     "replay",
     "export-trace",
     "gpus",
+    "doctor",
     "zoo",
     "measure",
     "verify",

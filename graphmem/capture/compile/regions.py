@@ -246,7 +246,7 @@ def _skipping() -> tuple[Any, Any]:
         action, strategy = types.FrameAction, types.FrameExecStrategy
         with_callees = convert_frame.ConvertFrameReturn(frame_exec_strategy=strategy(action.SKIP, action.SKIP))
         return convert_frame.ConvertFrameReturn(), with_callees
-    return None, private("torch._C._dynamo.eval_frame.skip_code_recursive_flag", _LOST)  # 2.6
+    return None, private("torch._C._dynamo.eval_frame.skip_code_recursive_flag", _LOST, until=(2, 7))  # 2.6
 
 
 def _open_dynamo(patches: Patches, code: CompiledCode) -> None:

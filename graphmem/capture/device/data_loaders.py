@@ -26,7 +26,7 @@ from graphmem.torch_names import private
 
 _LOST = "data loaders with workers cannot be followed"
 _loader: Any = private("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", _LOST)
-_kinds: Any = private("torch.utils.data._kinds", _LOST)
+_kinds: Any = private("torch.utils.data.dataloader._DatasetKind", _LOST)
 _worker: Any = private("torch.utils.data._utils.worker", _LOST)
 _pinning: Any = private("torch.utils.data._utils.pin_memory", "data loaders that pin memory cannot be followed")
 _wrapped_error: Any = private("torch._utils.ExceptionWrapper", "errors of data loaders' workers are not raised")
