@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from graphmem import versions
 from graphmem.cli.start import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.reports import text
@@ -33,7 +34,8 @@ _NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOT
 
 _DEBUG = "GRAPHMEM_DEBUG"
 _WORDS = "graphmem.words"  # where a click context keeps the words of the command line
-_BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the traceback"
+_DEBUGGED = f"set {_DEBUG}=1 for the traceback"
+_BUG = f"this is a bug in graphmem, please report it; {_DEBUGGED}"
 
 
 #: The commands, each in a module of its own, which is imported when it is called.
@@ -113,7 +115,17 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
         return f"cannot write: {error.strerror}"
     if isinstance(error, OSError) and error.errno in _NAMES and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return f"{type(error).__name__}: {error}: {_BUG}"
+    return _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> str:
+    """An error of nobody's making: where a PyTorch that is not known may be why, that is said and no bug."""
+    from graphmem import torch_names
+
+    text, installed = f"{type(error).__name__}: {error}", versions.installed()
+    if torch_names.explained(error) is None and (installed is None or installed <= versions.NEWEST):
+        return f"{text}: {_BUG}"
+    return f"{torch_names.explained(error) or f'{versions.of_this_pytorch()}, which may be why: {text}'}; {_DEBUGGED}"
 
 
 def _without(words: Sequence[str], dropped: Sequence[str]) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
     python -m tests.support.hidden_names [PART OF A NAME ...]
 
-Each name is hidden in a process of its own, before captures are imported. Where a step of PyTorch alone on fake tensors
-goes on without it, it is deleted from PyTorch, as a new version deletes it. Where PyTorch itself needs it, a new version
-has something else in its place, and graphmem alone must not find it.
+Each name is hidden in a process of its own, before captures are imported. Where a step of PyTorch alone, on fake
+tensors, goes on without it, it is deleted from PyTorch, as a new version deletes it. Where PyTorch itself needs it, a
+new version has something else in its place, and graphmem alone must not find it.
 """
 
 from __future__ import annotations

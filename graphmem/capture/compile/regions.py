@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from graphmem import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
@@ -32,10 +31,11 @@ from graphmem.torch_names import private
 
 _LOST = "torch.compile cannot be followed"
 
-_HOOK_TABLES = (
-    nn_module._global_forward_pre_hooks,
-    nn_module._global_forward_hooks,
-    nn_module._global_forward_hooks_always_called,
+_HOOKS = "hooks of the analysis are compiled into the step"
+_HOOK_TABLES: Any = (
+    private("torch.nn.modules.module._global_forward_pre_hooks", _HOOKS, {}),
+    private("torch.nn.modules.module._global_forward_hooks", _HOOKS, {}),
+    private("torch.nn.modules.module._global_forward_hooks_always_called", _HOOKS, {}),
 )
 
 
