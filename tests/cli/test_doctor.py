@@ -21,7 +21,7 @@ _INSTALLED = {"torch": "2.13.0+cpu", "transformers": "5.23.0", "onnxruntime": "1
 
 
 @pytest.fixture
-def _installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     packages = dict(_INSTALLED)
 
     def version(package: str) -> str:
@@ -46,36 +46,36 @@ def _finding(name: str) -> Any:
     return next(one for one in _document()["libraries"] if one["name"] == name)
 
 
-def test_what_is_known_is_no_reason_to_worry(_installed: dict[str, str]) -> None:
+def test_what_is_known_is_no_reason_to_worry(installed: dict[str, str]) -> None:
     result = _run()
     assert result.exit_code == 0
     assert "2.13.0+cpu" in result.stdout
     assert "newer" not in result.stdout.replace("newest", "")
 
 
-def test_a_newer_version_is_told(_installed: dict[str, str]) -> None:
-    _installed["torch"] = "2.99.1"
+def test_a_newer_version_is_told(installed: dict[str, str]) -> None:
+    installed["torch"] = "2.99.1"
     result = _run()
     assert result.exit_code == doctor.NOT_AS_KNOWN
     assert f"PyTorch 2.99.1 is newer than {versions.words(versions.NEWEST)}, the newest known" in result.stdout
     assert _finding("PyTorch")["state"] == "newer"
 
 
-def test_an_older_version_is_told(_installed: dict[str, str]) -> None:
-    _installed["torch"] = "2.4.1"
+def test_an_older_version_is_told(installed: dict[str, str]) -> None:
+    installed["torch"] = "2.4.1"
     assert _run().exit_code == doctor.NOT_AS_KNOWN
     assert _finding("PyTorch")["state"] == "older"
 
 
-def test_an_extra_brings_what_is_missing(_installed: dict[str, str]) -> None:
-    del _installed["onnxruntime"]
+def test_an_extra_brings_what_is_missing(installed: dict[str, str]) -> None:
+    del installed["onnxruntime"]
     finding = _finding("ONNX Runtime")
     assert (finding["state"], finding["extra"]) == ("not installed", "ort")
     assert "graphmem[ort]" in " ".join(_run().stdout.split())
 
 
 def test_a_cudnn_outside_python_has_its_version_in_its_name(
-    _installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     (tmp_path / "libcudnn.so.9.20.0").touch()
     (tmp_path / "libcudnn.so.9").symlink_to(tmp_path / "libcudnn.so.9.20.0")
@@ -83,7 +83,7 @@ def test_a_cudnn_outside_python_has_its_version_in_its_name(
     assert _finding(doctor.CUDNN)["installed"] == "9.20.0"
 
 
-def test_names_that_are_gone_are_told(_installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_gone_are_told(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Declaration("torch._C._gone", "optional", "something", "capture/patches.py")
     monkeypatch.setattr(doctor, "lacking", lambda: (gone,))
     result = _run("--names")
@@ -97,7 +97,7 @@ def test_nothing_is_imported() -> None:
     code = (
         "import sys\nsys.argv = ['graphmem', 'doctor']\nfrom graphmem.cli.start import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    print(end.code)\n"
-        "print([name for name in ('torch', 'transformers', 'onnxruntime', 'tensorflow', 'vllm') if name in sys.modules])"
+        "print(sorted({'torch', 'transformers', 'onnxruntime', 'tensorflow', 'vllm'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=places.ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"

@@ -29,10 +29,11 @@ _META = torch.device("meta")
 _HOST = torch.device("cpu")
 _LOST = "results of operators are not remembered, which takes longer"
 _FAKE = private("torch._C._TorchDispatchModeKey", _LOST, types.SimpleNamespace(FAKE=None)).FAKE
-_mode_of: Any = private("torch._C._get_dispatch_mode", _LOST, lambda _: None)
+_mode_of: Any = private("torch._C._get_dispatch_mode", _LOST, None)
 _modes_on: Any = private("torch._C._len_torch_dispatch_stack", _LOST, lambda: 0)
 _default_device: Any = private("torch._C._get_default_device", _LOST, torch.get_default_device)
 _below_modes: Any = private("torch._C._DisableTorchDispatch", _LOST, None)
+_IS_QUICK = None not in (_FAKE, _mode_of, _below_modes)
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 #: The function itself: ``torch.empty_strided`` is replaced in captures.
 _EMPTY: Callable[..., torch.Tensor] = torch.empty_strided
@@ -74,8 +75,8 @@ class FakeResults:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What ``func`` returns, called below every mode but the fake one."""
-        mode = _mode_of(_FAKE)
-        if mode is None or _modes_on() != 1 or mode.shape_env is not None or _below_modes is None:
+        mode = _mode_of(_FAKE) if _IS_QUICK else None
+        if mode is None or _modes_on() != 1 or mode.shape_env is not None:
             return func(*args, **kwargs)
         if mode is not self._mode:
             self._mode, self._known = mode, {}

@@ -14,6 +14,7 @@ from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 from graphmem.trace import Category
 from graphmem.training import DataParallel
 
@@ -69,8 +70,10 @@ def patch_data_parallel(patches: Patches, book: RankBook) -> None:
     )
     patches.set(dist.Logger, "set_runtime_stats_and_log", lambda _: None)  # there are no times
     patches.wrap("torch.distributed._broadcast_coalesced", lost, _over(broadcast))
-    if "_broadcast_coalesced" in vars(dist.distributed_c10d):
-        patches.wrap("torch.distributed.distributed_c10d._broadcast_coalesced", lost, _over(broadcast))
+    if hasattr(dist.distributed_c10d, "_broadcast_coalesced"):  # of some versions
+        patches.set(
+            dist.distributed_c10d, "_broadcast_coalesced", private("torch.distributed._broadcast_coalesced", lost)
+        )
     verify = _verify(book.storages)
     for name in ("torch.distributed.utils", "torch.nn.parallel.distributed", "torch.distributed.fsdp._init_utils"):
         if "_verify_param_shape_across_processes" in vars(sys.modules.get(name, object)):

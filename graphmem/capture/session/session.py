@@ -107,6 +107,19 @@ class Session:
             self.recorder.storages.label(tensor, Category.INPUT, path)
 
 
+@contextlib.contextmanager
+def _named_version() -> Iterator[None]:
+    """What PyTorch has no more, or otherwise, is told with its version."""
+    try:
+        yield
+    except Exception as error:
+        told = torch_names.explained(error)
+        if told is None:
+            raise
+        raise CaptureError(told) from error
+
+
+@_named_version()
 def capture(
     run: Callable[[Session], None],
     *,
@@ -162,7 +175,7 @@ def capture(
     teller = Teller(device, set() if told is None else told)
     context = Context(teller, recorder, processes, leave_after, shortens, leaves_alike)
     interrupts = Interrupts()
-    with _named_version(), interrupts.held(), contextlib.ExitStack() as stack:
+    with interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
         threads = stack.enter_context(capturing(interrupts.check))
         stack.callback(Patches.undo_all, threads)
@@ -244,18 +257,6 @@ def _assumptions(recorder: Recorder) -> dict[str, int]:
         )
     assumed |= dict.fromkeys(map(str, absences()), 1)
     return assumed | dict(sorted(recorder.unmodelled.items()))
-
-
-@contextlib.contextmanager
-def _named_version() -> Iterator[None]:
-    """What PyTorch has no more, or otherwise, is told with its version."""
-    try:
-        yield
-    except Exception as error:
-        told = torch_names.explained(error)
-        if told is None:
-            raise
-        raise CaptureError(told) from error
 
 
 @contextlib.contextmanager

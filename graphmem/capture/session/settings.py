@@ -61,7 +61,7 @@ _SET = private_names(
 )
 _SEEN_BY_ALL = private_names(_LOST, "torch._C._set_default_dtype", "torch._C._set_deterministic_algorithms")
 #: ``torch.backends.cudnn`` holds these C functions themselves.
-_HELD = {"enabled": 0, "benchmark": 1, "deterministic": 2, "allow_tf32": 3}
+_HELD = ("enabled", "benchmark", "deterministic", "allow_tf32")
 
 
 @contextlib.contextmanager
@@ -163,10 +163,13 @@ def _wrapped(path: str, patches: Patches, noted: _Noted) -> None:
 
 
 def _keep_apart(patches: Patches) -> None:
-    """The switches of :data:`_OWN` begin as they are, and what the step sets is seen by the step alone."""
-    functions = []
+    """The switches of :data:`_READ` begin as they are, and what the step sets is seen by the step alone."""
+    functions: dict[str, Any] = {}  # by the name of a switch of cuDNN
     for getter, setter in zip(_READ, _SET, strict=True):
-        value = [private(getter, _LOST, lambda: None)()]
+        read = private(getter, _LOST, None)
+        if read is None or private(setter, _LOST, None) is None:
+            continue
+        value = [read()]
 
         def get(value: list[Any] = value) -> Any:
             return value[0]
@@ -174,13 +177,13 @@ def _keep_apart(patches: Patches) -> None:
         def set_(new: Any, value: list[Any] = value) -> None:
             value[0] = new
 
-        functions.append((get, set_))
+        functions[getter.rpartition("_get_cudnn_")[2]] = get, set_
         patches.replace(getter, _LOST, get)
         patches.replace(setter, _LOST, set_)
-    for name, number in _HELD.items():
+    for name in set(_HELD) & set(functions):
         switch = vars(type(torch.backends.cudnn))[name]
-        patches.set(switch, "getter", functions[number][0])
-        patches.set(switch, "setter", functions[number][1])
+        patches.set(switch, "getter", functions[name][0])
+        patches.set(switch, "setter", functions[name][1])
 
 
 def _patch_random_numbers(patches: Patches) -> None:
