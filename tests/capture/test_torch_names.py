@@ -201,4 +201,3 @@ def test_a_plain_step_enters_no_room_of_others() -> None:
     _, imported = json.loads(ran.stdout.splitlines()[-1])
     rooms = {name.split(".")[2] for name in imported if name.startswith("graphmem.capture.") and name.count(".") > 2}
     assert rooms.isdisjoint({"compile", "distributed", "program"})
-    assert "graphmem.sandbox" not in imported
