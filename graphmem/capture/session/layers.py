@@ -749,7 +749,8 @@ def table() -> str:
         names = ", ".join(f"`{name}`" for name in layer.replaces) or "nothing"
         if layer.again:
             names += f"; once more {', '.join(f'`{name}`' for name in layer.again)}"
-        rows.append(f"| {number} {layer.name} | `{layer.where}` | {names} | {layer.why} |")
+        when = ", when needed" if layer.doors or layer.libraries else ""
+        rows.append(f"| {number} {layer.name}{when} | `{layer.where}` | {names} | {layer.why} |")
     return "\n".join(rows)
 
 
