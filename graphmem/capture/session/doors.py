@@ -46,6 +46,7 @@ def doors(
                 open_()
                 return getattr(owner(path), path.rpartition(".")[2])(*args, **kwargs)  # the layer's, if it has one
 
+            enter.__module__ = getattr(found, "__module__", None) or __name__  # by which pickle finds it
             return enter
 
         return made_of
