@@ -14,6 +14,7 @@ from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
 from graphmem.capture.operators.operators_by_version import mask_by_filling
 from graphmem.capture.values.tensors import HALF_TYPES
+from graphmem.torch_names import private
 
 _aten = torch.ops.aten
 
@@ -161,14 +162,21 @@ def _first(results: Any) -> Tensor:
     return out
 
 
+_NOT_HEARD = "that a kernel of attention is switched off is not heard"
+
+
 def _enabled_backends() -> frozenset[str]:
     flags = {
-        "flash": torch.backends.cuda.flash_sdp_enabled(),
-        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
-        "math": torch.backends.cuda.math_sdp_enabled(),
-        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
+        "flash": private("torch._C._get_flash_sdp_enabled", _NOT_HEARD, _yes),
+        "efficient": private("torch._C._get_mem_efficient_sdp_enabled", _NOT_HEARD, _yes),
+        "math": private("torch._C._get_math_sdp_enabled", _NOT_HEARD, _yes),
+        "cudnn": private("torch._C._get_cudnn_sdp_enabled", _NOT_HEARD, _yes),
     }
-    return frozenset(name for name, enabled in flags.items() if enabled)
+    return frozenset(name for name, is_enabled in flags.items() if is_enabled())
+
+
+def _yes() -> bool:
+    return True
 
 
 def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None:
