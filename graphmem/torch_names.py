@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -147,8 +148,10 @@ class _Missing:
 def explained(error: BaseException) -> str | None:
     """Of an error that PyTorch or graphmem raised for want of a name of PyTorch: a line that names the version.
 
-    None for every other, and for errors that other people's code raised.
+    None for every other, for errors that other people's code raised, and for names that CUDA builds alone have.
     """
+    if re.search(r"has no attribute '_?[cC]uda", str(error)):
+        return None
     if not isinstance(error, (AttributeError, ImportError)) or "torch" not in str(error) + _place(error):
         return None
     if _package(error) not in ("torch", "graphmem"):

@@ -168,7 +168,12 @@ def refuse(path: str) -> None:
     from graphmem import torch_names
 
     find = torch_names.find
-    torch_names.find = lambda asked: torch_names.GONE if f"{asked}.".startswith(f"{path}.") else find(asked)
+    hidden = path
+
+    def refusing(path: str) -> Any:
+        return torch_names.GONE if f"{path}.".startswith(f"{hidden}.") else find(path)
+
+    torch_names.find = refusing
 
 
 def _elsewhere(work: Callable[[], dict[str, Answer]]) -> dict[str, Any] | None:

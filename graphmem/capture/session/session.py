@@ -300,7 +300,7 @@ def speaks_of_memory(error: BaseException | None) -> bool:
 def raised_by_program(error: Exception) -> str | None:
     """Where and what a whole program raised, in one line; None for what the analysis itself could not do."""
     ours = (GraphmemError, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
-    if isinstance(error, ours) or explained(error) is not None:
+    if isinstance(error, ours) or explained(error) is not None or torch_names.explained(error) is not None:
         return None
     where = raised_at(error)
     return f"{where}{': ' if where else ''}{said(error)}"
