@@ -165,28 +165,17 @@ def test_nine_of_ten_plain_questions_are_answered_without_any_one_name() -> None
 # --- rooms that a plain step does not enter ---------------------------------------------------------------------------
 
 _PERCEPTRON = """
-    import sys, threading
-    from pathlib import Path
-
-    entered = set()
-
-    def note(frame, event, _):
-        if event == "call" and "graphmem" in frame.f_code.co_filename and frame.f_code.co_name != "<module>":
-            entered.add(frame.f_code.co_filename)
-
-    from graphmem.analyze import analyze
-    sys.setprofile(note), threading.setprofile(note)
+    import json, sys
     import torch
     from torch import nn
+    from graphmem.analyze import analyze
 
     def build():
         model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
         return model, torch.randn(32, 64), torch.randint(0, 10, (32,)), nn.functional.cross_entropy
 
     analyze(build, device="A100-40GB", cudnn="never")
-    sys.setprofile(None)
-    import json
-    print(json.dumps([sorted(entered), sorted(name for name in sys.modules if name.startswith("graphmem."))]))
+    print(json.dumps(sorted(name for name in sys.modules if name.startswith("graphmem.capture."))))
 """
 
 
@@ -198,6 +187,6 @@ def test_a_plain_step_enters_no_room_of_others() -> None:
         text=True,
         check=True,
     )
-    _, imported = json.loads(ran.stdout.splitlines()[-1])
-    rooms = {name.split(".")[2] for name in imported if name.startswith("graphmem.capture.") and name.count(".") > 2}
+    imported = json.loads(ran.stdout.splitlines()[-1])
+    rooms = {name.split(".")[2] for name in imported if name.count(".") > 2}
     assert rooms.isdisjoint({"compile", "distributed", "program"})
