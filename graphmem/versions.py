@@ -85,6 +85,29 @@ def installed_version() -> tuple[int, int] | None:
     return version
 
 
+def installed() -> Version | None:
+    """(major, minor) of the installed torch, however old; None where there is none."""
+    text = installed_text()
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def installed_text() -> str:
+    """The installed torch's whole version, such as ``2.13.0+cpu``; empty where there is none. Nothing is imported."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def of_this_pytorch() -> str:
+    """What there is to say first where something in PyTorch is not as it was: whether its version is known."""
+    version, text = installed(), installed_text().partition("+")[0]
+    if version is not None and version > NEWEST:
+        return f"PyTorch {text} is newer than {words(NEWEST)}, the newest known"
+    return f"PyTorch {text or 'of no known version'} is not as it was released"
+
+
 def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
     """What of the version asked for is followed when another one is installed, and of which cuDNN is spoken."""
     notes = []
@@ -493,12 +516,12 @@ def table() -> str:
     for version in sorted(set(ALLOCATOR_OPTIONS.values())):
         keys = ", ".join(f"`{key}`" for key, first in ALLOCATOR_OPTIONS.items() if first == version)
         lines.append(f"| {words(version)} | {keys} |")
-    cudnn = ", ".join(f"{words(version)}: {_cudnn_words(number)}" for version, number in WHEEL_CUDNN.items())
+    cudnn = ", ".join(f"{words(version)}: {cudnn_words(number)}" for version, number in WHEEL_CUDNN.items())
     lines += ["", f"cuDNN of the default CUDA wheel, which chooses between attention kernels: {cudnn}."]
     return "\n".join(lines) + "\n"
 
 
-def _cudnn_words(number: int) -> str:
+def cudnn_words(number: int) -> str:
     """``9.20.0`` for 92000."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 

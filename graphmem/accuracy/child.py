@@ -18,6 +18,9 @@ from graphmem.accuracy.calibration_step import run_calibration
 from graphmem.accuracy.case import Case
 from graphmem.accuracy.device_meter import DeviceMeter
 from graphmem.accuracy.record import GPU, STUB_DRIVER
+from graphmem.torch_names import private
+
+_LOST = "allocations cannot be recorded"
 
 #: Events kept by PyTorch while a trace is recorded.
 MAX_EVENTS = 2_000_000
@@ -76,7 +79,7 @@ def run_case(case: Case, cap_bytes: int | None, trace: Path | None) -> dict[str,
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total))
     if trace is not None:
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
+        private("torch.cuda.memory._record_memory_history", _LOST)(enabled="all", context=None, max_entries=MAX_EVENTS)
     watch = Watch(meter)
     status = "ok"
     try:
@@ -168,12 +171,11 @@ def _is_stub_driver() -> bool:
 
 def _write_trace(path: Path, case: Case) -> None:
     """Every allocation event, addresses relative to the lowest: ``[action, address, bytes, stream number]``."""
-    import torch
 
     streams: dict[int, int] = {}
     events = [
         [event["action"], event.get("addr", -1), event["size"], streams.setdefault(event["stream"], len(streams))]
-        for event in torch.cuda.memory._snapshot()["device_traces"][0]
+        for event in private("torch.cuda.memory._snapshot", _LOST)()["device_traces"][0]
     ]
     base = min((event[1] for event in events if event[1] >= 0), default=0)
     rows = [[action, address - base if address >= 0 else -1, size, stream] for action, address, size, stream in events]

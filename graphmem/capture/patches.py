@@ -23,10 +23,17 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, Modul
 from typing import Any, ClassVar
 
 import torch
-from torch.overrides import _get_overloaded_args, get_ignored_functions, handle_torch_function, has_torch_function
+from torch.overrides import get_ignored_functions, handle_torch_function, has_torch_function
 
+from graphmem import torch_names, versions
 from graphmem.capture.threads import Threads, current_threads
+from graphmem.capture.torch_internals import has_kernel
+from graphmem.torch_names import private
 
+_overloaded_args: Any = private(
+    "torch.overrides._get_overloaded_args", "factories are not replaced by classes of tensors", lambda _: ()
+)
+_FUNCTIONS: Any = private("torch._C._VariableFunctions", "factories are not replaced by classes of tensors", None)
 _ABSENT: Any = type("absent", (), {"__repr__": lambda self: "absent"})()
 
 
@@ -81,6 +88,16 @@ class Patches:
         """
         found = inspect.getattr_static(owner, name) if isinstance(value, property) else getattr(owner, name, _ABSENT)
         self.share(owner, name, _view(owner, found, value, self.threads))
+
+    def replace(self, path: str, lost: str, value: Any, *, since: versions.Version | None = None) -> None:
+        """Replace a private name of torch; one that is gone is passed over, and what is ``lost`` is noted."""
+        self.wrap(path, lost, lambda _: value, since=since)
+
+    def wrap(self, path: str, lost: str, make: Callable[[Any], Any], *, since: versions.Version | None = None) -> None:
+        """Replace a private name of torch by what ``make`` makes of what was there."""
+        found = private(path, lost, None, since=since)
+        if found is not None:
+            self.set(torch_names.owner(path), path.rpartition(".")[2], make(found))
 
     def share(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name`` for every thread, by something that tells the threads apart itself."""
@@ -150,7 +167,7 @@ def _function(value: Callable[..., Any], found: Callable[..., Any], threads: Thr
     def overridable(*args: Any, **kwargs: Any) -> Any:
         if get_ident() in threads or adopts():
             if has_torch_function(args):
-                overloaded = _get_overloaded_args(args)
+                overloaded = _overloaded_args(args)
                 if overloaded:
                     return _overridden(overridable, found, overloaded, args, kwargs)
             return value(*args, **kwargs)
@@ -164,9 +181,7 @@ def _is_overridable(found: Any) -> bool:
     if isinstance(found, (MethodDescriptorType, WrapperDescriptorType)):
         by_cpp = issubclass(torch.Tensor, found.__objclass__)
     else:
-        by_cpp = isinstance(found, BuiltinFunctionType) and found is getattr(
-            torch._C._VariableFunctions, found.__name__, None
-        )
+        by_cpp = isinstance(found, BuiltinFunctionType) and found is getattr(_FUNCTIONS, found.__name__, None)
     return by_cpp and found not in get_ignored_functions()
 
 
@@ -340,6 +355,15 @@ class _Answers:
 # --- kernels in the dispatcher ----------------------------------------------------------------------------------------
 
 
+_found_kernel: Any = private(
+    "torch._C._dispatch_get_computed_kernel_for_dispatch_key",
+    "operators of other threads are taken apart while an analysis runs",
+    None,
+    since=(2, 9),
+)
+_KEYS: Any = private("torch._C.DispatchKey", "operators of other threads are taken apart while an analysis runs", None)
+
+
 class Kernels:
     """Kernels of ``aten`` operators in PyTorch's dispatcher, for the threads of the running capture.
 
@@ -354,8 +378,7 @@ class Kernels:
     def set(self, op: Any, kernel: Callable[..., Any], key: str, elsewhere: Callable[..., Any] | None = None) -> None:
         """Put ``kernel`` at the dispatch key ``key`` of an operator's overload."""
         threads, adopts = self._threads, self._threads.adopts
-        find = getattr(torch._C, "_dispatch_get_computed_kernel_for_dispatch_key", None)
-        found = find(op._name, torch._C.DispatchKey.__members__[key]).call_boxed if find is not None else None
+        found = _found_kernel(op._name, getattr(_KEYS, key)).call_boxed if _found_kernel and _KEYS else None
         other = elsewhere or op.decompose
 
         def view(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -363,7 +386,7 @@ class Kernels:
                 return kernel(*args, **kwargs)
             return other(*args, **kwargs) if found is None else found(keys, *args, **kwargs)
 
-        overrides = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, key)
+        overrides = has_kernel(op._name, key)
         with quiet_registration() if overrides else contextlib.nullcontext():
             self._library.impl(op, view, key, with_keyset=True)
 

@@ -62,7 +62,7 @@ def analyze_command(**options: Any) -> None:
         try:
             estimate = analyze(model, **request, top=max(output.top, KEPT), progress=progress)
         except NotModelledError as error:
-            if output.form == "json":
+            if output.form.name == "json":
                 known = {"provider": error.provider, "modelled": False, "known_bytes": error.known}
                 emit(json.dumps(known) + "\n", output.output)
             raise

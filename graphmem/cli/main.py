@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from graphmem import versions
 from graphmem.cli.endings import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.plugins import Kind
@@ -33,7 +34,8 @@ _NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOT
 
 _DEBUG = "GRAPHMEM_DEBUG"
 _WORDS = "graphmem.words"  # where a click context keeps the words of the command line
-_BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the traceback"
+_DEBUGGED = f"set {_DEBUG}=1 for the traceback"
+_BUG = f"this is a bug in graphmem, please report it; {_DEBUGGED}"
 
 
 #: The commands in the order of the help, each in a module of its own, which is imported when it is called; those of a
@@ -41,7 +43,7 @@ _BUG = f"this is a bug in graphmem, please report it; set {_DEBUG}=1 for the tra
 COMMANDS: Kind[click.Command] = Kind(
     "command", "graphmem.commands", package="graphmem.cli", attribute="{}_command",
     order=("analyze", "run", "fit", "advise", "sweep", "plan", "serve", "compare", "replay", "export-trace", "gpus",
-           "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
+           "doctor", "explain", "zoo", "measure", "verify", "calibrate", "accuracy"),
     needs={"plan": "graphmem.planning.layouts", "serve": "graphmem.serving",
            **dict.fromkeys(("measure", "verify", "calibrate", "accuracy"), "graphmem.accuracy")},
 )  # fmt: skip
@@ -102,7 +104,17 @@ def _message(error: BaseException, words: Sequence[str] = ()) -> str:
         return f"cannot write: {error.strerror}"
     if isinstance(error, OSError) and error.errno in _NAMES and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return f"{type(error).__name__}: {error}: {_BUG}"
+    return _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> str:
+    """An error of nobody's making: where a PyTorch that is not known may be why, that is said and no bug."""
+    from graphmem import torch_names
+
+    text, installed = f"{type(error).__name__}: {error}", versions.installed()
+    if torch_names.explained(error) is None and (installed is None or installed <= versions.NEWEST):
+        return f"{text}: {_BUG}"
+    return f"{torch_names.explained(error) or f'{versions.of_this_pytorch()}, which may be why: {text}'}; {_DEBUGGED}"
 
 
 def _without(words: Sequence[str], dropped: Sequence[str]) -> Iterator[str]:

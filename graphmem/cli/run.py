@@ -26,7 +26,6 @@ from graphmem.cli.options import (
 from graphmem.cli.output import check_output, show, working
 from graphmem.cli.step_options import POSITIVE, RANK_OPTION, VALUE_OPTIONS, values_of
 from graphmem.errors import UsageError
-from graphmem.sandbox import Permissions, entered, folder_of
 from graphmem.sources.hints import refuse_keras
 from graphmem.training import Training
 from graphmem.training.program import OPTIMIZER_STEPS, Program
@@ -142,6 +141,8 @@ def run_command(words: tuple[str, ...], module: str | None, quiet: bool, **optio
     launch = launch_of(**{name: options[name] for name in _LAUNCH_NAMES})
     program = _program(words, module, launch)
     step = Training(data_dependent=options["data_dependent"], **_numbers(launch, options), **values_of(options))
+    from graphmem.sandbox import Permissions, entered, folder_of
+
     permissions = Permissions(
         tuple(folder_of(one) for one in options["writes"] if one),
         everywhere="" in options["writes"],

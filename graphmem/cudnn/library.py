@@ -20,7 +20,6 @@ from graphmem.cudnn.recurrent import Network
 from graphmem.cudnn.worker import version_text
 from graphmem.devices import Device
 from graphmem.errors import GraphmemError, UsageError
-from graphmem.sandbox.guard import own
 
 #: What may be said in place of a path: ask one if it is there, ask none, ask the one that is there.
 AUTO, NEVER, INSTALLED = "auto", "never", "installed"
@@ -251,6 +250,8 @@ class Cudnn:
         self._starts += 1
         site = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))}
+        from graphmem.sandbox.guard import own
+
         with own():
             self._worker = subprocess.Popen(
                 WORKER,

@@ -15,10 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from graphmem.capture.torch_internals import unset_fake_temporarily
 from graphmem.errors import SourceError, first_line
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 from graphmem.sources.pt2_archive import KEPT_CONSTANT_BYTES, Archive, read_archive
 from graphmem.sources.pt2_schema import Refused, checked_program, payload
+from graphmem.torch_names import private
+
+_LOST = "programs of torch.export cannot be read"
 
 _TRUST = "if you know where it comes from, open it with --trust (trust=True), which lets PyTorch run what it holds"
 
@@ -35,7 +39,6 @@ def load_exported_program(text: str, *, trust: bool = False) -> TorchModel:
 
 
 def _build(path: Path, sizes: Sizes, trust: bool) -> Built:
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():
         program = _loaded_by_torch(path) if trust else read_program(path)
@@ -45,7 +48,6 @@ def _build(path: Path, sizes: Sizes, trust: bool) -> Built:
 def build_program(program: Any, name: str, sizes: Sizes) -> Built:
     """The module of an ``ExportedProgram`` with its own example inputs; ``--batch`` resizes those dimensions 0 that it
     was exported with as dynamic. Raises :class:`SourceError` where there is none, or not for that size."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     from graphmem.sources.module_object import _fake_copy
 
@@ -88,7 +90,8 @@ def read_program(path: Path) -> Any:
 
 
 def _deserialized(document: Mapping[str, Any], weights: dict[str, Any], constants: dict[str, Any]) -> Any:
-    from torch._export.serde import schema, serialize
+    schema = private("torch._export.serde.schema", _LOST)
+    serialize = private("torch._export.serde.serialize", _LOST)
 
     program = serialize._dict_to_dataclass(schema.ExportedProgram, document)
     loaded = serialize.ExportedProgramDeserializer().deserialize(program, weights, constants, None)
@@ -155,11 +158,11 @@ def _small_value(archive: Archive, payload: Mapping[str, Any], meta: Mapping[str
 
 
 def _dtype(meta: Mapping[str, Any]) -> Any:
-    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+    known = private("torch._export.serde.serialize._SERIALIZE_TO_TORCH_DTYPE", _LOST)
 
-    if meta["dtype"] not in _SERIALIZE_TO_TORCH_DTYPE:
+    if meta["dtype"] not in known:
         raise Refused(f"this PyTorch has no type number {meta['dtype']}")
-    return _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]]
+    return known[meta["dtype"]]
 
 
 def _numbers(sizes: list[Any]) -> tuple[int, ...]:
@@ -182,7 +185,7 @@ def _number(size: Mapping[str, Any]) -> int:
 
 def _sample_inputs(document: Mapping[str, Any], program: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs that the program was exported with, as far as they matter: sizes, types, and plain values."""
-    from torch.utils import _pytree
+    _pytree = private("torch.utils._pytree", _LOST)
 
     module = document["graph_module"]
     graph, specs = module["graph"], module["signature"]["input_specs"]
@@ -228,7 +231,8 @@ def _with_batch(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The example inputs, those with a dynamic dimension 0 made ``batch`` long. Raises :class:`SourceError`."""
     import torch
-    from torch.utils import _pytree
+
+    _pytree = private("torch.utils._pytree", _LOST)
 
     values, form = _pytree.tree_flatten((inputs, keywords))
     traced = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}

@@ -23,6 +23,9 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from graphmem.documents import LARGEST_NUMBER, parse_json, shown
+from graphmem.torch_names import private
+
+_LOST = "programs of torch.export cannot be read"
 
 Check = Callable[[Any], Any]
 
@@ -143,11 +146,10 @@ def operator(value: Any) -> str:
 
 def _is_dispatched(library: str, name: str, overload: str) -> bool:
     """Whether the dispatcher has that operator; TorchScript's own (``aten::save``) are not there."""
-    import torch
 
     qualified = f"{library}::{name}" if overload == "default" else f"{library}::{name}.{overload}"
     try:
-        schemas = torch._C._dispatch_has_kernel(qualified)
+        schemas = private("torch._C._dispatch_has_kernel", _LOST)(qualified)
     except RuntimeError:
         return False
     return bool(schemas)
@@ -477,7 +479,7 @@ _SPECIAL: Mapping[str, Check] = {"GraphModule.module_call_graph": _call_graph, "
 
 @cache
 def _schema() -> _Schema:
-    from torch._export.serde import schema
+    schema = private("torch._export.serde.schema", _LOST)
 
     return _Schema(schema)
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from graphmem import versions
 from graphmem.cli.analyze import analyze_command
 from graphmem.cli.main import cli
 from graphmem.cli.replay import replay_command
@@ -213,6 +214,14 @@ def test_an_error_is_one_line_and_exit_1(recorder: Recorder, raised: BaseExcepti
     assert result.exit_code == 1
     assert said in one_line(result)
     assert result.stdout == ""
+
+
+def test_a_newer_pytorch_is_named_and_no_bug(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed_text", lambda: "2.99.0+cu140")
+    recorder.result = KeyError("x")
+    text = one_line(run("analyze", "net.py:build"))
+    assert f"PyTorch 2.99.0 is newer than {versions.words(versions.NEWEST)}, the newest known" in text
+    assert "bug" not in text
 
 
 def test_the_traceback_is_there_for_those_who_ask(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

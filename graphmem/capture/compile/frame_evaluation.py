@@ -16,6 +16,10 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 
+from graphmem.torch_names import private
+
+_LOST = "torch.compile cannot be followed"
+
 
 class FrameEvaluation:
     """Sets who evaluates frames: Dynamo while it listens, and for good after a failure; else the interpreter."""
@@ -47,7 +51,7 @@ class FrameEvaluation:
 def frame_evaluation() -> FrameEvaluation | None:
     """None where the interpreter does not tell who evaluates its frames: other Pythons than CPython."""
     # torch._dynamo.eval_frame has the name too, but for 2.5 and 2.6
-    from torch._C._dynamo import eval_frame
+    eval_frame = private("torch._C._dynamo.eval_frame", _LOST)
 
     api = ctypes.pythonapi
     try:

@@ -12,12 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from graphmem.capture.device.pretend_device import DEVICE, cards
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor
+from graphmem.torch_names import private
+
+_LOST = "torch.compile cannot be followed"
+FunctionalTensor: Any = private("torch._subclasses.functional_tensor.FunctionalTensor", _LOST)
+FunctionalTensorMode: Any = private("torch._subclasses.functional_tensor.FunctionalTensorMode", _LOST)
 
 
 def patch_functional_tensors(patches: Patches) -> None:
@@ -28,10 +32,10 @@ def patch_functional_tensors(patches: Patches) -> None:
         wrapper = construct(cls, elem, *args, **kwargs)
         if not _is_inside_on_device(elem) or not _is_plain(elem):
             return wrapper
-        tensor = torch.Tensor._make_subclass(
+        tensor = private("torch.Tensor._make_subclass", _LOST)(
             cls, _same_shape(elem), elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE
         )
-        torch._C._set_throw_on_mutable_data_ptr(tensor)
+        private("torch._C._set_throw_on_mutable_data_ptr", _LOST)(tensor)
         tensor.__dict__.update(wrapper.__dict__)
         return tensor
 
@@ -60,8 +64,8 @@ def _naming_device(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_inside_on_device(elem: torch.Tensor) -> bool:
     inside: Any = elem
-    while torch._is_functional_tensor(inside):
-        inside = torch._from_functional_tensor(inside)
+    while private("torch._is_functional_tensor", _LOST)(inside):
+        inside = private("torch._from_functional_tensor", _LOST)(inside)
     return isinstance(inside, FakeTensor) and inside.fake_device.type == "cuda"
 
 
@@ -74,6 +78,6 @@ def _is_plain(elem: torch.Tensor) -> bool:
 def _same_shape(elem: torch.Tensor) -> torch.Tensor:
     """A tensor without memory that has the sizes, strides and offset of ``elem``."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(elem.shape, elem.stride(), strict=True))
-    with torch._C._DisableTorchDispatch():
+    with private("torch._C._DisableTorchDispatch", _LOST)():
         storage = torch.empty(elem.storage_offset() + max(span, 0), dtype=elem.dtype, device="meta")
         return storage.as_strided(elem.shape, elem.stride(), elem.storage_offset())

@@ -1,6 +1,6 @@
 """CUDA graphs that Inductor captures itself (mode ``reduce-overhead``), for what runs without gradients.
 
-``CUDAGraphTreeManager`` (``torch/_inductor/cudagraph_trees.py`` of PyTorch 2.13), whose work on addresses and weak
+``manager`` (``torch/_inductor/cudagraph_trees.py`` of PyTorch 2.13), whose work on addresses and weak
 references needs a card, is followed as far as memory sees it: a compiled function runs in the graphs' own pool the
 first time it is called, on a stream of theirs (the warm-up); it is captured in the next invocation of what was compiled
 (a generation), its inputs copied into the pool first, unless they are parameters or were marked to stay where they are
@@ -20,6 +20,9 @@ import torch
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
+from graphmem.torch_names import private
+
+_LOST = "torch.compile cannot be followed"
 
 
 @dataclass
@@ -55,7 +58,7 @@ class GraphTrees:
         self._returned: list[Any] = []  # weak references to the storages that this generation has returned
 
     def patch(self, patches: Patches) -> None:
-        patches.set(torch._inductor.cudagraph_trees, "cudagraphify_impl", self._with_graphs)
+        patches.replace("torch._inductor.cudagraph_trees.cudagraphify_impl", _LOST, self._with_graphs)
 
     def forget(self) -> None:
         """The capture is over: graphs that end from here on give nothing back."""
@@ -81,8 +84,9 @@ class GraphTrees:
         functions: dict[tuple[int, ...], tuple[_Function, list[int]]] = {}
 
         def run(inputs: list[Any]) -> Any:
-            from torch._inductor.compile_fx import get_input_idxs_to_check
-            from torch._inductor.utils import copy_misaligned_inputs, remove_unaligned_input_idxs
+            get_input_idxs_to_check = private("torch._inductor.compile_fx.get_input_idxs_to_check", _LOST)
+            copy_misaligned_inputs = private("torch._inductor.utils.copy_misaligned_inputs", _LOST)
+            remove_unaligned_input_idxs = private("torch._inductor.utils.remove_unaligned_input_idxs", _LOST)
 
             key = tuple(value for value in inputs if isinstance(value, int))
             if key not in functions:
@@ -96,7 +100,7 @@ class GraphTrees:
         return run
 
     def _run(self, function: _Function, inputs: list[Any]) -> Any:
-        """``CUDAGraphTreeManager._run``."""
+        """``manager._run``."""
         if self._pool is None:
             self._begin()
         self._begin_generation()
@@ -115,9 +119,9 @@ class GraphTrees:
     # --- generations --------------------------------------------------------------------------------------------------
 
     def _begin_generation(self) -> None:
-        from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+        manager = private("torch._inductor.cudagraph_trees.CUDAGraphTreeManager", _LOST)
 
-        generation = CUDAGraphTreeManager.get_curr_generation()
+        generation = manager.get_curr_generation()
         if generation == self._generation:
             return
         self._generation, self._is_warming_up = generation, False
@@ -141,7 +145,7 @@ class GraphTrees:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """``CUDAGraphTreeManager.__init__``: the graph that holds the pool captures nothing."""
+        """``manager.__init__``: the graph that holds the pool captures nothing."""
         torch.cuda.synchronize()
         self._stream = torch.cuda.Stream()
         self._pool = torch.cuda.graph_pool_handle()
@@ -177,7 +181,7 @@ class GraphTrees:
 
     def _capture(self, function: _Function, inputs: list[Any], addresses: tuple[int, ...]) -> Any:
         """``CUDAGraphNode``: inputs that may lie elsewhere next time are copied, the originals dropped."""
-        from torch._inductor.compile_fx import static_input
+        static_input = private("torch._inductor.compile_fx.static_input", _LOST)
 
         with self._in_pool():
             copies = [

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from graphmem import versions
 from graphmem.capture.compile.functional import patch_functional_tensors
@@ -25,8 +23,12 @@ from graphmem.capture.compile.graph_trees import GraphTrees
 from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, TorchDispatchMode, disable_current_modes
 from graphmem.devices import Device
 from graphmem.files import own_compiler_folder
+from graphmem.torch_names import private
+
+_LOST = "torch.compile cannot be followed"
 
 #: Before, the compiler refuses inputs that are fake tensors of another mode than its own.
 _CLONES_INPUTS_SINCE = (2, 11)
@@ -52,7 +54,7 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) 
     settings = {"force_disable_caches": True, "compile_threads": 1}
     try:
         forget()
-        with torch._inductor.config.patch(settings), own_compiler_folder():
+        with private("torch._inductor.config.patch", _LOST)(settings), own_compiler_folder():
             _patch_device(patches, device)
             _patch_mode(patches)
             patch_functional_tensors(patches)
@@ -73,24 +75,24 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) 
 
 def import_compiler() -> None:
     """Import the compiler as if there were no pretence: its tables hold the functions that it finds."""
-    with Patches.lifted(), _disable_current_modes():
+    with Patches.lifted(), disable_current_modes():
         for name in _MODULES:
             importlib.import_module(name)
-        from torch._dynamo import trace_rules
-        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+        trace_rules = private("torch._dynamo.trace_rules", _LOST)
+        variable = private("torch._dynamo.variables.torch.TorchInGraphFunctionVariable", _LOST)
 
-        TorchInGraphFunctionVariable._get_handlers()
+        variable._get_handlers()
         trace_rules.get_torch_obj_rule_map()
         trace_rules.get_tensor_method()
 
 
 def _device_caches() -> Callable[[], None]:
     """Forgets what Inductor remembers of the device."""
-    from torch._inductor import utils
-    from torch._inductor.runtime.hints import DeviceProperties
+    utils = private("torch._inductor.utils", _LOST)
+    properties = private("torch._inductor.runtime.hints.DeviceProperties", _LOST)
 
     def forget() -> None:
-        DeviceProperties.create.cache_clear()
+        properties.create.cache_clear()
         for function in vars(utils).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
@@ -102,7 +104,7 @@ def _device_caches() -> Callable[[], None]:
 
 
 def _patch_device(patches: Patches, device: Device) -> None:
-    from torch._dynamo import device_interface
+    device_interface = private("torch._dynamo.device_interface", _LOST)
 
     device_interface.get_interface_for_device("cpu")  # fills the table
     properties = torch.cuda.get_device_properties(0)
@@ -134,15 +136,15 @@ def _patch_mode(patches: Patches) -> None:
     tensors of the capture. Since 2.11 ``detect_fake_mode`` (``torch/_guards.py``) says so itself."""
     if versions.version_of(torch.__version__) >= _CLONES_INPUTS_SINCE:
         return
-    detect = torch._guards.detect_fake_mode
+    detect = private("torch._guards.detect_fake_mode", _LOST)
 
     def of_context(inputs: Any = None) -> Any:
-        context = torch._guards.TracingContext.try_get()
+        context = private("torch._guards.TracingContext.try_get", _LOST)()
         mode = None if context is None else context.fake_mode
         return detect(inputs) if mode is None else mode
 
     _patch_wherever(patches, "detect_fake_mode", detect, of_context)
-    from torch._functorch import aot_autograd
+    aot_autograd = private("torch._functorch.aot_autograd", _LOST)
 
     process = aot_autograd.process_inputs
 
@@ -165,7 +167,7 @@ def _patch_wherever(patches: Patches, name: str, found: Any, value: Any) -> None
 def _allow_factories() -> None:
     """Dynamo takes the capture's factories into its graph, as it does PyTorch's."""
     for name in ("tensor", "as_tensor", "asarray"):
-        torch._dynamo.allow_in_graph(getattr(torch, name))
+        private("torch._dynamo.allow_in_graph", _LOST)(getattr(torch, name))
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -192,8 +194,8 @@ def _patch_triton(patches: Patches) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("torch._inductor.") and callable(vars(module).get("has_triton")):
             patches.set(module, "has_triton", lambda *_, **__: True)
-    patches.set(torch.utils._triton, "triton_hash_with_backend", lambda: "")
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    patches.replace("torch.utils._triton.triton_hash_with_backend", _LOST, lambda: "")
+    codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
 
     def header(self: Any) -> None:
         self.imports.splice(
@@ -204,12 +206,12 @@ def _patch_triton(patches: Patches) -> None:
 
     # The second one since 2.8, which the third calls; before 2.8 generated code computes each kernel's grid itself.
     for name in ("write_triton_header_once", "write_get_raw_stream_header", "write_get_raw_stream_header_once"):
-        if hasattr(PythonWrapperCodegen, name):
-            patches.set(PythonWrapperCodegen, name, header)
+        if hasattr(codegen, name):
+            patches.set(codegen, name, header)
 
 
 def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
-    from torch._inductor.async_compile import AsyncCompile
+    async_compile = private("torch._inductor.async_compile.AsyncCompile", _LOST)
 
     def named(_: Any, name: str, *args: Any, **kwargs: Any) -> _Kernel:
         return _Kernel(name, recorder)
@@ -217,21 +219,21 @@ def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     def unnamed(*_: Any, **__: Any) -> _Kernel:
         return _Kernel("compiled kernel", recorder)
 
-    patches.set(AsyncCompile, "triton", named)
+    patches.set(async_compile, "triton", named)
     for name in ("multi_kernel", "size_hint_multi_kernel"):  # the second one since 2.11
-        if hasattr(AsyncCompile, name):
-            patches.set(AsyncCompile, name, named)
+        if hasattr(async_compile, name):
+            patches.set(async_compile, name, named)
     for name in ("cpp", "cpp_pybinding"):
-        patches.set(AsyncCompile, name, unnamed)
+        patches.set(async_compile, name, unnamed)
 
 
 # --- buffers ----------------------------------------------------------------------------------------------------------
 
 
 def _patch_buffers(patches: Patches) -> None:
-    from torch._inductor import utils
+    utils = private("torch._inductor.utils", _LOST)
 
-    guards = torch._C._dynamo.guards
+    guards = private("torch._C._dynamo.guards", _LOST)
     patches.set(guards, "_empty_strided_cuda", _empty_on("cuda"))
     patches.set(guards, "_empty_strided_cpu", _empty_on("cpu"))
     patches.set(guards, "_reinterpret_tensor", _reinterpret)
@@ -259,9 +261,10 @@ def _reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy if its first element is not aligned. Addresses of storages always are."""
-    from torch._inductor.utils import ALIGNMENT, clone_preserve_strides
+    alignment = private("torch._inductor.utils.ALIGNMENT", _LOST)
+    clone_preserve_strides = private("torch._inductor.utils.clone_preserve_strides", _LOST)
 
-    misaligned = tensor.storage_offset() * tensor.element_size() % ALIGNMENT
+    misaligned = tensor.storage_offset() * tensor.element_size() % alignment
     return clone_preserve_strides(tensor) if misaligned else tensor
 
 
@@ -307,11 +310,11 @@ def _patch_constants(patches: Patches) -> None:
 
     patches.set(proxy_tensor, "unset_fake_temporarily", on_host)
     patches.set(FakeTensorMode, "avoid_device_init", property(lambda _: True))
-    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+    folder = private("torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder", _LOST)
 
     for name in ("_deduce_value", "create_unknown_value_placeholder"):
-        if name in vars(Folder):
-            patches.set(Folder, name, _on_host(vars(Folder)[name]))
+        if name in vars(folder):
+            patches.set(folder, name, _on_host(vars(folder)[name]))
 
 
 def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,7 +355,7 @@ def _without(settings: Any, assumed: Counter[str]) -> Any:
 
 
 def _patch_timing(patches: Patches, assumed: Counter[str]) -> None:
-    from torch._inductor import compile_fx
+    compile_fx = private("torch._inductor.compile_fx", _LOST)
 
     compile_graph = compile_fx.compile_fx
 

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
 from graphmem.devices import Device
+from graphmem.torch_names import private
+
+_LOST = "torch.compile cannot be followed"
 
 _ASSUMED = (
     "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; assumed "
@@ -44,7 +46,7 @@ class _Results:
 
 def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed: Counter[str]) -> None:
     """Record the trials of padded matrix products; ``assumed`` counts their outcomes."""
-    from torch._inductor.fx_passes import pad_mm
+    pad_mm = private("torch._inductor.fx_passes.pad_mm", _LOST)
 
     results = _Results()
     # Names before 2.11 are the second ones.
@@ -56,7 +58,7 @@ def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed
 
     @contextlib.contextmanager
     def recorded() -> Iterator[None]:
-        with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(recorder):
+        with disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(recorder):
             yield
 
     def outcome(*args: Any) -> Any:
@@ -70,10 +72,10 @@ def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed
     if hasattr(pad_mm, "get_do_bench"):
         patches.set(pad_mm, "get_do_bench", lambda: _trial(device.limits.l2_bytes))
     else:  # 2.6
-        from torch._inductor.runtime.benchmarking import TritonBenchmarker
+        benchmarker = private("torch._inductor.runtime.benchmarking.TritonBenchmarker", _LOST)
 
         trial = _trial(device.limits.l2_bytes)
-        patches.set(TritonBenchmarker, "benchmark_gpu", lambda _, function, *args, **kwargs: trial(function))
+        patches.set(benchmarker, "benchmark_gpu", lambda _, function, *args, **kwargs: trial(function))
 
 
 def _trial(l2_bytes: int) -> Callable[[Callable[[], None]], float]:

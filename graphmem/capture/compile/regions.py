@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from graphmem import versions
 from graphmem.capture.compile.frame_evaluation import FrameEvaluation, frame_evaluation
@@ -24,14 +23,19 @@ from graphmem.capture.patches import Patches, ignored_warnings
 from graphmem.capture.record.modules import ModuleWatch
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.threads import Threads
+from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.capture.values.callers import place_of
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError
+from graphmem.torch_names import private
 
-_HOOK_TABLES = (
-    nn_module._global_forward_pre_hooks,
-    nn_module._global_forward_hooks,
-    nn_module._global_forward_hooks_always_called,
+_LOST = "torch.compile cannot be followed"
+
+_HOOKS = "hooks of the analysis are compiled into the step"
+_HOOK_TABLES: Any = (
+    private("torch.nn.modules.module._global_forward_pre_hooks", _HOOKS, {}),
+    private("torch.nn.modules.module._global_forward_hooks", _HOOKS, {}),
+    private("torch.nn.modules.module._global_forward_hooks_always_called", _HOOKS, {}),
 )
 
 
@@ -109,7 +113,7 @@ class CompiledCode:
     def _begin_forward(self) -> None:
         """A compiled function called from outside any module is a forward pass, as an outermost module call is."""
         recorder = self._recorder
-        if self._watch.is_inside or torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled():
+        if self._watch.is_inside or current_graph_task_id() != -1 or not torch.is_grad_enabled():
             return
         if recorder.stage in ("build", "optimizer"):
             recorder.begin_iteration()
@@ -209,9 +213,9 @@ _REAL_COMPILE = torch.compile
 
 def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
     """Hear when Dynamo begins to look at frames: what it compiles may have been decorated before the capture."""
-    from torch._dynamo import eval_frame
+    eval_frame = private("torch._dynamo.eval_frame", _LOST)
 
-    set_eval_frame, threads = torch._C._dynamo.eval_frame.set_eval_frame, patches.threads
+    set_eval_frame, threads = private("torch._C._dynamo.eval_frame.set_eval_frame", _LOST), patches.threads
 
     def watched(callback: Any) -> Any:
         prior = set_eval_frame(None)  # nothing of ours runs while Dynamo listens
@@ -235,17 +239,18 @@ def _watch_dynamo(patches: Patches, code: CompiledCode) -> None:
 
 def _skipping() -> tuple[Any, Any]:
     """What Dynamo's callback returns for a frame that is to run as it is, and for one whose callees are, too."""
-    from torch._dynamo import convert_frame, types
+    convert_frame = private("torch._dynamo.convert_frame", _LOST)
+    types = private("torch._dynamo.types", _LOST)
 
     if hasattr(types, "FrameAction"):
         action, strategy = types.FrameAction, types.FrameExecStrategy
         with_callees = convert_frame.ConvertFrameReturn(frame_exec_strategy=strategy(action.SKIP, action.SKIP))
         return convert_frame.ConvertFrameReturn(), with_callees
-    return None, torch._C._dynamo.eval_frame.skip_code_recursive_flag  # 2.6
+    return None, private("torch._C._dynamo.eval_frame.skip_code_recursive_flag", _LOST, until=(2, 7))  # 2.6
 
 
 def _open_dynamo(patches: Patches, code: CompiledCode) -> None:
-    from torch._dynamo import convert_frame
+    convert_frame = private("torch._dynamo.convert_frame", _LOST)
 
     patches.set(convert_frame.CatchErrorsWrapper, "__call__", code.convert(convert_frame.CatchErrorsWrapper.__call__))
     # Dynamo refuses to work below a dispatch mode; the recorder's own calls of it happen outside compiled graphs.
@@ -272,7 +277,7 @@ def _forget_compiled() -> None:
     patches = Patches()
     patches.set(torch.cuda, "is_available", lambda: False)  # else CUDA graphs are reset, which needs a CUDA build
     try:
-        torch._dynamo.reset()
+        private("torch._dynamo.reset", _LOST)()
     finally:
         patches.undo()
 

@@ -1,6 +1,6 @@
 """``torch.distributions`` looks whether its parameters and samples are in range, until something is compiled.
 
-Dynamo's first context turns that off, once and for the whole process (``TorchPatcher.patch`` of 2.13,
+Dynamo's first context turns that off, once and for the whole process (``patcher.patch`` of 2.13,
 torch/_dynamo/eval_frame.py). It is part of a run that compiles, of every one, and of none that follow in the process.
 """
 
@@ -10,16 +10,19 @@ import torch
 from torch.distributions import Distribution
 
 from graphmem.capture.patches import Patches
+from graphmem.torch_names import private
+
+_LOST = "torch.compile cannot be followed"
 
 
 def patched_by_dynamo() -> None:
     """Do what Dynamo does to PyTorch before it first compiles, and leave the validation as it is."""
-    from torch._dynamo.eval_frame import TorchPatcher
+    patcher = private("torch._dynamo.eval_frame.TorchPatcher", _LOST)
 
     patches = Patches()
     patches.set(Distribution, "set_default_validate_args", staticmethod(lambda value: None))
     try:
-        TorchPatcher.patch()
+        patcher.patch()
     finally:
         patches.undo()
 

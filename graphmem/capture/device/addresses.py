@@ -9,9 +9,9 @@ without bytes has 0. C++ code that asks for the memory of a fake tensor is refus
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor
 
 _ALIGNMENT = 512
 #: Where the first storage lies: no program has memory of its own there.

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.device.fake_tensors import FAKE_DEVICE
+from graphmem.capture.torch_internals import FakeTensor, swap_tensor_impl, without_torch_function
+from graphmem.torch_names import private
 
 _META = torch.device("meta")
+_same_version: Any = private(
+    "torch.autograd._unsafe_preserve_version_counter",
+    "a backward pass through a parameter that was moved after its use may be refused",
+    lambda _: contextlib.nullcontext(),
+)
 #: Bound before it is replaced.
 _DATA: Any = torch.Tensor.data
 
@@ -39,8 +46,8 @@ def data_property(borrow: Callable[[Any], Any]) -> property:
             return
         grad, before = self.grad, self.fake_device
         other = _as_it_was_there(self, value)
-        with torch.autograd._unsafe_preserve_version_counter(self):
-            torch._C._swap_tensor_impl(self, other)
+        with _same_version(self):
+            swap_tensor_impl(self, other)
         register_hooks(self)
         _give_data(self, other)
         self.__dict__.setdefault(_FORMER, {})[before] = weakref.ref(other)  # a graph may hold it: nobody else does
@@ -57,7 +64,7 @@ def _as_it_was_there(tensor: Any, value: Any) -> Any:
     """What the tensor was to C++ where ``value`` is, or something new there, with the data of ``value``."""
     reference = tensor.__dict__.get(_FORMER, {}).pop(value.fake_device, None)
     former = None if reference is None else reference()
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with torch.no_grad(), without_torch_function():
         if former is None:
             return _DATA.__get__(value, type(value)).requires_grad_(tensor.requires_grad)
         former._fix_weakref()  # C++ may have kept it after Python had let it go
@@ -83,7 +90,7 @@ def register_hooks(tensor: Any) -> None:
 def _give_data(tensor: Any, former: Any) -> None:
     """Let what a tensor was to C++, now of ``former``, share the tensor's data: on a card the two are one, which a
     kept graph's ``AccumulateGrad`` holds without what it held before (``VariableHooks::set_data``, 2.13)."""
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with torch.no_grad(), without_torch_function():
         _DATA.__set__(former, tensor)
 
 
@@ -91,7 +98,7 @@ def _set_any_grad(tensor: Any, grad: Any) -> None:
     """``tensor.grad = grad``, be it of another dtype, or on another device: C++ finds both on ``meta`` meanwhile, and
     the tensor's data in the gradient."""
     places = [(each, each.__dict__.get(FAKE_DEVICE)) for each in (tensor, grad)]
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with torch.no_grad(), without_torch_function():
         data = _DATA.__get__(grad, type(grad))
     for each, _ in places:
         each.__dict__[FAKE_DEVICE] = _META

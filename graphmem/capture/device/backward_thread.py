@@ -18,13 +18,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.meta_utils import MetaConverter
-from torch.overrides import _get_current_function_mode_stack
-from torch.overrides import _push_mode as _push_function_mode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.threads import OwnThread
+from graphmem.capture.torch_internals import (
+    dispatch_modes,
+    function_modes,
+    next_sequence_number,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    push_function_mode,
+)
 from graphmem.capture.values.callers import is_transformed
 
 _KINDS = ("cuda", "cpu")
@@ -42,7 +47,7 @@ class Numbers:
 
     def begin(self) -> None:
         """The program's next node is its first."""
-        self.ahead = torch.autograd._get_sequence_nr()
+        self.ahead = next_sequence_number()
 
     def counting(self, convert: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         """``MetaConverter._backward_error``, a node around a host tensor of the program that becomes fake."""
@@ -110,49 +115,52 @@ def _count(missing: int) -> None:
 def _state() -> tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]:
     """What PyTorch keeps for each thread, of the parts that a backward pass sees."""
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
-    return _get_current_dispatch_mode_stack(), _get_current_function_mode_stack(), autocast
+    return dispatch_modes(), function_modes(), autocast
 
 
 @contextlib.contextmanager
 def _under(state: tuple[list[Any], list[Any], list[tuple[str, bool, torch.dtype]]]) -> Iterator[None]:
-    from torch.overrides import _pop_mode as pop_function_mode
-    from torch.utils._python_dispatch import _pop_mode
 
     modes, function_modes, autocast = state
     for kind, enabled, dtype in autocast:
         torch.set_autocast_enabled(kind, enabled)
         torch.set_autocast_dtype(kind, dtype)
     for mode in modes:
-        _push_mode(mode)
+        push_dispatch_mode(mode)
     for mode in function_modes:
-        _push_function_mode(mode)
+        push_function_mode(mode)
     try:
         yield
     finally:
         for _ in function_modes:
             pop_function_mode()
         for mode in reversed(modes):
-            _pop_mode(getattr(mode, "_mode_key", None))
+            pop_dispatch_mode(getattr(mode, "_mode_key", None))
 
 
 @contextlib.contextmanager
 def numbered_as_on_a_card() -> Iterator[Numbers]:
     """Give backward passes that make a graph to a thread of their own, for the duration."""
-    original = torch.autograd.graph._engine_run_backward
     threads: list[_DeviceThread] = []
     numbers = Numbers()
 
-    def run_backward(tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: Any, **kwargs: Any) -> Any:
-        if not create_graph or (threads and threads[0].is_current()) or is_transformed():
-            return original(tensors, gradients, retain, create_graph, *args, **kwargs)
-        if not threads:
-            threads.append(_DeviceThread(numbers))
-        return threads[0].run(lambda: original(tensors, gradients, retain, create_graph, *args, **kwargs))
+    def on_thread(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward(
+            tensors: Any, gradients: Any, retain: Any, create_graph: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            if not create_graph or (threads and threads[0].is_current()) or is_transformed():
+                return original(tensors, gradients, retain, create_graph, *args, **kwargs)
+            if not threads:
+                threads.append(_DeviceThread(numbers))
+            return threads[0].run(lambda: original(tensors, gradients, retain, create_graph, *args, **kwargs))
+
+        return run_backward
 
     patches = Patches()
-    patches.set(torch.autograd.graph, "_engine_run_backward", run_backward)
-    patches.set(torch.autograd, "_engine_run_backward", run_backward)
-    patches.set(MetaConverter, "_backward_error", numbers.counting(MetaConverter._backward_error))
+    lost = "the order in which gradients of gradients are computed may be another one"
+    patches.wrap("torch.autograd.graph._engine_run_backward", lost, on_thread)
+    patches.wrap("torch.autograd._engine_run_backward", lost, on_thread)
+    patches.wrap("torch._subclasses.meta_utils.MetaConverter._backward_error", lost, numbers.counting)
     try:
         yield numbers
     finally:

@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.watched_imports import watched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.threads import Threads
+from graphmem.capture.torch_internals import disable_current_modes
 
 
 def bitsandbytes_without_card(
@@ -29,7 +29,7 @@ def bitsandbytes_without_card(
         try:
             patches.set(torch.cuda, "is_available", lambda: False)
             patches.set(torch.cuda, "device_count", lambda: 0)
-            with _disable_current_modes():
+            with disable_current_modes():
                 import_it()
         finally:
             patches.undo()

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem.capture.device.assigned_data import HOOKS, register_hooks
 from graphmem.capture.device.fake_tensors import fake_kind
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor, is_traceable_wrapper_subclass, swap_tensor_impl
 
 
 @dataclass
@@ -143,4 +142,4 @@ def _swap(tensor: Any, other: Any) -> None:
     """Let two tensors exchange what they are, to Python and to C++."""
     tensor.__class__, other.__class__ = other.__class__, tensor.__class__
     tensor.__dict__, other.__dict__ = other.__dict__, tensor.__dict__
-    torch._C._swap_tensor_impl(tensor, other)
+    swap_tensor_impl(tensor, other)

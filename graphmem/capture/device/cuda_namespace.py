@@ -13,22 +13,21 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-from torch._prims_common import (
-    ELEMENTWISE_TYPE_PROMOTION_KIND,
-    compute_elementwise_output_strides,
-    elementwise_dtypes,
-)
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.device.bitsandbytes_import import bitsandbytes_without_card
 from graphmem.capture.device.memory_answers import Answers, patch_memory
 from graphmem.capture.device.pretend_device import Teller, cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import MemoryBook
+from graphmem.capture.torch_internals import FakeTensor, compute_elementwise_output_strides
 from graphmem.capture.values import generators
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.devices import Device
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
+
+#: Bound before it is replaced.
+_GENERATOR: Any = torch.Generator
 
 
 def patch_cuda_namespace(patches: Patches, teller: Teller, book: MemoryBook, values: KnownValues) -> None:
@@ -78,7 +77,9 @@ def _jiterator(
     """Outputs of a kernel written as text (``torch.cuda.jiterator``): those of an elementwise operator with type
     promotion (``CompileAndLaunchKernel``, ATen/cuda/jiterator.cu, 2.13)."""
     del code, name, return_by_ref, extra
-    _, dtype = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    lost = "kernels of torch.cuda.jiterator cannot be followed"
+    kinds = private("torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND", lost)
+    _, dtype = private("torch._prims_common.elementwise_dtypes", lost)(*tensors, type_promotion_kind=kinds.DEFAULT)
     expanded = torch.broadcast_tensors(*tensors)
     strides = compute_elementwise_output_strides(*expanded)
     made = [torch.empty_strided(expanded[0].shape, strides, dtype=dtype, device=cards().own) for _ in range(outputs)]
@@ -240,11 +241,11 @@ def _patch_generators(patches: Patches, values: KnownValues) -> None:
     A state that came by way of the card, as accelerate's that it broadcasts, is a fake tensor; one that nobody knows
     leaves the generator where it is."""
 
-    class GeneratorType(type(torch._C.Generator)):  # type: ignore[misc]
+    class GeneratorType(type(_GENERATOR)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, torch._C.Generator)
+            return isinstance(instance, _GENERATOR)
 
-    class Generator(torch._C.Generator, metaclass=GeneratorType):  # type: ignore[misc]
+    class Generator(_GENERATOR, metaclass=GeneratorType):  # type: ignore[misc]
         def __new__(cls, device: Any = "cpu") -> Any:
             self = super().__new__(cls, "cpu")
             on_host = not isinstance(device, int) and torch.device(device).type == "cpu"

@@ -17,24 +17,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, _utils, dataloader
+from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.values import generators
+from graphmem.torch_names import private
 
-_worker = _utils.worker
+_LOST = "data loaders with workers cannot be followed"
+_loader: Any = private("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", _LOST)
+_kinds: Any = private("torch.utils.data.dataloader._DatasetKind", _LOST)
+_worker: Any = private("torch.utils.data._utils.worker", _LOST)
+_pinning: Any = private("torch.utils.data._utils.pin_memory", "data loaders that pin memory cannot be followed")
+_wrapped_error: Any = private("torch._utils.ExceptionWrapper", "errors of data loaders' workers are not raised")
 
 
 def patch_data_loaders(patches: Patches) -> None:
     """Run workers here until ``patches`` are undone."""
-    patches.set(dataloader, "_MultiProcessingDataLoaderIter", _InProcess)
-    for name in ("_set_worker_pids", "_remove_worker_pids", "_set_SIGCHLD_handler"):
-        patches.set(_utils.signal_handling, name, lambda *_: None)
+    patches.replace("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", _LOST, _InProcess)
+    lost = "data loaders with workers ask about processes that are not there"
+    patches.replace("torch.utils.data._utils.signal_handling._set_worker_pids", lost, lambda *_: None)
+    patches.replace("torch.utils.data._utils.signal_handling._remove_worker_pids", lost, lambda *_: None)
+    patches.replace("torch.utils.data._utils.signal_handling._set_SIGCHLD_handler", lost, lambda *_: None)
 
 
-class _InProcess(dataloader._MultiProcessingDataLoaderIter):  # type: ignore[misc]
+class _InProcess(_loader):  # type: ignore[misc]
     """PyTorch's iterator over processes, without them."""
 
     def __init__(self, loader: Any) -> None:
@@ -52,7 +59,7 @@ class _InProcess(dataloader._MultiProcessingDataLoaderIter):  # type: ignore[mis
 
     def _process_data(self, data: Any, *args: Any) -> Any:
         data = super()._process_data(data, *args)
-        return _utils.pin_memory.pin_memory(data, self._pin_memory_device) if self._pins else data
+        return _pinning.pin_memory(data, self._pin_memory_device) if self._pins else data
 
 
 class _Context:
@@ -115,7 +122,7 @@ class _Worker:
         self._kind, self._init, self._number, self._workers = kind, init, number, workers
         self._base_seed, self._shared_seed = base_seed, shared_seed
         self._states: Any = None
-        self._failed: ExceptionWrapper | None = None
+        self._failed: Any = None
         self._has_ended = self._is_joined = False
 
     def start(self) -> None:
@@ -135,7 +142,7 @@ class _Worker:
                     self._init(self._number)
                 self._make_fetcher()
             except Exception:
-                self._failed = ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+                self._failed = _wrapped_error(where=f"in DataLoader worker process {self._number}")
 
     def is_alive(self) -> bool:
         return not self._is_joined
@@ -165,12 +172,12 @@ class _Worker:
         try:
             return self._fetcher.fetch(index)
         except StopIteration:
-            if self._kind != dataloader._DatasetKind.Iterable:
-                return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+            if self._kind != _kinds.Iterable:
+                return _wrapped_error(where=f"in DataLoader worker process {self._number}")
             self._has_ended = True
             return _worker._IterableDatasetStopIteration(self._number)
         except Exception:
-            return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+            return _wrapped_error(where=f"in DataLoader worker process {self._number}")
 
     def _shuffle_pipe(self, seed: int | None) -> None:
         if isinstance(self._dataset, IterDataPipe) and seed is not None:
@@ -179,7 +186,7 @@ class _Worker:
             self._dataset = apply_random_seed(self._dataset, shared)
 
     def _make_fetcher(self) -> None:
-        self._fetcher = dataloader._DatasetKind.create_fetcher(self._kind, self._dataset, *self._options)
+        self._fetcher = _kinds.create_fetcher(self._kind, self._dataset, *self._options)
 
 
 class _Place:

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _device
 
 from graphmem.capture.device.cuda_namespace import check_device
 from graphmem.capture.device.pretend_device import cards, device_of
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import DeviceContext, FakeTensor, disabled_torch_function, function_modes
 from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.tensors import NOWHERE
+from graphmem.torch_names import private
 
 #: Factories that convert data. They make a host tensor and copy it, as on a card; C++ would ask a driver to.
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
@@ -23,10 +22,25 @@ _META = torch.device("meta")
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 
 
+_modes_on: Any = private(
+    "torch._C._len_torch_dispatch_stack", "who names the device meta is found out by the call stack alone", lambda: 1
+)
+
+
+def _constructors() -> list[Any]:
+    names = (
+        "empty full zeros ones eye arange linspace logspace rand randn randint randperm tensor as_tensor scalar_tensor"
+    )
+    return [getattr(torch, name) for name in (*names.split(), "empty_strided", "empty_permuted", "range", "asarray")]
+
+
 def patch_factories(patches: Patches) -> None:
     """Make factories understand the pretended device; the tensors they make are fake because a mode is on."""
-    known: Any = _device._device_constructors()  # remembers what it finds: it must see PyTorch's own functions
-    constructors = {*known, *(getattr(torch, name) for name in _LIKE)}
+    known = private("torch.utils._device._device_constructors", "factories are known by a list of ours", _constructors)
+    constructors = {
+        *known(),
+        *(getattr(torch, name) for name in _LIKE),
+    }  # remembers what it finds: it must see PyTorch's own functions
     for name in _FROM_DATA:
         patches.set(torch, name, _host_then_copy(getattr(torch, name)))
     for function in constructors:
@@ -34,9 +48,10 @@ def patch_factories(patches: Patches) -> None:
         if name not in _FROM_DATA and getattr(torch, name, None) is function:
             patches.set(torch, name, _with_numbered_device(function))
     patches.set(torch.Tensor, "new_tensor", _new_tensor)
-    patches.set(_device.DeviceContext, "__init__", _context_on(_device.DeviceContext.__init__))
+    lost = "devices named by a number, or as cuda, are not understood by torch.set_default_device and Tensor.to"
+    patches.wrap("torch.utils._device.DeviceContext.__init__", lost, _context_on)
     patches.set(torch, "get_default_device", _shown_default(torch.get_default_device))
-    patches.set(torch._C._nn, "_parse_to", _parse_to(torch._C._nn._parse_to))
+    patches.wrap("torch._C._nn._parse_to", lost, _parse_to)
     _patch_old_types(patches)
     _patch_lazy(patches)
 
@@ -47,7 +62,7 @@ def device_named(device: Any) -> Any:
     if device is None or isinstance(device, bool):
         return device
     if device == "meta" or device == _META:  # first, and by name: PyTorch asks so in every operator
-        return _META if not torch._C._len_torch_dispatch_stack() or called_by_operator() else NOWHERE
+        return _META if not _modes_on() or called_by_operator() else NOWHERE
     if device == NOWHERE:
         return device
     check_device(device)
@@ -106,8 +121,8 @@ def _host_then_copy(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
 
 def _default_device() -> torch.device:
     """The device of ``torch.set_default_device`` or of the innermost ``with torch.device(...)``."""
-    for mode in reversed(_get_current_function_mode_stack()):
-        if isinstance(mode, _device.DeviceContext):
+    for mode in reversed(function_modes()):
+        if isinstance(mode, DeviceContext):
             return mode.device
     return torch.device("cpu")
 
@@ -200,7 +215,7 @@ class LazyParameter(UninitializedParameter, FakeTensor):  # type: ignore[misc]
 
     cls_to_become = FakeTensor
     shape = torch.Tensor.shape
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = disabled_torch_function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, self.requires_grad))
@@ -211,7 +226,7 @@ class LazyBuffer(UninitializedBuffer, FakeTensor):  # type: ignore[misc]
 
     cls_to_become = FakeTensor
     shape = torch.Tensor.shape
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = disabled_torch_function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return memo.setdefault(id(self), made_lazy(self.data.device, self.data.dtype, False, LazyBuffer))

@@ -13,22 +13,30 @@ One operator more is remembered than there: ``aten._unsafe_view``, a view by ano
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.capture.device.fake_tensors import device_tensor
 from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode
+from graphmem.torch_names import private
 
 _META = torch.device("meta")
 _HOST = torch.device("cpu")
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_LOST = "results of operators are not remembered, which takes longer"
+_FAKE = private("torch._C._TorchDispatchModeKey", _LOST, types.SimpleNamespace(FAKE=None)).FAKE
+_mode_of: Any = private("torch._C._get_dispatch_mode", _LOST, None)
+_modes_on: Any = private("torch._C._len_torch_dispatch_stack", _LOST, lambda: 0)
+_default_device: Any = private("torch._C._get_default_device", _LOST, torch.get_default_device)
+_below_modes: Any = private("torch._C._DisableTorchDispatch", _LOST, None)
+_IS_QUICK = None not in (_FAKE, _mode_of, _below_modes)
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 #: The function itself: ``torch.empty_strided`` is replaced in captures.
-_EMPTY: Callable[..., torch.Tensor] = torch._C._VariableFunctions.empty_strided
+_EMPTY: Callable[..., torch.Tensor] = torch.empty_strided
 
 #: Values that are told apart by equality alone; 1, 1.0 and True are equal, and not of one type.
 _PLAIN = frozenset((int, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format))
@@ -67,12 +75,12 @@ class FakeResults:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What ``func`` returns, called below every mode but the fake one."""
-        mode = torch._C._get_dispatch_mode(_FAKE)
-        if mode is None or torch._C._len_torch_dispatch_stack() != 1 or mode.shape_env is not None:
+        mode = _mode_of(_FAKE) if _IS_QUICK else None
+        if mode is None or _modes_on() != 1 or mode.shape_env is not None:
             return func(*args, **kwargs)
         if mode is not self._mode:
             self._mode, self._known = mode, {}
-        key = [func, torch.get_default_dtype(), torch._C._get_default_device(), torch.is_inference_mode_enabled()]
+        key = [func, torch.get_default_dtype(), _default_device(), torch.is_inference_mode_enabled()]
         if not (_describe(key, args, mode) and (not kwargs or _describe_named(key, kwargs, mode))):
             return func(*args, **kwargs)
         described = tuple(key)
@@ -173,7 +181,7 @@ def _recipes(
 def _follow(recipe: _Recipe, mode: Any, args: Sequence[Any]) -> Any:
     """The output that a recipe describes."""
     if isinstance(recipe, _Made):
-        with torch._C._DisableTorchDispatch():
+        with _below_modes():
             made = _EMPTY(recipe.shape, recipe.stride, dtype=recipe.dtype, device=_META)
             if recipe.viewed is not None:
                 storage = args[recipe.viewed].untyped_storage()

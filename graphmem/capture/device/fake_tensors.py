@@ -19,23 +19,32 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.addresses import patch_addresses
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE, cards, device_of
 from graphmem.capture.patches import Patches
 from graphmem.capture.threads import Threads
+from graphmem.capture.torch_internals import (
+    FakeTensor,
+    FakeTensorMode,
+    disable_current_modes,
+    make_subclass,
+    swap_tensor_impl,
+    without_torch_function,
+)
 from graphmem.capture.values.callers import called_by_operator
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.tensors import NOWHERE
+from graphmem.torch_names import private
 
 _META = torch.device("meta")
 #: What fake operators gave under the pretence, by the card's number, as ``FakeTensorMode.cache``: nothing for other
 #: modes, nor theirs for it.
 _RESULTS: dict[torch.device, dict[Any, Any]] = {}
+#: Bound before they are replaced.
+_TO: Any = torch.Tensor.to
+_SET_ITEM: Any = torch.Tensor.__setitem__
 #: The attribute in which a fake tensor keeps its device.
 FAKE_DEVICE = "_fake_device" if isinstance(FakeTensor.__dict__.get("fake_device"), property) else "fake_device"
 
@@ -69,14 +78,16 @@ def patch_fake_tensors(patches: Patches, values: KnownValues) -> None:
     patches.set(torch.Tensor, "is_pinned", lambda self, *_: hasattr(self, "_graphmem_pinned"))
     patches.set(torch.Tensor, "share_memory_", _share_memory)
     patches.set(torch.Tensor, "is_shared", _is_shared(torch.Tensor.is_shared))
-    patches.set(torch.Tensor, "_make_subclass", _make_subclass(torch.Tensor._make_subclass))
+    lost = "parameters of a class of their own, as bitsandbytes', are not followed"
+    patches.wrap("torch.Tensor._make_subclass", lost, _make_subclass)
     patches.set(torch.Tensor, "as_subclass", _as_subclass(torch.Tensor.as_subclass))
-    patches.set(fake_tensor, "_check_for_subclass_arg", _wants_own_dispatch)
-    patches.set(FakeTensorConverter, "from_real_tensor", _of_plain(FakeTensorConverter.from_real_tensor))
+    lost = "host tensors of classes of their own, as fastai's, are refused by operators"
+    patches.replace("torch._subclasses.fake_tensor._check_for_subclass_arg", lost, _wants_own_dispatch)
+    patches.wrap("torch._subclasses.fake_tensor.FakeTensorConverter.from_real_tensor", lost, _of_plain)
     patches.set(torch.utils, "swap_tensors", _swap_tensors)
     patch_addresses(patches)
-    if hasattr(fake_tensor, "init_gpu_context"):
-        patches.set(fake_tensor, "init_gpu_context", lambda *_: None)
+    lost = "fake tensors may look for a driver"
+    patches.replace("torch._subclasses.fake_tensor.init_gpu_context", lost, lambda *_: None)
 
 
 def _shown_device(threads: Threads) -> property:
@@ -111,14 +122,17 @@ def _constructor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return fake_mode, elem, device
 
 
-#: Bound before it is replaced.
-_MAKE_SUBCLASS = torch.Tensor._make_subclass
+_guard_memory: Any = private(
+    "torch._C._set_throw_on_mutable_data_ptr",
+    "code outside PyTorch that writes to a tensor's memory is not caught",
+    lambda _: None,
+)
 
 
 def device_tensor(cls: Any, fake_mode: Any, elem: torch.Tensor) -> Any:
     """A fake tensor on the card of what is on ``meta``."""
-    self = _MAKE_SUBCLASS(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
-    torch._C._set_throw_on_mutable_data_ptr(self)
+    self = make_subclass(cls, elem, elem.requires_grad, dispatch_device=False, device_for_backend_keys=DEVICE)
+    _guard_memory(self)
     attributes = self.__dict__
     attributes.update(_attributes())
     attributes["fake_mode"] = fake_mode
@@ -144,7 +158,7 @@ def _make_subclass(construct: Callable[..., Any]) -> Callable[..., Any]:
     def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
         if not isinstance(data, FakeTensor) or cls is FakeTensor:
             return construct(cls, data, require_grad, **options)
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # data may be of such a class already
+        with torch.no_grad(), without_torch_function():  # data may be of such a class already
             made: Any = data.detach()
         made.__class__ = fake_kind(cls)
         return made.requires_grad_(require_grad)
@@ -157,7 +171,7 @@ def _as_subclass(convert: Callable[..., Any]) -> Callable[..., Any]:
     for it. Of a fake tensor, a view of both classes; PyTorch refuses tensors that have a Python object already."""
 
     def as_subclass(self: torch.Tensor, cls: Any) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             viewed: Any = torch.ops.aten.alias(self)
         if not isinstance(viewed, FakeTensor):
             return convert(self, cls)
@@ -181,7 +195,7 @@ def _of_plain(convert: Callable[..., Any]) -> Callable[..., Any]:
 
     def from_real_tensor(self: Any, fake_mode: Any, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if type(t) not in (torch.Tensor, torch.nn.Parameter) and not _wants_own_dispatch(t):
-            with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+            with disable_current_modes(), without_torch_function():
                 t = as_subclass(t, torch.Tensor)
         made = convert(self, fake_mode, t, *args, **kwargs)
         if t.is_meta and t._is_zerotensor():  # C++ makes them for forward derivatives, beside every mode
@@ -238,7 +252,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         args = (_stand_in(args[0], self), *args[1:])
     if "device" in kwargs:
         kwargs["device"] = _stand_in(kwargs["device"], self)
-    moved: torch.Tensor = torch._C.TensorBase.to(self, *args, **kwargs)
+    moved: torch.Tensor = _TO(self, *args, **kwargs)
     if not isinstance(self, FakeTensor) and NOWHERE in (*args[:1], kwargs.get("device")):
         # Of constants the fake mode makes constants, which are on the host.
         return torch.empty_strided(moved.size(), moved.stride(), dtype=moved.dtype, device=NOWHERE)
@@ -265,7 +279,7 @@ def _set_item(self: torch.Tensor, index: Any, value: Any) -> None:
     (``THPVariable_setitem``, torch/csrc/autograd/python_variable_indexing.cpp: ``self_.is_cuda()``)."""
     if isinstance(self, FakeTensor) and isinstance(value, (bool, int, float, complex)) and self.is_cuda:
         value = torch.scalar_tensor(value, dtype=self.dtype, device="cpu")
-    torch._C.TensorBase.__setitem__(self, index, value)
+    _SET_ITEM(self, index, value)
 
 
 def _pin_memory(self: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -302,7 +316,7 @@ def _deep_copy(original: Callable[..., torch.Tensor], values: KnownValues) -> Ca
 
     def deep_copy(self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         if not isinstance(self, FakeTensor):
-            with _disable_current_modes():
+            with disable_current_modes():
                 return original(self, memo)
         if id(self) in memo:
             return memo[id(self)]
@@ -356,4 +370,4 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
             mine, other = getattr(first, slot), getattr(second, slot)
             setattr(first, slot, other)
             setattr(second, slot, mine)
-    torch._C._swap_tensor_impl(first, second)
+    swap_tensor_impl(first, second)

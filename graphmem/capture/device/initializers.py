@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import versions
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values import generators
 from graphmem.capture.values.known_values import KnownValues
 

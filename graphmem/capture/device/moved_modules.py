@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem.capture.device.assigned_data import data_property
 from graphmem.capture.device.borrowed import Borrowed, is_fake
 from graphmem.capture.device.factories import moved_lazy
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor, is_traceable_wrapper_subclass
 from graphmem.errors import CaptureError
 
 _OF_TORCHSCRIPT = (
@@ -56,7 +55,7 @@ def moved_modules() -> Iterator[None]:
                             originals.keep(self, "_buffers", name, buffer)
                 return self
 
-            patches.set(nn.Module, "_apply", apply)
+            patches.replace("torch.nn.Module._apply", "parameters are others after they are moved", apply)
             patches.set(torch.Tensor, "data", data_property(borrowed.fake))
             yield
     finally:

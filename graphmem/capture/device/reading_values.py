@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor, disable_current_modes
 from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.host_values import LIMIT
 from graphmem.capture.values.known_values import KnownValues
+from graphmem.torch_names import private
 
 
 def patch_reading(patches: Patches, values: KnownValues, assumed: AssumedValues) -> None:
@@ -48,7 +48,7 @@ def _numpy(original: Any, values: KnownValues, assumed: AssumedValues) -> Any:
             return array
         if values.drawn([self]):
             assumed.array(self.is_floating_point(), True)
-        with _disable_current_modes():
+        with disable_current_modes():
             return original(known)
 
     return numpy
@@ -74,7 +74,7 @@ def _to_list(original: Any, values: KnownValues, assumed: AssumedValues) -> Any:
         known = values.of(self)
         if known is None or values.drawn([self]):
             return _followed_list(self, known, original, assumed)
-        with _disable_current_modes():
+        with disable_current_modes():
             return original(known)
 
     return tolist
@@ -86,7 +86,7 @@ def _followed_list(tensor: torch.Tensor, known: torch.Tensor | None, original: A
     if known is None:
         numbers = _assumed(tensor).tolist()
     else:
-        with _disable_current_modes():
+        with disable_current_modes():
             numbers = original(known)
         assumed.drawn_list(known.is_floating_point())
     return assumed.as_last(numbers) if tensor.is_floating_point() and tensor.numel() <= LIMIT else numbers
@@ -100,14 +100,19 @@ def _read_as(original: Any, how: str, assumed: AssumedValues) -> Any:
     return read
 
 
+_in_meta_kernel: Any = private(
+    "torch._C._meta_in_tls_dispatch_include", "errors of operators may be worded otherwise", lambda: False
+)
+
+
 def _repr(original: Any, values: KnownValues) -> Any:
     def repr_(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
         # The arguments of an overload that is not the one that was meant are written out, inside a meta kernel.
         is_shown = isinstance(self, FakeTensor) and tensor_contents is None
-        known = values.of(self) if is_shown and not torch._C._meta_in_tls_dispatch_include() else None
+        known = values.of(self) if is_shown and not _in_meta_kernel() else None
         if known is None:
             return str(original(self, tensor_contents=tensor_contents))
-        with _disable_current_modes():
+        with disable_current_modes():
             text = str(original(known))
         return text if not self.is_cuda else f"{text[:-1]}, device='{self.device}')"
 
@@ -120,7 +125,7 @@ def _reduce(original: Any, values: KnownValues) -> Any:
         known = values.of(self) if is_host and not values.is_weight(self) else None
         if known is None:
             return original(self, protocol)
-        with _disable_current_modes():
+        with disable_current_modes():
             data = bytearray(known.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return _rebuilt, (data, self.dtype, tuple(self.shape), self.requires_grad)
 

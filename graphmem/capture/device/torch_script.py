@@ -34,7 +34,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[str], None]) -> None:
     patches.set(torch.jit, "script", script)
     for name in ("freeze", "optimize_for_inference"):
         patches.set(torch.jit, name, _unless_python(getattr(torch.jit, name)))
-    patches.set(torch.jit._builtins, "_find_builtin", _builtin_behind(torch.jit._builtins._find_builtin))
+    patches.wrap("torch.jit._builtins._find_builtin", "PyTorch's own modules that are scripted fail", _builtin_behind)
 
 
 def _builtin_behind(find: Callable[[Any], str | None]) -> Callable[[Any], str | None]:

@@ -9,13 +9,15 @@ from _thread import get_ident
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
-# FakeTensorMode imports it when first made; under 2.4 that must be before torch.cuda's classes are replaced.
-import torch._dynamo.config
-
 from graphmem.capture.patches import Patches
 from graphmem.capture.threads import Threads
+from graphmem.torch_names import private
+
+_registry: Any = private(
+    "torch._library.simple_registry.singleton", "operators that exist on GPUs alone, as cuDNN's, have no shapes", None
+)
+# FakeTensorMode imports it when first made; that must be before torch.cuda's classes are replaced.
+private("torch._dynamo.config", "PyTorch's compiler is imported during the analysis", None)
 
 
 class ExistingFakes:
@@ -31,8 +33,8 @@ class ExistingFakes:
 
     def replace(self, fakes: Mapping[str, Callable[..., Any]]) -> None:
         """``fakes`` by qualified operator name."""
-        for name, fake in fakes.items():
-            entry: Any = torch._library.simple_registry.singleton.find(name)
+        for name, fake in fakes.items() if _registry is not None else ():
+            entry: Any = _registry.find(name)
             holder = entry.fake_impl if hasattr(entry, "fake_impl") else entry.abstract_impl  # renamed in 2.5
             kernel = _FakeKernel(fake, holder.kernel, self._threads)
             self._replaced.append((holder, kernel))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.device.pretend_device import DEVICE, cards, move
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import FakeTensor
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 
 
 def patch_training_tools(patches: Patches) -> None:
@@ -24,20 +24,20 @@ def patch_training_tools(patches: Patches) -> None:
 
 def _patch_foreach(patches: Patches) -> None:
     """Let the multi-tensor paths, CUDA's default, take fake tensors, and name their device by its Python name."""
-    group = torch._C._group_tensors_by_device_and_dtype
 
-    def grouped(*args: Any, **kwargs: Any) -> Any:
-        return {
-            (cards().own if device is not None and device.type == "meta" else device, dtype): value
-            for (device, dtype), value in group(*args, **kwargs).items()
-        }
+    def grouped(group: Any) -> Any:
+        def grouped_by_python_name(*args: Any, **kwargs: Any) -> Any:
+            return {
+                (cards().own if device is not None and device.type == "meta" else device, dtype): value
+                for (device, dtype), value in group(*args, **kwargs).items()
+            }
 
-    patches.set(torch._C, "_group_tensors_by_device_and_dtype", grouped)
-    optimizer = sys.modules["torch.optim.optimizer"]
-    supported = [*optimizer._foreach_supported_types, FakeTensor]
-    patches.set(optimizer, "_foreach_supported_types", supported)
-    foreach_utils = sys.modules["torch.utils._foreach_utils"]
-    on_device = foreach_utils._device_has_foreach_support
+        return grouped_by_python_name
+
+    lost = "optimizers may update parameters one by one, which takes less memory than CUDA's default"
+    patches.wrap("torch._C._group_tensors_by_device_and_dtype", lost, grouped)
+    patches.wrap("torch.optim.optimizer._foreach_supported_types", lost, lambda types: [*types, FakeTensor])
+    on_device = private("torch.utils._foreach_utils._device_has_foreach_support", lost, lambda _: True)
 
     def has_support(tensors: Any, device: torch.device) -> bool:
         del tensors
@@ -55,20 +55,23 @@ def _patch_amp(patches: Patches) -> None:
         del self, state
         return optimizer.step(*args, **kwargs)
 
-    patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)
+    lost = "a gradient scaler asks values whether to step"
+    patches.replace("torch.amp.grad_scaler.GradScaler._maybe_opt_step", lost, step)
     patches.set(torch.amp.GradScaler, "get_scale", lambda self: self._init_scale)
 
 
 def _patch_checkpointing(patches: Patches) -> None:
     """It puts the generators of a device back that was in use before: the pretended one always is."""
-    module: Any = importlib.import_module("torch.utils.checkpoint")
-    device_module = module._get_device_module
 
-    def in_use(device: str = DEVICE.type) -> Any:
-        found = device_module(device)
-        return _InUse() if found is torch.cuda else found
+    def of_device(device_module: Any) -> Any:
+        def in_use(device: str = DEVICE.type) -> Any:
+            found = device_module(device)
+            return _InUse() if found is torch.cuda else found
 
-    patches.set(module, "_get_device_module", in_use)
+        return in_use
+
+    lost = "what checkpointing keeps of the device's generators is not counted"
+    patches.wrap("torch.utils.checkpoint._get_device_module", lost, of_device)
 
 
 class _InUse:

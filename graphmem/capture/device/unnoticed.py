@@ -15,15 +15,18 @@ from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-import torch
-from torch._subclasses import fake_tensor
-
 from graphmem.capture.threads import current_threads
+from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values.callers import package_that_asks
+from graphmem.torch_names import private
 
 _KNOWS = ("torch", "graphmem")
-_FAKE_TENSOR = fake_tensor.FakeTensor
-_is_fake = FunctionType(fake_tensor.is_fake.__code__, fake_tensor.is_fake.__globals__)
+_LOST = "a library that recognises fake tensors takes the path it keeps for exporters"
+fake_tensor: Any = private("torch._subclasses.fake_tensor", _LOST)
+_subclasses: Any = private("torch._subclasses", _LOST)
+_FAKE_TENSOR = FakeTensor
+_recognises: Any = private("torch._subclasses.fake_tensor.is_fake", _LOST, None)
+_is_fake: Any = _recognises and FunctionType(_recognises.__code__, _recognises.__globals__)
 #: Under this name :func:`_answer` is found by what stands in the body of ``is_fake``.
 _ANSWER = "_graphmem_is_fake"
 
@@ -52,16 +55,19 @@ def _answer(x: object) -> bool:
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
     """Until the end, code outside PyTorch does not recognise fake tensors by their class."""
-    hidden = (torch._subclasses, fake_tensor)
+    hidden = (_subclasses, fake_tensor)
     before = [module.__class__ for module in hidden]
     for module in hidden:
         module.__class__ = _Hiding
     setattr(fake_tensor, _ANSWER, _answer)
-    code, fake_tensor.is_fake.__code__ = fake_tensor.is_fake.__code__, _body.__code__
+    code = _recognises and _recognises.__code__
+    if code is not None:
+        _recognises.__code__ = _body.__code__
     try:
         yield
     finally:
-        fake_tensor.is_fake.__code__ = code
+        if code is not None:
+            _recognises.__code__ = code
         delattr(fake_tensor, _ANSWER)
         for module, kind in zip(hidden, before, strict=True):
             module.__class__ = kind

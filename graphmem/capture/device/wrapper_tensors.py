@@ -12,42 +12,43 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.factories import device_named
 from graphmem.capture.device.pretend_device import DEVICE, cards
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import disable_current_modes, make_subclass
 
-#: Bound before it is replaced.
-_MAKE_SUBCLASS = torch.Tensor._make_subclass
 #: The attribute of those that are on the card.
 _ON_CARD = "_graphmem_on_card"
 
 
 def patch_wrapper_tensors(patches: Patches, wrappers: set[type]) -> None:
     """Until ``patches`` are undone; their classes are added to ``wrappers``."""
-    construct = torch.Tensor._make_wrapper_subclass
 
-    def make(cls: Any, size: Any, *args: Any, **options: Any) -> Any:
-        given = device_named(options.get("device"))
-        if args or given is None or given.type != "cuda" or options.get("layout", torch.strided) != torch.strided:
-            return construct(cls, size, *args, **options)
-        _show_device(patches, cls, wrappers)
-        return _on_card(cls, size, options)
+    def with_device(construct: Any) -> Any:
+        def make(cls: Any, size: Any, *args: Any, **options: Any) -> Any:
+            given = device_named(options.get("device"))
+            if args or given is None or given.type != "cuda" or options.get("layout", torch.strided) != torch.strided:
+                return construct(cls, size, *args, **options)
+            _show_device(patches, cls, wrappers)
+            return _on_card(cls, size, options)
 
-    patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make))
+        return staticmethod(make)
+
+    lost = "tensors around others, as of torchao, cannot be on the card"
+    patches.wrap("torch.Tensor._make_wrapper_subclass", lost, with_device)
 
 
 def _on_card(cls: Any, size: Any, options: Any) -> Any:
     shape, strides = tuple(size), options.get("strides")
-    with _disable_current_modes():
+    with disable_current_modes():
         like = {"dtype": options.get("dtype") or torch.get_default_dtype(), "device": "meta"}
         if strides is not None:
             shown = torch.empty_strided(shape, tuple(strides), **like)
         else:
             layout = options.get("memory_format") or torch.contiguous_format
             shown = torch.empty(shape, memory_format=layout, **like)
-        made = _MAKE_SUBCLASS(cls, shown, bool(options.get("requires_grad")), device_for_backend_keys=DEVICE)
+        made = make_subclass(cls, shown, bool(options.get("requires_grad")), device_for_backend_keys=DEVICE)
     setattr(made, _ON_CARD, True)
     return made
 

@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 from graphmem.errors import CaptureError, first_line
+from graphmem.torch_names import private
+
+_LOST = "sharded models and process groups cannot be followed"
 
 #: Tensors of a batch that have a sequence, in their second dimension (``Trainer._prepare_context_parallel_inputs``).
 _CUT = ("input_ids", "labels", "shift_labels", "position_ids")
@@ -48,7 +51,8 @@ def prepare(model: nn.Module) -> None:
     """Have the model's attention be causal without a mask. Raises :class:`CaptureError` for one that cannot be."""
     try:
         from accelerate.big_modeling import _attach_context_parallel_hooks
-        from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+        set_rotate_method = private("torch.distributed.tensor.experimental._attention.set_rotate_method", _LOST)
     except ImportError as error:
         raise CaptureError(
             f"--cp runs Accelerate's context parallelism, with PyTorch 2.7 or newer: pip install accelerate ({error})"

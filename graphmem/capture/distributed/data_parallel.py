@@ -14,6 +14,7 @@ from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 from graphmem.trace import Category
 from graphmem.training import DataParallel
 
@@ -40,11 +41,9 @@ def data_parallel(model: torch.nn.Module, options: DataParallel, group: Any = No
 
 def patch_data_parallel(patches: Patches, book: RankBook) -> None:
     """Name what reducers allocate, and answer what they ask of other ranks."""
-    from torch.nn.parallel import distributed as module
-
     bucket_of: dict[int, tuple[Category, str]] = {}  # id of a reducer -> what its buckets are for
 
-    def init_helper(self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+    def init_helper(original_init: Any, self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
         if self._use_python_reducer:
             raise CaptureError("DDP with optimize_ddp='python_reducer' cannot be analysed; leave it at its default")
         purpose = (Category.COMMUNICATION, "DDP bucket")
@@ -55,28 +54,39 @@ def patch_data_parallel(patches: Patches, book: RankBook) -> None:
             original_init(self, parameters, *args, **kwargs)
         bucket_of[id(self.reducer)] = purpose
 
-    def rebuild(self: Any) -> bool:
+    def rebuild(original_rebuild: Any, self: Any) -> bool:
         with book.storages.births(*bucket_of.get(id(self), (Category.COMMUNICATION, "DDP bucket"))):
             return bool(original_rebuild(self))
 
-    def broadcast(*args: Any, **kwargs: Any) -> None:
+    def broadcast(original_broadcast: Any, *args: Any, **kwargs: Any) -> None:
         with book.storages.births(Category.COMMUNICATION, "broadcast of parameters and buffers"):
             original_broadcast(*args, **kwargs)
 
-    original_init = module.DistributedDataParallel._ddp_init_helper
-    original_rebuild = dist.Reducer._rebuild_buckets
-    original_broadcast = dist._broadcast_coalesced
-    patches.set(module.DistributedDataParallel, "_ddp_init_helper", init_helper)
-    patches.set(dist.Reducer, "_rebuild_buckets", rebuild)
-    patches.set(module.DistributedDataParallel, "_register_builtin_comm_hook", _refuse_builtin_hook)
+    lost = "what DistributedDataParallel allocates has no name, and what it asks of other ranks no answer"
+    patches.wrap("torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper", lost, _over(init_helper))
+    patches.wrap("torch.distributed.Reducer._rebuild_buckets", lost, _over(rebuild))
+    patches.replace(
+        "torch.nn.parallel.distributed.DistributedDataParallel._register_builtin_comm_hook", lost, _refuse_builtin_hook
+    )
     patches.set(dist.Logger, "set_runtime_stats_and_log", lambda _: None)  # there are no times
-    for owner in (dist, dist.distributed_c10d):
-        if hasattr(owner, "_broadcast_coalesced"):
-            patches.set(owner, "_broadcast_coalesced", broadcast)
+    patches.wrap("torch.distributed._broadcast_coalesced", lost, _over(broadcast))
+    if hasattr(dist.distributed_c10d, "_broadcast_coalesced"):  # of some versions
+        patches.set(
+            dist.distributed_c10d, "_broadcast_coalesced", private("torch.distributed._broadcast_coalesced", lost)
+        )
     verify = _verify(book.storages)
     for name in ("torch.distributed.utils", "torch.nn.parallel.distributed", "torch.distributed.fsdp._init_utils"):
         if "_verify_param_shape_across_processes" in vars(sys.modules.get(name, object)):
             patches.set(sys.modules[name], "_verify_param_shape_across_processes", verify)
+
+
+def _over(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """A method that is given the one that it replaces first."""
+
+    def made_of(original: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: function(original, *args, **kwargs)
+
+    return made_of
 
 
 def _refuse_builtin_hook(*_: Any) -> None:

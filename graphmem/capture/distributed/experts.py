@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
+from graphmem.capture.torch_internals import unset_fake_temporarily
 
 _EVENLY = "tokens were taken to be routed evenly over the experts, those of the other processes too"
 

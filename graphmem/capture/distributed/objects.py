@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
+from graphmem.capture.torch_internals import unset_fake_temporarily
 
 _UNHEARD = "an object that another process sends is None: what it sends is not known"
 

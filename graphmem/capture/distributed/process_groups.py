@@ -35,7 +35,10 @@ from graphmem.capture.distributed.sharding import forget_meshes, patch_resize, p
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 from graphmem.training.processes import Processes
+
+_LOST = "sharded models and process groups cannot be followed"
 
 #: What the CUDA 13 wheels of PyTorch 2.13 bring; comm hooks ask it for bfloat16.
 NCCL_VERSION = (2, 29, 7)
@@ -92,13 +95,14 @@ class _Launched(ChainMap[str, str]):
 
 
 def _patch_process_groups(patches: Patches, book: RankBook) -> None:
-    from torch.testing._internal.distributed import fake_pg  # registers the backend
+    fake_pg = private("torch.testing._internal.distributed.fake_pg", _LOST)
 
     del fake_pg
     module = dist.distributed_c10d
-    make = module._new_process_group_helper
+    make = private("torch.distributed.distributed_c10d._new_process_group_helper", _LOST)
     prepared: list[bool] = []  # the imports take time, which a step without process groups need not spend
-    object_device, asked_for = module._get_object_coll_device, _AskedFor()
+    object_device = private("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, lambda _: "cpu")
+    asked_for = _AskedFor()
 
     def look(model: Any, inputs: Any) -> None:
         book.on_forward = None
@@ -128,16 +132,18 @@ def _patch_process_groups(patches: Patches, book: RankBook) -> None:
         return group, store
 
     def device_of_objects(group: Any = None) -> str:
-        return asked_for.device(group or module._get_default_group()) or object_device(group)
+        return asked_for.device(group or dist.group.WORLD) or object_device(group)
 
-    patches.set(module, "_get_object_coll_device", device_of_objects)
-    patches.set(module, "_new_process_group_helper", helper)
+    patches.replace("torch.distributed.distributed_c10d._get_object_coll_device", _LOST, device_of_objects)
+    patches.replace("torch.distributed.distributed_c10d._new_process_group_helper", _LOST, helper)
     patches.set(module, "rendezvous", _rendezvous)
-    patches.set(module, "_get_default_timeout", lambda _: module.default_pg_timeout)  # NCCL's would ask a CUDA build
+    patches.replace(  # NCCL's would ask a CUDA build
+        "torch.distributed.distributed_c10d._get_default_timeout", _LOST, lambda _: module.default_pg_timeout
+    )
     for owner in (dist, module):
         patches.set(owner, "is_nccl_available", lambda: True)
     patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
-    patches.set(torch._C, "_get_accelerator", lambda *_: torch.device(DEVICE.type))
+    patches.replace("torch._C._get_accelerator", _LOST, lambda *_: torch.device(DEVICE.type))
 
 
 class _AskedFor:
@@ -149,7 +155,7 @@ class _AskedFor:
     def note(self, group: Any, backend: str, store: Any) -> None:
         if backend == dist.Backend.FAKE:
             return
-        world = dist.distributed_c10d._world
+        world = private("torch.distributed.distributed_c10d._world", _LOST)
         world.pg_map[group] = dist.Backend(backend), store
         world.pg_backend_config[group] = str(dist.BackendConfig(dist.Backend(backend)))
         devices = {"nccl": "cuda", "cuda:nccl": "cuda", "gloo": "cpu"}

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.device.pretend_device import DEVICE
 from graphmem.capture.distributed.fully_sharded import name_buffers
 from graphmem.capture.distributed.tensor_lists import patch_tensor_lists
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
+from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, make_subclass
+from graphmem.torch_names import private
 
-_MAKE_SUBCLASS = torch.Tensor._make_subclass
+_LOST = "sharded models and process groups cannot be followed"
 
 
 def patch_resize(patches: Patches, storages: StorageBook) -> None:
@@ -35,7 +35,7 @@ def patch_resize(patches: Patches, storages: StorageBook) -> None:
 
 def patch_sharding(patches: Patches, book: RankBook) -> None:
     """A DTensor shows Python the device of its local part, as device tensors do everywhere in a capture."""
-    with Patches.lifted(), _disable_current_modes():  # functional optimizers are scripted when they are imported
+    with Patches.lifted(), disable_current_modes():  # functional optimizers are scripted when they are imported
         importlib.import_module("torch.distributed.optim")
         tensors = importlib.import_module("torch.distributed.tensor")
         importlib.import_module("torch.distributed.fsdp")
@@ -69,7 +69,7 @@ def forget_meshes() -> None:
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return
-    clear_native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    clear_native = private("torch._C._clear_DTensor_sharding_propagator_cache", _LOST, None, since=(2, 10))
     clear = getattr(tensors.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding, "cache_clear", None)
     redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
     clear_plans = getattr(getattr(redistribute, "_gen_transform_infos", None), "cache_clear", None)
@@ -92,9 +92,9 @@ def _dtensor(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(local_tensor, FakeTensor) or not local_tensor.is_cuda:
             return original(cls, local_tensor, spec, requires_grad=requires_grad)
         like = spec.tensor_meta
-        with _disable_current_modes():
+        with disable_current_modes():
             shown = torch.empty_strided(like.shape, like.stride, dtype=local_tensor.dtype, device="meta")
-            made = _MAKE_SUBCLASS(cls, shown, requires_grad, device_for_backend_keys=DEVICE)
+            made = make_subclass(cls, shown, requires_grad, device_for_backend_keys=DEVICE)
         made._spec, made._local_tensor = spec, local_tensor
         return made
 

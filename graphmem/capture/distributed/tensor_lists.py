@@ -16,6 +16,9 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
+from graphmem.torch_names import private
+
+_LOST = "sharded models and process groups cannot be followed"
 
 
 def patch_tensor_lists(patches: Patches) -> None:
@@ -36,14 +39,14 @@ def patch_tensor_lists(patches: Patches) -> None:
 def _flag_propagated_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """The flag of strided shards in a strategy of one tensor. Where no input of the operator has such a shard, which is
     asked once an operator, there is nothing to do."""
-    from torch.distributed.tensor.placement_types import _StridedShard
+    strided = private("torch.distributed.tensor.placement_types._StridedShard", _LOST)
 
     asked: list[Any] = [None, False]  # the schema of the last operator, which stays alive; whether it has such a shard
 
     def propagate(op_strategy: Any, op_schema: Any) -> None:
         if asked[0] is not op_schema:
             placements = {place for spec in op_schema.args_spec for place in spec.placements}
-            asked[:] = op_schema, any(isinstance(place, _StridedShard) for place in placements)
+            asked[:] = op_schema, any(isinstance(place, strided) for place in placements)
         if asked[1]:
             original(op_strategy, op_schema)
 
@@ -52,27 +55,28 @@ def _flag_propagated_once(original: Callable[[Any, Any], None]) -> Callable[[Any
 
 def _expanded_once(original: Callable[..., Any]) -> Callable[..., Any]:
     """The strategies of an operator on lists: those of the first of all elements that are alike."""
-    from torch.distributed.tensor._op_schema import OpSchema, TupleStrategy
+    schema_kind = private("torch.distributed.tensor._op_schema.OpSchema", _LOST)
+    tuple_kind = private("torch.distributed.tensor._op_schema.TupleStrategy", _LOST)
 
     def expand(mesh: Any, op_schema: Any, strategy_info: Any, output_tensor_meta: Any) -> Callable[..., Any]:
-        count = _length_of_lists(op_schema, output_tensor_meta, TupleStrategy)
+        count = _length_of_lists(op_schema, output_tensor_meta, tuple_kind)
         if count is None:
             return original(mesh, op_schema, strategy_info, output_tensor_meta)  # type: ignore[no-any-return]
 
         def strategy_of(index: int) -> Any:
-            arguments = tuple(_element(argument, index, count, TupleStrategy) for argument in op_schema.args_schema)
-            one = OpSchema(op_schema.op, arguments, op_schema.kwargs_schema, op_schema.schema_info)
+            arguments = tuple(_element(argument, index, count, tuple_kind) for argument in op_schema.args_schema)
+            one = schema_kind(op_schema.op, arguments, op_schema.kwargs_schema, op_schema.schema_info)
             meta = None if output_tensor_meta is None else [output_tensor_meta[index]]
             return original(mesh, one, strategy_info, meta)(one.op, one.args_meta, one.kwargs_meta).children[0]
 
         def expanded(*_: Any) -> Any:
             known: dict[Any, Any] = {}
             children = []
-            for index, key in enumerate(_keys(op_schema, output_tensor_meta, count, TupleStrategy)):
+            for index, key in enumerate(_keys(op_schema, output_tensor_meta, count, tuple_kind)):
                 if key not in known:
                     known[key] = strategy_of(index)
                 children.append(known[key])
-            return TupleStrategy(children)
+            return tuple_kind(children)
 
         return expanded
 

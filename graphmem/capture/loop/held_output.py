@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.capture.torch_internals import FakeTensor
 
 #: Values that hold no tensor.
 _PLAIN = (

@@ -17,21 +17,12 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from graphmem.capture.device.pretend_device import cards, move
-from graphmem.capture.distributed import context_parallel
-from graphmem.capture.distributed.context_parallel import cut, prepare
-from graphmem.capture.distributed.data_parallel import data_parallel
-from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
-from graphmem.capture.distributed.fully_sharded import fully_sharded
-from graphmem.capture.distributed.mesh import process_mesh, shards_of
-from graphmem.capture.distributed.pipelining import Cut, Stages, schedule, split
-from graphmem.capture.distributed.shared_layers import SharedLayers, materialize, with_positions
-from graphmem.capture.distributed.tensor_parallel import tensor_parallel
 from graphmem.capture.loop.blocks import unsplit_blocks
 from graphmem.capture.loop.checkpointing import checkpoint_blocks
 from graphmem.capture.loop.held_output import held_by
@@ -43,6 +34,10 @@ from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
 from graphmem.training.epochs import BatchSize, Iteration
+
+if TYPE_CHECKING:
+    from graphmem.capture.distributed.pipelining import Stages
+    from graphmem.capture.distributed.shared_layers import SharedLayers
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
@@ -80,7 +75,11 @@ def run_training(
     """
     if training.pp is not None:
         return _run_pipeline(session, model, Batch(inputs, loss), training, iterations, own_optimizer)
-    mesh = process_mesh(training) if training.mesh else None
+    mesh = None
+    if training.mesh:
+        from graphmem.capture.distributed.mesh import process_mesh
+
+        mesh = process_mesh(training)
     # By transformers, FSDP2 too; DeepSpeed shares layers itself.
     is_parted = bool(training.tp or training.ep) and not training.tp_in_mesh and training.zero is None
     if is_parted or not training.casts_itself:  # else the wrapper moves what it shards
@@ -92,11 +91,15 @@ def run_training(
     if training.checkpoint_activations:
         checkpoint_blocks(model)
     if training.ddp is not None:
+        from graphmem.capture.distributed.data_parallel import data_parallel
+
         model = data_parallel(model, training.ddp)
     sequences = None
     if training.fsdp is not None and not is_parted:
         assert mesh is not None
         if training.cp is not None:
+            from graphmem.capture.distributed.context_parallel import prepare
+
             prepare(model)
             sequences = mesh["cp"]
         model = _sharded(session, model, training, mesh)
@@ -127,6 +130,11 @@ def _run_pipeline(
     own_optimizer: type[torch.optim.Optimizer] | None,
 ) -> Ran:  # fmt: skip
     """As :func:`run_training`, of one process of a pipeline: its stages are moved, sharded and stepped one by one."""
+    from graphmem.capture.distributed.context_parallel import prepare
+    from graphmem.capture.distributed.mesh import process_mesh
+    from graphmem.capture.distributed.pipelining import Cut, schedule, split
+    from graphmem.capture.distributed.shared_layers import SharedLayers
+
     assert training.pp is not None
     _check_for_pipeline(model, batch, training)
     mesh = process_mesh(training)
@@ -159,6 +167,9 @@ def _run_pipeline(
 
 def _placed(stage: nn.Module, training: Training, mesh: Any, layers: SharedLayers | None) -> nn.Module:
     """A stage on the card, in its precision, its layers shared, sharded or replicated."""
+    from graphmem.capture.distributed.data_parallel import data_parallel
+    from graphmem.capture.distributed.shared_layers import materialize
+
     if training.dtype != "fp32":
         stage.to(DTYPES[training.dtype])
     if training.fsdp is not None:
@@ -174,10 +185,14 @@ def _placed(stage: nn.Module, training: Training, mesh: Any, layers: SharedLayer
 def _cuttable(batch: Batch, training: Training) -> Batch:
     """The batch, on the host, with what parts of its sequences cannot tell."""
     if training.cp is not None:
-        inputs = context_parallel.with_positions(batch.inputs, training.cp, training.tp or 1 if training.sp else 1)
+        from graphmem.capture.distributed.context_parallel import with_positions
+
+        inputs = with_positions(batch.inputs, training.cp, training.tp or 1 if training.sp else 1)
         return Batch(inputs, batch.loss)
     if training.sp and training.tp:
-        return Batch(with_positions(batch.inputs, training.tp, training.pp is not None), batch.loss)
+        from graphmem.capture.distributed.shared_layers import with_positions as with_whole_positions
+
+        return Batch(with_whole_positions(batch.inputs, training.tp, training.pp is not None), batch.loss)
     return batch
 
 
@@ -324,6 +339,8 @@ class _Loop:
     def _cut(self) -> contextlib.AbstractContextManager[Any]:
         if self.sequences is None or self.batch is None:
             return contextlib.nullcontext()
+        from graphmem.capture.distributed.context_parallel import cut
+
         return cut(self.batch.inputs, self.sequences)
 
     def go_through(self, sizes: Iterable[BatchSize]) -> None:
@@ -520,16 +537,24 @@ def model_on_device(session: StepBook, model: nn.Module, step: Training | Infere
         if weights is not torch.float32:
             model = model.to(weights)
         if isinstance(step, Training) and step.tp_in_mesh:
+            from graphmem.capture.distributed.shared_layers import SharedLayers, materialize
+
             SharedLayers(model, step).share(model, mesh["tp"])
             materialize(model)
+        elif step.tp or step.ep:
+            from graphmem.capture.distributed.tensor_parallel import tensor_parallel
+
+            model = tensor_parallel(model, step)
         else:
-            model = tensor_parallel(model, step) if step.tp or step.ep else model.to(cards().own)
+            model = model.to(cards().own)
     session.label_model(model)
     return model
 
 
 def _sharded(session: StepBook, model: nn.Module, training: Training, mesh: Any) -> nn.Module:
     """The model, which stays on the host until its shards are moved."""
+    from graphmem.capture.distributed.shared_layers import SharedLayers
+
     assert training.fsdp is not None
     if is_quantized(model):
         raise CaptureError("quantised weights are not sharded by --fsdp; leave it out, or write the program")
@@ -542,6 +567,10 @@ def _sharded(session: StepBook, model: nn.Module, training: Training, mesh: Any)
 
 def _shard(model: nn.Module, training: Training, mesh: Any, layers: SharedLayers | None) -> nn.Module:
     """The model, or a stage of it, in FSDP2, and its ``layers`` shared before."""
+    from graphmem.capture.distributed.fully_sharded import fully_sharded
+    from graphmem.capture.distributed.mesh import shards_of
+    from graphmem.capture.distributed.shared_layers import materialize
+
     assert training.fsdp is not None
     if layers is not None:
         layers.share(model if training.pp is None else model.model, mesh["tp"])
@@ -556,6 +585,8 @@ def _in_engine(
     session: StepBook, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], training: Training, batch: Batch
 ) -> Any:
     """The model, which stays on the host until DeepSpeed moves it, in an engine."""
+    from graphmem.capture.distributed.deepspeed_engine import deepspeed_engine
+
     if is_quantized(model):
         raise CaptureError("quantised weights are not trained by --zero; leave it out, or write the program")
     if len(optimizers) > 1:

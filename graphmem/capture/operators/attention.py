@@ -14,6 +14,7 @@ from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.kernels.parts.sdp_choice import choose_sdp_backend
 from graphmem.capture.operators.operators_by_version import mask_by_filling
 from graphmem.capture.values.tensors import HALF_TYPES
+from graphmem.torch_names import private
 
 _aten = torch.ops.aten
 
@@ -127,7 +128,7 @@ def _math_attention(
     queries that are raised to fp32."""
     dtype = query.dtype
     is_newer = versions.MATH_ATTENTION_IN_FP32.holds(card.torch_version) and hasattr(_aten, "_safe_softmax")
-    if is_newer and dtype in HALF_TYPES and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+    if is_newer and dtype in HALF_TYPES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
         query, key, value = query.float(), key.float(), value.float()
     root = math.sqrt(abs(scale if scale is not None else 1 / math.sqrt(query.shape[-1])))
     scaled = query * (-root if scale is not None and scale < 0 else root)
@@ -161,14 +162,21 @@ def _first(results: Any) -> Tensor:
     return out
 
 
+_NOT_HEARD = "that a kernel of attention is switched off is not heard"
+
+
 def _enabled_backends() -> frozenset[str]:
     flags = {
-        "flash": torch._C._get_flash_sdp_enabled(),
-        "efficient": torch._C._get_mem_efficient_sdp_enabled(),
-        "math": torch._C._get_math_sdp_enabled(),
-        "cudnn": torch._C._get_cudnn_sdp_enabled(),
+        "flash": private("torch._C._get_flash_sdp_enabled", _NOT_HEARD, _yes),
+        "efficient": private("torch._C._get_mem_efficient_sdp_enabled", _NOT_HEARD, _yes),
+        "math": private("torch._C._get_math_sdp_enabled", _NOT_HEARD, _yes),
+        "cudnn": private("torch._C._get_cudnn_sdp_enabled", _NOT_HEARD, _yes),
     }
-    return frozenset(name for name, enabled in flags.items() if enabled)
+    return frozenset(name for name, is_enabled in flags.items() if is_enabled())
+
+
+def _yes() -> bool:
+    return True
 
 
 def _float_mask(mask: Tensor | None, query: Tensor, card: Card) -> Tensor | None:

@@ -12,6 +12,7 @@ dispatcher, they also act inside C++ composites.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from graphmem import versions
 from graphmem.capture.operators.recurrent.cudnn import weights_in_half
 from graphmem.capture.patches import Kernels, Patches
 from graphmem.capture.values.tensors import HALF_TYPES
+from graphmem.torch_names import private
 
 _LOWER_PRECISION = (
     "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
@@ -50,7 +52,15 @@ _PROMOTE = (
     "scatter_add",
 )  # fmt: skip
 
-_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_LOST = "autocast cannot be followed"
+_excluded: Any = private("torch._C._ExcludeDispatchKeyGuard", _LOST)
+_key_set: Any = private("torch._C.DispatchKeySet", _LOST)
+_key: Any = private("torch._C.DispatchKey.AutocastCUDA", _LOST)
+
+
+@functools.cache
+def _keys() -> Any:
+    return _key_set(_key if _key else None)
 
 
 #: What ``autocast`` does to the operators of each list.
@@ -145,7 +155,7 @@ def _call_with_casts(op: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dt
 def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cuda")
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_keys()):
             return _call_with_casts(op, args, kwargs, dtype, cache)
 
     return kernel
@@ -153,7 +163,7 @@ def _lower_precision(op: Any, cache: _WeightCache) -> Callable[..., Any]:
 
 def _fp32(op: Any, cache: _WeightCache) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_keys()):
             return _call_with_casts(op, args, kwargs, torch.float32, cache)
 
     return kernel
@@ -166,7 +176,7 @@ def _fp32_dtype_argument(op: Any, cache: _WeightCache) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = kwargs.get("dtype") is not None or (not keyword and len(args) > position and args[position] is not None)
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_keys()):
             if not given and _eligible(args[0]):
                 args = args[:position] if not keyword else args
                 kwargs = {**kwargs, "dtype": torch.float32}
@@ -180,7 +190,7 @@ def _norm(overload: str) -> Callable[..., Any]:
     with_dtype = {"Scalar": norm.ScalarOpt_dtype, "ScalarOpt_dim": norm.ScalarOpt_dim_dtype}
 
     def kernel(self: torch.Tensor, p: Any = 2, *args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_keys()):
             if _eligible(self):
                 return with_dtype[overload](self, p, *args, **{**kwargs, "dtype": torch.float32})
             return getattr(torch.ops.aten.norm, overload)(self, p, *args, **kwargs)
@@ -196,7 +206,7 @@ def _promote(op: Any, cache: _WeightCache) -> Callable[..., Any]:
             for item in value if isinstance(value, (list, tuple)) else (value,):
                 if _eligible(item) and item.dtype is torch.float32:
                     widest = torch.float32
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_keys()):
             return _call_with_casts(op, args, kwargs, widest, cache)
 
     return kernel
@@ -211,7 +221,7 @@ def _recurrent(op: Any, cache: _WeightCache) -> Callable[..., Any]:
         input: Any, weight: Any, weight_stride0: int, weight_buf: Any, hx: Any, cx: Any, mode: int, hidden_size: int,
         proj_size: int, *rest: Any,
     ) -> Any:  # fmt: skip
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+        with _excluded(_keys()):
             held = weight[0] if weight_buf is None else weight_buf
             if _eligible(held) and held.dtype is not half:
                 weight_buf, weight = weights_in_half(
@@ -234,7 +244,8 @@ def _overload(name: str) -> Any | None:
 @contextlib.contextmanager
 def cuda_autocast(torch_version: versions.Version) -> Iterator[None]:
     """Autocast for fake device tensors works as in the CUDA build of that version for the duration."""
-    cache, uncached = _WeightCache(torch_version), _NoCache()
+    with _excluded(_keys()):  # raises MissingName here, not in the middle of a step
+        cache, uncached = _WeightCache(torch_version), _NoCache()
     kernels, patches = Kernels(), Patches()
     tables = (
         (_LOWER_PRECISION, _lower_precision),

@@ -19,11 +19,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import disable_current_modes
 from graphmem.capture.values import device_values
 from graphmem.capture.values.selection import Selection
+from graphmem.torch_names import private
 
 _PACKAGE, _OPERATORS = "bitsandbytes", "bitsandbytes._ops"
 #: Files whose kernels a CUDA tensor reaches, the later ones before the earlier ones.
@@ -50,7 +51,7 @@ class _Backend:
             patches.set(sys.modules["bitsandbytes.cextension"], "lib", _NoLibrary())
             patches.set(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0)
             patches.set(torch, "compile", lambda function=None, **_: function or (lambda given: given))
-            with _disable_current_modes():
+            with disable_current_modes():
                 for name in _BACKENDS:
                     self.modules.append(_copy(name))
         finally:
@@ -128,11 +129,15 @@ def _run(kernel: Callable[..., Any], _: Selection, *args: Any, **kwargs: Any) ->
 
 def _as_outside() -> Any:
     """Autocast as it was when PyTorch began to dispatch to Python: there its key is excluded, with all before it."""
-    with torch._C._RestorePythonTLSSnapshot():
+    lost = "bitsandbytes under autocast is not cast once more"
+    outside = private("torch._C._RestorePythonTLSSnapshot", lost, contextlib.nullcontext)
+    with outside():
         is_on = torch.is_autocast_enabled("cuda")
     if not is_on:
         return contextlib.nullcontext()
-    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutocastCUDA, False)
+    key = private("torch._C.DispatchKey.AutocastCUDA", lost, None)
+    guard = private("torch._C._SetExcludeDispatchKeyGuard", lost, lambda *_: contextlib.nullcontext())
+    return guard(key, False)
 
 
 def _int8_vectorwise_dequant(quantized: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from graphmem.capture.values.callers import called_for_reducer
 from graphmem.capture.values.exchanged import Group
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.figures import Communicator
+from graphmem.torch_names import private
 from graphmem.training.processes import Processes
 from graphmem.versions import Version
 
@@ -61,7 +62,8 @@ def collective(func: Any, args: Sequence[Any]) -> Any:
         return None
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result([] if func in _MESSAGES else list(tensors_in(args[0])))
-    work = torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    lost = "collectives have no handle that is waited for"
+    work = private("torch._C._distributed_c10d._create_work_from_future", lost)(future).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
 
 

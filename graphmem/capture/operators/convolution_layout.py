@@ -8,12 +8,17 @@ import torch
 
 from graphmem.capture.kernels.parts.conv_backend import Backend, ConvParams, View, runs_channels_last, select_backend
 from graphmem.capture.patches import Patches
+from graphmem.torch_names import private, private_names
 
 
 def patch_convolution_layout(patches: Patches) -> None:
     """Convolutions keep channels_last as cuDNN does; C++ would decide for the ``meta`` device, which has no cuDNN."""
-    patches.set(torch._C, "_select_conv_backend", _convolution_backend)
-    patches.set(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
+    lost = "what convolutions give is not channels_last where cuDNN would make it so"
+    names = private_names(lost, "torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format")
+    found = [private(name, lost, None) for name in names]
+    if None not in found:  # the one gives what the other takes
+        for name, function in zip(names, (_convolution_backend, _convolution_format), strict=True):
+            patches.replace(name, lost, function)
 
 
 def _convolution_backend(input: torch.Tensor, weight: torch.Tensor, **arguments: Any) -> Backend:

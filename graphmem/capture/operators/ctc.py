@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.capture.torch_internals import FakeTensor
 
 _aten = torch.ops.aten
 #: Values of ``at::Reduction``.

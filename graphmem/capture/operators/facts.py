@@ -32,6 +32,7 @@ from graphmem.capture.operators.fused_optimizer_steps import FUSED_STEPS
 from graphmem.capture.operators.gradient_formulas import GRADIENT_FORMULAS, IN_PLACE_IN_BACKWARD, GradientFormula
 from graphmem.capture.operators.output_layouts import Relaid, relaid
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
+from graphmem.capture.torch_internals import has_kernel
 from graphmem.capture.values.device_values import TRACKED
 
 #: Tables of operators whose memory is modelled where the entry stands.
@@ -39,6 +40,7 @@ _MODELLED = (
     kernel_decompositions.DECOMPOSITIONS, kernel_decompositions.COMPARISONS, SELECTING, FUSED_STEPS,
     COLLECTIVES, sparse.DECOMPOSITIONS, sparse.PARTS,
 )  # fmt: skip
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
 _COMPOSITE = "CompositeImplicitAutograd"
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -90,9 +92,9 @@ class OperatorFacts:
         What C++ makes of it counts, not what Python has for tracing and ``OpOverload.decompose`` prefers
         (``torch/_ops.py``): an interpolation is one kernel on a card, and arithmetic on indices there.
         """
-        if self.is_fused_on_cuda or not isinstance(self.func, torch._ops.OpOverload):
+        if self.is_fused_on_cuda or not isinstance(self.func, _OVERLOAD):
             return False
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(self.func.name(), _COMPOSITE))
+        return bool(has_kernel(self.func.name(), _COMPOSITE))
 
     @cached_property
     def writes_first(self) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from graphmem import versions
+from graphmem.capture.torch_internals import suggest_memory_format
 from graphmem.capture.values.selection import Selection
 from graphmem.versions import Since
 

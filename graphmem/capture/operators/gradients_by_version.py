@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 
 from graphmem import versions
+from graphmem.torch_names import private
 
 _aten = torch.ops.aten
+_LOST = "gradients that another version of PyTorch computes otherwise cannot be followed"
+_below_autograd: Any = private("torch._C._AutoDispatchBelowAutograd", _LOST)
+_node: Any = private("torch.autograd.function._SingleLevelFunction", _LOST)
+_single_level: Any = private("torch._functorch.utils.enable_single_level_autograd_function", _LOST)
 #: Which inputs want a gradient, the gradient of the output, and the inputs -> the inputs' gradients.
 Formula = Callable[..., "tuple[Tensor | None, ...]"]
 
@@ -40,7 +44,7 @@ def _with_gradient(op: Any, formula: Formula) -> Callable[..., Any]:
     """The operator below autograd, with this formula as its node of the graph."""
 
     def forward(*inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with _below_autograd():
             return op(*inputs)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -52,13 +56,13 @@ def _with_gradient(op: Any, formula: Formula) -> Callable[..., Any]:
     name = "".join(part.capitalize() for part in op._schema.name.removeprefix("aten::").split("_"))
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
     members = {key: staticmethod(method) for key, method in methods.items()}
-    node: Any = type(name, (torch.autograd.function._SingleLevelFunction,), members)
+    node: Any = type(name, (_node,), members)
 
     def run(*inputs: Any) -> Any:
         wants = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
         if not wants:
             return forward(*inputs)
-        with enable_single_level_autograd_function():  # torch.func has peeled its levels off: this is one of them
+        with _single_level():  # torch.func has peeled its levels off: this is one of them
             return node.apply(*inputs)
 
     return run

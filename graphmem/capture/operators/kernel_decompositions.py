@@ -16,6 +16,7 @@ from torch import Tensor
 from graphmem.capture.operators.deterministic import DETERMINISTIC
 from graphmem.capture.operators.linear_algebra import LINEAR_ALGEBRA
 from graphmem.capture.values.selection import Selection
+from graphmem.torch_names import private
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -264,9 +265,12 @@ def _allclose(self: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-
     close.all()
 
 
+_is_alias: Any = private("torch._C._is_alias_of", "torch.equal of a tensor and its view is computed", lambda *_: False)
+
+
 def _equal(self: Tensor, other: Tensor) -> None:
     """Sizes that differ and two names of one tensor are answered on the host."""
-    if self.shape == other.shape and self.numel() and not torch._C._is_alias_of(self, other):
+    if self.shape == other.shape and self.numel() and not _is_alias(self, other):
         same = self.eq(other)
         same.all()
 

@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from graphmem.capture.torch_internals import disabled_torch_function
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 
 _aten = torch.ops.aten
 #: What is said of lengths that nobody knows.
@@ -29,11 +31,14 @@ _PACKED_BY_KERNEL = (torch.float32, torch.float16)
 _PADDED_BY_KERNEL = (torch.float32, torch.float16, torch.float64)
 
 
+_wrapper: Any = private("torch.Tensor._make_wrapper_subclass", "nested tensors of nn.TransformerEncoder cannot be made")
+
+
 class PackedSequences(torch.Tensor):  # type: ignore[misc]
     """A nested tensor: sequences of ``lengths`` one after the other in ``buffer`` (sum of lengths, features)."""
 
     # A function of its own would make the modules leave their fast path.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = disabled_torch_function
     is_nested = True
     buffer: Tensor
     lengths: tuple[int, ...]
@@ -41,7 +46,7 @@ class PackedSequences(torch.Tensor):  # type: ignore[misc]
     @staticmethod
     def __new__(cls, buffer: Tensor, lengths: Sequence[int]) -> PackedSequences:
         shape = (len(lengths), max(lengths), buffer.shape[-1])
-        made: PackedSequences = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=buffer.dtype, device="meta")
+        made: PackedSequences = _wrapper(cls, shape, dtype=buffer.dtype, device="meta")
         made.buffer, made.lengths = buffer, tuple(lengths)
         return made
 

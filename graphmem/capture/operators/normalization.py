@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.operators_by_version import composed_rms_norm
+from graphmem.capture.torch_internals import suggest_memory_format
 
 _aten = torch.ops.aten
 

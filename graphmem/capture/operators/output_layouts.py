@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._prims_common import (
-    compute_elementwise_output_strides,
-    make_channels_last_strides_for,
-    make_contiguous_strides_for,
-    suggest_memory_format,
-)
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.layout import is_dense
+from graphmem.capture.torch_internals import compute_elementwise_output_strides, suggest_memory_format
+from graphmem.torch_names import private
 
 _aten = torch.ops.aten
+_LOST = "the order in memory of what some operators give"
+make_channels_last_strides_for: Any = private("torch._prims_common.make_channels_last_strides_for", _LOST)
+make_contiguous_strides_for: Any = private("torch._prims_common.make_contiguous_strides_for", _LOST)
+_OVERLOAD = type(_aten.add.Tensor)
 
 #: Of an operator's positional arguments, named arguments, outputs and the version: the outputs, laid out anew.
 Relaid = Callable[[Sequence[Any], Mapping[str, Any], Any, versions.Version], Any]
@@ -100,7 +100,7 @@ def relaid(func: Any) -> Relaid | None:
 
 
 def _is_elementwise(func: Any) -> bool:
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or func in _NOT_ITERATED:
+    if not isinstance(func, _OVERLOAD) or func.namespace != "aten" or func in _NOT_ITERATED:
         return False
     schema = func._schema
     is_tagged = torch.Tag.pointwise in func.tags

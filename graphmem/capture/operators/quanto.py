@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values.selection import Selection
 
 _BITS_OF_BYTE = 8

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from graphmem.capture.kernels.parts.cub import counted_positions_bytes, sorted_pairs_bytes
 from graphmem.capture.kernels.parts.script import Card
+from graphmem.capture.torch_internals import current_autograd_node
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
 
@@ -55,7 +56,7 @@ def _clone(_: Selection, self: Tensor, **__: Any) -> Tensor:
     A gradient with contiguous parts becomes the parameter's without a copy (``accumulateGrad``,
     torch/csrc/autograd/functions/accumulate_grad.h), which a capture's references to it hide.
     """
-    if type(torch._C._current_autograd_node()).__name__ == "AccumulateGrad" and not torch.is_grad_enabled():
+    if type(current_autograd_node()).__name__ == "AccumulateGrad" and not torch.is_grad_enabled():
         indices, values = self._indices(), self._values()
         if indices.is_contiguous() and values.is_contiguous():
             return _made(self, indices, values, self.is_coalesced())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses import fake_impls
 
 from graphmem.capture.patches import Patches
 
@@ -19,10 +18,11 @@ def patch_views(patches: Patches) -> None:
     strides than ``computeStride`` (ATen/TensorUtils.cpp) does, and kernels read a memory format off those too: of a
     batch of one image a card may see a contiguous tensor where Python sees a channels_last one.
     """
-    table: dict[Any, Any] = getattr(fake_impls, "op_implementations_dict", {})
-    taken = {view: _left_to_the_kernel for view in _VIEWS if view in table}
-    if taken:
-        patches.set(fake_impls, "op_implementations_dict", {**table, **taken})
+    patches.wrap(
+        "torch._subclasses.fake_impls.op_implementations_dict",
+        "views of tensors with dimensions of one element may have other strides than on a card",
+        lambda table: {**table, **{view: _left_to_the_kernel for view in _VIEWS if view in table}},
+    )
 
 
 def _left_to_the_kernel(*_: Any, **__: Any) -> Any:

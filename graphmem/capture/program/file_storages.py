@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import warn_if_has_hooks
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.torch_archives import IN_FULL, is_plain_file, write_zeros
+from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values.known_values import INTEGER_LIMIT, KnownValues
+from graphmem.torch_names import private
+
+_LOST = "files of tensors cannot be followed"
 
 #: Floats are read from a file in storages up to so many bytes: steps and scales, and no weights.
 SMALL = 1 << 16
@@ -193,7 +195,7 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
         if self.place.type != "cpu" or not (self.read or self._is_late) or not self._is_wanted(dtype):
             return self._unknown()
         content = bytes(self.size_) if self.read is None else self.read()
-        with _disable_current_modes(), unset_fake_temporarily():
+        with disable_current_modes(), unset_fake_temporarily():
             flat = torch.empty(self.size_, dtype=torch.uint8, device="cpu")
             if self.size_:
                 flat.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -213,7 +215,7 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
 
     def _learn(self, flat: torch.Tensor, dtype: torch.dtype) -> None:
         if self.read is not None and isinstance(flat, FakeTensor) and self.size_ and self._is_wanted(dtype):
-            with _disable_current_modes(), unset_fake_temporarily():
+            with disable_current_modes(), unset_fake_temporarily():
                 value = torch.frombuffer(bytearray(self.read()), dtype=torch.uint8)
             self.books.values.learn(flat, value)
 
@@ -224,7 +226,7 @@ class FileStorage(torch.UntypedStorage):  # type: ignore[misc]
         if content is None:
             self.books.values.forget(flat)
         elif self.size_ and not isinstance(flat, FakeTensor):
-            with _disable_current_modes(), unset_fake_temporarily():
+            with disable_current_modes(), unset_fake_temporarily():
                 flat.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         elif self.size_ <= SMALL:
             self._learn(flat, torch.uint8)
@@ -249,7 +251,7 @@ class _UntypedInFile(torch.storage.TypedStorage):  # type: ignore[misc]
 
 def bytes_of(storage: torch.UntypedStorage) -> Any:
     """The bytes of a real host storage, as memory."""
-    with _disable_current_modes(), unset_fake_temporarily():
+    with disable_current_modes(), unset_fake_temporarily():
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy().data
 
 
@@ -265,13 +267,13 @@ def patch_pickling(patches: Patches, books: Books) -> None:
         if is_parameter:
             data: Any = (self.data, self.requires_grad, OrderedDict())
             if not state:
-                return torch._utils._rebuild_parameter, data
-            return torch._utils._rebuild_parameter_with_state, (*data, state)
+                return private("torch._utils._rebuild_parameter", _LOST), data
+            return private("torch._utils._rebuild_parameter_with_state", _LOST), (*data, state)
         function, args = _rebuilding(self, protocol, books)
         kind = _kind(self)
         if kind is torch.Tensor and not state:
             return function, args
-        return torch._tensor._rebuild_from_type_v2, (function, kind, args, state)
+        return private("torch._tensor._rebuild_from_type_v2", _LOST), (function, kind, args, state)
 
     def parameter_reduced(self: Any, protocol: Any) -> Any:
         return (reduced if isinstance(self, FakeTensor) else of_parameter)(self, protocol)
@@ -295,12 +297,12 @@ def _rebuilding(tensor: Any, protocol: Any, books: Books) -> tuple[Any, tuple[An
         tensor.requires_grad,
         OrderedDict(),
     )
-    metadata = torch._utils.get_tensor_metadata(tensor)
+    metadata = private("torch._utils.get_tensor_metadata", _LOST)(tensor)
     last = (metadata,) if metadata else ()
-    if dtype in torch.storage._new_dtypes():
-        return torch._utils._rebuild_tensor_v3, (_UntypedInFile(storage), *geometry, dtype, *last)
+    if dtype in private("torch.storage._new_dtypes", _LOST)():
+        return private("torch._utils._rebuild_tensor_v3", _LOST), (_UntypedInFile(storage), *geometry, dtype, *last)
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-    return torch._utils._rebuild_tensor_v2, (typed, *geometry, *last)
+    return private("torch._utils._rebuild_tensor_v2", _LOST), (typed, *geometry, *last)
 
 
 def _own_state(tensor: Any) -> dict[str, Any]:
@@ -316,14 +318,14 @@ def _kind(tensor: Any) -> Any:
 
 
 def _patch_rebuilding(patches: Patches) -> None:
-    utils, unpickler = torch._utils, torch._weights_only_unpickler
+    utils, unpickler = private("torch._utils", _LOST), private("torch._weights_only_unpickler", _LOST)
     from_storage, newer, quantized = utils._rebuild_tensor, utils._rebuild_tensor_v3, utils._rebuild_qtensor
-    of_type, allowed = torch._tensor._rebuild_from_type_v2, unpickler._get_allowed_globals
+    of_type, allowed = private("torch._tensor._rebuild_from_type_v2", _LOST), unpickler._get_allowed_globals
 
     def rebuild(storage: Any, offset: Any, size: Any, stride: Any) -> Any:
         stored = getattr(storage, "_untyped_storage", None)
         if not isinstance(stored, FileStorage):  # of a real tensor that is copied
-            with _disable_current_modes(), unset_fake_temporarily():
+            with disable_current_modes(), unset_fake_temporarily():
                 return from_storage(storage, offset, size, stride)
         return stored.tensor(storage.dtype, offset, size, stride)
 
@@ -332,7 +334,7 @@ def _patch_rebuilding(patches: Patches) -> None:
     ) -> Any:
         stored = getattr(storage, "_untyped_storage", None)
         if not isinstance(stored, FileStorage):
-            with _disable_current_modes(), unset_fake_temporarily():
+            with disable_current_modes(), unset_fake_temporarily():
                 return newer(storage, offset, size, stride, grad, hooks, dtype, metadata)
         made = stored.tensor(dtype, offset, size, stride).requires_grad_(grad)
         if metadata:
@@ -344,7 +346,7 @@ def _patch_rebuilding(patches: Patches) -> None:
         stored = getattr(storage, "_untyped_storage", None)
         if not isinstance(stored, FileStorage):
             return quantized(storage, *args)
-        with _disable_current_modes(), unset_fake_temporarily():
+        with disable_current_modes(), unset_fake_temporarily():
             content = bytearray(stored.size_ if stored.read is None else stored.read())
             data = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
             made = torch.storage.TypedStorage(wrap_storage=data.untyped_storage(), dtype=storage.dtype, _internal=True)
@@ -357,7 +359,7 @@ def _patch_rebuilding(patches: Patches) -> None:
         made = function(*args)
         if isinstance(made, FakeTensor):
             if not isinstance(made, kind):
-                made = torch.Tensor._make_subclass(kind, made, made.requires_grad)
+                made = private("torch.Tensor._make_subclass", _LOST)(kind, made, made.requires_grad)
             kind = type(made)
         return of_type(lambda: made, kind, (), state)
 
@@ -365,7 +367,7 @@ def _patch_rebuilding(patches: Patches) -> None:
         (utils, "_rebuild_tensor"): rebuild,
         (utils, "_rebuild_tensor_v3"): rebuild_newer,
         (utils, "_rebuild_qtensor"): rebuild_quantized,
-        (torch._tensor, "_rebuild_from_type_v2"): rebuild_of_type,
+        (private("torch._tensor", _LOST), "_rebuild_from_type_v2"): rebuild_of_type,
     }
     now = {}
     for (module, name), function in replaced.items():

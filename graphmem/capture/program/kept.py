@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.program.tokens import ALIKE
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.torch_internals import FakeTensor
 
 #: What lists of numbers and words hold: a value for a token, which is repeated for those that are not followed.
 _VALUES = (int, float, str, bool, type(None))

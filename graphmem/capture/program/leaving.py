@@ -33,6 +33,7 @@ from graphmem.capture.program.kept import Lists
 from graphmem.capture.program.training_calls import come_to_training
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import callers
+from graphmem.torch_names import private
 from graphmem.trace import EventKind, Place
 
 #: Iterations in a row that have to be alike.
@@ -230,7 +231,8 @@ def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
     """Let data loaders and optimizers tell ``leaving``; returns the handles of hooks."""
     loops: weakref.WeakKeyDictionary[Any, tuple[Any, Loop]] = weakref.WeakKeyDictionary()
     finished: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # loaders -> how often since
-    begin, following = dataloader.DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
+    iterator = private("torch.utils.data.dataloader._BaseDataLoaderIter", "loops over data loaders are not left early")
+    begin, following = dataloader.DataLoader.__iter__, iterator.__next__
     only = patches.threads.only
 
     def iterate(self: Any) -> Any:
@@ -255,7 +257,7 @@ def patch_leaving(patches: Patches, leaving: Leaving) -> list[Any]:
         return following(self)
 
     patches.set(dataloader.DataLoader, "__iter__", iterate)
-    patches.set(dataloader._BaseDataLoaderIter, "__next__", next_batch)
+    patches.set(iterator, "__next__", next_batch)
     return [
         torch_optimizer.register_optimizer_step_pre_hook(only(lambda optimizer, *_: leaving.before_step(optimizer))),
         torch_optimizer.register_optimizer_step_post_hook(only(lambda optimizer, *_: leaving.after_step(optimizer))),

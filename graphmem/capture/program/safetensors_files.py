@@ -23,12 +23,11 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.file_storages import SMALL
 from graphmem.capture.program.torch_archives import IN_FULL, write_zeros
+from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.documents import parse_json
 
@@ -59,7 +58,7 @@ class Described:
     def tensor(self, device: Any) -> torch.Tensor:
         if self.data is None:
             return torch.empty(self.shape, dtype=self.dtype, device=device)
-        with _disable_current_modes(), unset_fake_temporarily():
+        with disable_current_modes(), unset_fake_temporarily():
             real = torch.empty(self.shape, dtype=self.dtype, device="cpu")
             real.view(-1).view(torch.uint8).numpy()[:] = list(self.data)
         return real.to(device)
@@ -84,7 +83,7 @@ class _Tensor:
             known = None if values.is_stale(tensor.untyped_storage()) else tensor
         if known is None:
             return None
-        with _disable_current_modes(), unset_fake_temporarily():
+        with disable_current_modes(), unset_fake_temporarily():
             return bytes(known.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 

@@ -30,7 +30,10 @@ from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorag
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
 from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
 from graphmem.capture.values.known_values import KnownValues
+from graphmem.torch_names import private
 from graphmem.units import format_bytes
+
+_LOST = "files of tensors cannot be followed"
 
 _Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
@@ -105,7 +108,7 @@ def _patch_saving(patches: Patches, stage: _Stage, folder: Folder, values: Known
             return _Writer(values, file, alignment=storage_alignment)
         return _Writer(values, _opened_for_archive(file, folder), file, storage_alignment)
 
-    patches.set(torch._C, "PyTorchFileWriter", writer)
+    patches.replace("torch._C.PyTorchFileWriter", _LOST, writer)
 
 
 def _opened_for_archive(name: str, folder: Folder) -> Any:
@@ -141,7 +144,7 @@ class _Writer(ArchiveWriter):
 
 
 def _patch_loading(patches: Patches, stage: _Stage, folder: Folder, books: Books) -> None:
-    serialization, guards = torch.serialization, torch._guards
+    serialization, guards = torch.serialization, private("torch._guards", _LOST)
     reading = threading.local()  # ``depth``: within it no fake mode is seen; ``older``: the file of the older format
 
     def unseen(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,7 +195,7 @@ class ArchiveReader:
     """Stands for ``torch._C.PyTorchFileReader``, which it asks for all but the storages."""
 
     def __init__(self, file: Any, books: Books) -> None:
-        self._reader = torch._C.PyTorchFileReader(file)
+        self._reader = private("torch._C.PyTorchFileReader", _LOST)(file)
         self._books = books
         self._left = books.values.budget.one
         self._sizes, self._hollow = _directory(file)

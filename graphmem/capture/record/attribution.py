@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.operators.gradient_formulas import OTHER_WAYS
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import StorageRef, Storages
+from graphmem.capture.torch_internals import FakeTensor, current_autograd_node, next_sequence_number
 from graphmem.capture.values.callers import called_by_engine, user_line
 from graphmem.capture.values.tensors import tensors_in
 
@@ -41,7 +41,7 @@ class Attribution:
         builder, in_backward = self._storages.builder, call.in_backward
         if in_backward:
             module, source = self.module, ""
-            node = torch._C._current_autograd_node()
+            node = current_autograd_node()
             if node is not None:
                 sequence = node._sequence_nr()
                 module, source = self._by_sequence.get(sequence, (module, ""))
@@ -55,7 +55,7 @@ class Attribution:
             source = user_line()
             if torch.is_grad_enabled():
                 # The first operator after a node was made is the one it belongs to; later ones may make no node.
-                last = torch.autograd._get_sequence_nr() - 1
+                last = next_sequence_number() - 1
                 self._by_sequence.setdefault(last, (module, source))
                 self._streams.note_forward(last, call.args)
         self._storages.operator = builder.operator(call.facts.name, module, phase, source)
@@ -71,7 +71,7 @@ class Attribution:
 
         What the engine adds to comes from an earlier node, unless one node has two gradients for one input.
         """
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         ref = self._storages.of(tensor) if isinstance(tensor, FakeTensor) else None
         if node is None or ref is None or not self.is_of_node(ref):
             return False

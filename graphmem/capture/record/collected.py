@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensor
-
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.trace import Place
 

@@ -24,10 +24,13 @@ from graphmem.capture.kernels.rules.matmul import is_outer_product
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS
 from graphmem.devices.capabilities import Capability
 from graphmem.errors import UsageError
+from graphmem.torch_names import private
 from graphmem.units import KIB
 
 _aten = torch.ops.aten
-_CUBLASLT = torch._C._BlasBackend.Cublaslt
+_CUBLASLT: Any = private(
+    "torch._C._BlasBackend.Cublaslt", "torch.backends.cuda.preferred_blas_library is not heard", ""
+)
 
 #: 2 x 4096 KiB + 8 x 16 KiB, the default below Hopper (``parseChosenWorkspaceSize``).
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * KIB
@@ -131,7 +134,7 @@ class Workspaces:
         self._version = torch_version
         self._limits = limits
         self._held: set[tuple[str, bool, int]] = set()
-        self._backend = torch._C._get_blas_preferred_backend()
+        self._backend = torch.backends.cuda.preferred_blas_library()
 
     @cached_property
     def settings(self) -> WorkspaceSettings:
@@ -179,7 +182,7 @@ class Workspaces:
         """Whether cublasLt multiplies because it is preferred (``gemm_internal``, ``bgemm_internal`` of
         ATen/cuda/CUDABlas.cpp): products of matrices, and of half types those of a matrix and a vector, which are
         products of matrices there. Recorded with 2.6.0, 2.9.1, 2.11.0, 2.13.0 and 2.15.0."""
-        backend = torch._C._get_blas_preferred_backend()
+        backend = torch.backends.cuda.preferred_blas_library()
         by_variable = self.settings.prefers_lt and backend == self._backend  # torch.backends.cuda says otherwise later
         return (by_variable or backend == _CUBLASLT) and _is_product(func, args)
 

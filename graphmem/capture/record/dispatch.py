@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.capture.device.fake_results import FakeResults
 from graphmem.capture.operators import collectives, nested, sparse
@@ -28,15 +26,19 @@ from graphmem.capture.operators.gradient_formulas import OUT_OF_PLACE_AFTER
 from graphmem.capture.operators.kernel_decompositions import COMPARISONS
 from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.torch_internals import TorchDispatchMode, current_graph_task_id, unset_fake_temporarily
 from graphmem.capture.values import device_values, exchanged, host_values
 from graphmem.capture.values.callers import called_by_engine, node_name
 from graphmem.capture.values.known_values import INTEGERS
 from graphmem.capture.values.tensors import on_device, tensors_in
+from graphmem.torch_names import private
 from graphmem.trace import Category, Place
 
 _aten = torch.ops.aten
 _PRIM_DEVICE = torch.ops.prim.device.default
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE: Any = private(
+    "torch._C.DispatchKey.CompositeImplicitAutograd", "composite operators in inference mode cannot be followed", None
+)
 _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
 _ITEM = _aten._local_scalar_dense.default
@@ -76,7 +78,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         route = self._routes.get(func)
         if route is None:
             route = self._routes[func] = Route(facts_of(func))
-        call = OperatorCall(route.facts, args, kwargs or {}, torch._C._current_graph_task_id() != -1)
+        call = OperatorCall(route.facts, args, kwargs or {}, current_graph_task_id() != -1)
         for attempt in route.before_noted:
             result = attempt(self, call)
             if result is not NOT_HANDLED:

@@ -14,6 +14,7 @@ from graphmem.capture.kernels import RULES
 from graphmem.capture.operators.facts import OperatorFacts, facts_of
 from graphmem.capture.record.dispatch import INTERCEPTORS
 from graphmem.errors import UsageError
+from graphmem.torch_names import private
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def overloads_named(name: str) -> list[Any]:
 def _registered() -> dict[tuple[str, str], list[str]]:
     """(namespace, operator) -> overloads, of all that the dispatcher knows."""
     found: dict[tuple[str, str], list[str]] = {}
-    for name in sorted(torch._C._dispatch_get_all_op_names()):
+    for name in sorted(private("torch._C._dispatch_get_all_op_names", "operators cannot be listed", list)()):
         operator, _, overload = name.partition(".")
         namespace, _, operator = operator.partition("::")
         found.setdefault((namespace, operator), []).append(overload or "default")

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.kernels.parts.layout import is_dense
+from graphmem.capture.torch_internals import FakeTensor, storage_use_count
 from graphmem.capture.values.callers import called_by_engine
 
 
@@ -51,7 +51,7 @@ class FanIn:
             return False
         # Not a function of its own: the references that a Python call holds depend on whether it is inlined,
         # which it no longer is once torch.compile has set a frame evaluator. The same in ``rewritten_views``.
-        in_storage = torch._C._storage_Use_Count(old.untyped_storage()._cdata)
+        in_storage = storage_use_count(old.untyped_storage()._cdata)
         counts = (old._use_count(), in_storage, sys.getrefcount(old))
         if self.calibrating:
             self._seen.append(counts)

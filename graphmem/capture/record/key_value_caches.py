@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.record.storages import Storages
+from graphmem.capture.torch_internals import FakeTensor
 from graphmem.trace import Category
 
 #: How deep lists and dictionaries of tensors are nested in a layer.

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from graphmem.capture.record.dispatch import RecordingMode
+from graphmem.capture.torch_internals import dispatch_modes
 from graphmem.trace import Place
 
 
 def managed_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor in managed memory, noted as such in the running capture."""
     tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    for mode in _get_current_dispatch_mode_stack():
+    for mode in dispatch_modes():
         if isinstance(mode, RecordingMode):
             mode.recorder.storages.place(tensor, Place.MANAGED)
     return tensor

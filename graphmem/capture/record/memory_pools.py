@@ -9,13 +9,13 @@ c10/cuda/CUDACachingAllocator.cpp).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import Any, Protocol
 
 from graphmem.capture.ports import PoolId
 from graphmem.capture.record.streams import Streams
+from graphmem.capture.torch_internals import current_graph_task_id
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
 from graphmem.trace import Category, EventKind, TraceBuilder
 
 
@@ -45,9 +45,14 @@ class Route:
         return self.any_thread or not _on_engine_thread()
 
 
+_multithreaded: Any = private(
+    "torch._C._is_multithreading_enabled", "torch.autograd.set_multithreading_enabled is not heard", lambda: True
+)
+
+
 def _on_engine_thread() -> bool:
     """Whether the autograd engine's device thread would run this."""
-    return torch._C._current_graph_task_id() != -1 and bool(torch._C._is_multithreading_enabled())
+    return current_graph_task_id() != -1 and bool(_multithreaded())
 
 
 class MemoryPools:

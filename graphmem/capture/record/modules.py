@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as torch_optimizer
@@ -17,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.key_value_caches import KeyValueCaches
 from graphmem.capture.record.recorder import Recorder
+from graphmem.capture.torch_internals import FakeTensor, current_graph_task_id
 from graphmem.capture.values.callers import called_to_generate, named_arguments
 from graphmem.trace import Category
 
@@ -93,7 +93,7 @@ class ModuleWatch:
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         """An outermost module call starts a forward pass; after an optimizer step, a new iteration."""
         recorder = self._recorder
-        if torch._C._current_graph_task_id() != -1:
+        if current_graph_task_id() != -1:
             return  # recomputation of a checkpointed part
         given = (*inputs, *named_arguments().values())
         self._caches.note_call(given)
@@ -122,7 +122,7 @@ class ModuleWatch:
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
                     recorder.storages.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
-        if torch._C._current_graph_task_id() == -1:
+        if current_graph_task_id() == -1:
             recorder.enter("optimizer")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -151,14 +151,17 @@ def watch_modules(recorder: Recorder) -> Iterator[ModuleWatch]:
     """Install the hooks for the duration."""
     watch = ModuleWatch(recorder)
     patches = Patches()
-    make_grads = torch.autograd._make_grads
 
-    def root_gradients(*args: Any, **kwargs: Any) -> Any:
-        """The gradients that a backward pass starts from are its first tensors."""
-        recorder.begin_backward()
-        return make_grads(*args, **kwargs)
+    def from_roots(make_grads: Any) -> Any:
+        def root_gradients(*args: Any, **kwargs: Any) -> Any:
+            """The gradients that a backward pass starts from are its first tensors."""
+            recorder.begin_backward()
+            return make_grads(*args, **kwargs)
 
-    patches.set(torch.autograd, "_make_grads", root_gradients)
+        return root_gradients
+
+    lost = "where a backward pass begins is not seen: its peak is told with the forward pass"
+    patches.wrap("torch.autograd._make_grads", lost, from_roots)
     only = patches.threads.only  # these hooks hear every thread's modules and optimizers
     handles: list[Any] = []
     hold_weight = recorder.values.hold_weight

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.capture.torch_internals import FakeTensor, current_autograd_node, storage_use_count
 from graphmem.capture.values.tensors import tensors_in
 
 #: Nodes whose gradients are views; others (``SelectBackward0``, ``SliceBackward0``) make zeros of that size themselves.
@@ -86,13 +86,13 @@ class RewrittenViews:
 
     def extent(self) -> int | None:
         """Elements that the base stretches over, in the node of a view that was written to."""
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         return None if node is None else node.metadata.get(_MARK)
 
     def holds_alone(self, func: Any, gradient: torch.Tensor) -> bool:
         """Whether only the node that calls ``func`` holds the gradient, which then ends with it. References are
         counted: whoever calls this must hold as many as when the counts were learnt."""
-        in_storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
+        in_storage = storage_use_count(gradient.untyped_storage()._cdata)
         counts = (gradient._use_count(), in_storage, sys.getrefcount(gradient))  # in place, as fan_in says
         if self.calibrating:
             self._alone[func] = counts

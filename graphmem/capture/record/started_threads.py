@@ -12,17 +12,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
-
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.streams import Streams
 from graphmem.capture.threads import Threads
+from graphmem.capture.torch_internals import (
+    TorchDispatchMode,
+    disable_current_modes,
+    dispatch_modes,
+    pop_dispatch_mode,
+    push_dispatch_mode,
+)
 
 
 class _OneAtATime(RecordingMode):
@@ -50,13 +49,13 @@ class _WhileItLasts(TorchDispatchMode):  # type: ignore[misc]
         self._threads = threads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with contextlib.nullcontext() if self._threads else _disable_current_modes():
+        with contextlib.nullcontext() if self._threads else disable_current_modes():
             return func(*args, **(kwargs or {}))
 
 
 def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """What a thread runs under that this one starts: its modes, where the capture's recorder is among them."""
-    modes = _get_current_dispatch_mode_stack()
+    modes = dispatch_modes()
     recording = next((mode for mode in modes if isinstance(mode, RecordingMode)), None)
     if recording is None:
         return contextlib.nullcontext
@@ -67,10 +66,10 @@ def modes_of_starter(threads: Threads) -> Callable[[], contextlib.AbstractContex
 @contextlib.contextmanager
 def _under(modes: list[Any], streams: Streams) -> Iterator[None]:
     for mode in modes:
-        _push_mode(mode)
+        push_dispatch_mode(mode)
     try:
         with streams.in_thread():
             yield
     finally:
         for mode in reversed(modes):
-            _pop_mode(getattr(mode, "_mode_key", None))
+            pop_dispatch_mode(getattr(mode, "_mode_key", None))

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.capture.kernels.parts.script import Step
 from graphmem.capture.ports import DeviceMemory
 from graphmem.capture.record.memory_pools import MemoryPools
 from graphmem.capture.record.streams import Streams
+from graphmem.capture.torch_internals import FakeTensor
 from graphmem.capture.values.callers import clear_frames_below
 from graphmem.capture.values.tensors import NOWHERE
 from graphmem.trace import Category, EventKind, Place, TraceBuilder

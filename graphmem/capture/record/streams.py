@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from graphmem.capture.torch_internals import current_autograd_node, current_graph_task_id
 from graphmem.capture.values.tensors import tensors_in
 
 #: Sequence number of the nodes that accumulate gradients (torch/csrc/autograd/functions/accumulate_grad.cpp).
@@ -107,7 +108,7 @@ class Streams:
 
     def _in_node(self) -> bool:
         """Whether a node of the backward pass runs now. One that begins takes the stream of its forward operator."""
-        node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+        node = current_autograd_node() if current_graph_task_id() != -1 else None
         if node is None:
             return False
         sequence = node._sequence_nr()
@@ -118,7 +119,7 @@ class Streams:
 
     def add_gradients(self, gradient: torch.Tensor) -> None:
         """The engine adds up two gradients, on the stream of the node that will use the sum."""
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         for consumer, number in node.next_functions if node is not None else ():
             if consumer is not None and tuple(consumer._input_metadata[number].shape) == tuple(gradient.shape):
                 self.make_current(self._of(consumer))

@@ -10,54 +10,32 @@ docs/ARCHITECTURE.md is made from :data:`LAYERS`:
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-from graphmem.capture.compile import CompiledCode, follow_compiled_code
-from graphmem.capture.device.backward_thread import Numbers, numbered_as_on_a_card
-from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
-from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
-from graphmem.capture.device.data_loaders import patch_data_loaders
-from graphmem.capture.device.factories import patch_factories
-from graphmem.capture.device.fake_tensors import patch_fake_tensors
-from graphmem.capture.device.initializers import patch_initializers
-from graphmem.capture.device.moved_modules import moved_modules
-from graphmem.capture.device.numbered_devices import numbered_devices
-from graphmem.capture.device.pretend_device import Teller
-from graphmem.capture.device.reading_values import patch_reading
-from graphmem.capture.device.streams_api import patch_streams
-from graphmem.capture.device.torch_script import patch_torch_script
-from graphmem.capture.device.training_tools import patch_training_tools
-from graphmem.capture.device.triton_kernels import triton_kernels
-from graphmem.capture.device.unnoticed import unnoticed
-from graphmem.capture.device.wrapper_tensors import patch_wrapper_tensors
-from graphmem.capture.distributed.process_groups import one_rank
-from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
-from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
-from graphmem.capture.operators.autocast import cuda_autocast
-from graphmem.capture.operators.composites import cuda_composites
-from graphmem.capture.operators.convolution_layout import patch_convolution_layout
-from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
 from graphmem.capture.patches import Patches
-from graphmem.capture.program.decoding import patch_decoding
-from graphmem.capture.program.leaving import Leaving, patch_leaving
-from graphmem.capture.program.saved_files import files_of_tensors
-from graphmem.capture.record.dispatch import RecordingMode
-from graphmem.capture.record.modules import ModuleWatch, watch_modules
-from graphmem.capture.record.recorder import Recorder
-from graphmem.capture.record.started_threads import modes_of_starter
+from graphmem.capture.session.doors import Asks, doors
 from graphmem.capture.session.settings import same_settings
 from graphmem.capture.threads import joining
+from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
+from graphmem.torch_names import MissingName, private
 from graphmem.training.processes import Processes
+
+if TYPE_CHECKING:
+    from graphmem.capture.compile import CompiledCode
+    from graphmem.capture.device.backward_thread import Numbers
+    from graphmem.capture.device.pretend_device import Teller
+    from graphmem.capture.program.leaving import Leaving
+    from graphmem.capture.record.modules import ModuleWatch
+    from graphmem.capture.record.recorder import Recorder
 
 
 @dataclass
@@ -70,12 +48,13 @@ class Context:
     leave_after: int | None = None
     shortens: bool = False
     leaves_alike: bool = True
-    numbers: Numbers = field(init=False)
+    numbers: Numbers | None = field(init=False, default=None)
     watch: ModuleWatch = field(init=False)
     leaving: Leaving | None = field(init=False, default=None)
-    compiled: CompiledCode = field(init=False)
+    compiled: CompiledCode | None = field(init=False, default=None)
 
 
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _Install = Callable[[Context], AbstractContextManager[Any]]
 
 
@@ -83,7 +62,13 @@ _Install = Callable[[Context], AbstractContextManager[Any]]
 class Layer:
     """One layer. ``where``: its file below ``capture/``. ``replaces``: patterns (``*``) of the names that it replaces,
     operators of a dispatch key as ``aten::linear @ AutogradCUDA``. ``again``: those among them that an earlier layer
-    has replaced already, on purpose."""
+    has replaced already, on purpose. ``lost``: what is lost where PyTorch lacks a name that the layer needs; empty
+    where nothing can be answered then.
+
+    A layer with ``doors`` (paths of functions of torch) or ``libraries`` (modules) is installed when one of those is
+    called or imported first (:mod:`graphmem.capture.session.doors`), or at once where it ``is_due``; ``asks`` tells of
+    a call whether it needs the layer.
+    """
 
     name: str
     where: str
@@ -91,6 +76,34 @@ class Layer:
     replaces: tuple[str, ...]
     install: _Install
     again: tuple[str, ...] = ()
+    lost: str = ""
+    doors: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    is_due: Callable[[Context], bool] = lambda _: False
+    asks: Asks = lambda *_, **__: True
+
+    def enter(self, context: Context, stack: contextlib.ExitStack) -> None:
+        """Install it until ``stack`` is left, or put up its doors. Raises :class:`MissingName`."""
+        waits = self.doors or self.libraries
+        if not waits or self.is_due(context) or any(name in sys.modules for name in self.libraries):
+            self._install(context, stack)
+        else:
+            stack.enter_context(doors(lambda: self._open(context, stack), self.doors, self.libraries, self.asks))
+
+    def _open(self, context: Context, stack: contextlib.ExitStack) -> None:
+        """Install it in the middle of the step, which sees nothing of it."""
+        with context.recorder.paused(), disable_current_modes():
+            with Patches.lifted():
+                import_module(f"graphmem.capture.{self.where.replace('/', '.')}")
+            self._install(context, stack)
+
+    def _install(self, context: Context, stack: contextlib.ExitStack) -> None:
+        try:
+            stack.enter_context(self.install(context))
+        except MissingName as error:
+            if not self.lost:
+                raise
+            context.recorder.unmodelled.update([f"{error.path} is gone: {self.lost}"])
 
 
 def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
@@ -108,32 +121,164 @@ def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
     return install
 
 
+# --- how each is installed: its file is imported then, and not before -------------------------------------------------
+
+
+@_patching
+def _threads(patches: Patches, _: Context) -> None:
+    from graphmem.capture.record.started_threads import modes_of_starter
+
+    patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads, modes_of_starter))
+
+
+@_patching
+def _tensors(patches: Patches, context: Context) -> None:
+    from graphmem.capture.device.fake_tensors import patch_fake_tensors
+    from graphmem.capture.device.wrapper_tensors import patch_wrapper_tensors
+
+    patch_fake_tensors(patches, context.recorder.values)
+    patch_wrapper_tensors(patches, context.recorder.wrappers)
+
+
 @contextlib.contextmanager
-def _factories(context: Context) -> Iterator[None]:
-    with _patching(lambda patches, _: patch_factories(patches))(context), numbered_devices():
-        yield
+def _factories(_: Context) -> Iterator[None]:
+    from graphmem.capture.device.factories import patch_factories
+    from graphmem.capture.device.numbered_devices import numbered_devices
+
+    patches = Patches()
+    try:
+        patch_factories(patches)
+        with numbered_devices():
+            yield
+    finally:
+        patches.undo()
+
+
+@_patching
+def _torch_script(patches: Patches, context: Context) -> None:
+    from graphmem.capture.device.torch_script import patch_torch_script
+
+    patch_torch_script(patches, _remark_of(context))
+
+
+@_patching
+def _reading(patches: Patches, context: Context) -> None:
+    from graphmem.capture.device.reading_values import patch_reading
+
+    patch_reading(patches, context.recorder.values, context.recorder.assumed_values)
+
+
+@_patching
+def _data_loaders(patches: Patches, _: Context) -> None:
+    from graphmem.capture.device.data_loaders import patch_data_loaders
+
+    patch_data_loaders(patches)
+
+
+def _unnoticed(_: Context) -> AbstractContextManager[None]:
+    from graphmem.capture.device.unnoticed import unnoticed
+
+    return unnoticed()
+
+
+@_patching
+def _torch_cuda(patches: Patches, context: Context) -> None:
+    from graphmem.capture.device.cuda_namespace import patch_cuda_namespace
+
+    patch_cuda_namespace(patches, context.teller, context.recorder, context.recorder.values)
+
+
+@_patching
+def _training_tools(patches: Patches, _: Context) -> None:
+    from graphmem.capture.device.training_tools import patch_training_tools
+
+    patch_training_tools(patches)
 
 
 @contextlib.contextmanager
 def _composites(context: Context) -> Iterator[None]:
+    from graphmem.capture.operators.composites import cuda_composites
+
     with cuda_composites(context.recorder.card, context.recorder.values) as composites:
         context.recorder.composites = composites
         yield
 
 
-def _patch_tensors(patches: Patches, context: Context) -> None:
-    patch_fake_tensors(patches, context.recorder.values)
-    patch_wrapper_tensors(patches, context.recorder.wrappers)
+def _autocast(context: Context) -> AbstractContextManager[None]:
+    from graphmem.capture.operators.autocast import cuda_autocast
 
-
-def _patch_threads(patches: Patches) -> None:
-    patches.set(threading.Thread, "start", joining(threading.Thread.start, patches.threads, modes_of_starter))
+    return cuda_autocast(context.recorder.card.torch_version)
 
 
 @contextlib.contextmanager
 def _backward_thread(context: Context) -> Iterator[None]:
+    from graphmem.capture.device.backward_thread import numbered_as_on_a_card
+
     with numbered_as_on_a_card() as context.numbers:
         yield
+
+
+def _bitsandbytes(_: Context) -> AbstractContextManager[None]:
+    from graphmem.capture.loop.optimizers.bitsandbytes_module import bitsandbytes_in_captures
+
+    return bitsandbytes_in_captures()
+
+
+def _triton(context: Context) -> AbstractContextManager[None]:
+    from graphmem.capture.device.triton_kernels import triton_kernels
+
+    recorder = context.recorder
+    return triton_kernels(recorder.values.forget, lambda text: recorder.unmodelled.update([text]))
+
+
+@_patching
+def _initializers(patches: Patches, context: Context) -> None:
+    from graphmem.capture.device.initializers import patch_initializers
+
+    patch_initializers(patches, context.recorder.values)
+
+
+@_patching
+def _recurrent_modules(patches: Patches, _: Context) -> None:
+    from graphmem.capture.operators.recurrent.cudnn import patch_rnn_modules
+
+    patch_rnn_modules(patches)
+
+
+@_patching
+def _convolution_layout(patches: Patches, _: Context) -> None:
+    from graphmem.capture.operators.convolution_layout import patch_convolution_layout
+
+    patch_convolution_layout(patches)
+
+
+@_patching
+def _lbfgs(patches: Patches, context: Context) -> None:
+    from graphmem.capture.loop.optimizers.lbfgs import patch_lbfgs
+
+    patch_lbfgs(patches, context.recorder)
+
+
+@_patching
+def _streams(patches: Patches, context: Context) -> None:
+    from graphmem.capture.device.streams_api import patch_streams
+
+    storages = context.recorder.storages
+    patch_streams(patches, context.recorder.streams, storages.pools, storages)
+
+
+@_patching
+def _cuda_graphs(patches: Patches, context: Context) -> None:
+    from graphmem.capture.device.cuda_graphs import patch_cuda_graphs
+
+    recorder = context.recorder
+    patch_cuda_graphs(patches, recorder.streams, recorder.storages.pools, recorder)
+
+
+def _one_rank(context: Context) -> AbstractContextManager[None]:
+    from graphmem.capture.distributed.process_groups import one_rank
+
+    return one_rank(context.recorder, context.processes)
 
 
 @contextlib.contextmanager
@@ -143,25 +288,36 @@ def _fake_mode(_: Context) -> Iterator[None]:
     def is_heard(_: object) -> bool:
         return get_ident() not in threads
 
-    fake_tensor.log.addFilter(is_heard)  # it tells of shapes that do not fit; the error says it
+    _LOG.addFilter(is_heard)  # it tells of shapes that do not fit; the error says it
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
-        fake_tensor.log.removeFilter(is_heard)
+        _LOG.removeFilter(is_heard)
 
 
 @contextlib.contextmanager
 def _recorder(context: Context) -> Iterator[None]:
+    from graphmem.capture.record.dispatch import RecordingMode
+
     with RecordingMode(context.recorder) as mode:
         Patches().threads.mode = mode
         context.recorder.calibrate()
-        context.numbers.begin()
+        if context.numbers is not None:
+            context.numbers.begin()
         yield
+
+
+def _moved_modules(_: Context) -> AbstractContextManager[None]:
+    from graphmem.capture.device.moved_modules import moved_modules
+
+    return moved_modules()
 
 
 @contextlib.contextmanager
 def _modules(context: Context) -> Iterator[None]:
+    from graphmem.capture.record.modules import watch_modules
+
     with watch_modules(context.recorder) as context.watch:
         yield
 
@@ -173,6 +329,8 @@ def _remark_of(context: Context) -> Callable[[str], None]:
 
 @contextlib.contextmanager
 def _saved_files(context: Context) -> Iterator[None]:
+    from graphmem.capture.program.saved_files import files_of_tensors
+
     recorder, whole = context.recorder, context.leave_after is not None
     with files_of_tensors(recorder.stage_of, recorder.values, _remark_of(context), whole_program=whole):
         yield
@@ -183,6 +341,8 @@ def _leaving(context: Context) -> Iterator[None]:
     if context.leave_after is None:
         yield
         return
+    from graphmem.capture.program.leaving import Leaving, patch_leaving
+
     context.leaving = Leaving(context.leave_after, context.recorder, context.leaves_alike, context.shortens)
     context.recorder.names_stages = True
     patches, handles = Patches(), []
@@ -198,8 +358,14 @@ def _leaving(context: Context) -> Iterator[None]:
 @contextlib.contextmanager
 def _generation(context: Context) -> Iterator[None]:
     patches, recorder = Patches(), context.recorder
+
+    def follow() -> None:
+        from graphmem.capture.program.decoding import patch_decoding
+
+        patch_decoding(patches, recorder)
+
     if context.shortens:
-        recorder.on_generation = lambda: patch_decoding(patches, recorder)
+        recorder.on_generation = follow
     try:
         yield
     finally:
@@ -208,8 +374,16 @@ def _generation(context: Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compiled_code(context: Context) -> Iterator[None]:
+    from graphmem.capture.compile.regions import follow_compiled_code
+
     with follow_compiled_code(context.recorder, context.watch, context.teller.card) as context.compiled:
         yield
+
+
+def _has_compiled(_: Context) -> bool:
+    """Whether something was compiled in this process before: then Dynamo may stand in the interpreter's place."""
+    seen: Any = private("torch._dynamo.convert_frame.input_codes", "the compiler is followed from the beginning", None)
+    return seen is None or bool(seen.seen) or "graphmem.capture.compile.regions" in sys.modules
 
 
 LAYERS: tuple[Layer, ...] = (
@@ -238,7 +412,8 @@ LAYERS: tuple[Layer, ...] = (
         "threads",
         "a thread that the step starts belongs to the capture; every other one finds what was there before",
         ("threading.Thread.start",),
-        _patching(lambda patches, _: _patch_threads(patches)),
+        _threads,
+        lost="threads that the step starts are not followed",
     ),
     Layer(
         "fake tensors",
@@ -251,7 +426,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch._subclasses.fake_tensor.*",
             "torch.utils.swap_tensors",
         ),
-        _patching(_patch_tensors),
+        _tensors,
     ),
     Layer(
         "factories",
@@ -277,7 +452,8 @@ LAYERS: tuple[Layer, ...] = (
             "torch.jit.optimize_for_inference",
             "torch.jit._builtins._find_builtin",
         ),
-        _patching(lambda patches, context: patch_torch_script(patches, _remark_of(context))),
+        _torch_script,
+        lost="scripted functions and modules are refused",
     ),
     Layer(
         "read-back",
@@ -289,23 +465,25 @@ LAYERS: tuple[Layer, ...] = (
             "torch.Tensor.item",
             "torch.Tensor.__[bifr]*__",
         ),
-        _patching(
-            lambda patches, context: patch_reading(patches, context.recorder.values, context.recorder.assumed_values)
-        ),
+        _reading,
     ),
     Layer(
         "data loaders",
         "device/data_loaders",
         "a worker process would have no capture: the batches that it sends are fetched here",
         ("torch.utils.data.dataloader.*", "torch.utils.data._utils.signal_handling.*"),
-        _patching(lambda patches, _: patch_data_loaders(patches)),
+        _data_loaders,
+        lost="data loaders with workers cannot be followed",
+        doors=("torch.utils.data.dataloader.DataLoader._get_iterator",),
+        asks=lambda loader: loader.num_workers > 0,
     ),
     Layer(
         "unnoticed",
         "device/unnoticed",
         "a library that recognises fake tensors takes the path it keeps for exporters, which no card sees",
         (),
-        lambda _: unnoticed(),
+        _unnoticed,
+        lost="a library that recognises fake tensors takes the path it keeps for exporters",
     ),
     Layer(
         "torch.cuda",
@@ -322,11 +500,7 @@ LAYERS: tuple[Layer, ...] = (
             "torch.version.cuda",
             "torch.Generator",
         ),
-        _patching(
-            lambda patches, context: patch_cuda_namespace(
-                patches, context.teller, context.recorder, context.recorder.values
-            )
-        ),
+        _torch_cuda,
     ),
     Layer(
         "training tools",
@@ -340,7 +514,8 @@ LAYERS: tuple[Layer, ...] = (
             "torch.utils.checkpoint._get_device_module",
             "torch.nn.parallel.data_parallel.DataParallel.*",
         ),
-        _patching(lambda patches, _: patch_training_tools(patches)),
+        _training_tools,
+        lost="optimizers may update parameters one by one, and a gradient scaler asks values",
     ),
     Layer(
         "composites",
@@ -360,7 +535,8 @@ LAYERS: tuple[Layer, ...] = (
         "operators/autocast",
         "C++ asks the C++ device whether a tensor may be cast",
         ("aten::* @ AutocastCUDA", "torch.clear_autocast_cache"),
-        lambda context: cuda_autocast(context.recorder.card.torch_version),
+        _autocast,
+        lost="autocast cannot be followed",
     ),
     Layer(
         "backward thread",
@@ -368,50 +544,58 @@ LAYERS: tuple[Layer, ...] = (
         "nodes made in a backward pass are numbered as on the engine's device thread, which decides their order",
         ("torch.autograd.*_engine_run_backward", "torch._subclasses.meta_utils.MetaConverter._backward_error"),
         _backward_thread,
+        lost="the order in which gradients of gradients are computed may be another one",
     ),
     Layer(
         "bitsandbytes",
         "loop/optimizers/bitsandbytes_module",
         "importing it asks for a driver, and its paged states come from its own C library",
         ("bitsandbytes.functional.*",),
-        lambda _: bitsandbytes_in_captures(),
+        _bitsandbytes,
+        lost="bitsandbytes cannot be followed",
+        libraries=("bitsandbytes",),
     ),
     Layer(
         "Triton kernels",
         "device/triton_kernels",
         "kernels are launched without effect, and a library that finds no Triton would go another way than on a card",
         ("trl.kernels.*", "triton.runtime.jit.*", "builtins.__import__"),
-        lambda context: triton_kernels(
-            context.recorder.values.forget, lambda text: context.recorder.unmodelled.update([text])
-        ),
+        _triton,
+        lost="Triton kernels cannot be followed",
     ),
     Layer(
         "initializers",
         "device/initializers",
         "nobody reads the values of parameters, and a truncated normal asks them whether it is done",
         ("torch.nn.init.*",),
-        _patching(lambda patches, context: patch_initializers(patches, context.recorder.values)),
+        _initializers,
+        lost="initial values of parameters are asked for",
     ),
     Layer(
         "recurrent modules",
         "operators/recurrent/cudnn",
         "on a card with cuDNN their weights move into one flat buffer",
         ("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
-        _patching(lambda patches, _: patch_rnn_modules(patches)),
+        _recurrent_modules,
+        lost="recurrent layers keep their weights apart",
+        doors=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
     ),
     Layer(
         "convolution layout",
         "operators/convolution_layout",
         "C++ chooses the memory format for the device `meta`, which has no cuDNN",
         ("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
-        _patching(lambda patches, _: patch_convolution_layout(patches)),
+        _convolution_layout,
+        lost="what convolutions give is not channels_last where cuDNN would make it so",
     ),
     Layer(
         "L-BFGS",
         "loop/optimizers/lbfgs",
         "it decides by values how it goes on; they are those of a descent that goes on",
         ("torch.optim.lbfgs.LBFGS.step",),
-        _patching(lambda patches, context: patch_lbfgs(patches, context.recorder)),
+        _lbfgs,
+        lost="L-BFGS stops at once, as it decides by values",
+        doors=("torch.optim.lbfgs.LBFGS.__init__",),
     ),
     Layer(
         "streams",
@@ -426,24 +610,18 @@ LAYERS: tuple[Layer, ...] = (
             "torch.accelerator.*_stream",
             "torch.nn.parallel._functions._get_stream",
         ),
-        _patching(
-            lambda patches, context: patch_streams(
-                patches, context.recorder.streams, context.recorder.storages.pools, context.recorder.storages
-            )
-        ),
+        _streams,
+        lost="streams are not followed",
     ),
     Layer(
         "CUDA graphs",
         "device/cuda_graphs",
         "a capture's memory stays in a pool of its own; what was captured cannot be seen",
         ("torch.cuda.*", "torch._C._cuda_*", "torch._C._host_emptyCache"),
-        _patching(
-            lambda patches, context: patch_cuda_graphs(
-                patches, context.recorder.streams, context.recorder.storages.pools, context.recorder
-            )
-        ),
+        _cuda_graphs,
         # `torch.cuda` alone, as a file sees it while it is imported, says that nothing is captured.
         again=("torch.cuda.is_current_stream_capturing", "torch.cuda.graphs.is_current_stream_capturing"),
+        lost="CUDA graphs are not followed",
     ),
     Layer(
         "one rank",
@@ -459,7 +637,21 @@ LAYERS: tuple[Layer, ...] = (
             "torch.storage.UntypedStorage.resize_",
             "os.environ",
         ),
-        lambda context: one_rank(context.recorder, context.processes),
+        _one_rank,
+        lost="process groups cannot be followed",
+        doors=(
+            "torch.distributed.is_nccl_available",
+            "torch.distributed.distributed_c10d.is_nccl_available",
+            "torch.distributed.distributed_c10d.rendezvous",
+            "torch.distributed.distributed_c10d._new_process_group_helper",
+            "torch.distributed.distributed_c10d._get_object_coll_device",
+            "torch.distributed.distributed_c10d._get_default_timeout",
+            "torch.cuda.nccl.version",
+            "torch._C._get_accelerator",
+            "torch.storage.UntypedStorage.resize_",
+        ),
+        libraries=("deepspeed", "accelerate"),
+        is_due=lambda context: context.processes is not None,
     ),
     Layer(
         "fake mode",
@@ -481,7 +673,7 @@ LAYERS: tuple[Layer, ...] = (
         "parameters stay the objects that they are when they are moved, with their hooks; those that were made before "
         "the capture are fake meanwhile, and given back",
         ("torch.nn.modules.module.Module._apply", "torch.Tensor.data"),
-        lambda _: moved_modules(),
+        _moved_modules,
     ),
     Layer(
         "modules",
@@ -509,6 +701,20 @@ LAYERS: tuple[Layer, ...] = (
             "shutil._fastcopy_sendfile",
         ),
         _saved_files,
+        lost="files of tensors cannot be followed",
+        doors=(
+            "torch.serialization._open_file_like",
+            "torch.serialization._open_zipfile_writer",
+            "torch._subclasses.fake_tensor.FakeTensor.__reduce_ex__",
+            "torch.nn.parameter.Parameter.__reduce_ex__",
+            "torch._utils._rebuild_tensor_v2",
+            "torch._utils._rebuild_tensor_v3",
+            "torch._utils._rebuild_parameter",
+            "torch._utils._rebuild_parameter_with_state",
+            "torch._tensor._rebuild_from_type_v2",
+            "torch._C.PyTorchFileWriter",
+        ),
+        libraries=("safetensors", "transformers.modeling_utils"),
     ),
     Layer(
         "leaving",
@@ -542,6 +748,14 @@ LAYERS: tuple[Layer, ...] = (
         ),
         _compiled_code,
         again=("torch.cuda.is_available",),  # while Dynamo forgets what it compiled, it must not look for CUDA graphs
+        lost="torch.compile cannot be followed",
+        doors=(
+            "torch.compile",
+            "torch._dynamo.eval_frame.set_eval_frame",
+            "torch._dynamo.eval_frame._maybe_set_eval_frame",
+        ),
+        is_due=_has_compiled,
+        asks=lambda *args, **_: not args or args[0] is not None,  # Dynamo is let in, or something is to be compiled
     ),
 )
 
@@ -558,7 +772,8 @@ def table() -> str:
         names = ", ".join(f"`{name}`" for name in layer.replaces) or "nothing"
         if layer.again:
             names += f"; once more {', '.join(f'`{name}`' for name in layer.again)}"
-        rows.append(f"| {number} {layer.name} | `{layer.where}` | {names} | {layer.why} |")
+        when = ", when needed" if layer.doors or layer.libraries else ""
+        rows.append(f"| {number} {layer.name}{when} | `{layer.where}` | {names} | {layer.why} |")
     return "\n".join(rows)
 
 

@@ -13,14 +13,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import overrides
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem.capture.torch_internals import (
+    DeviceContext,
+    current_graph_task_id,
+    default_context,
+    disable_current_modes,
+    pop_function_mode,
+    push_function_mode,
+)
 from graphmem.errors import CaptureError
+from graphmem.torch_names import private
+
+_LOST = "what the caller has on while it asks is part of the analysis"
+_without_transforms: Any = private(
+    "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack", _LOST, contextlib.nullcontext
+)
+_with_torch_function: Any = private("torch._C._EnableTorchFunction", _LOST, contextlib.nullcontext)
+_tracing: Any = private("torch._C._get_tracing_state", "torch.jit.trace is not noticed", lambda: None)
+_function_modes_on: Any = private("torch._C._len_torch_function_stack", _LOST, lambda: 0)
 
 
 @contextlib.contextmanager
@@ -29,10 +43,10 @@ def neutral_state() -> Iterator[None]:
     analysis does for that code."""
     _refuse_tracing()
     with (
-        temporarily_clear_interpreter_stack(),
-        torch._C._EnableTorchFunction(),
+        _without_transforms(),
+        _with_torch_function(),
         _without_function_modes(),
-        _disable_current_modes(),
+        disable_current_modes(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
@@ -41,10 +55,10 @@ def neutral_state() -> Iterator[None]:
 
 def _refuse_tracing() -> None:
     follows = (
-        ("torch.fx", torch.fx._symbolic_trace._is_fx_tracing_flag),
-        ("torch.jit.trace", torch._C._get_tracing_state() is not None),
+        ("torch.fx", private("torch.fx._symbolic_trace._is_fx_tracing_flag", "torch.fx is not noticed", False)),
+        ("torch.jit.trace", _tracing() is not None),
         ("torch.compile", torch.compiler.is_compiling()),
-        ("a backward pass", torch._C._current_graph_task_id() != -1),
+        ("a backward pass", current_graph_task_id() != -1),
     )
     for name, is_on in follows:
         if is_on:
@@ -54,19 +68,19 @@ def _refuse_tracing() -> None:
 @contextlib.contextmanager
 def _without_function_modes() -> Iterator[None]:
     """Only default devices stay that have memory."""
-    stack = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
+    stack = [pop_function_mode() for _ in range(_function_modes_on())][::-1]
     kept = [mode for mode in stack if isinstance(mode, DeviceContext) and mode.device.type != "meta"]
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    default = getattr(default_context, "device_context", None)
     for mode in kept:
-        overrides._push_mode(mode)
+        push_function_mode(mode)
     if default is not None and default not in kept:
-        torch._GLOBAL_DEVICE_CONTEXT.device_context = None
+        default_context.device_context = None
     try:
         yield
     finally:
-        while torch._C._len_torch_function_stack():
-            overrides._pop_mode()
+        while _function_modes_on():
+            pop_function_mode()
         for mode in stack:
-            overrides._push_mode(mode)
+            push_function_mode(mode)
         if default is not None:
-            torch._GLOBAL_DEVICE_CONTEXT.device_context = default
+            default_context.device_context = default

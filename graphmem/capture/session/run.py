@@ -16,7 +16,6 @@ from graphmem.capture.loop.loading import loader_for
 from graphmem.capture.loop.optimizers.own import own_optimizer
 from graphmem.capture.loop.step import run_inference, run_training
 from graphmem.capture.ports import DeviceMemory, LoopsBook
-from graphmem.capture.program.main_module import run_program
 from graphmem.capture.record.both_loops import BothLoops
 from graphmem.capture.session.session import Captured, Session, capture, raised_by_program, speaks_of_memory
 from graphmem.capture.values.known_values import Budget
@@ -217,6 +216,8 @@ def _misses_iterations(session: Session, ending: Ending) -> bool:
 
 def _run(program: Program, session: Session) -> Ending:
     """Run a whole program; what it raises is how it ended."""
+    from graphmem.capture.program.main_module import run_program
+
     assert session.leaving is not None
     try:
         with _shortened(session):

@@ -6,22 +6,15 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 
+from graphmem import torch_names
 from graphmem.capture.device.pretend_device import Teller, numbered
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import DeviceMemory
-from graphmem.capture.program.held import label_held
-from graphmem.capture.program.leaving import Leaving
-from graphmem.capture.record import modules
 from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.program_settings import ProgramSettings
 from graphmem.capture.record.recorder import Recorder
@@ -31,6 +24,7 @@ from graphmem.capture.session.interrupts import Interrupts
 from graphmem.capture.session.layers import LAYERS, Context
 from graphmem.capture.session.neutral import neutral_state
 from graphmem.capture.threads import capturing
+from graphmem.capture.torch_internals import Never
 from graphmem.capture.values.assumed_values import AssumedValues, Told
 from graphmem.capture.values.callers import raised_at
 from graphmem.capture.values.known_values import Budget, KnownValues
@@ -41,8 +35,18 @@ from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
+from graphmem.torch_names import absences, private
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
+
+if TYPE_CHECKING:
+    from graphmem.capture.program.leaving import Leaving
+    from graphmem.capture.record import modules
+
+_LOST = "why an operator cannot be followed is told in PyTorch's words"
+DataDependentOutputException: Any = private("torch._subclasses.fake_tensor.DataDependentOutputException", _LOST, Never)
+DynamicOutputShapeException: Any = private("torch._subclasses.fake_tensor.DynamicOutputShapeException", _LOST, Never)
+UnsupportedOperatorException: Any = private("torch._subclasses.fake_tensor.UnsupportedOperatorException", _LOST, Never)
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,19 @@ class Session:
             self.recorder.storages.label(tensor, Category.INPUT, path)
 
 
+@contextlib.contextmanager
+def _named_version() -> Iterator[None]:
+    """What PyTorch has no more, or otherwise, is told with its version."""
+    try:
+        yield
+    except Exception as error:
+        told = torch_names.explained(error)
+        if told is None:
+            raise
+        raise CaptureError(told) from error
+
+
+@_named_version()
 def capture(
     run: Callable[[Session], None],
     *,
@@ -164,7 +181,7 @@ def capture(
         stack.callback(Patches.undo_all, threads)
         stack.enter_context(neutral_state())
         for layer in LAYERS:
-            stack.enter_context(layer.install(context))
+            layer.enter(context, stack)
         if memory is not None:
             recorder.answer_from(memory)
         settings = ProgramSettings(recorder, torch_version, are_followed=own_settings)
@@ -172,15 +189,18 @@ def capture(
             run(Session(recorder, context.watch, context.leaving))
         if settings.differ:
             teller.told.add("allocator")
-        assumed = _assumptions(recorder) | context.compiled.assumed
+        compiled = context.compiled
+        assumed = _assumptions(recorder) | (compiled.assumed if compiled is not None else {})
         refusals = tuple(recorder.storages.refusals)
         if context.leaving is not None:
+            from graphmem.capture.program.held import label_held
+
             label_held(recorder)
         # The references of the step die here, while the recorder no longer listens.
         recorder.stop()
     builder.predicted_plans = len(card.predicted)
     trace = builder.build()
-    notes = (*context.compiled.notes(), *recorder.notes)
+    notes = (*(compiled.notes() if compiled is not None else ()), *recorder.notes)
     operators = graph.graph if graph is not None else None
     return Captured(
         trace,
@@ -235,6 +255,7 @@ def _assumptions(recorder: Recorder) -> dict[str, int]:
         assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
             selection.distinct
         )
+    assumed |= dict.fromkeys(map(str, absences()), 1)
     return assumed | dict(sorted(recorder.unmodelled.items()))
 
 
@@ -258,6 +279,8 @@ def _readable_errors(recorder: Recorder) -> Iterator[None]:
         )
         raise CaptureError(f"{recorder.current_source()}: {reason}") from None
     except Exception as error:
+        if torch_names.explained(error) is not None:
+            raise
         where = raised_at(error) or recorder.current_source()
         if speaks_of_memory(error) and recorder.storages.refusals:
             raise ProgramOutOfMemory(f"{where}: {said(error).partition(' GPU 0 has')[0]}") from error
@@ -277,7 +300,7 @@ def speaks_of_memory(error: BaseException | None) -> bool:
 def raised_by_program(error: Exception) -> str | None:
     """Where and what a whole program raised, in one line; None for what the analysis itself could not do."""
     ours = (GraphmemError, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
-    if isinstance(error, ours) or explained(error) is not None:
+    if isinstance(error, ours) or explained(error) is not None or torch_names.explained(error) is not None:
         return None
     where = raised_at(error)
     return f"{where}{': ' if where else ''}{said(error)}"

@@ -23,25 +23,45 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
+from graphmem.capture.torch_internals import default_context
 from graphmem.capture.values import generators
+from graphmem.torch_names import private, private_names
 
-#: (reads it, sets it) in ``torch._C``.
-_OWN = (
-    ("_get_cudnn_enabled", "_set_cudnn_enabled"),
-    ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
-    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
-    ("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
-    ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
-    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
-    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
-    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
-    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
-    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-    ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
-    ("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
+_LOST = "a switch that the step sets stays as it is after the analysis, and is seen by other threads"
+#: What reads each switch, and what sets it.
+_READ = private_names(
+    _LOST,
+    "torch._C._get_cudnn_enabled",
+    "torch._C._get_cudnn_benchmark",
+    "torch._C._get_cudnn_deterministic",
+    "torch._C._get_cudnn_allow_tf32",
+    "torch._C._get_cublas_allow_tf32",
+    "torch._C._get_float32_matmul_precision",
+    "torch._C._get_flash_sdp_enabled",
+    "torch._C._get_mem_efficient_sdp_enabled",
+    "torch._C._get_math_sdp_enabled",
+    "torch._C._get_cudnn_sdp_enabled",
+    "torch._C._get_blas_preferred_backend",
+    "torch._C._get_linalg_preferred_backend",
 )
+_SET = private_names(
+    _LOST,
+    "torch._C._set_cudnn_enabled",
+    "torch._C._set_cudnn_benchmark",
+    "torch._C._set_cudnn_deterministic",
+    "torch._C._set_cudnn_allow_tf32",
+    "torch._C._set_cublas_allow_tf32",
+    "torch._C._set_float32_matmul_precision",
+    "torch._C._set_sdp_use_flash",
+    "torch._C._set_sdp_use_mem_efficient",
+    "torch._C._set_sdp_use_math",
+    "torch._C._set_sdp_use_cudnn",
+    "torch._C._set_blas_preferred_backend",
+    "torch._C._set_linalg_preferred_backend",
+)
+_SEEN_BY_ALL = private_names(_LOST, "torch._C._set_default_dtype", "torch._C._set_deterministic_algorithms")
 #: ``torch.backends.cudnn`` holds these C functions themselves.
-_HELD = {"enabled": 0, "benchmark": 1, "deterministic": 2, "allow_tf32": 3}
+_HELD = ("enabled", "benchmark", "deterministic", "allow_tf32")
 
 
 @contextlib.contextmanager
@@ -50,7 +70,7 @@ def same_settings() -> Iterator[None]:
     patches = Patches()
     undo = [_setting(*pair) for pair in _of_thread()]
     seen_by_all = [_SeenByAll(*switch) for switch in _of_process()]
-    device = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    device = getattr(default_context, "device_context", None)
     nesting = _autocast_nesting()
     methods = set(vars(torch.nn.Module))
     try:
@@ -63,7 +83,7 @@ def same_settings() -> Iterator[None]:
         patches.undo()
         for put_back in (*undo, *(switch.put_back for switch in seen_by_all)):
             put_back()
-        if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not device:
+        if getattr(default_context, "device_context", None) is not device:
             torch.set_default_device(device.device if device is not None else None)
         while _autocast_nesting() > nesting:
             torch.autocast_decrement_nesting()
@@ -96,44 +116,60 @@ def _autocast_nesting() -> int:
 # --- of the process ---------------------------------------------------------------------------------------------------
 
 
+_Noted = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Watch = Callable[[Patches, _Noted], None]
+
+
 class _SeenByAll:
     """A switch of the process that C++ reads. Another thread may set it meanwhile: what the step did not set stays."""
 
-    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], owner: Any, setter: str) -> None:
-        self._value, self._write, self._owner, self._setter = read(), write, owner, setter
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], watch: _Watch) -> None:
+        self._value, self._write, self._watch = read(), write, watch
         self._was_set = False
 
     def watch(self, patches: Patches) -> None:
-        original = getattr(self._owner, self._setter)
+        def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+            def set_(*args: Any, **kwargs: Any) -> Any:
+                self._was_set = True
+                return original(*args, **kwargs)
 
-        def set_(*args: Any, **kwargs: Any) -> Any:
-            self._was_set = True
-            return original(*args, **kwargs)
+            return set_
 
-        patches.set(self._owner, self._setter, set_)
+        self._watch(patches, noted)
 
     def put_back(self) -> None:
         if self._was_set:
             self._write(self._value)
 
 
-def _of_process() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any], Any, str]]:
-    """(read, write, where the function is that sets it, its name)."""
-    yield sys.getrecursionlimit, sys.setrecursionlimit, sys, "setrecursionlimit"  # Inductor raises it
-    yield torch.get_default_dtype, torch.set_default_dtype, torch._C, "_set_default_dtype"
+def _of_process() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any], _Watch]]:
+    """(read, write, what replaces the function that sets it)."""
+
+    def limit(patches: Patches, noted: _Noted) -> None:  # Inductor raises it
+        patches.set(sys, "setrecursionlimit", noted(sys.setrecursionlimit))
+
+    dtype, deterministic = (partial(_wrapped, path) for path in _SEEN_BY_ALL)
+    yield sys.getrecursionlimit, sys.setrecursionlimit, limit
+    yield torch.get_default_dtype, torch.set_default_dtype, dtype
     yield (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-        torch._C,
-        "_set_deterministic_algorithms",
+        deterministic,
     )
 
 
+def _wrapped(path: str, patches: Patches, noted: _Noted) -> None:
+    patches.wrap(path, _LOST, noted)
+
+
 def _keep_apart(patches: Patches) -> None:
-    """The switches of :data:`_OWN` begin as they are, and what the step sets is seen by the step alone."""
-    functions = []
-    for getter, setter in _OWN:
-        value = [getattr(torch._C, getter)()]
+    """The switches of :data:`_READ` begin as they are, and what the step sets is seen by the step alone."""
+    functions: dict[str, Any] = {}  # by the name of a switch of cuDNN
+    for getter, setter in zip(_READ, _SET, strict=True):
+        read = private(getter, _LOST, None)
+        if read is None or private(setter, _LOST, None) is None:
+            continue
+        value = [read()]
 
         def get(value: list[Any] = value) -> Any:
             return value[0]
@@ -141,13 +177,13 @@ def _keep_apart(patches: Patches) -> None:
         def set_(new: Any, value: list[Any] = value) -> None:
             value[0] = new
 
-        functions.append((get, set_))
-        patches.set(torch._C, getter, get)
-        patches.set(torch._C, setter, set_)
-    for name, number in _HELD.items():
+        functions[getter.rpartition("_get_cudnn_")[2]] = get, set_
+        patches.replace(getter, _LOST, get)
+        patches.replace(setter, _LOST, set_)
+    for name in set(_HELD) & set(functions):
         switch = vars(type(torch.backends.cudnn))[name]
-        patches.set(switch, "getter", functions[number][0])
-        patches.set(switch, "setter", functions[number][1])
+        patches.set(switch, "getter", functions[name][0])
+        patches.set(switch, "setter", functions[name][1])
 
 
 def _patch_random_numbers(patches: Patches) -> None:

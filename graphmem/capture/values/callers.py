@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.capture.torch_internals import current_autograd_node
+from graphmem.torch_names import private
+
 _PACKAGE = str(Path(__file__).parents[2])
 _CAPTURE = os.path.join(_PACKAGE, "capture")
 
@@ -161,7 +164,15 @@ def function_in_torch_cuda(traceback: TracebackType | None) -> str:
 #: and PyTorch's wrappers around a mode's ``__torch_dispatch__``.
 _BETWEEN = (os.path.join(_CAPTURE, "record") + os.sep, os.path.join(_CAPTURE, "patches.py"))
 _WRAPPERS = ("_python_dispatch.py", "eval_frame.py", "_compile.py")
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_ENGINE: Any = getattr(
+    private(
+        "torch.autograd.graph._engine_run_backward",
+        "additions that the engine makes in place of gradients are counted as operators",
+        None,
+    ),
+    "__code__",
+    None,
+)
 _between: dict[CodeType, bool] = {}
 
 
@@ -292,13 +303,18 @@ def _called_from(file: str, names: tuple[str, ...] = ()) -> bool:
 def node_name() -> str:
     """Class name of the autograd node whose formula runs now; "" outside one. Formulas are no operators: the node is
     all that tells which one calls."""
-    node: Any = torch._C._current_autograd_node()
+    node: Any = current_autograd_node()
     return "" if node is None else type(node).__name__
+
+
+_transform: Any = private(
+    "torch._C._functorch.peek_interpreter_stack", "transforms of torch.func are taken for plain code", lambda: None
+)
 
 
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is active; its tensors are like subclasses on a card too."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _transform() is not None
 
 
 def package_that_asks(frames_between: int = 0) -> str:

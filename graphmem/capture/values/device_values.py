@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values import callers
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.errors import CaptureError

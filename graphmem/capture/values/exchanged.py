@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values import device_values
 from graphmem.capture.values.known_values import INTEGER_LIMIT, KnownValues
 from graphmem.capture.values.messages import Post

@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem.capture.torch_internals import disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values.tensors import HALF_TYPES
 
 #: What PyTorch's generator begins with where nobody seeds it (``default_rng_seed_val``, c10/core/GeneratorImpl.h).
 DEFAULT_SEED = 67280421310721
+#: Bound before it is replaced.
+_GENERATOR: Any = torch.Generator
 #: Draws in place of PyTorch's default generator, which belongs to the process.
-_generator: Any = torch._C.Generator("cpu")
+_generator: Any = _GENERATOR("cpu")
 
 #: Bound before a library puts its own there (``deepspeed.zero.Init``).
 _empty = torch.empty
@@ -52,7 +53,7 @@ class _Stretch:
     def generator_at(self, words: int) -> Any:
         """A generator that stands ``words`` behind the beginning."""
         reached, state = self._reached if self._reached[0] <= words else (0, self._begin)
-        generator: Any = torch._C.Generator("cpu")
+        generator: Any = _GENERATOR("cpu")
         generator.set_state(state)
         advance(generator, words - reached)
         if words > self._reached[0]:
@@ -133,7 +134,7 @@ def current() -> HostGenerator:
 def in_place_of_default(generator: Any) -> Iterator[None]:
     """For operators that take no generator: PyTorch's default one stands where ``generator`` does, and what is drawn
     moves that one on. No mode may be on."""
-    default = torch._C.default_generator
+    default = torch.default_generator
     before = default.get_state()
     default.set_state(generator.get_state())
     try:
@@ -146,7 +147,7 @@ def in_place_of_default(generator: Any) -> Iterator[None]:
 def named(generator: Any) -> Any:
     """The generator that an operator is given, None for the program's default one: functions hold the process's as the
     default of an argument (``torch.utils.data.random_split``)."""
-    if generator is None or generator._cdata in (torch._C.default_generator._cdata, current().generator._cdata):
+    if generator is None or generator._cdata in (torch.default_generator._cdata, current().generator._cdata):
         return None  # the same one may have several Python objects
     return generator
 
@@ -178,7 +179,7 @@ def words_of_normal(numel: int, dtype: torch.dtype) -> int | None:
 
 def advance(generator: Any, words: int) -> None:
     """Set a CPU generator ahead by ``words`` draws of 32 bits."""
-    with _disable_current_modes(), unset_fake_temporarily():
+    with disable_current_modes(), unset_fake_temporarily():
         state = generator.get_state().numpy()
         in_block = int(state[_LEFT].view(np.int32)[0]) - 1
         if words - in_block > _FAR:

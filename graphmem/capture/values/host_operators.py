@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.tensors import NOWHERE, tensors_in
 

@@ -11,8 +11,8 @@ import math
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.tensors import NOWHERE, tensors_in

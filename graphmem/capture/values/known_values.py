@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem.capture.torch_internals import FakeTensor, disable_current_modes, unset_fake_temporarily
 from graphmem.capture.values import generators
 from graphmem.capture.values.deferred import LEAST, Deferred, Geometry
 from graphmem.capture.values.host_operators import (
@@ -534,7 +533,7 @@ class KnownValues:
             self.guessed_draws += 1
             return tensor
         self._aside += tensor.numel()
-        with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+        with disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
             real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
             draw(real, generators.current().settled() if generator is None else generator)
         if not self.is_weight(tensor):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.capture.torch_internals import FakeTensor
 
 #: The floating-point types of 16 bits.
 HALF_TYPES = (torch.float16, torch.bfloat16)

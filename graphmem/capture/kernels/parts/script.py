@@ -22,6 +22,7 @@ from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.devices.capabilities import Capability
+from graphmem.torch_names import private
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +134,22 @@ def signature_of(operator: str) -> Signature | None:
         return None
 
 
+_schema: Any = private(
+    "torch._C._get_schema",
+    "arguments of operators are found by going through PyTorch's modules of them",
+    lambda name, overload: getattr(_packet(name), overload or "default")._schema,
+)
+
+
+def _packet(name: str) -> Any:
+    namespace, _, operator = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), operator)
+
+
 @cache
 def _signature(operator: str) -> Signature:
     namespace, name, overload = operator.split(".")
-    schema = torch._C._get_schema(f"{namespace}::{name}", "" if overload == "default" else overload)
+    schema = _schema(f"{namespace}::{name}", "" if overload == "default" else overload)
     positions = {argument.name: position for position, argument in enumerate(schema.arguments)}
     return Signature(operator, positions, tuple(argument.default_value for argument in schema.arguments))
 

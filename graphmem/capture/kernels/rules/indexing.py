@@ -17,6 +17,7 @@ from graphmem.capture.kernels.parts.layout import bytes_of, contiguous_strides
 from graphmem.capture.kernels.parts.new_memory import fill_resized, fills_resized
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 from graphmem.capture.kernels.rules.embedding import take_sorted_indices
+from graphmem.capture.torch_internals import current_graph_task_id
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
@@ -92,7 +93,7 @@ def index_put_rule(call: Call) -> Script | None:
 
 def _checks_range(call: Call) -> bool:
     """Autograd's own index_put that adds is the unsafe kind, which does not look at the indices' range."""
-    return not call.accumulate or bool(torch._C._current_graph_task_id() == -1)
+    return not call.accumulate or bool(current_graph_task_id() == -1)
 
 
 @rule("aten._unsafe_index_put.default")

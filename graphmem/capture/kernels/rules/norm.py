@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from graphmem import versions
 from graphmem.capture.kernels.parts.layout import HALF_TYPES, Layout, Strided, bytes_of
 from graphmem.capture.kernels.parts.reduction import Kernel, reduction_buffers, sum_kernel
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
+from graphmem.capture.torch_internals import suggest_memory_format
 from graphmem.numbers import last_pow2
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from graphmem.capture.torch_internals import FakeTensor, unset_fake_temporarily
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.errors import CaptureError
 
