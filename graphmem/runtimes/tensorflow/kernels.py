@@ -200,8 +200,8 @@ _GUARD_ALIGNMENT = 4
 def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     """The filter in cuDNN's order, the input padded where the padding is uneven, and the plan's workspace
     (conv_ops_gpu.cc, conv_grad_filter_ops.cc, conv_grad_input_ops.cc). The gradient of the input is computed, and
-    cropped, into buffers of its own, the last of which takes the output's place. Where algorithms are tried out for the first
-    time, into a guarded copy of the output (autotune_conv_impl.h)."""
+    cropped, into buffers of its own, the last of which takes the output's place. Where algorithms are tried out for
+    the first time, into a guarded copy of the output (autotune_conv_impl.h)."""
     shapes = _conv_shapes(node, inputs)
     if shapes is None:
         return Need()
@@ -225,8 +225,8 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     copied = {"forward": node.outputs[0].bytes, "backward data": full, "backward weight": turned}
     guarded = copied[direction] + _GUARDS
     tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
-    result = None if direction != "backward data" else 3 if is_padded else 1
-    return Need((), after, (plans[0], *cropped), (guarded,), tried, result)
+    own = None if direction != "backward data" else 3 if is_padded else 1
+    return Need((), after, (plans[0], *cropped), (guarded,), tried, own)
 
 
 _DIRECTIONS = {
