@@ -94,7 +94,7 @@ def _under_xla(trace: Trace) -> Cause:
 
 
 def _range_of(percent: Sequence[float]) -> str:
-    return f"on {len(percent)} recorded models XLA took {-min(percent):.0f} % less to {max(percent):.0f} % more"
+    return f"on {len(percent)} recorded models XLA took {-min(percent):.1f} % less to {max(percent):.1f} % more"
 
 
 def _measured(name: str, source: str, trace: Trace, percent: Sequence[float]) -> Cause:
