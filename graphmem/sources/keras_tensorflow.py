@@ -44,9 +44,9 @@ _LOOPS = "operators that repeat are followed once: what a loop keeps of every tu
 #: How many per cent more recorded peaks were than predicted ones: training steps of TensorFlow 2.21 on an H200, op by
 #: op and without loops, and those that XLA compiled (docs/modeling/tensorflow.md; a test holds them to the goldens).
 MORE_PERCENT = (
-    -6.3, -3.5, -2.4, -1.9, -1.8, -1.8, -1.8, -1.8, -1.5, -1.1, -1.1, -0.8, -0.5, -0.3, -0.2, -0.2, -0.2, -0.1,
-    -0.1, -0.1, -0.1, -0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.5, 0.7,
-    0.8, 1.6, 1.8, 1.9, 1.9, 2.1, 2.7, 2.9, 3.6, 5.0, 7.8,
+    -6.3, -3.5, -2.4, -1.9, -1.8, -1.8, -1.8, -1.8, -1.5, -1.1, -1.1, -0.8, -0.5, -0.3, -0.2, -0.2, -0.1, -0.1,
+    -0.1, -0.1, -0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.5, 0.7, 0.8,
+    1.6, 1.8, 1.9, 1.9, 2.1, 2.7, 2.9, 3.6, 5.0, 7.8,
 )  # fmt: skip
 MORE_PERCENT_WITH_XLA = (
     -38.5, -6.6, -1.1, 8.7, 21.3, 24.8, 25.3, 48.5, 105.6,
@@ -94,7 +94,7 @@ def _under_xla(trace: Trace) -> Cause:
 
 
 def _range_of(percent: Sequence[float]) -> str:
-    return f"on {len(percent)} recorded models XLA took {-min(percent):.0f} % less to {max(percent):.0f} % more"
+    return f"on {len(percent)} recorded models XLA took {-min(percent):.1f} % less to {max(percent):.1f} % more"
 
 
 def _measured(name: str, source: str, trace: Trace, percent: Sequence[float]) -> Cause:

@@ -225,8 +225,8 @@ def _convolution(node: Node, inputs: Inputs, library: Library) -> Need:
     copied = {"forward": node.outputs[0].bytes, "backward data": full, "backward weight": turned}
     guarded = copied[direction] + _GUARDS
     tried = tuple(-(-plan // _GUARD_ALIGNMENT) * _GUARD_ALIGNMENT + _GUARDS for plan in plans)
-    result = None if direction != "backward data" else 3 if is_padded else 1
-    return Need((), after, (plans[0], *cropped), (guarded,), tried, result)
+    own = None if direction != "backward data" else 3 if is_padded else 1
+    return Need((), after, (plans[0], *cropped), (guarded,), tried, own)
 
 
 _DIRECTIONS = {
