@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from graphmem.diagnostics import Diagnostic as Diagnostic
 from graphmem.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 
 if TYPE_CHECKING:
@@ -171,16 +172,6 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the verdict."""
         return {**asdict(self), "verdict": self.verdict}
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """Something the reader must know. ``kind``: ``headline`` (stands beside the verdict), ``assumed`` (a line's value
-    that decides a size or a branch), ``unknown`` (counted, not modelled), ``warning`` or ``note``."""
-
-    kind: str
-    message: str
-    count: int = 1
 
 
 class Findings(NamedTuple):
@@ -390,7 +381,7 @@ class Estimate:
                 "managed_bytes": self.managed_bytes,
             },
             "assumptions": list(self.assumptions),
-            "diagnostics": [asdict(d) for d in self.diagnostics],
+            "diagnostics": [found.to_dict() for found in self.diagnostics],
             "details": dict(self.details),
             "pools": [asdict(pool) for pool in self.pools],
             "held": [asdict(held) for held in self.held],

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from graphmem.allocators.base import Allocator
 from graphmem.devices import Device
+from graphmem.diagnostics import Diagnostic
 from graphmem.errors import UsageError
-from graphmem.estimate import Diagnostic, Findings
+from graphmem.estimate import Findings
 from graphmem.figures import Cause, Figure
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay

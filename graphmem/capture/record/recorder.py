@@ -34,6 +34,7 @@ from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.messages import Post
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import on_device
+from graphmem.diagnostics import Diagnostic
 from graphmem.errors import CaptureError
 from graphmem.textbook import Sharded
 from graphmem.trace import Category, EventKind, TraceBuilder
@@ -72,8 +73,8 @@ class Recorder:
         self.rewritten_views = RewrittenViews()
         self.collected = Collected(self.storages)
         self.values = values or KnownValues()
-        self.unmodelled: Counter[str] = Counter()
-        self.assumed: Counter[str] = Counter()
+        self.unmodelled: Counter[Diagnostic] = Counter()
+        self.assumed: Counter[Diagnostic] = Counter()
         self.notes: list[str] = []  # remarks for the reader
         self.groups = ProcessGroups()
         self.post: Post | None = None  # by which the processes of a job tell each other what decides

@@ -38,6 +38,7 @@ from graphmem.capture.values.messages import Post
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
@@ -47,18 +48,18 @@ from graphmem.training.processes import Processes, cards_of
 
 @dataclass(frozen=True)
 class Captured:
-    """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for.
+    """A finished capture: its trace, what had to be assumed (diagnostic -> count), and the operator graph if asked for.
 
-    ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count).
+    ``decided``: assumed values that decide sizes or branches, with the lines that read them (diagnostic -> count).
     ``groups``: the ranks of each process group of several that the step made and is in; ``communicators``: those of the
     groups that were used; ``sharded``: how the model that is trained with ``optimizer`` is shared out."""
 
     trace: Trace
-    assumed: dict[str, int]
+    assumed: dict[Diagnostic, int]
     graph: Any | None = None
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    decided: dict[str, int] = field(default_factory=dict)
+    decided: dict[Diagnostic, int] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] = ()
     communicators: tuple[Communicator, ...] = ()
     sharded: Sharded | None = None
@@ -214,28 +215,26 @@ def _of_holding_loop(recorder: Recorder, teller: Teller, trace: Trace) -> Trace 
     return None if teller.told & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
 
 
-def _assumptions(recorder: Recorder) -> dict[str, int]:
-    """What a capture had to assume, in words -> how often."""
+def _assumptions(recorder: Recorder) -> dict[Diagnostic, int]:
+    """What a capture had to assume -> how often."""
     selection = recorder.selection
     assumed = dict(recorder.assumed + recorder.attribution.assumed)
     logged, values = recorder.assumed_values.logged, recorder.values
     if logged:
-        assumed["values that are read back for logs and checks were assumed to be 1, and checks to be passed"] = logged
+        assumed[Code.ONLY_LOGGED.about()] = logged
     for line in recorder.assumed_values.unused():
-        assumed[f"--assume {line}: nothing unknown was read there"] = 1
+        assumed[Code.ASSUMPTION_UNUSED.about(place=line)] = 1
     if values.exceeded:
-        assumed["host tensors exceeded the budget (--host-values) and have shapes only"] = values.exceeded
+        assumed[Code.HOST_BUDGET.about()] = values.exceeded
     if values.guessed_draws:
-        guessed = "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"
-        assumed[guessed] = values.guessed_draws
-    if selection.assumed:
-        share = f"nonzero, boolean masks and unique were assumed to select {selection.share:.0%} of the candidates"
+        assumed[Code.HOST_DRAWS.about()] = values.guessed_draws
+    if selection.assumed and selection.share is not None:
+        is_all = selection.share >= 1
+        share = Code.ALL_SELECTED.about() if is_all else Code.SHARE_SELECTED.about(share=selection.share)
         assumed[share] = selection.assumed
     if selection.distinct:
-        assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
-            selection.distinct
-        )
-    return assumed | dict(sorted(recorder.unmodelled.items()))
+        assumed[Code.SPARSE_INDICES.about()] = selection.distinct
+    return assumed | dict(sorted(recorder.unmodelled.items(), key=lambda found: found[0].message))
 
 
 @contextlib.contextmanager

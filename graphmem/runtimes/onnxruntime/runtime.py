@@ -9,7 +9,7 @@ from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
-from graphmem.estimate import Diagnostic
+from graphmem.diagnostics import Code
 from graphmem.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
@@ -101,8 +101,7 @@ class OnnxRuntime(Runtime[Options]):
         planned = plan(runs, options)
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
         diagnostics = tuple(
-            Diagnostic("unknown", f"working buffers of {name}", count)
-            for name, count in sorted(planned.unknown.items())
+            Code.WORKING_BUFFERS.about(count=count, operator=name) for name, count in sorted(planned.unknown.items())
         )
         later = partial(findings, runs, planned=planned)
         if planned.predicted_plans:

@@ -11,8 +11,8 @@ from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
-from graphmem.estimate import Diagnostic
 from graphmem.replay import replay
 from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, within_card
 from graphmem.runtimes.pytorch.live import LiveMemory
@@ -117,7 +117,7 @@ def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Ru
             f"{format_bytes(more)} more would be reserved (waiting for single events, as FSDP's limit of all-gathers "
             "does, is not followed and makes it less)"
         )
-        remarks = (*remarks, Diagnostic("note", words))
+        remarks = (*remarks, Diagnostic(Code.NOTE, words))
     return replace(runs, diagnostics=remarks, details={**runs.details, "late_events": told})
 
 

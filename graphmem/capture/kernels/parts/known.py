@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
+from graphmem.diagnostics import Code
+
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
 _UNMODELLED = {
     "aten._cudnn_ctc_loss": "cuDNN's workspace for CTC, which the library tells on a card alone",
@@ -71,10 +73,18 @@ _WITH_GENERATOR = {
 
 #: Operator -> what is assumed of values that a card has and an analysis has not.
 ASSUMED = {
-    "aten._ctc_loss.Tensor": "targets of ctc_loss were taken to be as long as they are padded to",
-    "aten._ctc_loss.default": "targets of ctc_loss were taken to be as long as they are padded to",
-    "aten.linalg_matrix_exp.default": "matrix_exp was taken to need its highest degree, 18, which the norms decide",
+    "aten._ctc_loss.Tensor": Code.CTC_TARGETS,
+    "aten._ctc_loss.default": Code.CTC_TARGETS,
+    "aten.linalg_matrix_exp.default": Code.MATRIX_EXPONENTIAL,
 }
+
+#: Beginnings of names of operators whose memory has bounds of its own, which are told by its storages.
+_BOUNDED = "aten._fft_"
+
+
+def is_bounded(name: str) -> bool:
+    """Whether the memory of an operator that is estimated is known to bounds."""
+    return name.startswith(_BOUNDED)
 
 
 def unmodelled(name: str, modelled: bool = False) -> str | None:
