@@ -344,7 +344,7 @@ MEANINGS: dict[Code, Meaning] = {
         "graphmem[cudnn] installed cuDNN tells them itself",
     ),
     Code.HEADLINE: _harmless("{text}", "headline"),
-    Code.UNKNOWN: _unbounded("{text}"),
+    Code.UNKNOWN: Meaning("unknown", Effect.UNBOUNDED, "{text}", ASSUMPTIONS, any_size=True),
     Code.WARNING: _harmless("{text}", "warning"),
     Code.NOTE: _harmless("{text}"),
 }

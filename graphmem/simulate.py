@@ -24,12 +24,12 @@ from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic, counted
 from graphmem.errors import CaptureError, GraphmemError, TraceError, UsageError
 from graphmem.estimate import Estimate, Peak, found_later
-from graphmem.figures import Cause, Doubts, Figure, Loads
+from graphmem.figures import Cause, Loads
 from graphmem.question import Question
 from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
 from graphmem.replay import Replay
 from graphmem.runtimes import all_runtimes
-from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken
+from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken, doubts_of
 from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import fits_card, summarize
 from graphmem.textbook import Sharded, compared
@@ -300,7 +300,8 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
         details["recorded"] = {"reserved_bytes": _recorded_bytes(notes["recorded peak reserved"])}
     remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
     loads = loads_of(trace, question.setting.device, eager=False)  # the environment was another machine's
-    traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details, loads)
+    taken = Taken(trace, remarks, proven="the recording itself")
+    traced = Traced(taken, trace.source, "recorded run", details, loads)
     return replay_on(traced, runtime, runtime.parse(settings, question.setting), question)
 
 
@@ -323,8 +324,11 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
     said = (*headlines(setting.device), *taken.diagnostics)
-    doubts = _doubts(
-        traced, said, runs, context, setting.device, lambda one: _peak(runtime.run(one, options, setting).main)
+    doubts = together(
+        _doubts_of_trace(traced, said, runs, setting.device, lambda one: runtime.run(one, options, setting)),
+        doubts_of(runtime, taken),
+        runs.doubts,
+        causes_of_context(context),
     )
     diagnostics: Any = (*said, *plans_told(runs.limited), *runs.diagnostics)
     if not traced.details.get("cudnn", {}).get("plans_asked"):
@@ -371,24 +375,16 @@ def _beside_formulas(estimate: Estimate, model: Sharded, optimizer: str) -> Esti
     return replace(estimate, details={**estimate.details, "formulas": told})
 
 
-def _doubts(
-    traced: Traced,
-    diagnostics: Sequence[Diagnostic],
-    runs: Runs,
-    context: Sequence[Figure],
-    device: Device,
-    rerun: Callable[[Trace], Peak],
-) -> Doubts:
-    """Why the figures of a run may be others; ``rerun`` gives the peak of its trace with other sizes."""
-    taken, peak = traced.taken, _peak(runs.main)
+def _doubts_of_trace(
+    traced: Traced, diagnostics: Sequence[Diagnostic], runs: Runs, device: Device, run: Callable[[Trace], Runs]
+) -> list[Cause]:
+    """Why the figures of a trace may be others; ``run`` runs it with other sizes."""
+    peak = _peak(runs.main)
     version = traced.doubt_of_version(peak)
-    return together(
-        causes_of_trace(taken.trace, peak, diagnostics, rerun, device, traced.tried),
-        [] if version is None else [version],
-        taken.doubts,
-        runs.doubts,
-        causes_of_context(context),
+    found = causes_of_trace(
+        traced.taken.trace, peak, diagnostics, lambda other: _peak(run(other).main), device, traced.tried
     )
+    return [*found, *([] if version is None else [version])]
 
 
 def _peak(run: Replay) -> Peak:

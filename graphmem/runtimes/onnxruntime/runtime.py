@@ -80,6 +80,7 @@ class OnnxRuntime(Runtime[Options]):
     )
     graphs = Graphs.PLANNED
     captures = False
+    proven = "tests/golden/onnxruntime"
 
     def __init__(self) -> None:
         #: The trace and the options of the last run, and what was drawn: it asks again for other capacities.
@@ -110,7 +111,7 @@ class OnnxRuntime(Runtime[Options]):
             for old in list(self._beside)[:-_KEPT_BESIDE]:
                 del self._beside[old]
         doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
-        return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned))
+        return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned), self.proven)
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""
