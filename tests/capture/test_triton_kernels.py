@@ -96,7 +96,7 @@ torch.zeros(4, device="cuda")
 """
     said = _said(_run(tmp_path, source))
     assert "the program imports flash_attn, which is not installed here" in said
-    assert "scaled_dot_product_attention" in said
+    assert "scaled_dot_product_attention" not in said, "it may be no attention"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
