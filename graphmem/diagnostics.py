@@ -61,6 +61,7 @@ class Code(str, Enum):
     ANSWERED_NO = "answered_no"
     WHOLE_NUMBER = "whole_number"
     NUMBER = "number"
+    NUMBERS = "numbers"
     NUMBER_DECIDES_BRANCH = "number_decides_branch"
     NUMBER_DECIDES_SIZE = "number_decides_size"
     DRAWN = "drawn"
@@ -77,6 +78,7 @@ class Code(str, Enum):
     AUTOTUNING_LEFT_OUT = "autotuning_left_out"
     PADDING_NOT_TIMED = "padding_not_timed"
     TRITON_MISSING = "triton_missing"
+    PACKAGE_MISSING = "package_missing"
 
     ONLY_LOGGED = "only_logged"
     FINITE = "finite"
@@ -85,7 +87,7 @@ class Code(str, Enum):
     HOST_BUDGET = "host_budget"
     HOST_DRAWS = "host_draws"
     TRITON_LAUNCHED = "triton_launched"
-    PACKAGE_MISSING = "package_missing"
+    OPTIONAL_MISSING = "optional_missing"
     WEIGHTS_ABSENT = "weights_absent"
     WEIGHTS_OMITTED = "weights_omitted"
 
@@ -253,6 +255,8 @@ MEANINGS: dict[Code, Meaning] = {
     Code.ANSWERED_NO: _value("a question about values is answered with no"),
     Code.WHOLE_NUMBER: _value("a whole number is taken to be 1", any_size=True),
     Code.NUMBER: _value("a number is taken to be 1", any_size=True),
+    # An array of floating-point numbers: metrics, pictures. What becomes of it is not followed; a size is rare.
+    Code.NUMBERS: _value("a number is taken to be 1"),
     Code.NUMBER_DECIDES_BRANCH: _value("a number is taken to be 1; it decides a branch"),
     Code.NUMBER_DECIDES_SIZE: _value("a number is taken to be 1; it decides a whole number", any_size=True),
     Code.DRAWN: _value("a random number of the card, or what it decides, is a possible draw", any_size=True),
@@ -286,6 +290,10 @@ MEANINGS: dict[Code, Meaning] = {
         "{importer} imports triton, which is not installed here, and goes on without it; install it (triton needs no "
         "card) to analyse the path of a card"
     ),
+    Code.PACKAGE_MISSING: _unbounded(
+        "{importer} imports {package}, which is not installed here, and goes on without it; where it is installed it "
+        "may go another way"
+    ),
     Code.ONLY_LOGGED: _harmless(
         "values that are read back for logs and checks were assumed to be 1, and checks to be passed"
     ),
@@ -297,7 +305,7 @@ MEANINGS: dict[Code, Meaning] = {
         "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"
     ),
     Code.TRITON_LAUNCHED: _harmless("the Triton kernel {kernel} was launched without effect"),
-    Code.PACKAGE_MISSING: _harmless(
+    Code.OPTIONAL_MISSING: _harmless(
         "{importer} imports {package}, which is not installed here, and goes on without it; the figures are of the way "
         "it takes then"
     ),

@@ -158,6 +158,11 @@ class Fit:
         return "likely" if self.fits else "likely not"
 
     @property
+    def is_sure(self) -> bool:
+        """Whether the verdict is ``yes`` or ``no``."""
+        return self.verdict in ("yes", "no")
+
+    @property
     def passes(self) -> bool:
         """Whether it fits for who asked: with a margin only a ``yes`` does."""
         return self.fits if self.margin is None else self.verdict == "yes"
@@ -165,7 +170,7 @@ class Fit:
     @property
     def chance(self) -> str:
         """How likely the verdict is, as ``97 %``; nothing where it is sure or not known."""
-        if self.probability is None or self.verdict in ("yes", "no"):
+        if self.probability is None or self.is_sure:
             return ""
         return f"{min(99, max(1, int(100 * (self.probability if self.fits else 1 - self.probability))))} %"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.figures import Figure
+from graphmem.labels import WORKSPACES_OF_CUDNN
 from graphmem.question import Question
 from graphmem.replay import Replay
 from graphmem.trace import Trace
@@ -22,11 +23,16 @@ def headlines(device: Device) -> Iterator[Diagnostic]:
         yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE)
 
 
+def no_card_named(gpu: str) -> str:
+    """What is said where this card was taken because none was named."""
+    return f"no GPU was named: {gpu} (give --gpu)"
+
+
 def device_notes(question: Question, context: Sequence[Figure]) -> list[str]:
     """What is assumed of the card of a question."""
     device, notes = question.setting.device, []
     if question.device is None:
-        notes.append(f"no GPU was named: {device.name} (give --gpu)")
+        notes.append(no_card_named(device.name))
     if not device.context_measured:
         notes.extend(f"{figure.name} of {device.name}: {figure.source}" for figure in context)
     if device.capacity_assumed:
@@ -43,7 +49,7 @@ def plans_told(limited: Replay | None) -> tuple[Diagnostic, ...]:
 
 def workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
     """How much of the answer may be workspaces that cuDNN could tell."""
-    sizes = [storage.bytes for storage in trace.storages if storage.label.startswith("cuDNN workspace")]
+    sizes = [storage.bytes for storage in trace.storages if storage.label in WORKSPACES_OF_CUDNN]
     largest = max(sizes, default=0)
     if not peak or not largest or largest < _NOTABLE * peak:  # nothing was reserved: the first request was refused
         return ()

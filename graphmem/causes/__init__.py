@@ -34,6 +34,7 @@ from graphmem.figures import (
     seen,
     unknown,
 )
+from graphmem.labels import CUDNN_ESTIMATE, CUFFT, TIMING, TIMING_ESTIMATE
 from graphmem.trace import Trace
 from graphmem.versions import NEWEST, RECORDED, Version, words
 
@@ -84,24 +85,20 @@ class _Area:
 
 def _areas(trace: Trace) -> Iterator[_Area]:
     labels = [storage.label for storage in trace.storages]
-    timing = [s.bytes for s in trace.storages if s.label.startswith(_TIMING)]
-    timed = tuple(index for index, label in enumerate(labels) if label == _CHOSEN_ON_CARD)
+    timing = [s.bytes for s in trace.storages if s.label in (TIMING, TIMING_ESTIMATE)]
+    timed = tuple(index for index, label in enumerate(labels) if label == CUDNN_ESTIMATE)
     if timing and timed:
         largest = max(timing)
         words = (
             "the fastest plan runs, which only a card can tell: between none and the largest workspace of those timed"
         )
         yield _Area("cudnn.benchmark", words, timed, lambda _: 0, lambda size: max(size, largest))
-    work = tuple(index for index, label in enumerate(labels) if label == _WORK_AREA)
+    work = tuple(index for index, label in enumerate(labels) if label == CUFFT)
     if work:
         words = "cuFFT's guide: between one and eight times the complex elements of a batch"
         yield _Area("cuFFT's work areas", words, work, lambda size: size, lambda size: _CUFFT_MOST * size)
 
 
-#: Labels of storages that rules give (kernels/rules): workspaces in which plans are timed, of the plan that was the
-#: fastest, and of cuFFT.
-_TIMING, _CHOSEN_ON_CARD = "cuDNN workspace for timing plans", "cuDNN workspace (estimate)"
-_WORK_AREA = "cuFFT work area (estimate)"
 #: cuFFT's guide: work areas take between one and eight times the complex elements of a batch.
 _CUFFT_MOST = 8
 

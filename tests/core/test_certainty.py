@@ -298,7 +298,7 @@ def test_a_trace_with_more_than_bytes_can_hold_is_refused() -> None:
         (Code.SHARE_SELECTED.about(share=0.5), None, None),
         (Code.ONLY_LOGGED.about(), 0, 0),
         (Code.FINITE.about(), 0, 0),
-        (Code.PACKAGE_MISSING.about(importer="timm", package="apex"), 0, 0),
+        (Code.OPTIONAL_MISSING.about(importer="timm", package="apex"), 0, 0),
         (Code.TRITON_MISSING.about(importer="a library"), None, None),
         (Diagnostic(Code.UNKNOWN, "something that nobody has sorted yet"), None, None),
         (Diagnostic(Code.NOTE, "something to know"), 0, 0),

@@ -148,7 +148,7 @@ class _Missing(importlib.abc.MetaPathFinder):
             return self._place(name)
         who = str(importer.get("__name__", ""))
         if name == package and who.partition(".")[0] not in _QUIET:
-            self._remark(_missing(package, who))
+            self._remark(_missing(package, importer))
         return None
 
     def take_back(self) -> None:
@@ -186,12 +186,14 @@ class _Standing(importlib.abc.Loader):
         pass
 
 
-def _missing(package: str, importer: str) -> Diagnostic:
-    """Triton comes with every CUDA build of PyTorch, so a card takes another way; what else is not installed here is
-    no part of the program that is analysed."""
-    who = "the program" if importer == "__main__" else importer
-    code = Code.TRITON_MISSING if package == "triton" else Code.PACKAGE_MISSING
-    return code.about(importer=who, package=package)
+def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
+    """Triton comes with every CUDA build of PyTorch, and what a program itself asks for may be there where it runs: a
+    card then takes another way. What else a library would use is no part of the program that is analysed."""
+    who = str(importer.get("__name__", ""))
+    if package == "triton":
+        return Code.TRITON_MISSING.about(place=who.partition(".")[0], importer=who)
+    code = Code.PACKAGE_MISSING if _is_own(importer) else Code.OPTIONAL_MISSING
+    return code.about(importer="the program" if who == "__main__" else who, package=package)
 
 
 def _is_own(namespace: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels import rule_of
-from graphmem.capture.kernels.parts.known import ASSUMED, is_bounded, proven, unmodelled
+from graphmem.capture.kernels.parts.known import ASSUMED, LAYOUTS, is_bounded, proven, proven_layouts, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
 from graphmem.capture.operators import (
     bitsandbytes,
@@ -116,6 +116,16 @@ class OperatorFacts:
             code = Code.ESTIMATED if is_bounded(self.name) else Code.NOT_MODELLED
             return code.about(operator=self.name, memory=self.unmodelled)
         return None if self.is_checked else Code.NOT_CHECKED.about(operator=self.name)
+
+    @cached_property
+    def unproven_layouts(self) -> frozenset[str]:
+        """Layouts of inputs in which nobody recorded it, though it is proven of contiguous ones and has no rule. What
+        is pointwise reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13)."""
+        if self.is_modelled or self.is_view or self.remark is not None or not proven(self.name):
+            return frozenset()
+        if torch.Tag.pointwise in getattr(self.func, "tags", ()):
+            return frozenset()
+        return LAYOUTS - proven_layouts(self.name)
 
     @cached_property
     def autocast(self) -> str | None:

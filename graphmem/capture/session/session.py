@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -234,7 +236,18 @@ def _assumptions(recorder: Recorder) -> dict[Diagnostic, int]:
         assumed[share] = selection.assumed
     if selection.distinct:
         assumed[Code.SPARSE_INDICES.about()] = selection.distinct
-    return assumed | dict(sorted(recorder.unmodelled.items(), key=lambda found: found[0].message))
+    unmodelled = collections.Counter[Diagnostic]()
+    ran = {re.split(r"[\\/]", operator.source)[0] for operator in recorder.builder.operators}
+    for one, count in recorder.unmodelled.items():
+        unmodelled[_weighed(one, ran)] += count
+    return assumed | dict(sorted(unmodelled.items(), key=lambda found: found[0].message))
+
+
+def _weighed(one: Diagnostic, ran: Container[str]) -> Diagnostic:
+    """A library that finds no Triton, and of which no operator ran, is not on the path that was taken."""
+    if one.code is Code.TRITON_MISSING and one.place not in ran:
+        return Code.OPTIONAL_MISSING.about(importer=one.place, package="triton")
+    return one
 
 
 @contextlib.contextmanager

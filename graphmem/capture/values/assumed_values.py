@@ -178,7 +178,7 @@ class AssumedValues:
         if self.told(place) is None and not self._judge(
             reading_lines.only_logs, file, line, is_floating, False, frames
         ):
-            self._name(place, Code.DRAWN if is_drawn else Code.NUMBER)
+            self._name(place, Code.DRAWN if is_drawn else Code.NUMBERS if is_floating else Code.NUMBER)
 
     def drawn_list(self, is_floating: bool) -> None:
         """A list of random numbers of the card is read."""

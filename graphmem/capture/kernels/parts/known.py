@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
+import torch
+
 from graphmem.diagnostics import Code
 
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
@@ -101,14 +103,34 @@ def unmodelled(name: str, modelled: bool = False) -> str | None:
 
 
 def proven(name: str) -> bool:
-    """Whether recordings prove that the operator allocates its outputs and nothing else."""
+    """Whether recordings prove that the operator allocates its outputs and nothing else, of contiguous inputs."""
     return _WITH_GENERATOR.get(name, name) in _evidence()["proven"]
+
+
+#: How inputs of a kernel may lie that are not contiguous: :func:`layout_of`.
+LAYOUTS = frozenset(("channels_last", "permuted", "sliced"))
+
+
+def proven_layouts(name: str) -> frozenset[str]:
+    """In which of :data:`LAYOUTS` the same is proven: a kernel may copy what is not contiguous."""
+    return frozenset(_evidence().get("layouts", {}).get(name, ()))
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """How a strided tensor lies in memory: ``contiguous``, ``channels_last``, ``permuted`` (dense otherwise) or
+    ``sliced`` (with gaps, or elements that stand for several)."""
+    if tensor.is_contiguous():
+        return "contiguous"
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()]):
+        return "channels_last"
+    return "permuted" if torch._prims_common.is_non_overlapping_and_dense(tensor) else "sliced"
 
 
 @functools.cache
 def _evidence() -> dict[str, Any]:
-    """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``taking``: operator -> a case in
-    which it takes more."""
+    """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``layouts``: operator -> those in
+    which that is proven too; ``taking``: operator -> a case in which it takes more."""
     text = resources.files(__package__).joinpath("outputs_only.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
