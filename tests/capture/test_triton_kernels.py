@@ -117,7 +117,8 @@ torch.zeros(4, device="cuda")
 def test_a_library_without_triton_is_a_doubt_where_its_operators_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
-    folder = tmp_path / "site-packages" / "norms"
+    name = "norms_that_run" if runs else "norms_aside"  # modules stay imported
+    folder = tmp_path / "site-packages" / name
     folder.mkdir(parents=True)
     library = """
 import torch
@@ -131,9 +132,9 @@ def norm(x):
 """
     (folder / "__init__.py").write_text(library, encoding="utf-8")
     monkeypatch.syspath_prepend(folder.parent)
-    used = "norms.norm(x)" if runs else "x.relu()"
-    estimate = _run(tmp_path, f"import torch, norms\nx = torch.zeros(4, device='cuda')\n{used}")
-    assert "norms imports triton, which is not installed here" in _said(estimate)
+    used = f"{name}.norm(x)" if runs else "x.relu()"
+    estimate = _run(tmp_path, f"import torch, {name}\nx = torch.zeros(4, device='cuda')\n{used}")
+    assert f"{name} imports triton, which is not installed here" in _said(estimate)
     assert [cause.name for cause in estimate.doubts.about("reserved")] == (["assumptions"] if runs else [])
 
 

@@ -124,7 +124,17 @@ def layout_of(tensor: torch.Tensor) -> str:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()]):
         return "channels_last"
-    return "permuted" if torch._prims_common.is_non_overlapping_and_dense(tensor) else "sliced"
+    return "permuted" if _is_dense(tensor) else "sliced"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether every element has one place, and there is none between them."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @functools.cache
