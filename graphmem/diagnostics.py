@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, unique
 from typing import Any
 
 #: What the arguments of a sentence may be.
@@ -35,84 +35,6 @@ class Effect(Enum):
     UNBOUNDED = "unbounded"
 
 
-class Code(str, Enum):
-    """What a diagnostic is about; the value is its name in JSON. The last four have no words of their own: they are for
-    runtimes, which write the ``text`` and choose the code by its effect."""
-
-    NOT_CHECKED = "not_checked"
-    LAYOUT_NOT_CHECKED = "layout_not_checked"
-    NOT_MODELLED = "not_modelled"
-    ESTIMATED = "estimated"
-    WORKING_BUFFERS = "working_buffers"
-
-    SPARSE_INDICES = "sparse_indices"
-    ALL_SELECTED = "all_selected"
-    CTC_TARGETS = "ctc_targets"
-    MATRIX_EXPONENTIAL = "matrix_exponential"
-    NOTHING_PADDED = "nothing_padded"
-    GENERATION_GOES_ON = "generation_goes_on"
-    LBFGS_GOES_ON = "lbfgs_goes_on"
-    GRADIENT_OF_PROD = "gradient_of_prod"
-    GRADIENT_OF_FILL = "gradient_of_fill"
-
-    PROGRAM_FAILED = "program_failed"
-
-    ANSWERED_YES = "answered_yes"
-    ANSWERED_NO = "answered_no"
-    WHOLE_NUMBER = "whole_number"
-    NUMBER = "number"
-    NUMBERS = "numbers"
-    NUMBER_DECIDES_BRANCH = "number_decides_branch"
-    NUMBER_DECIDES_SIZE = "number_decides_size"
-    DRAWN = "drawn"
-    TAKES_ALL = "takes_all"
-
-    SHARE_SELECTED = "share_selected"
-    DRAFTS_CONFIDENT = "drafts_confident"
-    DRAFTS_RIGHT = "drafts_right"
-    DRAFTS_ACCEPTED = "drafts_accepted"
-    TOKENS_ALLOWED = "tokens_allowed"
-    QUANTIZER_FITTED = "quantizer_fitted"
-    NO_OUTLIERS = "no_outliers"
-    CUDA_GRAPHS_LEFT_OUT = "cuda_graphs_left_out"
-    AUTOTUNING_LEFT_OUT = "autotuning_left_out"
-    PADDING_NOT_TIMED = "padding_not_timed"
-    TRITON_MISSING = "triton_missing"
-    PACKAGE_MISSING = "package_missing"
-
-    ONLY_LOGGED = "only_logged"
-    FINITE = "finite"
-    DISTRIBUTION_VALID = "distribution_valid"
-    ASSUMPTION_UNUSED = "assumption_unused"
-    HOST_BUDGET = "host_budget"
-    HOST_DRAWS = "host_draws"
-    TRITON_LAUNCHED = "triton_launched"
-    OPTIONAL_MISSING = "optional_missing"
-    WEIGHTS_ABSENT = "weights_absent"
-    WEIGHTS_OMITTED = "weights_omitted"
-
-    NOT_NVIDIA = "not_nvidia"
-    VERSION_NEWER = "version_newer"
-    OTHER_COMPILER = "other_compiler"
-    RANK_FAILED = "rank_failed"
-    RANK_FULLEST = "rank_fullest"
-    RANKS_CUT = "ranks_cut"
-    CUDNN_NO_PLAN = "cudnn_no_plan"
-    CUDNN_NO_SPACES = "cudnn_no_spaces"
-    REFUSED = "refused"
-    LATER_PLAN = "later_plan"
-    PLANS_PREDICTED = "plans_predicted"
-
-    HEADLINE = "headline"
-    UNKNOWN = "unknown"
-    WARNING = "warning"
-    NOTE = "note"
-
-    def about(self, *, place: str = "", count: int = 1, **arguments: Argument) -> Diagnostic:
-        """The diagnostic of this code at a ``place`` such as ``train.py:31``, with the arguments of its sentence."""
-        return Diagnostic(self, count=count, place=place, arguments=tuple(arguments.items()))
-
-
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """A row of :data:`MEANINGS`. ``kind``: see :class:`Diagnostic`; ``cause``: the name of the cause of doubt that all
@@ -125,69 +47,6 @@ class Meaning:
     cause: str = ""
     any_size: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """Something the reader must know.
-
-    ``text`` is the sentence of a code without words of its own; ``count`` how often it happened; ``place`` the line,
-    the folder or the operator it is about, "" for none; ``arguments`` the names and values in its sentence. Equal ones
-    are the same remark.
-    """
-
-    code: Code
-    text: str = ""
-    count: int = 1
-    place: str = ""
-    arguments: tuple[tuple[str, Argument], ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "code", Code(self.code))
-
-    @property
-    def meaning(self) -> Meaning:
-        """The row of its code."""
-        return MEANINGS[self.code]
-
-    @property
-    def kind(self) -> str:
-        """``headline`` (stands beside the verdict), ``assumed`` (a line's value that decides a size or a branch),
-        ``unknown`` (counted, not modelled), ``warning`` or ``note``."""
-        return self.meaning.kind
-
-    @property
-    def effect(self) -> Effect:
-        """What it may do to the figures."""
-        return self.meaning.effect
-
-    @property
-    def message(self) -> str:
-        """The sentence, without an end."""
-        place = self.place or "a line that is not known"
-        return self.meaning.words.format(**dict(self.arguments), place=place, text=self.text)
-
-    def counted(self, count: int) -> Diagnostic:
-        """The same, ``count`` times."""
-        return replace(self, count=count)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "code": self.code.value,
-            "kind": self.kind,
-            "effect": self.effect.value,
-            "place": self.place,
-            "message": self.message,
-            "count": self.count,
-        }
-
-
-def counted(found: Mapping[Diagnostic, int]) -> list[Diagnostic]:
-    """Diagnostics with how often each happened."""
-    return [one.counted(count) for one, count in found.items()]
-
-
-# --- what the codes mean ----------------------------------------------------------------------------------------------
 
 #: Names of causes of doubt, in the order of reports.
 OPERATORS, INSIDE, MOST = "operators not checked", "memory inside operators", "assumed to be the most"
@@ -222,137 +81,206 @@ _NOT_NVIDIA = (
     "and of MIOpen are not modelled"
 )
 
-#: What each code means.
-MEANINGS: dict[Code, Meaning] = {
-    Code.NOT_CHECKED: _more("not checked: outputs only assumed of {operator}", OPERATORS),
-    Code.LAYOUT_NOT_CHECKED: _more(
+
+@unique
+class Code(Enum):
+    """What a diagnostic is about, and what that means; its name in lower case is its name in JSON. The last four have
+    no words of their own: they are for runtimes, which write the ``text`` and choose the code by its effect."""
+
+    NOT_CHECKED = _more("not checked: outputs only assumed of {operator}", OPERATORS)
+    LAYOUT_NOT_CHECKED = _more(
         "not checked: outputs only assumed of {operator} for inputs that are not contiguous", OPERATORS
-    ),
-    Code.NOT_MODELLED: _more(_MEMORY, INSIDE),
-    Code.ESTIMATED: Meaning("unknown", Effect.INTERVAL, _MEMORY),
-    Code.WORKING_BUFFERS: _more("working buffers of {operator}", INSIDE),
-    Code.SPARSE_INDICES: _at_most(
-        "indices of sparse gradients were assumed to be distinct, where equal ones are added up"
-    ),
-    Code.ALL_SELECTED: _at_most("nonzero, boolean masks and unique were assumed to select 100% of the candidates"),
-    Code.CTC_TARGETS: _at_most(_CTC),
-    Code.MATRIX_EXPONENTIAL: _at_most("matrix_exp was taken to need its highest degree, 18, which the norms decide"),
-    Code.NOTHING_PADDED: _at_most("a padding mask of unknown values was taken to pad nothing"),
-    Code.GENERATION_GOES_ON: _at_most(
-        "generation goes on to its largest length: no token was taken to end its sequence"
-    ),
-    Code.LBFGS_GOES_ON: _at_most("steps of L-BFGS went on: every evaluation lowered the loss and entered the history"),
-    Code.GRADIENT_OF_PROD: _at_most(
+    )
+    NOT_MODELLED = _more(_MEMORY, INSIDE)
+    ESTIMATED = Meaning("unknown", Effect.INTERVAL, _MEMORY)
+    WORKING_BUFFERS = _more("working buffers of {operator}", INSIDE)
+    SPARSE_INDICES = _at_most("indices of sparse gradients were assumed to be distinct, where equal ones are added up")
+    ALL_SELECTED = _at_most("nonzero, boolean masks and unique were assumed to select 100% of the candidates")
+    CTC_TARGETS = _at_most(_CTC)
+    MATRIX_EXPONENTIAL = _at_most("matrix_exp was taken to need its highest degree, 18, which the norms decide")
+    NOTHING_PADDED = _at_most("a padding mask of unknown values was taken to pad nothing")
+    GENERATION_GOES_ON = _at_most("generation goes on to its largest length: no token was taken to end its sequence")
+    LBFGS_GOES_ON = _at_most("steps of L-BFGS went on: every evaluation lowered the loss and entered the history")
+    GRADIENT_OF_PROD = _at_most(
         "the gradient of prod was taken to go the way of inputs with zeros; without any, a card takes less"
-    ),
-    Code.GRADIENT_OF_FILL: _at_most(
+    )
+    GRADIENT_OF_FILL = _at_most(
         "the gradient of a fill value was taken to hold the whole tensor; a card holds what the mask selects"
-    ),
-    Code.PROGRAM_FAILED: Meaning(
+    )
+    PROGRAM_FAILED = Meaning(
         "headline", Effect.MORE, "{ending}; the figures are of what it did until then", CUT_SHORT, any_size=True
-    ),
-    Code.ANSWERED_YES: _value("a question about values is answered with yes"),
-    Code.ANSWERED_NO: _value("a question about values is answered with no"),
-    Code.WHOLE_NUMBER: _value("a whole number is taken to be 1", any_size=True),
-    Code.NUMBER: _value("a number is taken to be 1", any_size=True),
+    )
+    ANSWERED_YES = _value("a question about values is answered with yes")
+    ANSWERED_NO = _value("a question about values is answered with no")
+    WHOLE_NUMBER = _value("a whole number is taken to be 1", any_size=True)
+    NUMBER = _value("a number is taken to be 1", any_size=True)
     # An array of floating-point numbers: metrics, pictures. What becomes of it is not followed; a size is rare.
-    Code.NUMBERS: _value("a number is taken to be 1"),
-    Code.NUMBER_DECIDES_BRANCH: _value("a number is taken to be 1; it decides a branch"),
-    Code.NUMBER_DECIDES_SIZE: _value("a number is taken to be 1; it decides a whole number", any_size=True),
-    Code.DRAWN: _value("a random number of the card, or what it decides, is a possible draw", any_size=True),
-    Code.TAKES_ALL: _value("{what} takes all of {candidates:,}"),
-    Code.SHARE_SELECTED: _unbounded(
+    NUMBERS = _value("a number is taken to be 1")
+    NUMBER_DECIDES_BRANCH = _value("a number is taken to be 1; it decides a branch")
+    NUMBER_DECIDES_SIZE = _value("a number is taken to be 1; it decides a whole number", any_size=True)
+    DRAWN = _value("a random number of the card, or what it decides, is a possible draw", any_size=True)
+    TAKES_ALL = _value("{what} takes all of {candidates:,}")
+    SHARE_SELECTED = _unbounded(
         "nonzero, boolean masks and unique were assumed to select {share:.0%} of the candidates"
-    ),
-    Code.DRAFTS_CONFIDENT: _unbounded(
+    )
+    DRAFTS_CONFIDENT = _unbounded(
         "every draft was taken to be as long as its schedule lets it be: the model that drafts is confident"
-    ),
-    Code.DRAFTS_RIGHT: _unbounded("every drafted token was taken to be right"),
-    Code.DRAFTS_ACCEPTED: _unbounded("of every draft as many tokens were taken to be right as --accepted says"),
-    Code.TOKENS_ALLOWED: _unbounded("no token that the text says next was taken to be forbidden"),
-    Code.QUANTIZER_FITTED: _unbounded("hqq's search for a quantisation was taken to run to its last iteration"),
-    Code.NO_OUTLIERS: _more(
+    )
+    DRAFTS_RIGHT = _unbounded("every drafted token was taken to be right")
+    DRAFTS_ACCEPTED = _unbounded("of every draft as many tokens were taken to be right as --accepted says")
+    TOKENS_ALLOWED = _unbounded("no token that the text says next was taken to be forbidden")
+    QUANTIZER_FITTED = _unbounded("hqq's search for a quantisation was taken to run to its last iteration")
+    NO_OUTLIERS = _more(
         "no activation was taken to exceed the threshold of LLM.int8(), so none is multiplied in 16 bits", ASSUMPTIONS
-    ),
-    Code.CUDA_GRAPHS_LEFT_OUT: _unbounded(
+    )
+    CUDA_GRAPHS_LEFT_OUT = _unbounded(
         "torch.compile: CUDA graphs (mode reduce-overhead, max-autotune) are not modelled with gradients; this is the "
         "step without them. Their pool keeps what a captured graph allocates: of three recorded models the reserved "
         "peak was 3 % below, equal to, and 17 % above that of mode default, the last where activations dominate"
-    ),
-    Code.AUTOTUNING_LEFT_OUT: _unbounded(
+    )
+    AUTOTUNING_LEFT_OUT = _unbounded(
         "torch.compile: max-autotune chooses kernels by timing on the card; the choices of mode default are assumed"
-    ),
-    Code.PADDING_NOT_TIMED: _unbounded(
+    )
+    PADDING_NOT_TIMED = _unbounded(
         "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; "
         "assumed not to be"
-    ),
-    Code.TRITON_MISSING: _unbounded(
+    )
+    TRITON_MISSING = _unbounded(
         "{importer} imports triton, which is not installed here, and goes on without it; install it (triton needs no "
         "card) to analyse the path of a card"
-    ),
-    Code.PACKAGE_MISSING: _unbounded(
+    )
+    PACKAGE_MISSING = _unbounded(
         "{importer} imports {package}, which is not installed here, and goes on without it; where it is installed it "
         "may go another way"
-    ),
-    Code.ONLY_LOGGED: _harmless(
+    )
+    ONLY_LOGGED = _harmless(
         "values that are read back for logs and checks were assumed to be 1, and checks to be passed"
-    ),
-    Code.FINITE: _harmless("values were taken to be finite where the step checks them"),
-    Code.DISTRIBUTION_VALID: _harmless("parameters and samples of torch.distributions were taken to be in range"),
-    Code.ASSUMPTION_UNUSED: _harmless("--assume {place}: nothing unknown was read there"),
-    Code.HOST_BUDGET: _harmless("host tensors exceeded the budget (--host-values) and have shapes only"),
-    Code.HOST_DRAWS: _harmless(
+    )
+    FINITE = _harmless("values were taken to be finite where the step checks them")
+    DISTRIBUTION_VALID = _harmless("parameters and samples of torch.distributions were taken to be in range")
+    ASSUMPTION_UNUSED = _harmless("--assume {place}: nothing unknown was read there")
+    HOST_BUDGET = _harmless("host tensors exceeded the budget (--host-values) and have shapes only")
+    HOST_DRAWS = _harmless(
         "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"
-    ),
-    Code.TRITON_LAUNCHED: _harmless("the Triton kernel {kernel} was launched without effect"),
-    Code.OPTIONAL_MISSING: _harmless(
+    )
+    TRITON_LAUNCHED = _harmless("the Triton kernel {kernel} was launched without effect")
+    OPTIONAL_MISSING = _harmless(
         "{importer} imports {package}, which is not installed here, and goes on without it; the figures are of the way "
         "it takes then"
-    ),
-    Code.WEIGHTS_ABSENT: _harmless(
+    )
+    WEIGHTS_ABSENT = _harmless(
         "there are no weights in {place}: they were taken to be the parameters of its configuration"
-    ),
-    Code.WEIGHTS_OMITTED: _harmless("{size} of pickled weights were left out of files, which are that much larger"),
-    Code.NOT_NVIDIA: Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS),
-    Code.VERSION_NEWER: Meaning(
+    )
+    WEIGHTS_OMITTED = _harmless("{size} of pickled weights were left out of files, which are that much larger")
+    NOT_NVIDIA = Meaning("headline", Effect.UNBOUNDED, _NOT_NVIDIA, ASSUMPTIONS)
+    VERSION_NEWER = Meaning(
         "headline",
         Effect.INTERVAL,
         "PyTorch {asked} is newer than {newest}, the newest known: the rules of {newest} are applied",
-    ),
-    Code.OTHER_COMPILER: Meaning(
+    )
+    OTHER_COMPILER = Meaning(
         "headline",
         Effect.UNBOUNDED,
         "compiled by PyTorch {installed}, which is installed: what {asked}'s compiler fuses and saves instead is not "
         "known; install {asked} for its own",
         ASSUMPTIONS,
-    ),
-    Code.RANK_FAILED: _harmless("rank {rank}: {ending}", "headline"),
-    Code.RANK_FULLEST: _harmless(
+    )
+    RANK_FAILED = _harmless("rank {rank}: {ending}", "headline")
+    RANK_FULLEST = _harmless(
         "rank {rank} holds the most of {ranks}, {more} more than rank {first}; the figures are its", "headline"
-    ),
-    Code.RANKS_CUT: _harmless("more than {most} processes differ, and only so many were analysed", "headline"),
-    Code.CUDNN_NO_PLAN: Meaning(
+    )
+    RANKS_CUT = _harmless("more than {most} processes differ, and only so many were analysed", "headline")
+    CUDNN_NO_PLAN = Meaning(
         "warning", Effect.INTERVAL, "convolutions that cuDNN did not plan and the built-in model did: {reason}"
-    ),
-    Code.CUDNN_NO_SPACES: Meaning(
+    )
+    CUDNN_NO_SPACES = Meaning(
         "warning",
         Effect.INTERVAL,
         "recurrent networks of which cuDNN did not tell the spaces and the built-in model did: {reason}",
-    ),
-    Code.REFUSED: _harmless(
+    )
+    REFUSED = _harmless(
         "torch.OutOfMemoryError was raised {times} and caught by the program: {place} ({operator}) asked for {asked}"
-    ),
-    Code.LATER_PLAN: _harmless(
+    )
+    LATER_PLAN = _harmless(
         "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
-    ),
-    Code.PLANS_PREDICTED: Meaning(
+    )
+    PLANS_PREDICTED = Meaning(
         "note",
         Effect.INTERVAL,
         "workspaces of convolutions are predicted, the largest of {largest}, {share:.0%} of the reserved peak; with "
         "graphmem[cudnn] installed cuDNN tells them itself",
-    ),
-    Code.HEADLINE: _harmless("{text}", "headline"),
-    Code.UNKNOWN: Meaning("unknown", Effect.UNBOUNDED, "{text}", ASSUMPTIONS, any_size=True),
-    Code.WARNING: _harmless("{text}", "warning"),
-    Code.NOTE: _harmless("{text}"),
-}
+    )
+    HEADLINE = _harmless("{text}", "headline")
+    UNKNOWN = Meaning("unknown", Effect.UNBOUNDED, "{text}", ASSUMPTIONS, any_size=True)
+    WARNING = _harmless("{text}", "warning")
+    NOTE = _harmless("{text}")
+
+    def about(self, *, place: str = "", count: int = 1, **arguments: Argument) -> Diagnostic:
+        """The diagnostic of this code at a ``place`` such as ``train.py:31``, with the arguments of its sentence."""
+        return Diagnostic(self, count=count, place=place, arguments=tuple(arguments.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """Something the reader must know.
+
+    ``text`` is the sentence of a code without words of its own; ``count`` how often it happened; ``place`` the line,
+    the folder or the operator it is about, "" for none; ``arguments`` the names and values in its sentence. Equal ones
+    are the same remark.
+    """
+
+    code: Code
+    text: str = ""
+    count: int = 1
+    place: str = ""
+    arguments: tuple[tuple[str, Argument], ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.code, str):  # by its name in JSON
+            object.__setattr__(self, "code", Code[self.code.upper()])
+
+    @property
+    def meaning(self) -> Meaning:
+        """The row of its code."""
+        return MEANINGS[self.code]
+
+    @property
+    def kind(self) -> str:
+        """``headline`` (stands beside the verdict), ``assumed`` (a line's value that decides a size or a branch),
+        ``unknown`` (counted, not modelled), ``warning`` or ``note``."""
+        return self.meaning.kind
+
+    @property
+    def effect(self) -> Effect:
+        """What it may do to the figures."""
+        return self.meaning.effect
+
+    @property
+    def message(self) -> str:
+        """The sentence, without an end."""
+        place = self.place or "a line that is not known"
+        return self.meaning.words.format(**dict(self.arguments), place=place, text=self.text)
+
+    def counted(self, count: int) -> Diagnostic:
+        """The same, ``count`` times."""
+        return replace(self, count=count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "code": self.code.name.lower(),
+            "kind": self.kind,
+            "effect": self.effect.value,
+            "place": self.place,
+            "message": self.message,
+            "count": self.count,
+        }
+
+
+def counted(found: Mapping[Diagnostic, int]) -> list[Diagnostic]:
+    """Diagnostics with how often each happened."""
+    return [one.counted(count) for one, count in found.items()]
+
+
+#: What each code means.
+MEANINGS = {code: code.value for code in Code}

@@ -120,11 +120,11 @@ def test_other_words_move_no_estimate(step: Any, monkeypatch: pytest.MonkeyPatch
         assert estimate.fit is not None
         causes = [(cause.name, cause.basis, cause.spreads, cause.times) for cause in estimate.doubts.causes]
         intervals = [estimate.interval(level) for level in LEVELS]
-        return [causes, intervals, estimate.fit.verdict, sorted(one.code for one in estimate.diagnostics)]
+        return [causes, intervals, estimate.fit.verdict, sorted(one.code.name for one in estimate.diagnostics)]
 
     before = weighed()
     for code, meaning in list(MEANINGS.items()):
-        monkeypatch.setitem(MEANINGS, code, replace(meaning, words=f"{code.value}, said otherwise"))
+        monkeypatch.setitem(MEANINGS, code, replace(meaning, words=f"{code.name}, said otherwise"))
     assert weighed() == before
 
 

@@ -50,8 +50,8 @@ def test_every_code_has_a_meaning_and_a_sentence(code: Code) -> None:
     assert not meaning.any_size or meaning.effect in (Effect.MORE, Effect.UNBOUNDED)
     assert "{" not in one.message
     assert one.message or meaning.words == "{text}"
-    assert one.to_dict()["code"] == code.value
-    assert Diagnostic(code, "a text").code is Diagnostic(code.value, "a text").code  # type: ignore[arg-type]
+    assert one.to_dict()["code"] == code.name.lower()
+    assert Diagnostic(code, "a text").code is Diagnostic(code.name.lower(), "a text").code  # type: ignore[arg-type]
 
 
 def test_equal_diagnostics_are_one_remark() -> None:
@@ -115,8 +115,8 @@ def test_other_words_move_no_figure(codes: list[Code], place: str) -> None:
     before = _weighed(found)
     with pytest.MonkeyPatch.context() as patch:
         for code, meaning in list(MEANINGS.items()):
-            patch.setitem(MEANINGS, code, replace(meaning, words=f"{code.value} in other words"))
-        assert [one.message for one in found] == [f"{one.code.value} in other words" for one in found]
+            patch.setitem(MEANINGS, code, replace(meaning, words=f"{code.name} in other words"))
+        assert [one.message for one in found] == [f"{one.code.name} in other words" for one in found]
         assert _weighed(found) == before
 
 

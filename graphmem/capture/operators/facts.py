@@ -119,11 +119,14 @@ class OperatorFacts:
 
     @cached_property
     def unproven_layouts(self) -> frozenset[str]:
-        """Layouts of inputs in which nobody recorded it, though it is proven of contiguous ones and has no rule. What
-        is pointwise reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13)."""
+        """Layouts of inputs in which nobody recorded it, though it is proven of contiguous ones and has no rule.
+
+        What is pointwise reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13), and on
+        lists whose tensors are not alike it is called for each one (ATen/native/ForeachUtils.h).
+        """
         if self.is_modelled or self.is_view or self.remark is not None or not proven(self.name):
             return frozenset()
-        if torch.Tag.pointwise in getattr(self.func, "tags", ()):
+        if torch.Tag.pointwise in getattr(self.func, "tags", ()) or self.name.startswith("aten._foreach_"):
             return frozenset()
         return LAYOUTS - proven_layouts(self.name)
 

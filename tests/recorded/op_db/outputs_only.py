@@ -15,7 +15,7 @@ import contextlib
 import functools
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sliced": _sliced,
 }
 #: Calls of an operator that are tried in other layouts.
-_TRIED = 6
+_TRIED = 3
 
 
 class Watch(TorchDispatchMode):
@@ -203,14 +203,21 @@ def _document(watch: Watch, before: dict[str, Any]) -> dict[str, Any]:
     taking = watch.taking | before.get("taking", {})
     proven: dict[str, dict[str, int]] = {}
     seen = {name: {**proofs, "bytes": watch.largest[name]} for name, proofs in watch.proofs.items()}
-    layouts = before.get("layouts", {}) | {
-        name: sorted(layout for layout, is_no_more in found.items() if is_no_more)
-        for name, found in watch.laid_out.items()
-    }
     for proofs_by_name in (before.get("proven", {}), seen):
         for name, proofs in proofs_by_name.items():
             if name not in taking:
                 known = proven.setdefault(name, {})
                 known.update({what: max(count, known.get(what, 0)) for what, count in proofs.items()})
-    layouts = {name: found for name, found in layouts.items() if found and name in proven}
-    return {"torch": torch.__version__, "proven": proven, "layouts": layouts, "taking": taking}
+    return {"torch": torch.__version__, "proven": proven, "layouts": _layouts(watch, before, proven), "taking": taking}
+
+
+def _layouts(watch: Watch, before: dict[str, Any], proven: Container[str]) -> dict[str, list[str]]:
+    """The layouts in which an operator that is proven takes no more."""
+    layouts: dict[str, list[str]] = dict(before.get("layouts", {}))
+    for name, found in watch.laid_out.items():
+        taken = {layout for layout, is_no_more in found.items() if not is_no_more}
+        known = ({*layouts.get(name, ())} | {*found}) - taken
+        # Who copies only what is in another order than its format's copies a matrix that is transposed, too.
+        more = {"channels_last"} - taken if "permuted" in known else set()
+        layouts[name] = sorted(known | more)
+    return {name: found for name, found in layouts.items() if found and name in proven}
