@@ -15,7 +15,18 @@ from graphmem.devices import custom_device, device_named
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
 from graphmem.estimate import LEVELS, Estimate, Fit, Peak
-from graphmem.figures import EXACT, TRACE_LEVELS, Cause, Doubts, Spread, bounded, parse_margin, seen, unknown
+from graphmem.figures import (
+    EXACT,
+    MOST_TIMES,
+    TRACE_LEVELS,
+    Cause,
+    Doubts,
+    Spread,
+    bounded,
+    parse_margin,
+    seen,
+    unknown,
+)
 from graphmem.question import Question
 from graphmem.replay import Replay, replay
 from graphmem.reports import certainty, html, text
@@ -185,6 +196,16 @@ def test_what_nothing_bounds_is_never_sure_where_it_may_decide(
     fit = Fit("a card", capacity, 0, 0, fits, probability=chance, margin=0.5)
     assert (fit.verdict, fit.chance) == (verdict, "")
     assert not fit.passes
+
+
+@pytest.mark.parametrize(("capacity", "verdict"), [(52 * GIB, "yes"), (50 * GIB, "likely")])
+def test_what_would_have_to_multiply_the_peak_does_not_decide_where_there_is_room(capacity: int, verdict: str) -> None:
+    trace, _ = _run(GIB)
+    weighed = replace(unknown("operators", "a test", below=True), times=MOST_TIMES)
+    chance = _chance(trace, capacity, 512 * MIB, Doubts((weighed,)))
+    assert Fit("a card", capacity, 0, 0, True, probability=chance).verdict == verdict
+    both = Doubts((weighed, unknown("values", "a test")))
+    assert _chance(trace, capacity, 512 * MIB, both) is None
 
 
 def test_a_later_plan_may_make_it_fit_where_the_first_does_not() -> None:
