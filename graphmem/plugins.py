@@ -55,7 +55,7 @@ class Kind(Generic[Part]):
         """All parts in the order of :meth:`names`. Raises :class:`UsageError` for one that cannot be loaded."""
         return (self._part(name) for name in self.names())
 
-    def named(self, name: str) -> Part:
+    def named(self, name: str, beside: Sequence[str] = ()) -> Part:
         """The part of this name, or of one of its ``spellings``; case, dashes and underscores do not matter. Raises
         :class:`UsageError` listing what is accepted, and for a plug-in that cannot be loaded or lacks something."""
         wanted = _key(name)
@@ -70,7 +70,7 @@ class Kind(Generic[Part]):
         for known in sorted(brought, key=lambda one: _key(one) != wanted):
             if wanted in map(_key, (known, *getattr(self._part(known), "spellings", ()))):
                 return self._part(known)
-        raise UsageError(f"unknown {self.word} {name!r}; accepted: {', '.join((*own, *brought))}")
+        raise UsageError(f"unknown {self.word} {name!r}; accepted: {', '.join((*own, *brought, *beside))}")
 
     def _part(self, name: str) -> Part:
         if name in self.own():

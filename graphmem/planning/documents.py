@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from graphmem.estimate import LEVELS, Estimate, Fit
+from graphmem.remarks import no_card_named
 from graphmem.reports.document import Column, Document, Facts, Items, Section, Table, Text, Value, section
 from graphmem.units import format_bytes
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def verdict_words(fit: Fit) -> str:
     """``fits``, ``likely fits (97 %)``, ``does not fit``."""
-    likely = "likely " if fit.verdict.startswith("likely") else ""
+    likely = "" if fit.is_sure else "likely "
     return f"{likely}{'fits' if fit.fits else 'does not fit'}{f' ({fit.chance})' if fit.chance else ''}"
 
 
@@ -27,8 +28,8 @@ def _on_card(fit: Fit | None) -> str:
 
 def _assumed_card(estimate: Estimate | None) -> list[str]:
     """A line for the reader where the card of the estimate was not named but assumed."""
-    lines = estimate.assumptions if estimate is not None else ()
-    return [line for line in lines if line.startswith("no GPU was named")]
+    line = no_card_named(estimate.gpu) if estimate is not None else ""
+    return [line] if estimate is not None and line in estimate.assumptions else []
 
 
 def _sentences(*lines: str) -> list[Section]:

@@ -212,10 +212,7 @@ def _engine(name: str, say: Say) -> Engine:
         from graphmem.serving import generating
 
         return generating.Transformers(say)
-    try:
-        return engine_named(name)
-    except UsageError as error:
-        raise UsageError(f"{error}, {CAPTURED}" if str(error).startswith("unknown engine") else str(error)) from None
+    return engine_named(name, (CAPTURED,))
 
 
 @dataclass(frozen=True)

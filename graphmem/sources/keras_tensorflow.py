@@ -79,7 +79,7 @@ def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Ta
         doubts.append(unknown("loops", f"{_LOOPS}: {', '.join(sorted(step.unfollowed))}", below=True))
         notes.append(_LOOPS)
     notes.append(_EAGER if step.eager else _XLA + _range_of(MORE_PERCENT_WITH_XLA) if step.jit else _NO_XLA)
-    return Taken(with_eigen_scratch(trace), tuple(notes), doubts=tuple(doubts))
+    return Taken(with_eigen_scratch(trace), tuple(notes), doubts=tuple(doubts), proven="tests/golden/tensorflow")
 
 
 def _as_seen(trace: Trace) -> Cause:

@@ -21,14 +21,12 @@ from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import private
 
 _LOST = "torch.compile cannot be followed"
 
-_ASSUMED = (
-    "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; assumed "
-    "not to be"
-)
+_ASSUMED = Code.PADDING_NOT_TIMED.about()
 
 
 class _Results:
@@ -44,7 +42,7 @@ class _Results:
         self._values[keys] = value
 
 
-def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed: Counter[str]) -> None:
+def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed: Counter[Diagnostic]) -> None:
     """Record the trials of padded matrix products; ``assumed`` counts their outcomes."""
     pad_mm = private("torch._inductor.fx_passes.pad_mm", _LOST)
 

@@ -12,15 +12,10 @@ from typing import Any
 import torch
 
 from graphmem.capture.patches import Patches
-
-#: What the report says where a program uses TorchScript.
-AS_PYTHON = (
-    "TorchScript was run as the Python that it is made of (as with PYTORCH_JIT=0): on a card its fuser joins "
-    "element-wise operators, which then keep less"
-)
+from graphmem.diagnostics import Code, Diagnostic
 
 
-def patch_torch_script(patches: Patches, remark: Callable[[str], None]) -> None:
+def patch_torch_script(patches: Patches, remark: Callable[[Diagnostic], None]) -> None:
     """Leave functions, classes and modules as they are until ``patches`` are undone, but PyTorch's own, which go into
     tables of its own; ``remark`` is told of the others."""
     compiled = torch.jit.script
@@ -28,7 +23,7 @@ def patch_torch_script(patches: Patches, remark: Callable[[str], None]) -> None:
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
         if str(getattr(obj, "__module__", "")).startswith("torch."):
             return compiled(obj, *args, **kwargs)
-        remark(AS_PYTHON)
+        remark(Code.SCRIPT_AS_PYTHON.about())
         return obj
 
     patches.set(torch.jit, "script", script)

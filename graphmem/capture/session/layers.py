@@ -26,6 +26,7 @@ from graphmem.capture.session.doors import Asks, doors
 from graphmem.capture.session.settings import same_settings
 from graphmem.capture.threads import joining
 from graphmem.capture.torch_internals import FakeTensorMode, disable_current_modes
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.torch_names import MissingName, private
 from graphmem.training.processes import Processes
 
@@ -103,7 +104,7 @@ class Layer:
         except MissingName as error:
             if not self.lost:
                 raise
-            context.recorder.unmodelled.update([f"{error.path} is gone: {self.lost}"])
+            context.recorder.unmodelled.update([Code.NAME_GONE.about(path=error.path, lost=self.lost)])
 
 
 def _patching(patch: Callable[[Patches, Context], None]) -> _Install:
@@ -228,7 +229,7 @@ def _triton(context: Context) -> AbstractContextManager[None]:
     from graphmem.capture.device.triton_kernels import triton_kernels
 
     recorder = context.recorder
-    return triton_kernels(recorder.values.forget, lambda text: recorder.unmodelled.update([text]))
+    return triton_kernels(recorder.values.forget, lambda found: recorder.unmodelled.update([found]))
 
 
 @_patching
@@ -322,9 +323,9 @@ def _modules(context: Context) -> Iterator[None]:
         yield
 
 
-def _remark_of(context: Context) -> Callable[[str], None]:
+def _remark_of(context: Context) -> Callable[[Diagnostic], None]:
     """Tells the reader what was assumed."""
-    return lambda text: context.recorder.assumed.update([text])
+    return lambda found: context.recorder.assumed.update([found])
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from graphmem.capture.values.known_values import Budget
 from graphmem.capture.values.messages import Post
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CannotShortenError, said
 from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
@@ -42,22 +43,22 @@ INFERENCE_ITERATIONS = 2
 
 @dataclass(frozen=True)
 class CapturedModel:
-    """The trace of a model's step. ``unknown`` counts what was not modelled (message -> count), ``decided`` assumed
+    """The trace of a model's step. ``unknown`` counts what was not modelled (diagnostic -> count), ``decided`` assumed
     values that decide sizes or branches; ``cudnn`` is what was asked, ``ending`` how a whole program ended,
-    ``refusals`` say in words who was refused memory and went on. ``wants_every_iteration``: a loop that was left early
+    ``refusals`` say who was refused memory and went on. ``wants_every_iteration``: a loop that was left early
     is missed. ``other_loop``: the same of the other of :data:`graphmem.training.LOOPS`, where one run told both;
     ``wants_own_loop``: it did not tell the one that was asked for, which is to be run alone."""
 
     trace: Trace
     notes: tuple[str, ...]
-    unknown: dict[str, int]
+    unknown: dict[Diagnostic, int]
     custom_step: bool
     installed_version: tuple[int, int]
     graph: Any | None = None
     cudnn: Cudnn | None = None
     ending: Ending | None = None
-    refusals: tuple[str, ...] = ()
-    decided: dict[str, int] = field(default_factory=dict)
+    refusals: tuple[Diagnostic, ...] = ()
+    decided: dict[Diagnostic, int] = field(default_factory=dict)
     wants_every_iteration: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # ranks of each process group of several that the step is in
     communicators: tuple[Communicator, ...] = ()  # those of the groups that were used
@@ -172,7 +173,7 @@ def capture_model(
         captured.graph,
         cudnn,
         endings[0] if endings else None,
-        tuple(_in_words(captured)),
+        tuple(_refusals(captured)),
         captured.decided,
         any(missed),
         captured.groups,
@@ -255,18 +256,18 @@ def _remarks(ending: Ending, session: Session) -> list[str]:
     return remarks
 
 
-def _in_words(captured: Captured) -> Iterator[str]:
-    """Who was refused memory, and how much: a sentence for every line of the program."""
-    by_place: dict[str, list[int]] = {}
+def _refusals(captured: Captured) -> Iterator[Diagnostic]:
+    """Who was refused memory, and how much: one for every line of the program."""
+    by_place: dict[tuple[str, str], list[int]] = {}
     for refusal in captured.refusals:
         operator = captured.trace.operators[refusal.operator]
         place = operator.source or operator.module or "graphmem's loop"
-        by_place.setdefault(f"{place} ({operator.name})", []).append(captured.trace.storages[refusal.storage].bytes)
-    for place, sizes in by_place.items():
+        by_place.setdefault((place, operator.name), []).append(captured.trace.storages[refusal.storage].bytes)
+    for (place, name), sizes in by_place.items():
         least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
         times = "once" if len(sizes) == 1 else f"{len(sizes)} times"
         asked = most if least == most else f"{least} to {most}"
-        yield f"torch.OutOfMemoryError was raised {times} and caught by the program: {place} asked for {asked}"
+        yield Code.REFUSED.about(place=place, operator=name, times=times, asked=asked)
 
 
 def _built(build: Callable[[Any], Any], sizes: Any, build_on: str) -> Any:

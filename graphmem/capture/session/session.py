@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from graphmem.capture.values.messages import Post
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
@@ -51,18 +54,18 @@ UnsupportedOperatorException: Any = private("torch._subclasses.fake_tensor.Unsup
 
 @dataclass(frozen=True)
 class Captured:
-    """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for.
+    """A finished capture: its trace, what had to be assumed (diagnostic -> count), and the operator graph if asked for.
 
-    ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count).
+    ``decided``: assumed values that decide sizes or branches, with the lines that read them (diagnostic -> count).
     ``groups``: the ranks of each process group of several that the step made and is in; ``communicators``: those of the
     groups that were used; ``sharded``: how the model that is trained with ``optimizer`` is shared out."""
 
     trace: Trace
-    assumed: dict[str, int]
+    assumed: dict[Diagnostic, int]
     graph: Any | None = None
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    decided: dict[str, int] = field(default_factory=dict)
+    decided: dict[Diagnostic, int] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] = ()
     communicators: tuple[Communicator, ...] = ()
     sharded: Sharded | None = None
@@ -234,29 +237,38 @@ def _of_holding_loop(recorder: Recorder, teller: Teller, trace: Trace) -> Trace 
     return None if teller.told & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
 
 
-def _assumptions(recorder: Recorder) -> dict[str, int]:
-    """What a capture had to assume, in words -> how often."""
+def _assumptions(recorder: Recorder) -> dict[Diagnostic, int]:
+    """What a capture had to assume -> how often."""
     selection = recorder.selection
     assumed = dict(recorder.assumed + recorder.attribution.assumed)
     logged, values = recorder.assumed_values.logged, recorder.values
     if logged:
-        assumed["values that are read back for logs and checks were assumed to be 1, and checks to be passed"] = logged
+        assumed[Code.ONLY_LOGGED.about()] = logged
     for line in recorder.assumed_values.unused():
-        assumed[f"--assume {line}: nothing unknown was read there"] = 1
+        assumed[Code.ASSUMPTION_UNUSED.about(place=line)] = 1
     if values.exceeded:
-        assumed["host tensors exceeded the budget (--host-values) and have shapes only"] = values.exceeded
+        assumed[Code.HOST_BUDGET.about()] = values.exceeded
     if values.guessed_draws:
-        guessed = "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"
-        assumed[guessed] = values.guessed_draws
-    if selection.assumed:
-        share = f"nonzero, boolean masks and unique were assumed to select {selection.share:.0%} of the candidates"
+        assumed[Code.HOST_DRAWS.about()] = values.guessed_draws
+    if selection.assumed and selection.share is not None:
+        is_all = selection.share >= 1
+        share = Code.ALL_SELECTED.about() if is_all else Code.SHARE_SELECTED.about(share=selection.share)
         assumed[share] = selection.assumed
     if selection.distinct:
-        assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
-            selection.distinct
-        )
-    assumed |= dict.fromkeys(map(str, absences()), 1)
-    return assumed | dict(sorted(recorder.unmodelled.items()))
+        assumed[Code.SPARSE_INDICES.about()] = selection.distinct
+    assumed |= dict.fromkeys((Code.NAME_GONE.about(path=one.path, lost=one.lost) for one in absences()), 1)
+    unmodelled = collections.Counter[Diagnostic]()
+    ran = {re.split(r"[\\/]", operator.source)[0] for operator in recorder.builder.operators}
+    for one, count in recorder.unmodelled.items():
+        unmodelled[_weighed(one, ran)] += count
+    return assumed | dict(sorted(unmodelled.items(), key=lambda found: found[0].message))
+
+
+def _weighed(one: Diagnostic, ran: Container[str]) -> Diagnostic:
+    """A library that finds no Triton, and of which no operator ran, is not on the path that was taken."""
+    if one.code is Code.TRITON_MISSING and one.place not in ran:
+        return Code.OPTIONAL_MISSING.about(importer=one.place, package="triton")
+    return one
 
 
 @contextlib.contextmanager
