@@ -185,9 +185,8 @@ def _group_norm(node: Node, graph: Graph, libraries: Libraries) -> Steps:
 
 
 def _gather_nd(node: Node, graph: Graph, libraries: Libraries) -> Steps:
-    """``tensor/gather_nd.cc``: where every slice begins, and for as long as that is computed the sizes."""
-    shape = _shape(graph, node.inputs[1])
-    return (math.prod(shape[:-1]) * _INT64_BYTES, shape[-1] * _INT64_BYTES, -2, OUTPUTS)
+    """``tensor/gather_nd.cc``: where every slice begins (1.31.1 takes one buffer a node)."""
+    return (math.prod(_shape(graph, node.inputs[1])[:-1]) * _INT64_BYTES, OUTPUTS)
 
 
 #: ``kAllocAlignment`` of attention's scratch.
