@@ -1,10 +1,10 @@
 """Sessions of ONNX Runtime's CUDA provider on the stub driver: ``onnxruntime/cuda/sessions.jsonl.gz``.
 
 A line is a session: its question (``graph``, ``runs``, ``provider``, ``session``, ``values``, ``card``, ``binding``,
-sessions ``beside`` it, what it ``shows``) and its ``answers``, or where it ``stops``. The graph lies beside them without
-its weights (``graphs.zip``), so that a prediction needs no file of others. Initializers come from the arena in the order
-of a hash map that address randomization turns over, so a process is one draw: ``answers`` are those of several, each [in
-use after loading, [most in use, total] of every run].
+sessions ``beside`` it, what it ``shows``) and its ``answers``, or where it ``stops``. The graph lies beside them
+without its weights (``graphs.zip``), so that a prediction needs no file of others. Initializers come from the arena in
+the order of a hash map that address randomization turns over, so a process is one draw: ``answers`` are those of
+several, each [in use after loading, [most in use, total] of every run].
 
     python -m tests.recorded onnxruntime_cuda record FOLDER [PART ...]     asks the kept questions again
     python -m tests.recorded onnxruntime_cuda record FOLDER --add FILE     and those of FILE (lines as above)
@@ -290,8 +290,8 @@ def row_of(line: Line, graphs: Path, cudnn: str = "never") -> Row:
         return Row(line["name"], shows, (0, 0) if is_right else None, str(refused)[:120])
     if "stops" in line:
         stops = stop_predicted(estimate)
-        off = (0, 0) if stops == line["stops"] else (1, 1)
-        return Row(line["name"], shows, off, f"stops at {stops} recorded {line['stops']}", estimate)
+        right = (0, 0) if stops == line["stops"] else (1, 1)
+        return Row(line["name"], shows, right, f"stops at {stops} recorded {line['stops']}", estimate)
     seen = recorded(line)
     used, total = figures(estimate)
     off = error(used, (a for a, _ in seen)), error(total, (b for _, b in seen))
