@@ -26,6 +26,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,20 @@ def predict(line: Line, graphs: Path, cudnn: str = "never") -> Estimate:
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
+@cache
+def packages() -> Path:
+    """The folder of packages that has NVIDIA's libraries."""
+    code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('torch').origin).parents[1])"
+    done = subprocess.run([str(stub.python()), "-c", code], capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
 def environment(card: str, folder: Path) -> dict[str, str]:
     """Of a process on the stub, with a real cuDNN that plans for ``card``."""
     device = device_named(card)
     described = folder / f"{card}.json"
     described.write_text(json.dumps(description(device)))
-    code = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])"
-    site = Path(
-        subprocess.run([str(stub.python()), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    )
+    site = packages()
     nvidia = site / "nvidia"
     build = stub.driver().parent
     libraries = [build / "cudnnlib", build / "cudalib", nvidia / "cu13" / "lib", nvidia / "cudnn" / "lib"]
