@@ -82,7 +82,6 @@ def _small_net(torch: Any, nn: Any) -> Any:
 MODELS["small_net"] = _vision(_small_net)
 MODELS["small_net_traced"] = _vision(_small_net, export=traced)
 MODELS["small_net_fp16"] = _vision(_small_net, export=traced, kind="float16")
-MODELS["small_net_bf16"] = _vision(_small_net, kind="bfloat16")
 
 
 def _transformers(name: str, side: int = 64, traced_: bool = False, **config: Any) -> Made:
@@ -447,6 +446,8 @@ one("op_reduce_max", "ReduceMax", [_X], axes=[1, 3])
 one("op_reduce_l2", "ReduceL2", [_X], axes=[1])
 one("op_reduce_log_sum_exp", "ReduceLogSumExp", [_X], axes=[1])
 one("op_argmax", "ArgMax", [_X], axis=1, result=[INT64])
+one("op_argmax_last", "ArgMax", [("batch", 16, 1000)], axis=-1, result=[INT64])
+one("op_argmin_first", "ArgMin", [("batch", 64)], axis=0, result=[INT64])
 one("op_topk", "TopK", [("batch", 4096)], [np.array([10])], outputs=2, result=[FLOAT, INT64])
 one("op_topk_long", "TopK", [("batch", 100000)], [np.array([100])], outputs=2, result=[FLOAT, INT64])
 one("op_cumsum", "CumSum", [_X], [np.array(3)])

@@ -36,7 +36,7 @@ def _keras(name: str, shape: tuple[int | None, ...], layers: Callable[[Any], lis
     MODELS[f"tf_{name}"] = write
 
 
-_keras("dense", (64,), lambda k: [k.Dense(128, "relu"), k.LayerNormalization(), k.Dense(32, "gelu"), k.Dense(5, "softmax")])
+_keras("dense", (64,), lambda k: [k.Dense(128, "relu"), k.LayerNormalization(), k.Dense(32, "silu"), k.Dense(5, "softmax")])
 _keras("images", (32, 32, 3), lambda k: [
     k.Conv2D(16, 3, padding="same"), k.BatchNormalization(), k.ReLU(), k.MaxPooling2D(), k.SeparableConv2D(32, 3),
     k.ReLU(6.0), k.Conv2D(32, 3, 2, "same"), k.GlobalAveragePooling2D(), k.Dense(10),
@@ -46,7 +46,6 @@ _keras("upsampled", (16, 16, 8), lambda k: [
     k.Conv2D(4, 1, activation="sigmoid"),
 ])  # fmt: skip
 _keras("lstm", (20, 24), lambda k: [k.Bidirectional(k.LSTM(32, return_sequences=True)), k.LSTM(16), k.Dense(3)])
-_keras("gru", (20, 24), lambda k: [k.GRU(32, return_sequences=True), k.GlobalMaxPooling1D(), k.Dense(3)])
 _keras("lines", (128, 8), lambda k: [
     k.Conv1D(32, 5, padding="causal", activation="relu"), k.MaxPooling1D(), k.Conv1D(64, 3, dilation_rate=2),
     k.Flatten(), k.Dense(6),

@@ -103,6 +103,8 @@ def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     if node.op_type == "ReduceLogSumExp":
         return (OUTPUTS, source.elements * item, source.elements * item, result.elements * item)
     if node.op_type in ("ArgMax", "ArgMin"):
+        if axes == (len(shape) - 1,):  # a kernel of its own (1.31.1)
+            return ONLY_OUTPUTS
         indices = result.elements * _INT_BYTES
         return (OUTPUTS, indices, 2 * source.nbytes, result.elements * item)
     return (OUTPUTS, *squares, source.nbytes)
