@@ -191,9 +191,7 @@ MODELS["opt"] = _text(
 )
 
 
-def _decoder(
-    family: str = "Llama", kind: str = "float32", export: Any = exported, config: Mapping[str, Any] = _LLAMA, heads: int = 2
-) -> Made:
+def _decoder(family: str = "Llama", kind: str = "float32") -> Made:
     """A decoder with past keys and values as inputs and outputs."""
 
     def write(path: Path) -> None:
@@ -203,10 +201,9 @@ def _decoder(
         class Decoder(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                made = getattr(transformers, f"{family}Config")(**config)
+                made = getattr(transformers, f"{family}Config")(**_LLAMA)
                 made._attn_implementation = "eager"
-                model = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
-                self.inner = getattr(transformers, f"{family}{model}")(made)
+                self.inner = getattr(transformers, f"{family}ForCausalLM")(made)
 
             def forward(self, input_ids: Any, attention_mask: Any, k0: Any, v0: Any, k1: Any, v1: Any) -> Any:
                 cache = transformers.DynamicCache()
@@ -219,11 +216,11 @@ def _decoder(
                 return out.logits, first.keys, first.values, second.keys, second.values
 
         dtype = getattr(torch, kind)
-        past = [torch.zeros(2, heads, 6, 32, dtype=dtype) for _ in range(4)]
+        past = [torch.zeros(2, 2, 6, 32, dtype=dtype) for _ in range(4)]
         ids = torch.zeros(2, 3, dtype=torch.long)
         names = ["input_ids", "attention_mask", "k0", "v0", "k1", "v1"]
         arguments = (ids, torch.ones(2, 9, dtype=torch.long), *past)
-        export(Decoder().to(dtype), arguments, path, names, [(0, 1), (0, 1), *[(0, 2)] * 4])
+        exported(Decoder().to(dtype), arguments, path, names, [(0, 1), (0, 1), *[(0, 2)] * 4])
 
     return write
 
@@ -232,9 +229,6 @@ MODELS["llama_past"] = _decoder()
 MODELS["llama_past_fp16"] = _decoder(kind="float16")
 MODELS["llama_past_bf16"] = _decoder(kind="bfloat16")
 MODELS["qwen2_past"] = _decoder("Qwen2")
-MODELS["mistral_past"] = _decoder("Mistral")
-MODELS["gpt2_past"] = _decoder("GPT2", config=_GPT2, heads=4)
-MODELS["gpt2_past_traced"] = _decoder("GPT2", export=traced, config=_GPT2, heads=4)
 
 
 def _recurrent(
@@ -738,7 +732,9 @@ def _merged(path: Path) -> None:
             node.output[:] = [name_of(name) for name in node.output]
             node.name = f"{prefix}{node.name}"
         logits = name_of(graph.output[0].name)
-        return helper.make_graph(graph.node, f"{prefix}branch", [], [helper.make_tensor_value_info(logits, FLOAT, None)])
+        return helper.make_graph(
+            graph.node, f"{prefix}branch", [], [helper.make_tensor_value_info(logits, FLOAT, None)]
+        )
 
     inputs = list(later.graph.input)
     branches = {"then_branch": branch(later.graph, "later/"), "else_branch": branch(first.graph, "first/")}

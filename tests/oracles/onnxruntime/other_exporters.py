@@ -29,14 +29,14 @@ def _keras(name: str, shape: tuple[int | None, ...], layers: Callable[[Any], lis
 
         net = keras.Sequential([keras.Input(shape, name="x"), *layers(keras.layers)])
         call = tf.function(lambda x: net(x), input_signature=[tf.TensorSpec((None, *shape), tf.float32, name="x")])
-        tf2onnx.convert.from_function(
-            call, input_signature=call.input_signature, opset=17, output_path=str(path)
-        )
+        tf2onnx.convert.from_function(call, input_signature=call.input_signature, opset=17, output_path=str(path))
 
     MODELS[f"tf_{name}"] = write
 
 
-_keras("dense", (64,), lambda k: [k.Dense(128, "relu"), k.LayerNormalization(), k.Dense(32, "silu"), k.Dense(5, "softmax")])
+_keras(
+    "dense", (64,), lambda k: [k.Dense(128, "relu"), k.LayerNormalization(), k.Dense(32, "silu"), k.Dense(5, "softmax")]
+)
 _keras("images", (32, 32, 3), lambda k: [
     k.Conv2D(16, 3, padding="same"), k.BatchNormalization(), k.ReLU(), k.MaxPooling2D(), k.SeparableConv2D(32, 3),
     k.ReLU(6.0), k.Conv2D(32, 3, 2, "same"), k.GlobalAveragePooling2D(), k.Dense(10),
@@ -69,7 +69,11 @@ def _fitted(name: str, make: Callable[[], Any], classes: int = 3) -> None:
 
 
 def _options(model: Any) -> Any:
-    return {id(model): {"zipmap": False}} if model.__class__.__name__ != "GaussianMixture" and hasattr(model, "predict_proba") else None
+    return (
+        {id(model): {"zipmap": False}}
+        if model.__class__.__name__ != "GaussianMixture" and hasattr(model, "predict_proba")
+        else None
+    )
 
 
 def _samples(classes: int) -> tuple[Any, Any]:
