@@ -54,6 +54,11 @@ def _vector_machine(attributes: Mapping[str, Any], shapes: Shapes, kind: int) ->
     return [label, (scored, [rows, count * (count - 1) // 2 if is_paired else count])]
 
 
+def _regressor(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outputs:
+    """A number a row for each target."""
+    return [(TensorProto.FLOAT, [_rows(shapes[0]), attributes.get("n_targets", attributes.get("targets", 1))])]
+
+
 def _extracted(attributes: Mapping[str, Any], shapes: Shapes, kind: int) -> Outputs:
     """So many of the last dimension as there are indices (``ml/array_feature_extractor.cc``)."""
     values, indices = shapes
@@ -73,6 +78,9 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Shapes, int], Outputs]] = {
     "TreeEnsembleClassifier": _classifier,
     "LinearClassifier": _classifier,
     "SVMClassifier": _vector_machine,
+    "TreeEnsembleRegressor": _regressor,
+    "LinearRegressor": _regressor,
+    "SVMRegressor": _regressor,
     "ArrayFeatureExtractor": _extracted,
     "Scaler": _scaled,
     "Normalizer": _scaled,

@@ -17,11 +17,18 @@ VECTORS = {
     "support_vectors": [0.5] * 12, "vectors_per_class": [1, 1, 1],
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "linear": ("LinearClassifier", {"coefficients": [0.1] * 12, "classlabels_ints": [0, 1, 2]}),
-    "of two": ("LinearClassifier", {"coefficients": [0.1] * 8, "classlabels_ints": [0, 1]}),
-    "strings": ("LinearClassifier", {"coefficients": [0.1] * 12, "classlabels_strings": ["a", "b", "c"]}),
+    "linear": (
+        "LinearClassifier",
+        {"coefficients": [0.1] * 12, "intercepts": [0.0] * 3, "classlabels_ints": [0, 1, 2]},
+    ),
+    "of two": ("LinearClassifier", {"coefficients": [0.1] * 8, "intercepts": [0.0] * 2, "classlabels_ints": [0, 1]}),
+    "strings": (
+        "LinearClassifier",
+        {"coefficients": [0.1] * 12, "intercepts": [0.0] * 3, "classlabels_strings": ["a", "b", "c"]},
+    ),
     "vectors": ("SVMClassifier", {**VECTORS, "classlabels_ints": [0, 1, 2]}),
     "probable": ("SVMClassifier", {**VECTORS, "classlabels_ints": [0, 1, 2], "prob_a": [0.1] * 3, "prob_b": [0.1] * 3}),
+    "regressor": ("LinearRegressor", {"coefficients": [0.1] * 8, "intercepts": [0.0] * 2, "targets": 2}),
     "scaler": ("Scaler", {"offset": [0.0], "scale": [1.0]}),
     "normalizer": ("Normalizer", {"norm": "L2"}),
     "imputer": ("Imputer", {"imputed_value_floats": [0.0]}),

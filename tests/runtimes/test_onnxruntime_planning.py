@@ -185,14 +185,12 @@ def test_what_is_bound_in_the_arena_lives_from_run_to_run(tmp_path: Path) -> Non
 
 
 def test_tensors_of_the_caller_are_on_the_card_and_not_in_the_arena(tmp_path: Path) -> None:
-    path = str(samples.save(samples.perceptron(), tmp_path))
-    graph = load_onnx(path, batch=2)
-    (bound,) = (
-        figure
-        for figure in analyze(path, batch=2, alloc_conf="io_binding:1").context
-        if figure.name.startswith("bound")
-    )
-    assert bound.bytes == graph.tensors["x"].nbytes + graph.tensors["y"].nbytes
+    path = samples.save(samples.perceptron(), tmp_path)
+    tensors = load_onnx(path, batch=2).tensors
+    card = analyze(str(path), batch=2, alloc_conf="io_binding:1", device="T4").card
+    assert card is not None
+    (bound,) = (figure for figure in card.context if figure.name == "bound by the caller")
+    assert bound.bytes == tensors["x"].nbytes + tensors["y"].nbytes
     assert bound.least_bytes == bound.bytes <= bound.most_bytes == 1 << 20
 
 

@@ -26,7 +26,7 @@ def test_an_optimizer_s_model_is_named() -> None:
     node = helper.make_node("AdamWOptimizer", [], ["y"], domain="com.microsoft")
     with pytest.raises(SourceError, match="AdamWOptimizer") as refused:
         refuse_training_artefact(model(node, inputs={}), "optimizer_model.onnx")
-    assert "takes" not in str(refused.value) and str(refused.value).isprintable()
+    assert "takes" not in str(refused.value)
 
 
 def test_other_models_pass() -> None:
