@@ -36,5 +36,5 @@ def refuse_training_artefact(model: onnx.ModelProto, name: str) -> None:
 
 def _bytes(value: onnx.ValueInfoProto) -> int:
     kind = value.type.tensor_type
-    count = math.prod(dimension.dim_value for dimension in kind.shape.dim)
-    return count * int(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize)
+    item = int(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize)
+    return int(math.prod(dimension.dim_value for dimension in kind.shape.dim)) * item
