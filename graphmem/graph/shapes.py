@@ -23,6 +23,7 @@ from graphmem.graph import control_flow, onnx_import
 from graphmem.graph.binding import Binding
 from graphmem.graph.control_flow import FollowedBody, Given
 from graphmem.graph.folding import Value, fold, is_small, may_fold
+from graphmem.graph.learners import learner_outputs
 from graphmem.graph.model import Node, TensorSpec
 from graphmem.graph.order import execution_order
 from graphmem.graph.selected import shapes_of_selected
@@ -434,6 +435,8 @@ def _constant(node: Node, proto: onnx.NodeProto) -> onnx.TensorProto:
 def _infer(state: Propagation, node: Node, proto: onnx.NodeProto) -> list[TensorSpec]:
     wanted = [name for name in node.outputs if name]
     proto = _with_default(proto)
+    if learned := learner_outputs(proto, state.types):
+        return [_spec_of_type(node, name, learned.get(name)) for name in wanted]
     schema = _schema(state, node)
     if schema is None:
         return _without_schema(state, node, proto, wanted)

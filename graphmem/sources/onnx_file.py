@@ -24,6 +24,7 @@ from graphmem.graph.suggestions import options_of, suggested
 from graphmem.runtimes.onnxruntime.optimizer import OptimizedModel, optimize
 from graphmem.runtimes.onnxruntime.shapes import onnx_runtime_outputs
 from graphmem.sources.base import OnnxModel
+from graphmem.sources.training_artefacts import refuse_training_artefact
 
 __all__ = ["OnnxFile", "load_onnx", "parse_dim", "parse_input_shape", "parse_shapes", "read_onnx"]
 
@@ -154,6 +155,7 @@ def read_onnx(path: str | os.PathLike[str], level: str | None = None, provider: 
         raise SourceError(f"{file} does not exist")
     with _one_line_errors():
         model = onnx_import.read_model(file)
+        refuse_training_artefact(model, file.name)
         constants = {tensor.name for tensor in model.graph.initializer}
         declared, shapeless = _declared([value for value in model.graph.input if value.name not in constants])
         optimized = optimize(model, level, provider) if level else None

@@ -1,10 +1,10 @@
 """Sessions of ONNX Runtime's CUDA provider on the stub driver: ``onnxruntime/cuda/sessions.jsonl.gz``.
 
-A line is a session: its question (``graph``, ``runs``, ``provider``, ``session``, ``values``, ``card``, what it
-``shows``) and its ``answers``. The graph lies beside them without its weights (``graphs.zip``), so that a prediction
-needs no file of others. Initializers come from the arena in the order of a hash map that address randomization turns
-over, so a process is one draw: ``answers`` are those of several, each [in use after loading, [most in use, total] of
-every run].
+A line is a session: its question (``graph``, ``runs``, ``provider``, ``session``, ``values``, ``card``, ``binding``,
+sessions ``beside`` it, what it ``shows``) and its ``answers``, or where it ``stops``. The graph lies beside them
+without its weights (``graphs.zip``), so that a prediction needs no file of others. Initializers come from the arena in
+the order of a hash map that address randomization turns over, so a process is one draw: ``answers`` are those of
+several, each [in use after loading, [most in use, total] of every run].
 
     python -m tests.recorded onnxruntime_cuda record FOLDER [PART ...]     asks the kept questions again
     python -m tests.recorded onnxruntime_cuda record FOLDER --add FILE     and those of FILE (lines as above)
@@ -18,13 +18,16 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +43,14 @@ from tests.recorded import stub
 FOLDER = places.ONNXRUNTIME / "cuda"
 SESSIONS, GRAPHS = FOLDER / "sessions.jsonl.gz", FOLDER / "graphs.zip"
 _RECORDER = places.ROOT / "tests" / "oracles" / "onnxruntime" / "record_cuda.py"
-#: Processes a session: what depends on the order of a hash map differs between them.
+#: Processes a session: what depends on the order of a hash map differs between them, unless initializers are reserved.
 DRAWS = 3
 #: Where nothing else is said.
 CARD = "H200"
 Line = dict[str, Any]
-_QUESTION = ("name", "model", "shows", "runs", "provider", "session", "level", "pattern", "values", "card", "run")
+#: What of a question a recording's job is told as it stands.
+_JOB = ("provider", "session", "level", "pattern", "values", "run", "binding", "environment")
+_QUESTION = ("name", "model", "beside", "shows", "runs", "card", *_JOB)
 
 
 def load() -> list[Line]:
@@ -60,6 +65,10 @@ def options(line: Line) -> str:
     given = {**line.get("provider", {}), **line.get("session", {}), **line.get("run", {})}
     if "pattern" in line:
         given["enable_mem_pattern"] = line["pattern"]
+    if "binding" in line:
+        given["io_binding"] = f"{line['binding']['inputs']}/{line['binding']['outputs']}"
+    if "environment" in line:
+        given |= line["environment"]
     if "level" in line:
         given["graph_optimization_level"] = line["level"]
     return ",".join(f"{key}:{value}" for key, value in given.items())
@@ -72,6 +81,12 @@ def shapes(line: Line) -> str:
     )
 
 
+def scalars(line: Line) -> dict[str, tuple[float]]:
+    """The values of inputs of one element, on which branches may depend."""
+    (run, *_) = line["runs"]
+    return {name: (value,) for name, value in line.get("values", {}).items() if math.prod(run[name]) == 1}
+
+
 def kept_graphs(folder: Path) -> None:
     """Write the graphs of all sessions into ``folder``."""
     with zipfile.ZipFile(GRAPHS) as archive:
@@ -81,12 +96,20 @@ def kept_graphs(folder: Path) -> None:
 def predict(line: Line, graphs: Path, cudnn: str = "never") -> Estimate:
     """What graphmem says of a session."""
     return analyze(
-        str(graphs / line["graph"]), runtime="onnxruntime", device=line.get("card", CARD), shapes=shapes(line),
-        alloc_conf=options(line), cudnn=cudnn,
+        [str(graphs / graph) for graph in graphs_of(line)], runtime="onnxruntime", device=line.get("card", CARD),
+        shapes=shapes(line), alloc_conf=options(line), cudnn=cudnn, input_values=scalars(line),
     )  # fmt: skip
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def packages() -> Path:
+    """The folder of packages that has NVIDIA's libraries."""
+    code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('torch').origin).parents[1])"
+    done = subprocess.run([str(stub.python()), "-c", code], capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
 
 
 def environment(card: str, folder: Path) -> dict[str, str]:
@@ -94,10 +117,7 @@ def environment(card: str, folder: Path) -> dict[str, str]:
     device = device_named(card)
     described = folder / f"{card}.json"
     described.write_text(json.dumps(description(device)))
-    code = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])"
-    site = Path(
-        subprocess.run([str(stub.python()), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    )
+    site = packages()
     nvidia = site / "nvidia"
     build = stub.driver().parent
     libraries = [build / "cudnnlib", build / "cudalib", nvidia / "cu13" / "lib", nvidia / "cudnn" / "lib"]
@@ -117,29 +137,32 @@ def environment(card: str, folder: Path) -> dict[str, str]:
 
 def answered(line: Line, models: Path, surroundings: dict[str, str]) -> Line:
     """The line with what the real sessions of it held. Raises ``RuntimeError`` with what ONNX Runtime said."""
-    asked = ("provider", "session", "level", "pattern", "values", "run")
-    job: dict[str, Any] = {key: line[key] for key in asked if key in line}
-    job["sessions"] = [{"model": str(models / line["model"]), "runs": line["runs"]}]
+    job: dict[str, Any] = {key: line[key] for key in _JOB if key in line}
+    job["sessions"] = [{"model": str(models / model), "runs": line["runs"]} for model in (line["model"], *beside(line))]
     answers = []
-    for _ in range(DRAWS):
+    is_reserved = "session.use_device_allocator_for_initializers" in line.get("session", {})
+    for _ in range(1 if is_reserved else DRAWS):
         done = subprocess.run(
             [str(stub.python()), str(_RECORDER)], input=json.dumps(job), capture_output=True, text=True,
             env=surroundings, cwd=places.ROOT, check=False, timeout=600,
         )  # fmt: skip
         if done.returncode or not done.stdout:
+            if stops := stop_of(done.stderr):
+                return {key: line[key] for key in _QUESTION if key in line} | {"stops": stops, "on_cpu": {}}
             raise RuntimeError(f"{line['name']}: {(done.stderr or str(done.returncode))[-400:]}")
         result = json.loads(done.stdout)
-        (told,) = result["sessions"]
-        cuda = [run.get("Cuda", {}) for run in told["runs"]]
-        held = [[run.get("MaxInUse", 0), run.get("TotalAllocated", 0)] for run in cuda]
-        answer = [told["load"].get("Cuda", {}).get("InUse", 0), held]
+        told = result["sessions"][-1:] if "environment" in line else result["sessions"]  # all tell of a shared arena
+        held = [
+            together([session["runs"][run].get("Cuda", {}) for session in told]) for run in range(len(line["runs"]))
+        ]
+        answer = [sum(session["load"].get("Cuda", {}).get("InUse", 0) for session in told), held]
         if answer not in answers:
             answers.append(answer)
-    last = told["runs"][-1]
+    last = told[-1]["runs"][-1]
     found = {key: line[key] for key in _QUESTION if key in line} | {
         "version": result["version"],
         "answers": sorted(answers),
-        "counts": [cuda[-1].get(key, 0) for key in ("NumAllocs", "NumReserves", "NumArenaExtensions")],
+        "counts": [last["Cuda"].get(key, 0) for key in ("NumAllocs", "NumReserves", "NumArenaExtensions")],
         "host": {
             name: [last[name].get(key, 0) for key in ("MaxInUse", "TotalAllocated")]
             for name in ("CudaPinned", "Cpu")
@@ -151,6 +174,24 @@ def answered(line: Line, models: Path, surroundings: dict[str, str]) -> Line:
     return found
 
 
+def stop_of(said: str) -> str:
+    """Where ONNX Runtime stopped: at ``load``, at the ``capture`` of a CUDA graph, or at the node of this name; nothing
+    where it is not known to us."""
+    if "graph capture" in said:
+        return "capture"
+    if "smaller than requested bytes" not in said:
+        return ""
+    node = re.search("Name:'([^']*)'", said)
+    return node.group(1) if node else "load"
+
+
+def together(arenas: list[dict[str, int]]) -> list[int]:
+    """(most in use, total) of several arenas, one of which runs at a time while the others hold what they hold."""
+    rest = sum(arena.get("InUse", 0) for arena in arenas)
+    most = max(arena.get("MaxInUse", 0) + rest - arena.get("InUse", 0) for arena in arenas)
+    return [most, sum(arena.get("TotalAllocated", 0) for arena in arenas)]
+
+
 def write(lines: Iterable[Line], models: Path) -> None:
     """Write sessions and graphs; equal graphs once."""
     FOLDER.mkdir(exist_ok=True)
@@ -160,15 +201,11 @@ def write(lines: Iterable[Line], models: Path) -> None:
             kept = {archive.read(name): name for name in archive.namelist()}
     texts, used = [], {}
     for line in sorted(lines, key=lambda line: str(line["name"])):
-        source = models / line["model"]
-        if source.exists():
-            with tempfile.TemporaryDirectory() as folder:
-                data = keep_graph(source, Path(folder)).read_bytes()
-            taken = set(kept.values())
-            stem = line["model"].removesuffix(".onnx").replace("/", "-")[-60:].lstrip("-.")
-            name = next(name for n in range(99) if (name := f"{stem}{n or ''}.onnx") not in taken or kept.get(data))
-            line = {**line, "graph": kept.setdefault(data, name)}
-        used[line["graph"]] = next(data for data, name in kept.items() if name == line["graph"])
+        if "graph" not in line:
+            first, *rest = [kept_as(models, model, kept) for model in (line["model"], *beside(line))]
+            line = {**line, "graph": first} | ({"graphs_beside": rest} if rest else {})
+        for graph in graphs_of(line):
+            used[graph] = next(data for data, name in kept.items() if name == graph)
         texts.append(json.dumps(line, separators=(",", ":")))
     SESSIONS.write_bytes(gzip.compress(("\n".join(texts) + "\n").encode(), 9, mtime=0))
     packed = io.BytesIO()
@@ -176,6 +213,26 @@ def write(lines: Iterable[Line], models: Path) -> None:
         for name, data in sorted(used.items()):
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, 9)
     GRAPHS.write_bytes(packed.getvalue())
+
+
+def beside(line: Line) -> list[str]:
+    """The models of the other sessions of its process."""
+    return list(line.get("beside", ()))
+
+
+def graphs_of(line: Line) -> list[str]:
+    """The kept graphs of its sessions."""
+    return [line["graph"], *line.get("graphs_beside", ())]
+
+
+def kept_as(models: Path, model: str, kept: dict[bytes, str]) -> str:
+    """The name under which a model's graph is kept; equal graphs have one."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = keep_graph(models / model, Path(folder)).read_bytes()
+    taken = set(kept.values())
+    stem = model.removesuffix(".onnx").replace("/", "-")[-60:].lstrip("-.")
+    name = next(name for n in range(99) if (name := f"{stem}{n or ''}.onnx") not in taken)
+    return kept.setdefault(data, name)
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -231,16 +288,29 @@ class Row:
         return f"{self.name:52s} {self.shows:10s} {off} {self.said}"
 
 
+def stop_predicted(estimate: Estimate) -> str:
+    """Where a prediction says that memory runs out, as :func:`stop_of` tells it."""
+    failed = estimate.fit.failed_at if estimate.fit else None
+    return "" if failed is None else "load" if failed.phase == "load" else failed.module
+
+
 def row_of(line: Line, graphs: Path, cudnn: str = "never") -> Row:
     """A recorded session beside its prediction from the kept ``graphs``."""
-    seen = recorded(line)
     shows = line.get("shows", "")
     try:
         estimate = predict(line, graphs, cudnn)
     except GraphmemError as refused:
-        return Row(line["name"], shows, None, str(refused)[:120])
+        is_right = line.get("stops") == "capture" and "enable_cuda_graph" in str(refused)
+        return Row(line["name"], shows, (0, 0) if is_right else None, str(refused)[:120])
+    if "stops" in line:
+        stops = stop_predicted(estimate)
+        right = (0, 0) if stops == line["stops"] else (1, 1)
+        return Row(line["name"], shows, right, f"stops at {stops} recorded {line['stops']}", estimate)
+    seen = recorded(line)
     used, total = figures(estimate)
     off = error(used, (a for a, _ in seen)), error(total, (b for _, b in seen))
+    if "memory.enable_memory_arena_shrinkage" in line.get("run", {}):  # recorded is what is left after the run
+        off = off[0], 0.0
     return Row(line["name"], shows, off, f"{used} {total} recorded {seen}", estimate)
 
 
@@ -272,7 +342,7 @@ class _Sessions:
                 except (RuntimeError, subprocess.TimeoutExpired) as refused:
                     print(" ".join(str(refused).split())[-300:], file=sys.stderr, flush=True)
                 else:
-                    print(name, kept[name]["answers"], flush=True)
+                    print(name, kept[name].get("answers") or kept[name]["stops"], flush=True)
         write(kept.values(), models)
         return 0
 

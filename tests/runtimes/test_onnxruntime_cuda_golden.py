@@ -61,8 +61,9 @@ def test_a_session_is_predicted_as_well_as_before(
 
 def test_processes_differ_by_the_order_of_initializers_alone() -> None:
     """Chunks are handed out in another order: what was asked for is the same, and so is the number of requests."""
-    assert any(len(line["answers"]) > 1 for line in LINES)
-    for line in LINES:
+    answered = [line for line in LINES if "answers" in line]
+    assert any(len(line["answers"]) > 1 for line in answered)
+    for line in answered:
         loads = {answer[0] for answer in line["answers"]}
         rises = {tuple(most - answer[0] >= 0 for most, _ in answer[1]) for answer in line["answers"]}
         assert rises == {(True,) * len(line["runs"])}, (line["name"], loads)

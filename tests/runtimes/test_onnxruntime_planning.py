@@ -22,7 +22,7 @@ from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPatternPlanner, pat
 from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind, Value, reuse_plan
 from graphmem.sources.onnx_file import load_onnx, parse_shapes, read_onnx
-from graphmem.trace import Category, Place
+from graphmem.trace import Category, EventKind, Place
 from tests.support import onnx_samples as samples
 
 
@@ -169,6 +169,54 @@ def test_io_binding_leaves_inputs_and_outputs_to_the_caller(tmp_path: Path) -> N
     trace = plan([[graph]], parse_options("io_binding:1")).trace
     assert not any(storage.category == Category.INPUT for storage in trace.storages)
     assert "y" not in [storage.label for storage in trace.storages]
+
+
+def test_what_is_bound_in_the_arena_lives_from_run_to_run(tmp_path: Path) -> None:
+    graph = load_onnx(samples.save(samples.perceptron(), tmp_path), batch=2)
+    trace = plan([[graph] * 3], parse_options("io_binding:host/session")).trace
+    born = {index: storage.label for index, storage in enumerate(trace.storages)}
+    order = [
+        (kind.name, born[subject])
+        for kind, subject in zip(map(EventKind, trace.kinds.tolist()), trace.subjects.tolist(), strict=True)
+        if kind in (EventKind.ALLOC, EventKind.FREE) and born[subject] in ("x", "y")
+    ]
+    bound = [("ALLOC", "x"), ("FREE", "x"), ("FREE", "y"), ("ALLOC", "y")]
+    assert order == [("ALLOC", "x"), ("ALLOC", "y"), *bound, *bound]
+
+
+def test_tensors_of_the_caller_are_on_the_card_and_not_in_the_arena(tmp_path: Path) -> None:
+    path = samples.save(samples.perceptron(), tmp_path)
+    tensors = load_onnx(path, batch=2).tensors
+    card = analyze(str(path), batch=2, alloc_conf="io_binding:1", device="T4").card
+    assert card is not None
+    (bound,) = (figure for figure in card.context if figure.name == "bound by the caller")
+    assert bound.bytes == tensors["x"].nbytes + tensors["y"].nbytes
+    assert bound.least_bytes == bound.bytes <= bound.most_bytes == 1 << 20
+
+
+def test_a_captured_graph_runs_twice_and_is_replayed_without_the_arena(tmp_path: Path) -> None:
+    graph = load_onnx(samples.save(samples.perceptron(), tmp_path), batch=2)
+    once, often = (plan([[graph] * runs], parse_options("enable_cuda_graph:1")) for runs in (1, 5))
+    assert len(once.trace.storages) == len(often.trace.storages)
+    plain = plan([[graph] * 2], parse_options(""))
+    assert [storage.bytes for storage in once.trace.storages] == [storage.bytes for storage in plain.trace.storages]
+
+
+def test_sessions_share_the_arena_of_the_environment(tmp_path: Path) -> None:
+    path = str(samples.save(samples.perceptron(), tmp_path))
+    apart, shared = (analyze([path, path], batch=2, alloc_conf=conf) for conf in ("", "session.use_env_allocators:1"))
+    assert shared.reserved < apart.reserved == 2 * analyze(path, batch=2).reserved
+
+
+def test_an_option_that_is_not_followed_is_unknown_where_it_matters(tmp_path: Path) -> None:
+    path = str(samples.save(samples.perceptron(), tmp_path))
+    for option, is_unknown in (("sdpa_kernel:8", False), ("fuse_conv_bias:1", False), ("gpu_external_alloc:1", True)):
+        doubts = analyze(path, batch=2, alloc_conf=option).doubts.causes
+        assert (option.partition(":")[0] in [cause.name for cause in doubts]) == is_unknown
+    with pytest.raises(UsageError, match="accepted"):
+        parse_options("sdpa_kernel:fast")
+    with pytest.raises(UsageError, match="two of them"):
+        parse_options("io_binding:caller/session/host")
 
 
 def test_initializers_in_one_block_without_prepacking(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def default_allocator(
     driver_alloc: Callable[[int], int | None] | None = None,
     driver_free: Callable[[int], None] | None = None,
 ) -> OnnxRuntimeSessions:
-    """Fresh arenas of ``sessions`` sessions on one device.
+    """Fresh arenas of ``sessions`` sessions on one device; one for all with ``session.use_env_allocators``.
 
     ``capacity`` is what the device can give, in bytes; ``reserved`` is :func:`reserved_allocations` of the trace to
     replay. Raises :class:`~graphmem.errors.UsageError`.
@@ -152,6 +152,7 @@ def default_allocator(
     if driver_alloc is None:
         driver = HostDriver(capacity) if chosen.session.provider == "cpu" else BumpDriver(capacity)
         driver_alloc, driver_free = driver.alloc, driver.free
+    count = 1 if chosen.session.use_env_allocators else sessions
     kind = StreamAwareBFCArena if chosen.session.stream_aware else BFCArena
-    arenas = [kind(chosen.arena, driver_alloc=driver_alloc, driver_free=driver_free) for _ in range(sessions)]
+    arenas = [kind(chosen.arena, driver_alloc=driver_alloc, driver_free=driver_free) for _ in range(count)]
     return OnnxRuntimeSessions(arenas, reserved)

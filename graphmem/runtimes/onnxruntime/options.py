@@ -13,7 +13,7 @@ from graphmem.errors import NotModelledError, UsageError
 from graphmem.runtimes.onnxruntime.kernels.libraries import SEARCHES, Libraries
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory
 from graphmem.runtimes.onnxruntime.levels import level_named
-from graphmem.runtimes.onnxruntime.plan.session import SessionSettings
+from graphmem.runtimes.onnxruntime.plan.session import CALLER, RUN, SESSION, SessionSettings
 from graphmem.units import parse_bytes
 
 STRATEGIES = {strategy.name: strategy for strategy in ExtendStrategy} | {str(s.value): s for s in ExtendStrategy}
@@ -49,19 +49,46 @@ SWITCHES = {
     "enable_mem_reuse": "enable_mem_reuse",
     "session.disable_prepacking": "disable_prepacking",
     "session.use_device_allocator_for_initializers": "use_device_allocator_for_initializers",
-    "io_binding": "io_binding",
+    "session.use_env_allocators": "use_env_allocators",
+    "enable_cuda_graph": "enable_cuda_graph",
 }
-#: Options that change what kernels take, in a way that is not modelled, and what they do.
+#: Whose memory inputs and outputs are bound to, by word. What is bound in host memory is copied: an input when it is
+#: bound, an output when the run ends.
+BINDINGS = {"caller": (CALLER, CALLER), "session": (SESSION, SESSION), "host": (SESSION, RUN)}
+_ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "PackedMultiHeadAttention")
+_IMAGES = (
+    "Conv", "FusedConv", "ConvTranspose", "BatchNormalization", "MaxPool", "AveragePool", "GlobalMaxPool",
+    "GlobalAveragePool", "LRN", "GridSample", "DepthToSpace", "SpaceToDepth",
+)  # fmt: skip
+#: Options that change what kernels of these operators take, or of all, in a way that is not modelled; what they do.
 UNFOLLOWED = {
-    "fuse_conv_bias": "cuDNN plans convolution and bias as one operation, which is not asked of it",
-    "prefer_nhwc": "the graph is laid out anew, which only a build with the CUDA provider does",
+    "fuse_conv_bias": (("Conv", "FusedConv"), "cuDNN plans convolution and bias as one operation, which is not asked"),
+    "prefer_nhwc": (_IMAGES, "the graph is laid out anew, which only a build with the CUDA provider does"),
+    "gpu_external_alloc": ((), "chunks come from the caller's allocator, which has rules of its own"),
+    "sdpa_kernel": (_ATTENTION, "which of its kernels an attention takes, each with scratch of its own"),
 }
+#: Options that change no figure, and why.
+WITHOUT_EFFECT = {
+    "enable_skip_layer_norm_strict_mode": "sums are of fp32 then, in the same buffers",
+    "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
+    **dict.fromkeys(
+        ("use_ep_level_unified_stream", "has_user_compute_stream", "user_compute_stream", "do_copy_in_default_stream",
+         "disable_synchronize_execution_providers"), "kernels run on one stream either way",
+    ),
+    **dict.fromkeys(
+        ("tunable_op_enable", "tunable_op_tuning_enable", "tunable_op_max_tuning_duration_ms"),
+        "no kernel of the CUDA provider takes more memory to be tuned",
+    ),
+    "enable_cudnn": "kernels that call cuDNN go on doing so",
+    "external_data_loader_reading_threads": "weights are read through host memory",
+    **dict.fromkeys(("gpu_external_free", "gpu_external_empty_cache"), "gpu_external_alloc says it"),
+    "device_id": "one card is looked at",
+}  # fmt: skip
 #: Everything :func:`parse_options` reads.
 OPTIONS = (
-    *ARENA_OPTIONS, *SWITCHES, "memory.enable_memory_arena_shrinkage",
+    *ARENA_OPTIONS, *SWITCHES, "io_binding", "memory.enable_memory_arena_shrinkage",
     "intra_op_num_threads", "provider", "graph_optimization_level", "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace", "enable_skip_layer_norm_strict_mode", "use_tf32", "cudnn_conv1d_pad_to_nc1d",
-    "fuse_conv_bias", "prefer_nhwc",
+    "use_tf32", "cudnn_conv1d_pad_to_nc1d", *UNFOLLOWED, *WITHOUT_EFFECT,
     "cudnn_workspace_bytes", "cublas_workspace_bytes",
 )  # fmt: skip
 
@@ -154,8 +181,10 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key == "cudnn_conv_algo_search":
         spelled = {name: name for name in SEARCHES} | {str(i): name for i, name in enumerate(SEARCHES)}
         return replace(options, cudnn_conv_algo_search=_among(key, value.upper(), spelled))
+    if key == "io_binding":
+        return _with_session(options, io_binding=_binding(value))
     if key in UNFOLLOWED:
-        return replace(options, unfollowed=(*options.unfollowed, key)) if _switch(key, value) else options
+        return replace(options, unfollowed=(*options.unfollowed, key)) if _number(key, value) else options
     if key == "use_tf32":
         return replace(options, use_tf32=_switch(key, value))
     if key == "cudnn_conv1d_pad_to_nc1d":
@@ -163,8 +192,19 @@ def _with(options: Options, key: str, value: str) -> Options:
     if key in ("cudnn_workspace_bytes", "cublas_workspace_bytes"):
         changes: dict[str, Any] = {key: parse_bytes(value)}
         return replace(options, **changes)
-    _switch(key, value)
+    _number(key, value)
     return replace(options, without_effect=(*options.without_effect, key))
+
+
+def _binding(value: str) -> tuple[str, str]:
+    """Where inputs and outputs are bound: one word for both, or two (``caller/session``); 1 and 0 are on and off."""
+    if value.lower() in ("0", "false"):
+        return RUN, RUN
+    words = ["caller"] if value.lower() in ("1", "true") else value.lower().split("/")
+    bound = [_among("io_binding", word, BINDINGS) for word in words]
+    if len(bound) > 2:
+        raise UsageError(f"io_binding is {value!r}; accepted: {', '.join(BINDINGS)}, or two of them: caller/session")
+    return bound[0][0], bound[-1][1]
 
 
 def _with_session(options: Options, **changes: Any) -> Options:
@@ -189,6 +229,15 @@ def _among(key: str, value: str, accepted: Mapping[str, Any]) -> Any:
 def _switch(key: str, value: str) -> bool:
     switches = {"1": True, "0": False, "true": True, "false": False}
     return bool(_among(key, value.lower(), switches))
+
+
+def _number(key: str, value: str) -> int:
+    """A number, such as an address, or a switch."""
+    switches = {"true": "1", "false": "0"}
+    text = switches.get(value.lower(), value)
+    if not text.isascii() or not text.isdecimal() or len(text) > 20:
+        raise UsageError(f"{key} is {value!r}; accepted: 0, 1, or a number of at most 20 digits")
+    return int(text)
 
 
 def _count(key: str, value: str) -> int:

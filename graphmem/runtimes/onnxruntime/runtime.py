@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from graphmem.allocators.onnxruntime_arena import ArenaConfig
+from graphmem.allocators.onnxruntime_arena import ArenaConfig, BFCArena
 from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
 from graphmem.diagnostics import Code
 from graphmem.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
@@ -25,15 +25,10 @@ from graphmem.runtimes.onnxruntime.findings import findings
 from graphmem.runtimes.onnxruntime.initializer_order import cause, typical
 from graphmem.runtimes.onnxruntime.kernels.libraries import LEAST, MOST
 from graphmem.runtimes.onnxruntime.layout_order import orders_of
-from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, Options, parse_options
+from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, WITHOUT_EFFECT, Options, parse_options
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
-from graphmem.trace import Trace
-
-#: Options that are read and change nothing, and why.
-WITHOUT_EFFECT = {
-    "enable_skip_layer_norm_strict_mode": "sums are of fp32 then, in the same buffers",
-    "cudnn_conv_use_max_workspace": "with cuDNN 9 the chosen plan's own workspace is taken",
-}
+from graphmem.runtimes.onnxruntime.plan.session import CALLER
+from graphmem.trace import Place, Trace
 
 
 def notes_of(options: Options, planned: Planned) -> list[str]:
@@ -62,6 +57,34 @@ def _cublas(options: Options, planned: Planned) -> tuple[Figure, ...]:
         return (Figure("cuBLAS workspace", given, given, given, "cublas_workspace_bytes"),) if given else ()
     size = as_cuda(options.card or device_named(DEFAULT_DEVICE)).limits.cublas_bytes
     return (Figure("cuBLAS workspace", size, 0, size, "cuBLAS's own default; nobody measured when it takes it"),)
+
+
+def _bound_by_caller(options: Options, sessions: Sequence[Sequence[Graph]], planned: Planned) -> tuple[Figure, ...]:
+    """The tensors on the card that sessions are bound to and that the caller holds: of every session those of its
+    largest run. An ``OrtValue`` of Python lies in an arena of the process, with the options of a default one (1.31.1,
+    on the stub driver)."""
+    inputs, outputs = (where == CALLER for where in options.session.io_binding)
+    if options.session.provider == "cpu" or not (inputs or outputs):
+        return ()
+    arena, size = BFCArena(), 0
+    for graphs, made in zip(sessions, planned.plans, strict=True):
+        results = [name for name in graphs[0].outputs if made.place(name) == Place.DEVICE]
+        names = [*(made.inputs_on_device if inputs else ()), *(results if outputs else ())]
+        tensors = max(([graph.tensors[name].nbytes for name in names] for graph in graphs), key=sum)
+        size += sum(tensors)
+        for tensor in tensors:
+            arena.malloc(tensor)
+    source = "at most as OrtValues of Python, whose arena grows by doubling; PyTorch's allocator has rules of its own"
+    return (Figure("bound by the caller", size, size, arena.reserved_bytes, source),) if size else ()
+
+
+def _unfollowed(options: Options, planned: Planned) -> Iterator[Cause]:
+    """Doubts for the options that change kernels in a way that is not modelled, where the graph has such kernels."""
+    present = {node.op_type for made in planned.plans for one in made.with_bodies for node in one.nodes}
+    for key in options.unfollowed:
+        operators, reason = UNFOLLOWED[key]
+        if not operators or not present.isdisjoint(operators):
+            yield unknown(key, reason, below=True)
 
 
 #: Traces whose ends are kept for the runs that follow.
@@ -123,8 +146,8 @@ class OnnxRuntime(Runtime[Options]):
         if others:
             traces = [plan(order, options).trace for order in others]
             _keep(self._orders, planned.trace, (planned.trace, traces))
-        doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
-        return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned), self.proven)
+        outside = (*_cublas(options, planned), *_bound_by_caller(options, runs, planned))
+        return Taken(planned.trace, assumptions, diagnostics, later, tuple(_unfollowed(options, planned)), outside)
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""

@@ -88,7 +88,7 @@ def _session_outputs(single: onnx.ModelProto) -> Types:
 
 
 def _is_known(shape: list[Any]) -> bool:
-    return all(type(dimension) is int for dimension in shape)
+    return bool(shape) and all(type(dimension) is int for dimension in shape)  # [] where even the rank is unknown
 
 
 def _tensor_type(out: Any) -> onnx.TypeProto:

@@ -60,14 +60,12 @@ def traced(
     )  # fmt: skip
 
 
-def _vision(make: Callable[[Any, Any], Any], side: int = 64, export: Any = exported, half: bool = False) -> Made:
+def _vision(make: Callable[[Any, Any], Any], side: int = 64, export: Any = exported, kind: str = "float32") -> Made:
     def write(path: Path) -> None:
         import torch
 
-        module = make(torch, torch.nn)
-        image = torch.zeros(2, 3, side, side)
-        if half:
-            module, image = module.half(), image.half()
+        dtype = getattr(torch, kind)
+        module, image = make(torch, torch.nn).to(dtype), torch.zeros(2, 3, side, side, dtype=dtype)
         export(module, (image,), path, ["x"], [(0,)])
 
     return write
@@ -83,7 +81,7 @@ def _small_net(torch: Any, nn: Any) -> Any:
 
 MODELS["small_net"] = _vision(_small_net)
 MODELS["small_net_traced"] = _vision(_small_net, export=traced)
-MODELS["small_net_fp16"] = _vision(_small_net, export=traced, half=True)
+MODELS["small_net_fp16"] = _vision(_small_net, export=traced, kind="float16")
 
 
 def _transformers(name: str, side: int = 64, traced_: bool = False, **config: Any) -> Made:
@@ -132,7 +130,7 @@ MODELS["efficientnet"] = _transformers(
 
 
 def _text(
-    name: str, traced_: bool = False, kind: str = "Model", mask: bool = True, half: bool = False, **config: Any
+    name: str, traced_: bool = False, kind: str = "Model", mask: bool = True, dtype: str = "float32", **config: Any
 ) -> Made:
     def write(path: Path) -> None:
         import torch
@@ -151,7 +149,7 @@ def _text(
 
         ids = torch.zeros(2, 16, dtype=torch.long)
         arguments = (ids, torch.ones_like(ids)) if mask else (ids,)
-        module = First().half() if half else First()
+        module = First().to(getattr(torch, dtype))
         names = ["input_ids", "attention_mask"][: len(arguments)]
         (traced if traced_ else exported)(module, arguments, path, names, [(0, 1)] * len(arguments))
 
@@ -169,7 +167,8 @@ _LLAMA = _BERT | {"num_key_value_heads": 2}
 _GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
 MODELS["bert"] = _text("Bert", **_BERT)
 MODELS["bert_traced"] = _text("Bert", traced_=True, **_BERT)
-MODELS["bert_fp16"] = _text("Bert", traced_=True, half=True, **_BERT)
+MODELS["bert_fp16"] = _text("Bert", traced_=True, dtype="float16", **_BERT)
+MODELS["bert_bf16"] = _text("Bert", dtype="bfloat16", **_BERT)
 MODELS["roberta"] = _text("Roberta", **_BERT)
 MODELS["distilbert_traced"] = _text(
     "DistilBert", traced_=True, dim=128, n_layers=2, n_heads=4, hidden_dim=256, vocab_size=1000
@@ -192,22 +191,22 @@ MODELS["opt"] = _text(
 )
 
 
-def _decoder(half: bool = False) -> Made:
+def _decoder(family: str = "Llama", kind: str = "float32") -> Made:
     """A decoder with past keys and values as inputs and outputs."""
 
     def write(path: Path) -> None:
         import torch
-        from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+        import transformers
 
         class Decoder(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                config = LlamaConfig(**_LLAMA)
-                config._attn_implementation = "eager"
-                self.inner = LlamaForCausalLM(config)
+                made = getattr(transformers, f"{family}Config")(**_LLAMA)
+                made._attn_implementation = "eager"
+                self.inner = getattr(transformers, f"{family}ForCausalLM")(made)
 
             def forward(self, input_ids: Any, attention_mask: Any, k0: Any, v0: Any, k1: Any, v1: Any) -> Any:
-                cache = DynamicCache()
+                cache = transformers.DynamicCache()
                 cache.update(k0, v0, 0)
                 cache.update(k1, v1, 1)
                 out = self.inner(
@@ -216,17 +215,20 @@ def _decoder(half: bool = False) -> Made:
                 first, second = out.past_key_values.layers
                 return out.logits, first.keys, first.values, second.keys, second.values
 
-        past = [torch.zeros(2, 2, 6, 32, dtype=torch.float16 if half else torch.float32) for _ in range(4)]
+        dtype = getattr(torch, kind)
+        past = [torch.zeros(2, 2, 6, 32, dtype=dtype) for _ in range(4)]
         ids = torch.zeros(2, 3, dtype=torch.long)
-        module = Decoder().half() if half else Decoder()
         names = ["input_ids", "attention_mask", "k0", "v0", "k1", "v1"]
-        exported(module, (ids, torch.ones(2, 9, dtype=torch.long), *past), path, names, [(0, 1), (0, 1), *[(0, 2)] * 4])
+        arguments = (ids, torch.ones(2, 9, dtype=torch.long), *past)
+        exported(Decoder().to(dtype), arguments, path, names, [(0, 1), (0, 1), *[(0, 2)] * 4])
 
     return write
 
 
 MODELS["llama_past"] = _decoder()
-MODELS["llama_past_fp16"] = _decoder(half=True)
+MODELS["llama_past_fp16"] = _decoder(kind="float16")
+MODELS["llama_past_bf16"] = _decoder(kind="bfloat16")
+MODELS["qwen2_past"] = _decoder("Qwen2")
 
 
 def _recurrent(
@@ -438,6 +440,8 @@ one("op_reduce_max", "ReduceMax", [_X], axes=[1, 3])
 one("op_reduce_l2", "ReduceL2", [_X], axes=[1])
 one("op_reduce_log_sum_exp", "ReduceLogSumExp", [_X], axes=[1])
 one("op_argmax", "ArgMax", [_X], axis=1, result=[INT64])
+one("op_argmax_last", "ArgMax", [("batch", 16, 1000)], axis=-1, result=[INT64])
+one("op_argmin_first", "ArgMin", [("batch", 64)], axis=0, result=[INT64])
 one("op_topk", "TopK", [("batch", 4096)], [np.array([10])], outputs=2, result=[FLOAT, INT64])
 one("op_topk_long", "TopK", [("batch", 100000)], [np.array([100])], outputs=2, result=[FLOAT, INT64])
 one("op_cumsum", "CumSum", [_X], [np.array(3)])
@@ -632,13 +636,21 @@ one(
 )
 
 
-def _dynamic_int8(path: Path) -> None:
-    from onnxruntime.quantization import quantize_dynamic
+def _dynamic_int8(float_model: str) -> Made:
+    def write(path: Path) -> None:
+        from onnxruntime.quantization import quantize_dynamic
 
-    source = path.with_name("perceptron.onnx")
+        quantize_dynamic(str(_written(float_model, path)), str(path))
+
+    return write
+
+
+def _written(name: str, beside: Path) -> Path:
+    """The model of this name in the same folder."""
+    source = beside.with_name(f"{name}.onnx")
     if not source.exists():
-        MODELS["perceptron"](source)
-    quantize_dynamic(str(source), str(path))
+        MODELS[name](source)
+    return source
 
 
 def _static_int8(path: Path) -> None:
@@ -651,28 +663,90 @@ def _static_int8(path: Path) -> None:
         def get_next(self) -> Any:
             return self.rest.pop() if self.rest else None
 
-    source = path.with_name("small_net_traced.onnx")
-    if not source.exists():
-        MODELS["small_net_traced"](source)
+    source = _written("small_net_traced", path)
     quantize_static(str(source), str(path), Images(), quant_format=QuantFormat.QDQ)
 
 
 def _fused_bert(path: Path, half: bool = False) -> None:
     from onnxruntime.transformers import optimizer
 
-    source = path.with_name("bert_traced.onnx")
-    if not source.exists():
-        MODELS["bert_traced"](source)
+    source = _written("bert_traced", path)
     fused = optimizer.optimize_model(str(source), model_type="bert", num_heads=4, hidden_size=128)
     if half:
         fused.convert_float_to_float16()
     fused.save_model_to_file(str(path))
 
 
-MODELS["perceptron_int8"] = _dynamic_int8
+for _name in ("perceptron", "bert_traced", "llama_past", "small_net_traced", "lstm", "gru"):
+    MODELS[f"{_name}_int8"] = _dynamic_int8(_name)
 MODELS["small_net_qdq"] = _static_int8
 MODELS["bert_fused"] = _fused_bert
 MODELS["bert_fused_fp16"] = lambda path: _fused_bert(path, half=True)
+
+
+def _fp8(path: Path) -> None:
+    """A perceptron whose activations and weights are quantized to float8."""
+    nodes, weights = [], {"s": np.array(0.05, np.float32)}
+    float8 = onnx.numpy_helper.to_array(helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [0.0]))
+    weights["z"] = float8
+    for layer, (width, columns) in enumerate(((256, 512), (512, 512), (512, 64))):
+        given = f"h{layer}"
+        weights[f"w{layer}"] = np.zeros((width, columns), np.float32)
+        for name in (given, f"w{layer}"):
+            nodes += [
+                helper.make_node("QuantizeLinear", [name, "s", "z"], [f"{name}q"]),
+                helper.make_node("DequantizeLinear", [f"{name}q", "s", "z"], [f"{name}d"]),
+            ]
+        nodes += [
+            helper.make_node("MatMul", [f"{given}d", f"w{layer}d"], [f"m{layer}"]),
+            helper.make_node("Relu", [f"m{layer}"], [f"h{layer + 1}"]),
+        ]
+    written(path, nodes, {"h0": (FLOAT, ("batch", 256))}, {"h3": FLOAT}, weights, (("", 19),))
+
+
+MODELS["perceptron_fp8"] = _fp8
+
+
+def _merged(path: Path) -> None:
+    """A decoder for the first token and for those after it in one file: an ``If`` over what they share, as exporters
+    of merged decoders write it."""
+    first, later = (onnx.load(str(_written(name, path))) for name in ("llama", "llama_past"))
+    shared: dict[bytes, str] = {}
+    kept: list[onnx.TensorProto] = []
+
+    def branch(graph: onnx.GraphProto, prefix: str) -> onnx.GraphProto:
+        """Its nodes under names of their own; weights go out into ``kept``, equal ones once."""
+        names = {}
+        for tensor in graph.initializer:
+            content = tensor.SerializeToString().replace(tensor.name.encode(), b"")
+            if content not in shared:
+                shared[content] = f"{prefix}{tensor.name}"
+                kept.append(onnx.TensorProto())
+                kept[-1].CopyFrom(tensor)
+                kept[-1].name = shared[content]
+            names[tensor.name] = shared[content]
+        given = {value.name for value in graph.input}
+        name_of = lambda name: names.get(name) or (name if name in given or not name else f"{prefix}{name}")  # noqa: E731
+        for node in graph.node:
+            node.input[:] = [name_of(name) for name in node.input]
+            node.output[:] = [name_of(name) for name in node.output]
+            node.name = f"{prefix}{node.name}"
+        logits = name_of(graph.output[0].name)
+        return helper.make_graph(
+            graph.node, f"{prefix}branch", [], [helper.make_tensor_value_info(logits, FLOAT, None)]
+        )
+
+    inputs = list(later.graph.input)
+    branches = {"then_branch": branch(later.graph, "later/"), "else_branch": branch(first.graph, "first/")}
+    node = helper.make_node("If", ["use_cache_branch"], ["logits"], **branches)
+    graph = helper.make_graph(
+        [node], "merged", [*inputs, helper.make_tensor_value_info("use_cache_branch", BOOL, [1])],
+        [helper.make_tensor_value_info("logits", FLOAT, None)], kept,
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=later.opset_import, ir_version=9), str(path))
+
+
+MODELS["llama_merged"] = _merged
 
 
 # --- subgraphs --------------------------------------------------------------------------------------------------------

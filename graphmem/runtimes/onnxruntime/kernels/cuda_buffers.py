@@ -103,6 +103,8 @@ def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     if node.op_type == "ReduceLogSumExp":
         return (OUTPUTS, source.elements * item, source.elements * item, result.elements * item)
     if node.op_type in ("ArgMax", "ArgMin"):
+        if axes == (len(shape) - 1,):  # a kernel of its own (1.31.1)
+            return ONLY_OUTPUTS
         indices = result.elements * _INT_BYTES
         return (OUTPUTS, indices, 2 * source.nbytes, result.elements * item)
     return (OUTPUTS, *squares, source.nbytes)
@@ -185,9 +187,8 @@ def _group_norm(node: Node, graph: Graph, libraries: Libraries) -> Steps:
 
 
 def _gather_nd(node: Node, graph: Graph, libraries: Libraries) -> Steps:
-    """``tensor/gather_nd.cc``: where every slice begins, and for as long as that is computed the sizes."""
-    shape = _shape(graph, node.inputs[1])
-    return (math.prod(shape[:-1]) * _INT64_BYTES, shape[-1] * _INT64_BYTES, -2, OUTPUTS)
+    """``tensor/gather_nd.cc``: where every slice begins (1.31.1 takes one buffer a node)."""
+    return (math.prod(_shape(graph, node.inputs[1])[:-1]) * _INT64_BYTES, OUTPUTS)
 
 
 #: ``kAllocAlignment`` of attention's scratch.

@@ -46,7 +46,9 @@ def plan(
     runs = []
     memory = chosen.kernel_memory()
     for index, graphs in enumerate(sessions):
-        prefix = f"{graphs[0].name} " if len(sessions) > 1 else ""
+        name = graphs[0].name
+        is_again = any(other[0].name == name for other in sessions[:index])  # phases are told apart by their names
+        prefix = "" if len(sessions) == 1 else f"{name} ({index + 1}) " if is_again else f"{name} "
         made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
         runs.append(Runs(made, memory, builder, index, prefix=prefix))
         runs[-1].load(graphs[0])

@@ -18,7 +18,7 @@ from graphmem.runtimes.onnxruntime.plan.bodies import run_bodies
 from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
 from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind
 from graphmem.runtimes.onnxruntime.plan.sequences import make_sequence
-from graphmem.runtimes.onnxruntime.plan.session import SessionPlan
+from graphmem.runtimes.onnxruntime.plan.session import CALLER, RUN, SESSION, SessionPlan
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
 
 #: Name of the phase in which a session is loaded, after the session's own prefix.
@@ -39,7 +39,7 @@ class Runs:
     stream: int = 0
     prefix: str = ""
     patterns: dict[int, MemoryPattern] = field(default_factory=dict)
-    bound: list[int] = field(default_factory=list)
+    bound: dict[str, int] = field(default_factory=dict)  # inputs and outputs bound in the arena
     blocks: list[int] = field(default_factory=list)  # bytes of the pattern's block of each run, 0 without one
     released: set[str] = field(default_factory=set)  # weights that are gone, as kernels have them packed
     holders: Counter[int] = field(default_factory=Counter)  # of storages that several values share
@@ -87,11 +87,33 @@ class Runs:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, graph: Graph, iteration: int) -> None:
-        """One run of ``graph``, whose tensors have this run's shapes."""
+        """One run of ``graph``, whose tensors have this run's shapes.
+
+        With a CUDA graph the first is executed twice, the second time to capture it, and those that follow replay it
+        (``InferenceSession::RunImpl``).
+        """
         phase = self.builder.phase(iteration, f"{self.prefix}run")
-        frame = Frame(self, graph, phase)
-        frame.execute_all()
-        frame.end()
+        if self.plan.settings.enable_cuda_graph and iteration > 1:
+            self.builder.operator("replay of the CUDA graph", phase=phase)
+            return
+        self._bind(graph, phase)
+        for _ in range(2 if self.plan.settings.enable_cuda_graph else 1):
+            frame = Frame(self, graph, phase)
+            frame.execute_all()
+            frame.end()
+
+    def _bind(self, graph: Graph, phase: int) -> None:
+        """Bind inputs and outputs anew: an input is there before the one in whose place it comes goes."""
+        operator = self.builder.operator("binding", phase=phase)
+        before, self.bound = self.bound, {}
+        if self.plan.settings.io_binding[0] == SESSION:
+            for name in self.plan.inputs_on_device:
+                size = graph.tensors[name].nbytes
+                self.bound[name] = self._alloc(size, operator, Category.INPUT, self.plan.place(name), name)
+                if name in before:
+                    self.builder.free(before.pop(name), operator)
+        for storage in before.values():
+            self.builder.free(storage, operator)
 
 
 @dataclass
@@ -120,6 +142,8 @@ class Frame:
     def __post_init__(self) -> None:
         """The graph with the tensors that copies between host and device make."""
         self.graph = self.session.plan.with_copies(self.graph)
+        is_callers = self.session.plan.settings.io_binding[1] == CALLER
+        self.bound_outputs = frozenset(self.graph.outputs if is_callers else self.session.bound)
 
     def execute_all(self) -> None:
         """Begin, and run every node."""
@@ -131,9 +155,9 @@ class Frame:
     def begin(self) -> None:
         """Copy the inputs to the device; then find or start the pattern of these shapes."""
         session, plan = self.session, self.session.plan
-        if plan.copied_inputs:
+        if plan.inputs_on_device and plan.settings.io_binding[0] == RUN:
             self.operator = session.builder.operator("inputs", phase=self.phase)
-            for name in plan.copied_inputs:
+            for name in plan.inputs_on_device:
                 self.live[name] = self._alloc(name, self._bytes(name), Category.INPUT, plan.place(name))
         size = 0
         is_fed = session.released.isdisjoint(self.graph.captured)  # a weight that is gone is no tensor
@@ -151,7 +175,7 @@ class Frame:
         session.blocks.append(size)
         constants = frozenset(plan.initializers)
         for name in self.graph.outputs:  # a constant that is an output is copied for the caller
-            if name in constants and name not in self.elsewhere:
+            if name in constants and name not in self.elsewhere and name not in self.bound_outputs:
                 self.operator = self.operator or session.builder.operator("constant outputs", phase=self.phase)
                 self.live[name] = self._alloc(name, self._bytes(name), Category.ACTIVATION, plan.place(name))
 
@@ -208,7 +232,7 @@ class Frame:
             # a tensor without readers took over a buffer that went after its own last reader: it is allocated again
             # (AllocateReusedOrtValueIfNotAllocatedHelper)
             kind = AllocKind.kAllocate
-        if kind is AllocKind.kShare or name in self.session.plan.bound_outputs:
+        if kind is AllocKind.kShare or name in self.bound_outputs:
             return
         if name in self.elsewhere:
             self.elsewhere[name]()
@@ -293,7 +317,11 @@ class Frame:
         builder = self.session.builder
         self.operator = builder.operator("end of run", phase=self.phase)
         self._keep_pattern()
-        outputs = [self.live.pop(name) for name in self.graph.outputs if name in self.live]
+        ended = {name: self.live.pop(name) for name in self.graph.outputs if name in self.live}
+        if self.session.plan.settings.io_binding[1] == SESSION:
+            self.session.bound |= ended
+            ended = {}
+        outputs = ended.values()
         block = [] if self.block is None else [self.block]
         for items in self.sequences.values():
             self.drop(items)

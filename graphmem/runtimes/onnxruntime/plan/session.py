@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from graphmem.errors import UsageError
 from graphmem.graph.model import Graph, Node
 from graphmem.graph.order import execution_order
 from graphmem.graph.placement import insert_copies, place
@@ -17,13 +18,19 @@ from graphmem.trace import Place
 #: Initializers up to this size are copied into the CPU arena; larger ones stay in the mapped file (1.31.1, measured).
 SMALL_INITIALIZER_BYTES = 127
 
+#: Where an input or an output lies: in the arena for one run, and the caller's copy in host memory; in memory of the
+#: caller's on the card; in the arena until another is bound in its place (``IOBinding``).
+RUN, CALLER, SESSION = "run", "caller", "session"
+
 
 @dataclass(frozen=True)
 class SessionSettings:
     """What the user can set about a session's memory, by ONNX Runtime's own names.
 
-    ``io_binding``: inputs and outputs are the caller's device buffers. ``intra_op_num_threads`` sizes working buffers
-    of CPU kernels.
+    ``io_binding`` says whose memory on the card inputs and outputs are bound to: :data:`RUN`, :data:`CALLER` or
+    :data:`SESSION`. With ``use_env_allocators`` the sessions of a process share one arena. A captured CUDA graph
+    (``enable_cuda_graph``) is replayed without asking the arena. ``intra_op_num_threads`` sizes working buffers of CPU
+    kernels.
     """
 
     provider: str = "cuda"
@@ -32,7 +39,9 @@ class SessionSettings:
     disable_prepacking: bool = False
     use_device_allocator_for_initializers: bool = False
     enable_memory_arena_shrinkage: bool = False
-    io_binding: bool = False
+    io_binding: tuple[str, str] = (RUN, RUN)
+    use_env_allocators: bool = False
+    enable_cuda_graph: bool = False
     intra_op_num_threads: int = 1
 
     @property
@@ -52,18 +61,17 @@ class SessionSettings:
 class SessionPlan:
     """``nodes`` include the copies between host and device; ``original`` maps the tensors these make to what they
     copy. ``home`` is where the provider's arena is; ``host_nodes`` are indices of the nodes that run on the CPU.
-    ``feeds`` are the inputs and, of a subgraph, what it reads from around it; where the rank of an input of the model
-    is not known no pattern is kept (``SessionState::ResolveMemoryPatternFlag``, which is not asked for subgraphs:
-    1.32.0, measured). ``bodies`` are the plans of subgraphs, which ONNX Runtime makes as for sessions of their own, by
-    :attr:`Node.key` and attribute."""
+    ``inputs_on_device`` are those that a run finds or copies there. ``feeds`` are the inputs and, of a subgraph, what
+    it reads from around it; where the rank of an input of the model is not known no pattern is kept
+    (``SessionState::ResolveMemoryPatternFlag``, which is not asked for subgraphs: 1.32.0, measured). ``bodies`` are the
+    plans of subgraphs, which ONNX Runtime makes as for sessions of their own, by :attr:`Node.key` and attribute."""
 
     settings: SessionSettings
     nodes: tuple[Node, ...]
     reuse: ReusePlan
     places: Mapping[str, Place]
     original: Mapping[str, str]
-    copied_inputs: tuple[str, ...]
-    bound_outputs: frozenset[str]
+    inputs_on_device: tuple[str, ...]
     initializers: tuple[str, ...]
     host_nodes: frozenset[int] = frozenset()
     feeds: tuple[str, ...] = ()
@@ -124,6 +132,15 @@ def _ranks(graph: Graph, count: int) -> Sequence[int]:
     return (*own, *range(known, count))
 
 
+def _check_capture(graph: Graph, copies: Sequence[Node], host_nodes: frozenset[int]) -> None:
+    """Refuse to capture what ONNX Runtime refuses (``InferenceSession::Initialize``). Raises ``UsageError``."""
+    if graph.bodies:
+        raise UsageError("enable_cuda_graph: ONNX Runtime captures no model with If, Loop or Scan")
+    if copies and host_nodes:
+        names = ", ".join(sorted({graph.nodes[index].op_type for index in host_nodes}))
+        raise UsageError(f"enable_cuda_graph: ONNX Runtime captures no model with nodes on the CPU, here {names}")
+
+
 def plan_session(
     graph: Graph, settings: SessionSettings, parent: str = "", around: Mapping[str, Place] | None = None
 ) -> SessionPlan:
@@ -164,8 +181,11 @@ def plan_session(
     )
     given_at = {**(around or {}), **dict.fromkeys(graph.inputs[:2] if parent == "Loop" else (), Place.HOST)}
     fed = [name for name in inputs if not parent or given_at.get(name) == Place.HOST]
-    on_device = settings.provider != "cpu" and (parent or not settings.io_binding)
+    on_device = settings.provider != "cpu"
+    if settings.enable_cuda_graph and not parent:
+        _check_capture(graph, nodes[len(graph.nodes) :], host_nodes)
     operators = {node.key: node.op_type for node in nodes}
+    inside = replace(settings, io_binding=(RUN, RUN))
     return SessionPlan(
         settings,
         nodes,
@@ -173,13 +193,12 @@ def plan_session(
         places,
         original,
         tuple(name for name in fed if places.get(name, Place.DEVICE) == Place.DEVICE) if on_device else (),
-        frozenset(graph.outputs) if settings.io_binding and not parent else frozenset(),
         tuple(initializers),
         host_nodes,
         inputs,
         not parent and any(values[name].shape is None for name in inputs),
         {
-            (key, body.attribute): plan_session(body.graphs[0], settings, operators[key], places)
+            (key, body.attribute): plan_session(body.graphs[0], inside, operators[key], places)
             for key, bodies in graph.bodies.items()
             for body in bodies
         },
