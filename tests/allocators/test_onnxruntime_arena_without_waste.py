@@ -38,13 +38,8 @@ os._exit(0)
 
 def real(requests: list[Request]) -> tuple[list[int], bool]:
     """Bytes in use after each request, and whether the process lived through all of them."""
-    done = subprocess.run(
-        [sys.executable, "-c", _REAL, json.dumps(requests)],
-        capture_output=True,
-        text=True,
-        cwd=places.ROOT,
-        check=False,
-    )
+    command = [sys.executable, "-c", _REAL, json.dumps(requests), str(REGION)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=places.ROOT, check=False)
     return [int(line) for line in done.stdout.split()], done.returncode == 0
 
 

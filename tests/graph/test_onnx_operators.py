@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from graphmem.errors import GraphmemError
 from graphmem.runtimes.onnxruntime.plan.process import plan
 from graphmem.sources.onnx_file import load_onnx
+from tests.support import onnx_samples as samples
 
 #: Operators whose data decides how much they return: at most what is predicted.
 SELECTING = ("test_nonmaxsuppression", "test_unique", "test_nonzero")
@@ -65,3 +66,12 @@ def test_the_shape_of_every_operator(tmp_path: Path) -> None:
             wrong[case.name] = found
     assert not wrong, wrong
     assert planned > 0.9 * len(cases)
+
+
+def test_what_scikit_learn_scales_keeps_its_shape(tmp_path: Path) -> None:
+    scaler = helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
+    product = helper.make_node("MatMul", ["s", "w"], ["y"])
+    ends = [samples.value("x", ["batch", 4])], [samples.value("y", None)]
+    made = samples.model([scaler, product], *ends, [samples.weights("w", (4, 8))])
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    assert load_onnx(samples.save(made, tmp_path), batch=3, level="all").tensors["y"].shape == (3, 8)

@@ -19,6 +19,8 @@ _DOMAINS = ("com.microsoft", "com.ms.", "ai.onnx")
 #: Operators of GPUs alone, of which a CPU build makes no session, that give what they are given; and those that halve
 #: its last dimension (``core/graph/contrib_ops/diffusion_defs.cc``).
 _LIKE_THEIR_INPUT = frozenset(("BiasSoftmax", "GroupNorm"))
+#: Operators of ``ai.onnx.ml`` that give float32 in the shape of their input, of which a session tells no rank.
+_SCALED = frozenset(("Scaler", "Normalizer", "Imputer"))
 _HALF_THEIR_INPUT = frozenset(("BiasSplitGelu",))
 
 
@@ -32,7 +34,8 @@ def onnx_runtime_outputs(
     if node.domain and not node.domain.startswith(_DOMAINS):
         return {}, ""
     wanted = [name for name in node.output if name]
-    if node.op_type in _LIKE_THEIR_INPUT:
+    is_float = bool(node.input) and types[node.input[0]].tensor_type.elem_type == onnx.TensorProto.FLOAT
+    if node.op_type in _LIKE_THEIR_INPUT or (node.op_type in _SCALED and is_float):
         return dict.fromkeys(wanted, types[node.input[0]]), "onnxruntime"
     if node.op_type in _HALF_THEIR_INPUT:
         return dict.fromkeys(wanted, _halved(types[node.input[0]])), "onnxruntime"
