@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from graphmem.capture.threads import turn
-from graphmem.captures import Captures, Recorded, within
+from graphmem.captures import Captures, could_go_on, within
 from graphmem.causes import (
     CUT_SHORT,
     Outcome,
@@ -28,6 +28,7 @@ from graphmem.figures import Cause, Doubts, Figure, Loads
 from graphmem.question import Question
 from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
 from graphmem.replay import Replay
+from graphmem.run import Run
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken
 from graphmem.sources import OnnxModel, TorchModel
@@ -141,16 +142,16 @@ def _answer(
         runtime = runtime_for(question, loaded)
         options = runtime.parse(question.alloc_conf, question.setting)
         say("tracing")
-        recorded = shelf.recorded(question, loaded, say)
-    traced = _traced(question, loaded, runtime, recorded)
-    if not isinstance(recorded.made, Taken) and not figures_only:
+        run = shelf.recorded(question, loaded, say)
+    traced = _traced(question, loaded, runtime, run)
+    if run.planned is None and not figures_only:
         version, beside = question.setting.torch_version, _of_neighbours(question, say)
         traced = replace(traced, doubt_of_version=lambda peak: cause_of_version(version, peak, beside.get))
-        if question.bounds and recorded.made.decided:
-            traced = replace(traced, tried=_of_other_values(question, recorded.made.decided, say))
+        if question.bounds and run.decided:
+            traced = replace(traced, tried=_of_other_values(question, run.decided, say))
     say("replaying")
     estimate = replay_on(traced, runtime, options, question)
-    return estimate, recorded.could_go_on(question)
+    return estimate, could_go_on(question, run)
 
 
 def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Version, Peak]:
@@ -242,55 +243,53 @@ def _one_of(names: list[str]) -> str:
 # --- traces -----------------------------------------------------------------------------------------------------------
 
 
-def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime[Any], recorded: Recorded) -> Traced:
+def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime[Any], run: Run) -> Traced:
     """What was recorded, as the runtime takes it on the card of the question."""
-    made = recorded.made
-    if isinstance(made, Taken):
-        loads = loads_of(made.trace, question.setting.device, eager=loads_eagerly())
-        return Traced(made, loaded.name, recorded.words, loads=loads)
-    setting, taken = question.setting, runtime.take(made.trace)
-    assumptions = [*recorded.notes, *made.notes]
-    assumptions.extend(version_notes(setting.torch_version, made.installed_version))
+    if run.planned is not None:
+        loads = loads_of(run.trace, question.setting.device, eager=loads_eagerly())
+        return Traced(run.planned, loaded.name, run.step, loads=loads)
+    setting, taken = question.setting, runtime.take(run.trace)
+    assumptions = [*run.notes, *version_notes(setting.torch_version, run.installed_version)]
     assumptions.extend(f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
     headlines = beyond_known(setting.torch_version)
     if question.step.compile is not None:
-        headlines += other_compiler(setting.torch_version, made.installed_version)
+        headlines += other_compiler(setting.torch_version, run.installed_version)
     diagnostics = [Diagnostic("headline", message) for message in headlines]
-    diagnostics += [Diagnostic("assumed", message, count) for message, count in made.decided.items()]
-    diagnostics.extend(Diagnostic("note", message) for message in made.refusals)
-    diagnostics.extend(Diagnostic("unknown", message, count) for message, count in made.unknown.items())
+    diagnostics += [Diagnostic("assumed", message, count) for message, count in run.decided.items()]
+    diagnostics.extend(Diagnostic("note", message) for message in run.refusals)
+    diagnostics.extend(Diagnostic("unknown", message, count) for message, count in run.assumed.items())
     details: dict[str, Any] = {}
-    if made.groups and isinstance(question.step, Training) and question.step.processes is not None:
+    if run.groups and isinstance(question.step, Training) and question.step.processes is not None:
         processes = question.step.processes
         details["processes"] = {
             "world_size": processes.world_size,
             "rank": processes.rank,
             "nproc_per_node": processes.on_node,
-            "groups": sorted({len(group) for group in made.groups}),
+            "groups": sorted({len(group) for group in run.groups}),
         }
-    if made.ending is not None:
-        details["program"] = {**asdict(made.ending), "words": made.ending.words()}
-        if made.sandbox:
-            details["sandbox"] = made.sandbox
-        if made.ending.failed:
-            diagnostics.append(Diagnostic("headline", f"{made.ending.words()}{CUT_SHORT}"))
-    if isinstance(question.step, Training) and not made.custom_step and _is_torch_loop(loaded):
-        details["loop"] = {"loop": question.step.loop, "output_bytes": made.output_bytes}
-    if made.cudnn is not None:
-        assumptions.extend(made.cudnn.notes())
-        refused = made.cudnn.refused()
+    if run.ending is not None:
+        details["program"] = {**asdict(run.ending), "words": run.ending.words()}
+        if run.sandbox:
+            details["sandbox"] = run.sandbox
+        if run.ending.failed:
+            diagnostics.append(Diagnostic("headline", f"{run.ending.words()}{CUT_SHORT}"))
+    if isinstance(question.step, Training) and not run.is_own_step and _is_torch_loop(loaded):
+        details["loop"] = {"loop": question.step.loop, "output_bytes": run.output_bytes}
+    if run.cudnn is not None:
+        assumptions.extend(run.cudnn.notes())
+        refused = run.cudnn.refused()
         diagnostics.extend(Diagnostic("warning", message, count) for message, count in refused.items())
-        details["cudnn"] = made.cudnn.details()
+        details["cudnn"] = run.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
     loads = loads_of(
-        made.trace,
+        run.trace,
         setting.device,
         eager=loads_eagerly(),
-        communicators=made.communicators,
+        communicators=run.communicators,
         torch_version=setting.torch_version,
     )
-    return Traced(whole, loaded.name, recorded.words, details, loads, made.sharded, made.optimizer)
+    return Traced(whole, loaded.name, run.step, details, loads, run.sharded, run.optimizer)
 
 
 def replay_recorded(trace: Trace, question: Question) -> Estimate:

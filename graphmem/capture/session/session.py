@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,32 +39,11 @@ from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
-from graphmem.figures import Communicator
-from graphmem.textbook import Sharded
+from graphmem.run import Run, RunMode
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A finished capture: its trace, what had to be assumed (message -> count), and the operator graph if asked for.
-
-    ``decided``: assumed values that decide sizes or branches, with the lines that read them (message -> count).
-    ``groups``: the ranks of each process group of several that the step made and is in; ``communicators``: those of the
-    groups that were used; ``sharded``: how the model that is trained with ``optimizer`` is shared out."""
-
-    trace: Trace
-    assumed: dict[str, int]
-    graph: Any | None = None
-    notes: tuple[str, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    decided: dict[str, int] = field(default_factory=dict)
-    groups: tuple[tuple[int, ...], ...] = ()
-    communicators: tuple[Communicator, ...] = ()
-    sharded: Sharded | None = None
-    optimizer: str = ""
-    #: Of the loop that holds its output, where the run dropped it; None where there was none, or it cannot be told.
-    held: Trace | None = None
+from graphmem.units import format_bytes
+from graphmem.versions import version_of
 
 
 class Session:
@@ -119,20 +98,19 @@ def capture(
     budget: Budget | None = None,
     told: set[str] | None = None,
     leave_after: int | None = None,
-    shortens: bool = False,
-    leaves_alike: bool = True,
+    mode: RunMode | None = None,
     memory: DeviceMemory | None = None,
     own_settings: bool = True,
-) -> Captured:
+) -> Run:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select where it is not
     known; None for all. ``assume`` says of lines what they read; ``budget`` how much of host tensors is real.
     ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
     one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
-    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over, and those whose
-    iterations are alike if it ``leaves_alike``. ``memory`` answers what it asks of its memory, and refuses what exceeds
-    it.
+    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
+    what it asks of its memory, and refuses what exceeds it. Where the step dropped what another loop holds, the run of
+    that one is the run's ``other_loop``.
 
     A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
     the step needs data that fake tensors do not have; errors of the user's own code come through as
@@ -156,7 +134,8 @@ def capture(
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
     recorder.post = post
     teller = Teller(device, set() if told is None else told)
-    context = Context(teller, recorder, processes, leave_after, shortens, leaves_alike)
+    mode = mode or RunMode()
+    context = Context(teller, recorder, processes, leave_after, mode.shortens, mode.leaves_alike)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
@@ -180,21 +159,22 @@ def capture(
         recorder.stop()
     builder.predicted_plans = len(card.predicted)
     trace = builder.build()
-    notes = (*context.compiled.notes(), *recorder.notes)
-    operators = graph.graph if graph is not None else None
-    return Captured(
+    captured = Run(
         trace,
-        assumed,
-        operators,
-        notes,
-        refusals,
-        dict(assumed_values.named),
-        tuple(recorder.groups.ranks.values()),
-        recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
-        recorder.sharded,
-        recorder.optimizers[0] if recorder.optimizers else "",
-        _of_holding_loop(recorder, teller, trace),
+        notes=(*context.compiled.notes(), *recorder.notes),
+        assumed=assumed,
+        decided=dict(assumed_values.named),
+        refusals=tuple(_in_words(refusals, trace)),
+        installed_version=version_of(torch.__version__),
+        cudnn=cudnn,
+        graph=graph.graph if graph is not None else None,
+        optimizer=recorder.optimizers[0] if recorder.optimizers else "",
+        groups=tuple(recorder.groups.ranks.values()),
+        communicators=recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
+        sharded=recorder.sharded,
     )
+    held = _of_holding_loop(recorder, teller, trace)
+    return captured if held is None else replace(captured, other_loop=replace(captured, trace=held))
 
 
 def _on_node() -> int | None:
@@ -212,6 +192,20 @@ def _of_holding_loop(recorder: Recorder, teller: Teller, trace: Trace) -> Trace 
     if recorder.both is None or recorder.storages.refusals or recorder.values.exceeded:
         return None
     return None if teller.told & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
+
+
+def _in_words(refusals: Iterable[Refusal], trace: Trace) -> Iterator[str]:
+    """Who was refused memory, and how much: a sentence for every line of the program."""
+    by_place: dict[str, list[int]] = {}
+    for refusal in refusals:
+        operator = trace.operators[refusal.operator]
+        place = operator.source or operator.module or "graphmem's loop"
+        by_place.setdefault(f"{place} ({operator.name})", []).append(trace.storages[refusal.storage].bytes)
+    for place, sizes in by_place.items():
+        least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+        times = "once" if len(sizes) == 1 else f"{len(sizes)} times"
+        asked = most if least == most else f"{least} to {most}"
+        yield f"torch.OutOfMemoryError was raised {times} and caught by the program: {place} asked for {asked}"
 
 
 def _assumptions(recorder: Recorder) -> dict[str, int]:
