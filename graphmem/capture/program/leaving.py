@@ -118,7 +118,12 @@ class Loop:
     def _now(self) -> tuple[int, int, int, int]:
         recorder = self._leaving.recorder
         builder = recorder.builder
-        return len(builder.rows), len(builder.storage_bytes), recorder.backward_passes, recorder.forward_passes
+        return (
+            len(builder.rows),
+            len(builder.storage_bytes),
+            recorder.phases.backward_passes,
+            recorder.phases.forward_passes,
+        )
 
     def fetch(self, items: Iterator[Any]) -> Any:
         """The next of the loop's items; data loaders that are asked for it know this loop."""

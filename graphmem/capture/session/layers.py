@@ -169,7 +169,7 @@ def _modules(context: Context) -> Iterator[None]:
 def _saved_files(context: Context) -> Iterator[None]:
     recorder, whole = context.recorder, context.leave_after is not None
     remark = lambda text: recorder.assumed.update([text])  # noqa: E731
-    with files_of_tensors(recorder.stage_of, recorder.values, remark, whole_program=whole):
+    with files_of_tensors(recorder.phases.stage_of, recorder.values, remark, whole_program=whole):
         yield
 
 
@@ -179,7 +179,7 @@ def _leaving(context: Context) -> Iterator[None]:
         yield
         return
     context.leaving = Leaving(context.leave_after, context.recorder, context.leaves_alike, context.shortens)
-    context.recorder.names_stages = True
+    context.recorder.phases.names_stages = True
     patches, handles = Patches(), []
     try:
         handles = patch_leaving(patches, context.leaving)
@@ -194,7 +194,7 @@ def _leaving(context: Context) -> Iterator[None]:
 def _generation(context: Context) -> Iterator[None]:
     patches, recorder = Patches(), context.recorder
     if context.shortens:
-        recorder.on_generation = lambda: patch_decoding(patches, recorder)
+        recorder.phases.on_generation = lambda: patch_decoding(patches, recorder)
     try:
         yield
     finally:

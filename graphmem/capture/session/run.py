@@ -101,7 +101,7 @@ class _Followed:
         self._facts: dict[str, Any] = {"is_own_step": True}  # fields of the run
 
     def __call__(self, session: Session) -> None:
-        session.recorder.say = self._say
+        session.recorder.phases.say = self._say
         program = self._subject.program
         if program is not None:
             ending = _run(program, session)
@@ -116,7 +116,7 @@ class _Followed:
             self._memory.lift_limit()
         self._notes += built.notes
         self._run_step(session, built)
-        self._iterations = session.recorder.iteration
+        self._iterations = session.recorder.phases.iteration
 
     def _built(self) -> Any:
         if self._subject.build_on == "device":

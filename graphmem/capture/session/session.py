@@ -61,16 +61,16 @@ class Session:
 
     def begin_iteration(self) -> None:
         """What follows belongs to the next iteration, starting with its forward pass."""
-        self.recorder.begin_iteration()
+        self.recorder.phases.begin_iteration()
 
     def begin_generation(self) -> None:
         """The next iteration generates: what follows is its ``prefill``."""
-        self.recorder.begin_iteration("prefill")
-        self.recorder.begin_generation()
+        self.recorder.phases.begin_iteration("prefill")
+        self.recorder.phases.begin_generation()
 
     def enter(self, stage: str) -> None:
         """What follows is another stage of the iteration."""
-        self.recorder.enter(stage)
+        self.recorder.phases.enter(stage)
 
     def label_model(self, model: torch.nn.Module) -> None:
         """Parameters and buffers of ``model`` are known by name from now on."""
