@@ -72,11 +72,11 @@ def answer(
     """
     step = question.step
     if not isinstance(step, Inference) or step.generate is None or not step.generate.is_open:
-        return _answered(question, captures, say, figures_only)
+        return _within_its_card(question, captures, say, figures_only)
     shelf = captures or Captures()
     none_right = replace(question, training=replace(step, generate=replace(step.generate, accepted=0)))
     say("drafted tokens: all are right, then none")
-    all_right, in_vain = (_answered(one, shelf, say, figures_only) for one in (question, none_right))
+    all_right, in_vain = (_within_its_card(one, shelf, say, figures_only) for one in (question, none_right))
     more = max((all_right, in_vain), key=lambda estimate: estimate.device)
     said = (
         f"how many drafted tokens are right is data: {format_bytes(all_right.reserved)} are reserved if all are, "
@@ -85,15 +85,15 @@ def answer(
     return replace(more, assumptions=(said, *more.assumptions))
 
 
-def _answered(
+def _within_its_card(
     question: Question, captures: Captures | None, say: Callable[[str], None], figures_only: bool
 ) -> Estimate:
     shelf = captures or Captures()
-    estimate, may_go_on = _answer(question, shelf, say, figures_only)
+    estimate, may_go_on = _once(question, shelf, say, figures_only)
     if may_go_on and (estimate.fit is None or not estimate.fit.fits):
         with turn():
             shelf.forget()
-        estimate, _ = _answer(question, shelf, say, figures_only)
+        estimate, _ = _once(question, shelf, say, figures_only)
     return estimate
 
 
@@ -132,9 +132,7 @@ def _is_torch_loop(loaded: OnnxModel | TorchModel) -> bool:
     return isinstance(loaded, OnnxModel) or loaded.framework != "Keras"
 
 
-def _answer(
-    question: Question, shelf: Captures, say: Callable[[str], None], figures_only: bool
-) -> tuple[Estimate, bool]:
+def _once(question: Question, shelf: Captures, say: Callable[[str], None], figures_only: bool) -> tuple[Estimate, bool]:
     """The estimate, and whether the program, run within the card of the question, may do otherwise."""
     with turn():
         say("loading")

@@ -13,8 +13,10 @@ _FORWARD = ("forward", "prefill", "decode")
 
 
 class Phases:
-    """The iteration and the stage that run now: ``current`` is the trace's number of the phase, ``iteration`` 0 while the
-    model is built, ``stage`` one of ``build``, ``forward``, ``backward``, ``optimizer``, ``prefill`` and ``decode``."""
+    """The iteration and the stage that run now.
+
+    ``current`` is the number of the phase in the trace, ``iteration`` 0 while the model is built, ``stage`` one of
+    ``build``, ``forward``, ``backward``, ``optimizer``, ``prefill`` and ``decode``."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
