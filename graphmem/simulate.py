@@ -159,7 +159,8 @@ def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Versi
     for version in neighbours(question.setting.torch_version):
         with contextlib.suppress(GraphmemError):
             other = replace(question, torch_version=words(version), top=0)
-            peaks[version] = answer(other, say=within(say, f"with PyTorch {words(version)}"), figures_only=True).peak
+            heard = within(say, f"with PyTorch {words(version)}")
+            peaks[version] = answer(other, say=heard, figures_only=True).peak
     return peaks
 
 

@@ -72,7 +72,11 @@ def pipeline_loop(
     for one in strategies:
         one.prepare(model)
     stages = split(model, training.pp, mesh.get_local_rank("pp"), training.cp is not None)
-    stages.modules = [strategies.wrapped(strategies.placed(stage)) for stage in stages.modules]
+    for number, stage in enumerate(stages.modules):
+        stage = strategies.placed(stage)
+        for one in strategies:
+            stage = one.wrapped(stage)
+        stages.modules[number] = stage
     parts, optimizers, remarks = nn.ModuleList(stages.modules), [], [*stages.remarks]
     session.label_model(parts)
     for stage in stages.modules:

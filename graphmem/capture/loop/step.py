@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,9 +31,12 @@ from graphmem.capture.loop.training_loop import (
     call,
     compiled,
 )
-from graphmem.capture.ports import LoopsBook, StepBook
+from graphmem.capture.ports import StepBook
 from graphmem.training import Inference, Training
 from graphmem.training.epochs import BatchSize
+
+if TYPE_CHECKING:
+    from graphmem.capture.record.both_loops import BothLoops
 
 #: Iterations when the user names no number. The second has the optimizer's state and reuses the first one's segments;
 #: a third finds the rare step whose fragmentation still grows, and is left out where an iteration has more operators
@@ -59,7 +62,7 @@ def run_training(
     iterations: int | None,
     own_optimizer: type[torch.optim.Optimizer] | None = None,
     loader: Loader | None = None,
-    both: LoopsBook | None = None,
+    both: BothLoops | None = None,
 ) -> Ran:
     """Run ``iterations`` training iterations of the default loop on a model that is on the host or the device.
 
@@ -92,7 +95,8 @@ def run_training(
     else:
         if strategies.wait_for_batch:
             model = strategies.place(session, model)
-        model = strategies.wrapped(model)
+        for one in strategies:
+            model = one.wrapped(model)
         optimizers, remarks = make_optimizers(model, training, own_optimizer)
         loop = TrainingLoop(session, model, optimizers, strategies, loader)
     loop.batch = batch

@@ -94,12 +94,6 @@ class Strategies(list["Strategy"]):
         session.label_model(model)
         return model
 
-    def wrapped(self, part: nn.Module) -> nn.Module:
-        """The model, or a stage of it, which is on the card, in what calls it."""
-        for one in self:
-            part = one.wrapped(part)
-        return part
-
 
 def is_quantized(model: nn.Module) -> bool:
     """Whether transformers has quantised the model while it loaded, onto the card and in its types."""

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,11 +17,14 @@ from graphmem.capture.loop.optimizers.build import iterations_of_history
 from graphmem.capture.loop.prefetching import prefetched
 from graphmem.capture.loop.schedulers import scheduler_of
 from graphmem.capture.loop.strategies import Strategies
-from graphmem.capture.ports import LoopsBook, StepBook
+from graphmem.capture.ports import StepBook
 from graphmem.capture.values.tensors import DTYPES, tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
 from graphmem.training.epochs import BatchSize, Iteration
+
+if TYPE_CHECKING:
+    from graphmem.capture.record.both_loops import BothLoops
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class TrainingLoop:
         self.output: Any = None
         self.loss: Any = None
         self.output_bytes = 0
-        self._both: LoopsBook | None = None
+        self._both: BothLoops | None = None
         self._session, self._model, self._optimizers, self._loader = session, model, optimizers, loader
         self._ahead: Iterator[Batch] | None = None  # what gives batches that are on the card before their turn
         self._called = compiled(model, training.compile)
@@ -88,7 +91,7 @@ class TrainingLoop:
         if self.of_history and training.zero_grad_at != "after_step":
             raise CaptureError("lbfgs clears gradients before it evaluates the loss; leave out zero_grad_at")
 
-    def cover_both(self, both: LoopsBook) -> None:
+    def cover_both(self, both: BothLoops) -> None:
         """Drop what can be dropped, and tell ``both`` what a loop that holds it would have kept, and how long."""
         if self.of_history:
             both.untold()  # the optimizer evaluates the loss itself

@@ -49,8 +49,8 @@ class Left(BaseException):
 
 class Leaving:
     """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes.
-    ``leaves_alike``: whether loops without a backward pass end when their iterations are alike. ``shortens``: whether
-    of long loops whose iterations grow evenly only some are followed (:mod:`graphmem.capture.program.decoding`)."""
+    ``leaves_alike``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
+    whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`)."""
 
     def __init__(self, steps: int, recorder: Recorder, leaves_alike: bool = True, shortens: bool = False) -> None:
         self.wanted = steps
