@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from graphmem.diagnostics import Diagnostic as Diagnostic
 from graphmem.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 
 if TYPE_CHECKING:
@@ -157,6 +158,11 @@ class Fit:
         return "likely" if self.fits else "likely not"
 
     @property
+    def is_sure(self) -> bool:
+        """Whether the verdict is ``yes`` or ``no``."""
+        return self.verdict in ("yes", "no")
+
+    @property
     def passes(self) -> bool:
         """Whether it fits for who asked: with a margin only a ``yes`` does."""
         return self.fits if self.margin is None else self.verdict == "yes"
@@ -164,23 +170,13 @@ class Fit:
     @property
     def chance(self) -> str:
         """How likely the verdict is, as ``97 %``; nothing where it is sure or not known."""
-        if self.probability is None or self.verdict in ("yes", "no"):
+        if self.probability is None or self.is_sure:
             return ""
         return f"{min(99, max(1, int(100 * (self.probability if self.fits else 1 - self.probability))))} %"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the verdict."""
         return {**asdict(self), "verdict": self.verdict}
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """Something the reader must know. ``kind``: ``headline`` (stands beside the verdict), ``assumed`` (a line's value
-    that decides a size or a branch), ``unknown`` (counted, not modelled), ``warning`` or ``note``."""
-
-    kind: str
-    message: str
-    count: int = 1
 
 
 class Findings(NamedTuple):
@@ -390,7 +386,7 @@ class Estimate:
                 "managed_bytes": self.managed_bytes,
             },
             "assumptions": list(self.assumptions),
-            "diagnostics": [asdict(d) for d in self.diagnostics],
+            "diagnostics": [found.to_dict() for found in self.diagnostics],
             "details": dict(self.details),
             "pools": [asdict(pool) for pool in self.pools],
             "held": [asdict(held) for held in self.held],

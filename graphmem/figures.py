@@ -131,6 +131,9 @@ def seen(offsets: Iterable[int]) -> Spread:
 # --- causes -----------------------------------------------------------------------------------------------------------
 
 BOUNDS, MEASURED, UNKNOWN = "bounds", "measured", "unknown"
+#: How many times the reserved peak the causes that nothing bounds are taken to make it at the most (docs/modeling/
+#: certainty.md, "The verdict").
+MOST_TIMES = 50
 #: The levels of an estimate that an error in the allocator's trace reaches; device memory is all of these and more.
 TRACE_LEVELS = ("requested", "allocated", "reserved", "device")
 
@@ -139,7 +142,8 @@ TRACE_LEVELS = ("requested", "allocated", "reserved", "device")
 class Cause:
     """Why figures may be others. ``spreads``: level -> how far off it may be; a level that is not there is not touched.
     ``inside``: the share of runs that is expected between the ends, None where nobody counted; ``count``: of how many
-    it was measured."""
+    it was measured. ``times``: of a cause that nothing bounds above, how many times the reserved peak is taken to be
+    enough for it all the same, None where no room is."""
 
     name: str
     basis: str
@@ -147,6 +151,7 @@ class Cause:
     spreads: Mapping[str, Spread]
     inside: float | None = None
     count: int = 0
+    times: int | None = None
 
     def spread(self, level: str) -> Spread:
         """How far off the level may be."""
@@ -203,6 +208,13 @@ class Doubts:
     def at(self, level: str, share: float) -> int:
         """Bytes that it is off at most in this share of runs, but for what nothing bounds."""
         return sum(cause.spread(level).at(share) for cause in self.causes)
+
+    @property
+    def times(self) -> int | None:
+        """How many times the reserved peak is room enough for what nothing bounds above; None where no room is."""
+        found = [cause.times for cause in self.causes if cause.spread("device").above]
+        known = [times for times in found if times is not None]
+        return max(known, default=1) if len(known) == len(found) else None
 
     def about(self, level: str) -> Sequence[Cause]:
         """The causes that touch a level."""

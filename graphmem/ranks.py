@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from graphmem.captures import Captures, Say, unheard, within
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
-from graphmem.estimate import Diagnostic, Estimate
+from graphmem.estimate import Estimate
 from graphmem.question import Question
 from graphmem.simulate import answer
 from graphmem.trace import Trace
@@ -117,25 +118,22 @@ class _Job:
         failed = self._failed()
         if failed:
             details["program"] = self.done[failed[0]].estimate.details["program"]
-        remarks = tuple(Diagnostic("headline", text) for text in self._headlines(most, failed))
+        remarks = self._headlines(most, failed)
         return replace(estimate, diagnostics=(*remarks, *estimate.diagnostics), details=details)
 
     def _failed(self) -> list[int]:
         """Processes whose program ended with an error."""
         return [rank for rank in sorted(self.done) if self.done[rank].estimate.details.get("program", {}).get("code")]
 
-    def _headlines(self, most: int, failed: Sequence[int]) -> Iterator[str]:
+    def _headlines(self, most: int, failed: Sequence[int]) -> Iterator[Diagnostic]:
         for rank in failed:
-            yield f"rank {rank}: {self.done[rank].estimate.details['program']['words']}"
+            yield Code.RANK_FAILED.about(rank=rank, ending=self.done[rank].estimate.details["program"]["words"])
         estimate, first = self.done[most].estimate, self.done[min(self.done)].estimate
         if estimate.device > first.device:
             more = format_bytes(estimate.device - first.device)
-            yield (
-                f"rank {most} holds the most of {self.processes.world_size}, {more} more than rank {min(self.done)}; "
-                "the figures are its"
-            )
+            yield Code.RANK_FULLEST.about(rank=most, ranks=self.processes.world_size, more=more, first=min(self.done))
         if self.is_cut:
-            yield f"more than {MOST_ANALYSED} processes differ, and only so many were analysed"
+            yield Code.RANKS_CUT.about(most=MOST_ANALYSED)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from graphmem.devices import DEFAULT_DEVICE, Device
-from graphmem.estimate import Diagnostic
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.figures import Figure
+from graphmem.labels import WORKSPACES_OF_CUDNN
 from graphmem.question import Question
 from graphmem.replay import Replay
 from graphmem.trace import Trace
@@ -19,19 +20,19 @@ _NOTABLE = 0.02
 def headlines(device: Device) -> Iterator[Diagnostic]:
     """What must be read before any figure for this card."""
     if device.compute_capability is None:
-        yield Diagnostic(
-            "headline",
-            f"{device.name} is no NVIDIA card: operators are assumed to take what they take on an {DEFAULT_DEVICE}, "
-            "in PyTorch's allocator, which ROCm shares. The workspaces of hipBLASLt (80 MiB in the ROCm release of "
-            "PyTorch 2.13, pull request 197201) and of MIOpen are not modelled",
-        )
+        yield Code.NOT_NVIDIA.about(card=device.name, stands_in=DEFAULT_DEVICE)
+
+
+def no_card_named(gpu: str) -> str:
+    """What is said where this card was taken because none was named."""
+    return f"no GPU was named: {gpu} (give --gpu)"
 
 
 def device_notes(question: Question, context: Sequence[Figure]) -> list[str]:
     """What is assumed of the card of a question."""
     device, notes = question.setting.device, []
     if question.device is None:
-        notes.append(f"no GPU was named: {device.name} (give --gpu)")
+        notes.append(no_card_named(device.name))
     if not device.context_measured:
         notes.extend(f"{figure.name} of {device.name}: {figure.source}" for figure in context)
     if device.capacity_assumed:
@@ -43,18 +44,13 @@ def plans_told(limited: Replay | None) -> tuple[Diagnostic, ...]:
     """What there is to say of a card that refuses libraries their workspaces."""
     if limited is None or not limited.later_plans:
         return ()
-    words = "cuDNN runs convolutions of this shape with a later plan, because the first one's workspace does not fit"
-    return (Diagnostic("note", words, limited.later_plans),)
+    return (Code.LATER_PLAN.about(count=limited.later_plans),)
 
 
 def workspaces_told(trace: Trace, peak: int) -> tuple[Diagnostic, ...]:
     """How much of the answer may be workspaces that cuDNN could tell."""
-    sizes = [storage.bytes for storage in trace.storages if storage.label.startswith("cuDNN workspace")]
+    sizes = [storage.bytes for storage in trace.storages if storage.label in WORKSPACES_OF_CUDNN]
     largest = max(sizes, default=0)
     if not peak or not largest or largest < _NOTABLE * peak:  # nothing was reserved: the first request was refused
         return ()
-    words = (
-        f"workspaces of convolutions are predicted, the largest of {format_bytes(largest)}, {largest / peak:.0%} of "
-        "the reserved peak; with graphmem[cudnn] installed cuDNN tells them itself"
-    )
-    return (Diagnostic("note", words),)
+    return (Code.PLANS_PREDICTED.about(largest=format_bytes(largest), share=largest / peak),)

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from graphmem.diagnostics import Diagnostic
 from graphmem.figures import Communicator
 from graphmem.textbook import Sharded
 from graphmem.trace import Trace
@@ -34,16 +35,16 @@ class RunMode:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a step. Messages are counted: message -> how often."""
+    """One run of a step. Diagnostics are counted: diagnostic -> how often."""
 
     trace: Trace
     step: str = ""  # in words
     notes: tuple[str, ...] = ()  # remarks for the reader
     planned: Taken | None = None  # what the runtime that planned it says of it; None of a captured step
     # What was not certain:
-    assumed: Mapping[str, int] = field(default_factory=dict)  # what had to be assumed, or is not modelled
-    decided: Mapping[str, int] = field(default_factory=dict)  # assumed values that decide, and their lines
-    refusals: tuple[str, ...] = ()  # who was refused memory and went on
+    assumed: Mapping[Diagnostic, int] = field(default_factory=dict)  # what had to be assumed, or is not modelled
+    decided: Mapping[Diagnostic, int] = field(default_factory=dict)  # assumed values that decide, and their lines
+    refusals: tuple[Diagnostic, ...] = ()  # who was refused memory and went on
     card_answers: Mapping[str, Any] = field(default_factory=dict)  # what the step's own code asked it
     limit: Hashable = None  # what decided when memory ran out, where the run could be refused some
     # What was run:

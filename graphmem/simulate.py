@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from graphmem.capture.threads import turn
 from graphmem.captures import Captures, could_go_on, within
 from graphmem.causes import (
-    CUT_SHORT,
     Outcome,
     cause_of_version,
     causes_of_context,
@@ -22,15 +21,16 @@ from graphmem.causes import (
     together,
 )
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic, counted
 from graphmem.errors import CaptureError, GraphmemError, TraceError, UsageError
-from graphmem.estimate import Diagnostic, Estimate, Peak, found_later
-from graphmem.figures import Cause, Doubts, Figure, Loads
+from graphmem.estimate import Estimate, Peak, found_later
+from graphmem.figures import Cause, Loads
 from graphmem.question import Question
 from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
 from graphmem.replay import Replay
 from graphmem.run import Run
 from graphmem.runtimes import all_runtimes
-from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken
+from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken, doubts_of
 from graphmem.sources import OnnxModel, TorchModel
 from graphmem.summarize import fits_card, summarize
 from graphmem.textbook import Sharded, compared
@@ -168,7 +168,9 @@ def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Versi
 _MOST_TRIED = 8
 
 
-def _of_other_values(question: Question, decided: Mapping[str, int], say: Callable[[str], None]) -> dict[str, Outcome]:
+def _of_other_values(
+    question: Question, decided: Collection[Diagnostic], say: Callable[[str], None]
+) -> dict[str, Outcome]:
     """What lines that read assumed values lead to with others, each an analysis of its own. A line is left out where
     nothing says how far its values go, where an analysis fails, and where it assumes something at other lines."""
     from graphmem.capture.values.assumed_values import alternatives  # only captures assume values
@@ -183,15 +185,15 @@ def _of_other_values(question: Question, decided: Mapping[str, int], say: Callab
                 step = replace(question.step, assume=(*question.step.assume, (place, value)))
                 other = replace(question, training=step, bounds=False, top=0)
                 theirs = answer(other, say=within(say, f"{place} read as {value:g}"), figures_only=True)
-                if _lines_assumed(theirs) - {message.rpartition(": ")[0] for message in decided}:
+                if _lines_assumed(theirs.diagnostics) - _lines_assumed(decided):
                     raise CaptureError("other lines decide then")
                 peaks.append(theirs.peak)
             found[place] = Outcome(" and ".join(f"{value:g}" for value in values), tuple(peaks))
     return found
 
 
-def _lines_assumed(estimate: Estimate) -> set[str]:
-    return {one.message.rpartition(": ")[0] for one in estimate.diagnostics if one.kind == "assumed"}
+def _lines_assumed(diagnostics: Iterable[Diagnostic]) -> set[str]:
+    return {one.place for one in diagnostics if one.kind == "assumed"}
 
 
 # --- what runs it -----------------------------------------------------------------------------------------------------
@@ -250,13 +252,10 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
     setting, taken = question.setting, runtime.take(run.trace)
     assumptions = [*run.notes, *version_notes(setting.torch_version, run.installed_version)]
     assumptions.extend(f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
-    headlines = beyond_known(setting.torch_version)
+    newer = beyond_known(setting.torch_version)
     if question.step.compile is not None:
-        headlines += other_compiler(setting.torch_version, run.installed_version)
-    diagnostics = [Diagnostic("headline", message) for message in headlines]
-    diagnostics += [Diagnostic("assumed", message, count) for message, count in run.decided.items()]
-    diagnostics.extend(Diagnostic("note", message) for message in run.refusals)
-    diagnostics.extend(Diagnostic("unknown", message, count) for message, count in run.assumed.items())
+        newer += other_compiler(setting.torch_version, run.installed_version)
+    diagnostics = [*newer, *counted(run.decided), *run.refusals, *counted(run.assumed)]
     details: dict[str, Any] = {}
     if run.groups and isinstance(question.step, Training) and question.step.processes is not None:
         processes = question.step.processes
@@ -271,13 +270,12 @@ def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime
         if run.sandbox:
             details["sandbox"] = run.sandbox
         if run.ending.failed:
-            diagnostics.append(Diagnostic("headline", f"{run.ending.words()}{CUT_SHORT}"))
+            diagnostics.append(Code.PROGRAM_FAILED.about(ending=run.ending.words()))
     if isinstance(question.step, Training) and not run.is_own_step and _is_torch_loop(loaded):
         details["loop"] = {"loop": question.step.loop, "output_bytes": run.output_bytes}
     if run.cudnn is not None:
         assumptions.extend(run.cudnn.notes())
-        refused = run.cudnn.refused()
-        diagnostics.extend(Diagnostic("warning", message, count) for message, count in refused.items())
+        diagnostics.extend(run.cudnn.refused())
         details["cudnn"] = run.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
@@ -300,7 +298,8 @@ def replay_recorded(trace: Trace, question: Question) -> Estimate:
         details["recorded"] = {"reserved_bytes": _recorded_bytes(notes["recorded peak reserved"])}
     remarks = tuple(f"{key}: {value}" for key, value in trace.notes if key != "recorded peak reserved" and value)
     loads = loads_of(trace, question.setting.device, eager=False)  # the environment was another machine's
-    traced = Traced(Taken(trace, remarks), trace.source, "recorded run", details, loads)
+    taken = Taken(trace, remarks, proven="the recording itself")
+    traced = Traced(taken, trace.source, "recorded run", details, loads)
     return replay_on(traced, runtime, runtime.parse(settings, question.setting), question)
 
 
@@ -322,8 +321,14 @@ def replay_on(traced: Traced, runtime: Runtime[Any], options: Any, question: Que
     context = (*question.setting.device.outside(loads), *taken.outside)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = runtime.run(taken.trace, options, setting)
-    doubts = _doubts(traced, runs, context, setting.device, lambda one: _peak(runtime.run(one, options, setting).main))
-    diagnostics: Any = (*headlines(setting.device), *taken.diagnostics, *plans_told(runs.limited), *runs.diagnostics)
+    said = (*headlines(setting.device), *taken.diagnostics)
+    doubts = together(
+        _doubts_of_trace(traced, said, runs, setting.device, lambda one: runtime.run(one, options, setting)),
+        doubts_of(runtime, taken),
+        runs.doubts,
+        causes_of_context(context),
+    )
+    diagnostics: Any = (*said, *plans_told(runs.limited), *runs.diagnostics)
     if not traced.details.get("cudnn", {}).get("plans_asked"):
         diagnostics = (*diagnostics, *workspaces_told(taken.trace, runs.main.peak_reserved_bytes))
     details: Mapping[str, Any] = {**traced.details, **runs.details}
@@ -368,19 +373,16 @@ def _beside_formulas(estimate: Estimate, model: Sharded, optimizer: str) -> Esti
     return replace(estimate, details={**estimate.details, "formulas": told})
 
 
-def _doubts(
-    traced: Traced, runs: Runs, context: Sequence[Figure], device: Device, rerun: Callable[[Trace], Peak]
-) -> Doubts:
-    """Why the figures of a run may be others; ``rerun`` gives the peak of its trace with other sizes."""
-    taken, peak = traced.taken, _peak(runs.main)
+def _doubts_of_trace(
+    traced: Traced, diagnostics: Sequence[Diagnostic], runs: Runs, device: Device, run: Callable[[Trace], Runs]
+) -> list[Cause]:
+    """Why the figures of a trace may be others; ``run`` runs it with other sizes."""
+    peak = _peak(runs.main)
     version = traced.doubt_of_version(peak)
-    return together(
-        causes_of_trace(taken.trace, peak, taken.diagnostics, rerun, device, traced.tried),
-        [] if version is None else [version],
-        taken.doubts,
-        runs.doubts,
-        causes_of_context(context),
+    found = causes_of_trace(
+        traced.taken.trace, peak, diagnostics, lambda other: _peak(run(other).main), device, traced.tried
     )
+    return [*found, *([] if version is None else [version])]
 
 
 def _peak(run: Replay) -> Peak:

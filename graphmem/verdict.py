@@ -53,7 +53,8 @@ def holding(setting: Setting, context_bytes: int) -> Setting:
 
 def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], Runs], setting: Setting) -> float | None:
     """The share of runs that fit, or None where something that nothing bounds may decide. ``run`` runs the trace
-    beside a context of so many bytes, with which every doubt is counted, as if the card had so much less room.
+    beside a context of so many bytes, with which every doubt is counted, as if the card had so much less room. What
+    nothing bounds does not decide where the card holds the reserved peak as many times as :attr:`Doubts.times` says.
 
     It runs again only where the sizes leave it open.
     """
@@ -63,7 +64,7 @@ def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], R
 
     fits_at_most, fits_at_least = fits(1.0), fits(0.0)
     if fits_at_most:
-        return 1.0 if doubts.most("device") is not None else None
+        return 1.0 if doubts.most("device") is not None or _has_room(runs, doubts, setting) else None
     if not fits_at_least:
         return 0.0 if doubts.least("device") is not None else None
     if doubts.most("device") is None or doubts.least("device") is None:
@@ -73,6 +74,13 @@ def probability(trace: Trace, runs: Runs, doubts: Doubts, run: Callable[[int], R
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return (low + high) / 2
+
+
+def _has_room(runs: Runs, doubts: Doubts, setting: Setting) -> bool:
+    """Whether the card holds the reserved peak so many times, beside the context and all that is bounded."""
+    device, times = setting.device, doubts.times
+    room = device.capacity_bytes - device.taken_bytes - doubts.at("device", 1.0)
+    return times is not None and times * runs.main.peak_reserved_bytes <= room
 
 
 def _fits(trace: Trace, runs: Runs, size: int, run: Callable[[int], Runs], setting: Setting) -> bool:

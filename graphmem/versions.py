@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
 
 Version = tuple[int, int]
@@ -103,22 +104,18 @@ def version_notes(asked: tuple[int, int], installed: tuple[int, int]) -> list[st
     return notes
 
 
-def beyond_known(asked: tuple[int, int]) -> list[str]:
+def beyond_known(asked: tuple[int, int]) -> list[Diagnostic]:
     """For the headline: that a version is newer than any whose rules are known; nothing for the others."""
     if asked <= NEWEST:
         return []
-    newest = words(NEWEST)
-    return [f"PyTorch {words(asked)} is newer than {newest}, the newest known: the rules of {newest} are applied"]
+    return [Code.VERSION_NEWER.about(asked=words(asked), newest=words(NEWEST))]
 
 
-def other_compiler(asked: tuple[int, int], installed: tuple[int, int]) -> list[str]:
+def other_compiler(asked: tuple[int, int], installed: tuple[int, int]) -> list[Diagnostic]:
     """For the headline of a compiled step: that the compiler is not that of the version asked for."""
     if asked == installed:
         return []
-    return [
-        f"compiled by PyTorch {words(installed)}, which is installed: what {words(asked)}'s compiler fuses and saves "
-        f"instead is not known; install {words(asked)} for its own"
-    ]
+    return [Code.OTHER_COMPILER.about(installed=words(installed), asked=words(asked))]
 
 
 #: Variables of the environment that say how large libraries' workspaces are and how long they stay, and which library

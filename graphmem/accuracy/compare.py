@@ -15,6 +15,7 @@ from graphmem.accuracy.workers import side_by_side
 from graphmem.devices import Device, described_device, device_named
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.estimate import Peak
+from graphmem.labels import ESTIMATES
 from graphmem.question import Question
 from graphmem.simulate import answer
 from graphmem.trace import Trace
@@ -138,7 +139,7 @@ def predict(case: Case, machine: Machine, *, keep_trace: bool = False) -> Predic
     except GraphmemError as error:
         return Predicted(error=str(error))
     storages = estimate.trace.storages if estimate.trace is not None else ()
-    guessed = [storage.bytes for storage in storages if storage.label.endswith("(estimate)")]
+    guessed = [storage.bytes for storage in storages if storage.label in ESTIMATES]
     unknown = sum(item.count for item in estimate.diagnostics if item.kind == "unknown")
     trace = estimate.trace if keep_trace else None
     workspaces = estimate.breakdown.get("WORKSPACE", 0)

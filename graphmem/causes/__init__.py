@@ -16,11 +16,13 @@ from importlib.resources import files
 from typing import Any
 
 from graphmem.devices import DEFAULT_DEVICE, Device, device_named
-from graphmem.estimate import Diagnostic, Peak
+from graphmem.diagnostics import CUT_SHORT, INSIDE, MEANINGS, OPERATORS, VALUES, Diagnostic, Effect
+from graphmem.estimate import Peak
 from graphmem.figures import (
     BOUNDS,
     EXACT,
     MEASURED,
+    MOST_TIMES,
     TRACE_LEVELS,
     UNKNOWN,
     Cause,
@@ -32,34 +34,22 @@ from graphmem.figures import (
     seen,
     unknown,
 )
+from graphmem.labels import CUDNN_ESTIMATE, CUFFT, TIMING, TIMING_ESTIMATE
 from graphmem.trace import Trace
 from graphmem.versions import NEWEST, RECORDED, Version, words
 
-#: What assumptions that are told as ``unknown`` begin with, where they change no size.
-_HARMLESS = (
-    "values that are read back for logs",
-    "values were taken to be finite",
-    "parameters and samples of torch.distributions",
-    "--assume ",
-    "host tensors exceeded the budget",
-    "random numbers of the host",
-)
-#: Where the most that there can be was assumed: figures may be less, and nothing says by how much.
-_AT_MOST = (
-    "nonzero, boolean masks and unique were assumed to select 100%",
-    "indices of sparse gradients",
-    "targets of ctc_loss",
-    "matrix_exp was taken",
-    "a padding mask of unknown values was taken to pad nothing",
-    "generation goes on",
-    "steps of L-BFGS went on",
-)
-#: What is said of a program that raised an error of its own.
-CUT_SHORT = "; the figures are of what it did until then"
-#: Where less than there can be was counted: figures may be more.
-_NOT_CHECKED, _NOT_MODELLED = ("not checked: ",), ("memory inside operators is not modelled: ", "working buffers of ")
-#: Of operators whose work area has bounds of its own.
-_BOUNDED = "aten._fft_"
+#: Sources of the causes that diagnostics share, where they are not the diagnostics themselves.
+_SOURCES = {
+    OPERATORS: "{kinds} kinds, of which nobody recorded what they take",
+    INSIDE: "of {kinds} kinds, whose library tells it on a card alone",
+    CUT_SHORT: "what it would have done after",
+}
+#: Whether figures may be less, and more, by the effect of a diagnostic.
+_OPEN = {
+    Effect.AT_MOST: Spread(below=True),
+    Effect.MORE: Spread(above=True),
+    Effect.UNBOUNDED: Spread(below=True, above=True),
+}
 
 
 def causes_of_context(context: Sequence[Figure]) -> list[Cause]:
@@ -95,24 +85,20 @@ class _Area:
 
 def _areas(trace: Trace) -> Iterator[_Area]:
     labels = [storage.label for storage in trace.storages]
-    timing = [s.bytes for s in trace.storages if s.label.startswith(_TIMING)]
-    timed = tuple(index for index, label in enumerate(labels) if label == _CHOSEN_ON_CARD)
+    timing = [s.bytes for s in trace.storages if s.label in (TIMING, TIMING_ESTIMATE)]
+    timed = tuple(index for index, label in enumerate(labels) if label == CUDNN_ESTIMATE)
     if timing and timed:
         largest = max(timing)
         words = (
             "the fastest plan runs, which only a card can tell: between none and the largest workspace of those timed"
         )
         yield _Area("cudnn.benchmark", words, timed, lambda _: 0, lambda size: max(size, largest))
-    work = tuple(index for index, label in enumerate(labels) if label == _WORK_AREA)
+    work = tuple(index for index, label in enumerate(labels) if label == CUFFT)
     if work:
         words = "cuFFT's guide: between one and eight times the complex elements of a batch"
         yield _Area("cuFFT's work areas", words, work, lambda size: size, lambda size: _CUFFT_MOST * size)
 
 
-#: Labels of storages that rules give (kernels/rules): workspaces in which plans are timed, of the plan that was the
-#: fastest, and of cuFFT.
-_TIMING, _CHOSEN_ON_CARD = "cuDNN workspace for timing plans", "cuDNN workspace (estimate)"
-_WORK_AREA = "cuFFT work area (estimate)"
 #: cuFFT's guide: work areas take between one and eight times the complex elements of a batch.
 _CUFFT_MOST = 8
 
@@ -150,25 +136,22 @@ def _of_plans(trace: Trace, peak: Peak, device: Device) -> Iterator[Cause]:
 
 
 def _of_diagnostics(diagnostics: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
-    told = [item.message for item in diagnostics if item.kind == "unknown"]
-    unchecked = [message for message in told if message.startswith(_NOT_CHECKED)]
-    hidden = [message for message in told if message.startswith(_NOT_MODELLED) and _BOUNDED not in message]
-    fewer = [message for message in told if message.startswith(_AT_MOST)]
-    passed = (*_HARMLESS, *_AT_MOST, *_NOT_CHECKED, *_NOT_MODELLED)
-    others = [message for message in told if not message.startswith(passed)]
-    decided = [item.message for item in diagnostics if item.kind == "assumed"]
-    if unchecked:
-        yield unknown("operators not checked", f"{len(unchecked)} kinds, of which nobody recorded what they take")
-    if hidden:
-        yield unknown("memory inside operators", f"of {len(hidden)} kinds, whose library tells it on a card alone")
-    if fewer:
-        spread = Spread(below=True)
-        yield Cause("assumed to be the most", UNKNOWN, "; ".join(fewer), dict.fromkeys(TRACE_LEVELS, spread))
-    if any(item.kind == "headline" and item.message.endswith(CUT_SHORT) for item in diagnostics):
-        yield unknown("a program that failed", "what it would have done after")
-    yield from _of_values(decided, peak, tried)
-    if others:
-        yield unknown("assumptions", "; ".join(others), below=True)
+    """A cause for all diagnostics whose meaning names the same one, in the order of :data:`MEANINGS`."""
+    for name in dict.fromkeys(meaning.cause for meaning in MEANINGS.values() if meaning.effect in _OPEN):
+        found = [one for one in diagnostics if one.meaning.cause == name]
+        if name == VALUES:
+            yield from _of_values(found, peak, tried)
+        elif found:
+            source = _SOURCES.get(name, "{messages}")
+            yield _open(name, source.format(kinds=len(found), messages="; ".join(one.message for one in found)), found)
+
+
+def _open(name: str, source: str, found: Sequence[Diagnostic]) -> Cause:
+    """A cause with an end that nothing bounds. Where none of its diagnostics is of any size, much room is enough."""
+    effects = {one.effect for one in found}
+    spread = Spread(below=any(_OPEN[one].below for one in effects), above=any(_OPEN[one].above for one in effects))
+    times = None if any(one.meaning.any_size for one in found) else MOST_TIMES
+    return Cause(name, UNKNOWN, source, dict.fromkeys(TRACE_LEVELS, spread), times=times)
 
 
 @dataclass(frozen=True)
@@ -179,9 +162,9 @@ class Outcome:
     peaks: tuple[Peak, ...]
 
 
-def _of_values(decided: Sequence[str], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
+def _of_values(decided: Sequence[Diagnostic], peak: Peak, tried: Mapping[str, Outcome]) -> Iterator[Cause]:
     """A cause for every line whose other values were analysed, and one for all others."""
-    places = dict.fromkeys(message.rpartition(": ")[0] for message in decided)
+    places = dict.fromkeys(one.place for one in decided)
     for place in [one for one in places if one in tried]:
         found = tried[place]
         spreads = {level: _between(peak, found.peaks, level) for level in TRACE_LEVELS}
@@ -191,7 +174,8 @@ def _of_values(decided: Sequence[str], peak: Peak, tried: Mapping[str, Outcome])
     if left:
         lines = f"{left} {'line that decides' if left == 1 else 'lines that decide'} a size or a branch"
         told = "until --assume says what is read there" + ("" if tried else ", or --bounds analyses other values")
-        yield unknown("values assumed", f"{lines}, which nothing bounds {told}", below=True)
+        others = [one for one in decided if one.place not in tried]
+        yield _open(VALUES, f"{lines}, which nothing bounds {told}", others)
 
 
 # --- versions of PyTorch ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from graphmem.cudnn.plans import INSTANT, MODE_B, Convolution
 from graphmem.cudnn.recurrent import Network
 from graphmem.cudnn.worker import version_text
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.sandbox.guard import own
 
@@ -179,15 +180,10 @@ class Cudnn:
             said.append(f"cuDNN's plans for {self._card.name} assume the clocks of an H200")
         return said
 
-    def refused(self) -> dict[str, int]:
-        """How many calls took the built-in model's workspace because there was no plan, by cuDNN's reason."""
-        found = {}
-        for said, reasons in (
-            ("convolutions that cuDNN did not plan and the built-in model did", self._refused),
-            ("recurrent networks of which cuDNN did not tell the spaces and the built-in model did", self._silent),
-        ):
-            found.update({f"{said}: {why}": count for why, count in reasons.items()})
-        return found
+    def refused(self) -> list[Diagnostic]:
+        """Calls that took the built-in model's workspace because there was no plan, by cuDNN's reason."""
+        by_code = ((Code.CUDNN_NO_PLAN, self._refused), (Code.CUDNN_NO_SPACES, self._silent))
+        return [code.about(count=count, reason=why) for code, reasons in by_code for why, count in reasons.items()]
 
     def details(self) -> dict[str, Any]:
         """The findings for machines; empty where nobody asked."""

@@ -59,7 +59,7 @@ class Holder:
 class Attempt:
     """One change. ``spare_bytes``: what was never reserved where it saves the run, else None. Where it does not,
     ``missing_bytes`` is what the request that was refused then lacked, where that is known: the same request, unless
-    ``earlier`` is true."""
+    ``earlier`` is true. ``batch``: the batch that was tried, None for that of the run."""
 
     change: str
     options: str
@@ -67,6 +67,7 @@ class Attempt:
     spare_bytes: int | None = None
     missing_bytes: int | None = None
     earlier: bool = False
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def post_mortem(
     if batch is not None and batch > 1 and repeats:
         say("a batch of one less")
         smaller = _with_smaller_batch(trial.trace, valleys, batch)
-        attempts.append(trial.attempt(f"a batch of {batch - 1} instead of {batch} (about)", "", settings, smaller))
+        tried = trial.attempt(f"a batch of {batch - 1} instead of {batch} (about)", "", settings, smaller)
+        attempts.append(replace(tried, batch=batch - 1))
     return PostMortem(
         requested_bytes=death.requested_bytes,
         segment_bytes=segment,

@@ -216,10 +216,7 @@ def _engine(name: str, say: Say) -> Engine:
         from graphmem.planning import generating
 
         return generating.Transformers(say)
-    try:
-        return engine_named(name)
-    except UsageError as error:
-        raise UsageError(f"{error}, {CAPTURED}" if str(error).startswith("unknown engine") else str(error)) from None
+    return engine_named(name, beside=(CAPTURED,))
 
 
 @dataclass(frozen=True)

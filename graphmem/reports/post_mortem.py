@@ -66,7 +66,7 @@ def attempt_rows(dead: Dead) -> Iterator[tuple[str, str]]:
     """(change, how the run ends with it)."""
     for one in dead["attempts"]:
         yield one["change"], _outcome(one)
-    if dead["repeats"] and not any(one["change"].startswith("a batch of") for one in dead["attempts"]):
+    if dead["repeats"] and all(one["batch"] is None for one in dead["attempts"]):
         yield "a batch of one less", "not tried: give --batch N, the batch of the run"
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from graphmem.estimate import Estimate, Fit
+from graphmem.remarks import no_card_named
 
 #: Wide enough for every table graphmem prints; a narrow terminal wraps its own lines.
 WIDTH = 140
@@ -32,13 +33,13 @@ def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def assumed_card(estimate: Estimate | None) -> list[str]:
     """A line for the reader where the card of the estimate was not named but assumed."""
-    lines = estimate.assumptions if estimate is not None else ()
-    return [line for line in lines if line.startswith("no GPU was named")]
+    line = no_card_named(estimate.gpu) if estimate is not None else ""
+    return [line] if estimate is not None and line in estimate.assumptions else []
 
 
 def verdict_words(fit: Fit) -> str:
     """``fits``, ``likely fits (97 %)``, ``does not fit``."""
-    likely = "likely " if fit.verdict.startswith("likely") else ""
+    likely = "" if fit.is_sure else "likely "
     return f"{likely}{'fits' if fit.fits else 'does not fit'}{f' ({fit.chance})' if fit.chance else ''}"
 
 

@@ -192,7 +192,7 @@ def verdict(estimate: Estimate) -> Sequence[str]:
         return [clean(line) for line in post_mortem.sentences(dead)]
     if fit is None:
         return (f"Needs {format_bytes(estimate.device)} of device memory. No GPU was named to compare with.",)
-    likely, gpu = "LIKELY " if fit.verdict.startswith("likely") else "", clean(fit.gpu)
+    likely, gpu = "" if fit.is_sure else "LIKELY ", clean(fit.gpu)
     gpu += f" ({fit.chance})" if fit.chance else ""
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
     card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"

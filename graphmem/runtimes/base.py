@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from graphmem.allocators.base import Allocator
 from graphmem.devices import Device
+from graphmem.diagnostics import Diagnostic
 from graphmem.errors import UsageError
-from graphmem.estimate import Diagnostic, Findings
-from graphmem.figures import Cause, Figure
+from graphmem.estimate import Findings
+from graphmem.figures import Cause, Figure, unknown
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.trace import Trace
@@ -67,7 +68,8 @@ class Taken:
 
     ``findings`` finds out what else there is to say of the run under some options; it is called when somebody looks.
     ``doubts``: why the runtime's own part in it may be otherwise; ``outside``: what its libraries hold beside the
-    allocator.
+    allocator. ``proven``: the recordings that the trace was compared with, but for what ``doubts`` say; "" for none,
+    and then all of it is in doubt.
     """
 
     trace: Trace
@@ -76,6 +78,7 @@ class Taken:
     findings: Callable[[Any], Findings] | None = None
     doubts: tuple[Cause, ...] = ()
     outside: tuple[Figure, ...] = ()
+    proven: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ class Runtime(Protocol[Options]):
     graphs: Graphs = Graphs.REFUSED
     #: Whether it takes the trace of a captured step.
     captures: bool = True
+    #: The recordings that its allocator was compared with; "" for none, and then every figure is in doubt.
+    proven: str = ""
     #: Whether settings of the step, such as its precision or its optimizer, are worth advice.
     step_advice: bool = False
 
@@ -163,6 +168,16 @@ class Runtime(Protocol[Options]):
     def changes(self, alloc_conf: str | None) -> Iterator[Change]:
         """Options that are worth a try where memory is short, beside those given."""
         return iter(())
+
+
+def doubts_of(runtime: Runtime[Any], taken: Taken) -> tuple[Cause, ...]:
+    """Why the runtime's part in the figures may be otherwise: what it says itself, and what it does not prove."""
+    parts = ((runtime.proven, "allocator"), (taken.proven, "trace"))
+    doubted = [f"its {part}" for proof, part in parts if not proof]
+    if not doubted:
+        return taken.doubts
+    source = f"{' and '.join(doubted)}: it names no recordings that they were compared with"
+    return (unknown(f"the runtime {runtime.name}", source, below=True), *taken.doubts)
 
 
 def within_card(trace: Trace, make: Callable[[int | None], Allocator], device: Device) -> Runs:

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 
 from graphmem.allocators.mxnet_pooled import MXNetPooledStorage, PoolConfig
 from graphmem.errors import UsageError
-from graphmem.figures import unknown
 from graphmem.runtimes.base import Runs, Runtime, Setting, Taken, within_card
 from graphmem.trace import Trace
 
@@ -68,7 +67,10 @@ class MXNet(Runtime[PoolConfig]):
 
     def take(self, trace: Trace) -> Taken:
         """The trace as it is: MXNet is taken to run PyTorch's operators."""
-        return Taken(trace, (CAPTURED_ASSUMED,), doubts=(_NEVER_RECORDED,))
+        return Taken(
+            trace,
+            (CAPTURED_ASSUMED,),
+        )
 
     def run(self, trace: Trace, options: PoolConfig, setting: Setting) -> Runs:
         """Replayed in a pool without end and, where that exceeds the card, in one that nobody else uses the card of."""
@@ -82,6 +84,4 @@ class MXNet(Runtime[PoolConfig]):
         return within_card(trace, make, card)
 
 
-#: What no recording holds.
-_NEVER_RECORDED = unknown("MXNet", "its operators and its planning were never compared with a card", below=True)
 RUNTIME = MXNet()

@@ -7,10 +7,10 @@ A package elsewhere names an object in the entry-point group :data:`GROUP`, unde
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from graphmem.errors import UsageError
+from graphmem.plugins import Plugins
 
 if TYPE_CHECKING:
     from graphmem.serving.base import Engine
@@ -22,28 +22,25 @@ BUILT_IN = ("vllm", "llamacpp", "sglang", "tensorrtllm", "tgi", "onnxruntimegena
 
 
 def engine_names() -> tuple[str, ...]:
-    """The names of all engines, graphmem's own first."""
-    return (*BUILT_IN, *sorted({entry.name for entry in entry_points(group=GROUP)} - set(BUILT_IN)))
+    """The names of all engines, graphmem's own first. Raises :class:`UsageError` for one that is there twice."""
+    return _ENGINES.names()
 
 
-def engine_named(name: str) -> Engine:
-    """The engine of this name. Raises :class:`UsageError` listing the accepted ones, and for a plug-in that cannot be
-    loaded or is none."""
+def engine_named(name: str, beside: Sequence[str] = ()) -> Engine:
+    """The engine of this name; case, dashes and underscores do not matter. Raises :class:`UsageError` listing the
+    accepted ones, with those ``beside`` that the caller knows, and for a plug-in that cannot be loaded or is none."""
+    return _ENGINES.named(name, beside)
+
+
+def _own(name: str) -> Engine:
+    engine: Engine = importlib.import_module(f"{__name__}.{name}").ENGINE
+    return engine
+
+
+def _protocol() -> type:
     from graphmem.serving.base import Engine
 
-    key = name.strip().lower()
-    if key in BUILT_IN:
-        engine: Engine = importlib.import_module(f"{__name__}.{key}").ENGINE
-        return engine
-    for entry in entry_points(group=GROUP):
-        if entry.name == key:
-            try:
-                loaded = entry.load()
-            except Exception as error:  # whatever the package raises
-                raise UsageError(f"the engine {key!r} cannot be loaded: {type(error).__name__}: {error}") from error
-            if not isinstance(loaded, Engine) or isinstance(loaded, type) or loaded.name != key:
-                raise UsageError(
-                    f"{entry.value} is no engine {key!r}, as graphmem.serving.base.Engine says what one is"
-                )
-            return loaded
-    raise UsageError(f"unknown engine {name!r}; accepted: {', '.join(engine_names())}")
+    return Engine
+
+
+_ENGINES: Plugins[Engine] = Plugins(GROUP, "engine", lambda: BUILT_IN, _own, _protocol)

@@ -75,7 +75,7 @@ def plan_keras(text: str, sizes: Sizes, card: Device, cudnn: Cudnn | None) -> Ta
         doubts.append(unknown("loops", f"{_LOOPS}: {', '.join(sorted(step.unfollowed))}", below=True))
         notes.append(_LOOPS)
     notes += [text for given, text in ((step.jit, _XLA), (step.eager, _EAGER)) if given]
-    return Taken(with_eigen_scratch(trace), tuple(notes), doubts=tuple(doubts))
+    return Taken(with_eigen_scratch(trace), tuple(notes), doubts=tuple(doubts), proven="tests/golden/tensorflow")
 
 
 def _as_seen(trace: Trace) -> Cause:

@@ -55,7 +55,10 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     folder = _configured(text.llama_folder(num_hidden_layers=1))
     file = tmp_path / "program.py"
     file.write_text(_PROGRAM.format(folder=folder, options=""), encoding="utf-8")
-    assert "there are no weights in" in str(analyze(f"{file}:run", device="H200").diagnostics)
+    estimate = analyze(f"{file}:run", device="H200")
+    (said,) = (one for one in estimate.diagnostics if "there are no weights in" in one.message)
+    assert said.place == str(folder)
+    assert not estimate.doubts.about("reserved"), "the configuration has all sizes"
 
 
 @pytest.mark.parametrize("method", ["gptq", "bitsandbytes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ torch = pytest.importorskip("torch")
 
 import graphmem  # noqa: E402
 from graphmem import causes  # noqa: E402
-from graphmem.estimate import Estimate  # noqa: E402
+from graphmem.diagnostics import MEANINGS, Code  # noqa: E402
+from graphmem.estimate import LEVELS, Estimate  # noqa: E402
 
 
 class Doubling(torch.autograd.Function):
@@ -94,3 +96,47 @@ def test_a_version_that_was_not_recorded_lies_between_its_neighbours(monkeypatch
     assert here.interval("allocated") == (after.allocated, before.allocated)
     assert _names(here, "allocated") == ["PyTorch 2.14"]
     assert not _names(before, "allocated")
+
+
+def selecting() -> None:
+    x = torch.rand(4096, 64, device="cuda")
+    held = [x[x.sum(1) > 1] @ x.T, torch.fft.fft(x)]
+    if x.sum() > held[0].sum():
+        held.append(torch.zeros(1024, 1024, device="cuda"))
+
+
+def failing() -> None:
+    held = torch.rand(4096, 64, device="cuda")
+    torch.linalg.qr(held)
+    torch.linalg.matrix_exp(held[:64])
+
+
+@pytest.mark.parametrize("step", [linear, convolving, reading, drawing, selecting, failing])
+def test_other_words_move_no_estimate(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sentence that diagnostics have in other words: verdict, intervals and causes stay."""
+
+    def weighed() -> list[Any]:
+        estimate = _analysed(step, torch_version="2.13", bounds=True)
+        assert estimate.fit is not None
+        causes = [(cause.name, cause.basis, cause.spreads, cause.times) for cause in estimate.doubts.causes]
+        intervals = [estimate.interval(level) for level in LEVELS]
+        return [causes, intervals, estimate.fit.verdict, sorted(one.code.name for one in estimate.diagnostics)]
+
+    before = weighed()
+    for code, meaning in list(MEANINGS.items()):
+        monkeypatch.setitem(MEANINGS, code, replace(meaning, words=f"{code.name}, said otherwise"))
+    assert weighed() == before
+
+
+def test_a_copy_of_what_is_not_contiguous_is_a_doubt() -> None:
+    """``max_unpool2d`` of a sliced input takes a copy more (recorded); of a contiguous one nothing."""
+
+    def unpool(wide: int) -> None:
+        x = torch.zeros(4, 8, 56, 56 * wide, device="cuda")[..., :56]
+        indices = torch.zeros(4, 8, 56, 56, dtype=torch.int64, device="cuda")
+        torch.nn.functional.max_unpool2d(x, indices, 2)
+
+    assert _names(_analysed(lambda: unpool(1), torch_version="2.13")) == []
+    sliced = _analysed(lambda: unpool(2), torch_version="2.13")
+    assert _names(sliced) == ["operators not checked"]
+    assert [one.code for one in sliced.diagnostics if one.kind == "unknown"] == [Code.LAYOUT_NOT_CHECKED]

@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 
 from graphmem.capture.operators.nested import UNPADDED  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.diagnostics import Diagnostic  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION  # noqa: E402
 
@@ -24,7 +25,7 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, 1).cuda().eval()
 
 
-def packed_rows(mask: Any, share: float | None = None) -> tuple[set[int], dict[str, int]]:
+def packed_rows(mask: Any, share: float | None = None) -> tuple[set[int], dict[Diagnostic, int]]:
     """Rows of what is HIDDEN wide, and what was assumed; ``mask()`` makes the mask on the device."""
 
     def step(_: Any) -> None:

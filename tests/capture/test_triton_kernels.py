@@ -49,7 +49,7 @@ def _run(folder: Path, source: str) -> Estimate:
 
 
 def _said(estimate: Estimate) -> str:
-    return " ".join(str(remark) for remark in estimate.diagnostics)
+    return " ".join(remark.message for remark in estimate.diagnostics)
 
 
 def test_a_kernel_of_the_program_is_launched_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,11 @@ print(has_triton_package(), "triton" in sys.modules)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
-def test_the_other_path_of_a_missing_package_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_other_path_of_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """A doubt where the program itself asks for it, a note where a library that it imports does."""
     source = """
 import torch
 try:
@@ -94,9 +98,44 @@ except ImportError:
     flash_attn_func = None
 torch.zeros(4, device="cuda")
 """
-    said = _said(_run(tmp_path, source))
-    assert "the program imports flash_attn, which is not installed here" in said
-    assert "scaled_dot_product_attention" in said
+    if not is_own:
+        folder = tmp_path / "site-packages"
+        folder.mkdir()
+        (folder / "drawing.py").write_text(source, encoding="utf-8")
+        monkeypatch.syspath_prepend(folder)
+        source = "import drawing"
+    estimate = _run(tmp_path, source)
+    assert f"{'the program' if is_own else 'drawing'} imports flash_attn, which is not installed here" in _said(
+        estimate
+    )
+    assert [cause.name for cause in estimate.doubts.about("reserved")] == (["assumptions"] if is_own else [])
+    assert "scaled_dot_product_attention" not in _said(estimate), "it may be no attention"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_library_without_triton_is_a_doubt_where_its_operators_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    name = "norms_that_run" if runs else "norms_aside"  # modules stay imported
+    folder = tmp_path / "site-packages" / name
+    folder.mkdir(parents=True)
+    library = """
+import torch
+try:
+    import triton
+except ImportError:
+    triton = None
+
+def norm(x):
+    return x / x.norm()
+"""
+    (folder / "__init__.py").write_text(library, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder.parent)
+    used = f"{name}.norm(x)" if runs else "x.relu()"
+    estimate = _run(tmp_path, f"import torch, {name}\nx = torch.zeros(4, device='cuda')\n{used}")
+    assert f"{name} imports triton, which is not installed here" in _said(estimate)
+    assert [cause.name for cause in estimate.doubts.about("reserved")] == (["assumptions"] if runs else [])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")

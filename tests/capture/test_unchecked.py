@@ -12,6 +12,7 @@ from graphmem.capture.operators.facts import facts_of  # noqa: E402
 from graphmem.capture.operators.kernel_decompositions import _rows_told  # noqa: E402
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS  # noqa: E402
 from graphmem.capture.session.session import capture  # noqa: E402
+from graphmem.diagnostics import Code, Diagnostic  # noqa: E402
 from graphmem.reports.text import render  # noqa: E402
 from graphmem.training import Inference  # noqa: E402
 from tests.recorded.device import CARD, TORCH_VERSION  # noqa: E402
@@ -20,7 +21,7 @@ from tests.recorded.op_db import proven as evidence  # noqa: E402
 _aten = torch.ops.aten
 
 
-def _assumed(step) -> dict[str, int]:  # type: ignore[no-untyped-def]
+def _assumed(step) -> dict[Diagnostic, int]:  # type: ignore[no-untyped-def]
     return dict(capture(lambda session: step(), source="test", device=CARD, torch_version=TORCH_VERSION).assumed)
 
 
@@ -34,7 +35,7 @@ def test_an_operator_that_nobody_checked_is_counted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("graphmem.capture.operators.facts.proven", lambda name: name != "aten.erfinv.default")
     facts_of.cache_clear()
     try:
-        ones = "not checked: outputs only assumed of aten.erfinv.default"
+        ones = Code.NOT_CHECKED.about(operator="aten.erfinv.default")
         assert _assumed(lambda: torch.ones(8, device="cuda").erfinv().erfinv()) == {ones: 2}
         assert not _assumed(lambda: torch.ones(8).erfinv()), "it runs on the host"
     finally:
@@ -83,7 +84,7 @@ def test_a_report_says_what_a_matrix_exponential_was_taken_to_need() -> None:
             return torch.linalg.matrix_exp(angles)
 
     estimate = analyze(Rotation(), torch.ones(32, 32), training=Inference(), device="H200")
-    assert ASSUMED["aten.linalg_matrix_exp.default"] in " ".join(render(estimate).split())
+    assert ASSUMED["aten.linalg_matrix_exp.default"].about().message in " ".join(render(estimate).split())
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])

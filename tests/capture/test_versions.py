@@ -15,6 +15,7 @@ import pytest
 
 import graphmem.reports.text
 from graphmem import versions
+from graphmem.diagnostics import Code
 from graphmem.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -453,9 +454,7 @@ def test_notes_name_both_versions_and_what_is_followed() -> None:
     assert "PyTorch 2.6 is predicted with PyTorch 2.13 installed" in other
     assert "cuDNN" in cudnn
     assert versions.beyond_known(versions.NEWEST) == []
-    assert versions.beyond_known((2, 16)) == [
-        "PyTorch 2.16 is newer than 2.15, the newest known: the rules of 2.15 are applied"
-    ]
+    assert versions.beyond_known((2, 16)) == [Code.VERSION_NEWER.about(asked="2.16", newest="2.15")]
 
 
 def _linear() -> tuple[torch.nn.Module, torch.Tensor]:

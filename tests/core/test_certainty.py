@@ -12,8 +12,9 @@ from graphmem import causes, versions
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.analyze import replay_trace
 from graphmem.devices import custom_device, device_named
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
-from graphmem.estimate import LEVELS, Diagnostic, Estimate, Fit, Peak
+from graphmem.estimate import LEVELS, Estimate, Fit, Peak
 from graphmem.figures import EXACT, TRACE_LEVELS, Cause, Doubts, Spread, bounded, parse_margin, seen, unknown
 from graphmem.question import Question
 from graphmem.replay import Replay, replay
@@ -288,28 +289,30 @@ def test_a_trace_with_more_than_bytes_can_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "least", "most"),
+    ("diagnostic", "least", "most"),
     [
-        ("not checked: outputs only assumed of my.kernel.default", 0, None),
-        ("memory inside operators is not modelled: aten.geqrf.default: a workspace", 0, None),
-        ("nonzero, boolean masks and unique were assumed to select 100% of the candidates", None, 0),
-        ("nonzero, boolean masks and unique were assumed to select 50% of the candidates", None, None),
-        ("values that are read back for logs and checks were assumed to be 1, and checks to be passed", 0, 0),
-        ("values were taken to be finite where the step checks them", 0, 0),
-        ("something that nobody has sorted yet", None, None),
+        (Code.NOT_CHECKED.about(operator="my.kernel.default"), 0, None),
+        (Code.NOT_MODELLED.about(operator="aten.geqrf.default", memory="a workspace"), 0, None),
+        (Code.ESTIMATED.about(operator="aten._fft_c2c.default", memory="a work area"), 0, 0),
+        (Code.ALL_SELECTED.about(), None, 0),
+        (Code.SHARE_SELECTED.about(share=0.5), None, None),
+        (Code.ONLY_LOGGED.about(), 0, 0),
+        (Code.FINITE.about(), 0, 0),
+        (Code.OPTIONAL_MISSING.about(importer="timm", package="apex"), 0, 0),
+        (Code.TRITON_MISSING.about(importer="a library"), None, None),
+        (Diagnostic(Code.UNKNOWN, "something that nobody has sorted yet"), None, None),
+        (Diagnostic(Code.NOTE, "something to know"), 0, 0),
     ],
 )
-def test_what_is_told_as_unknown_is_a_cause(message: str, least: int | None, most: int | None) -> None:
+def test_the_effect_of_a_diagnostic_is_a_cause(diagnostic: Diagnostic, least: int | None, most: int | None) -> None:
     trace, _ = _run(GIB)
-    doubts = Doubts(tuple(causes.causes_of_trace(trace, PEAK, [Diagnostic("unknown", message)], _unchanged, CARD)))
+    doubts = Doubts(tuple(causes.causes_of_trace(trace, PEAK, [diagnostic], _unchanged, CARD)))
     assert (doubts.least("allocated"), doubts.most("allocated")) == (least, most)
 
 
 def test_a_value_that_decides_has_no_bound() -> None:
     trace, _ = _run(GIB)
-    (cause,) = causes.causes_of_trace(
-        trace, PEAK, [Diagnostic("assumed", "train.py:3: a number is taken to be 1")], _unchanged, CARD
-    )
+    (cause,) = causes.causes_of_trace(trace, PEAK, [Code.NUMBER.about(place="train.py:3")], _unchanged, CARD)
     assert cause.name == "values assumed"
     assert (cause.spread("device").least, cause.spread("device").most) == (None, None)
 

@@ -32,6 +32,7 @@ def test_an_operator_is_explained_with_the_places_of_its_rule_and_decomposition(
             "in backward:       aten.index_put_.default in place, where IndexBackward0 calls it",
         ),
         ("aten.linear.default", "autocast:          arguments are cast to the lower precision"),
+        ("aten.max_unpool2d", "not checked:       proven of contiguous inputs, not of those that are "),
         ("aten.relu.default", "kernel rule:       none; it is taken to allocate its outputs and nothing else"),
         ("aten.linalg_lu", "not modelled:      the factorization's workspace (cuSOLVER)"),
         ("aten._ctc_loss.default", "shapes:            ctc_loss (capture/operators/meta_kernels.py:"),
@@ -80,3 +81,9 @@ def test_the_command_prints_or_fails_with_one_line() -> None:
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert unknown.stderr.startswith("graphmem: PyTorch ")
     assert len(unknown.stderr.splitlines()) == 1
+
+
+def test_what_is_made_of_other_operators_is_not_called_unchecked() -> None:
+    text = explain("aten.matmul.default")
+    assert "composite:" in text
+    assert "not checked" not in text

@@ -122,7 +122,7 @@ def test_a_convolution_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert [cudnn.workspaces(CONVOLUTION) for _ in range(3)] == [(5, 9, 5, 4, 7, 0)] * 3
         assert cudnn.largest_workspace(CONVOLUTION) == 9
         assert cudnn.details()["plans_asked"] == 1
-        assert cudnn.refused() == {}
+        assert cudnn.refused() == []
         assert cudnn.notes() == [
             "workspaces of convolutions and recurrent networks: asked from cuDNN 9.20.0 (/lib/libcudnn.so.9)"
         ]
@@ -149,7 +149,7 @@ def test_one_that_is_found_and_cannot_be_asked_is_told_of(tmp_path: Path, monkey
         (note,) = cudnn.notes()
         assert note.startswith("workspaces of convolutions and recurrent networks: predicted, for ")
         assert "cannot be asked: it cannot be loaded" in note
-        assert cudnn.refused() == {}
+        assert cudnn.refused() == []
 
 
 def test_nothing_is_asked_where_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +178,8 @@ def test_convolutions_without_a_plan_are_counted(tmp_path: Path, monkeypatch: py
     named = _pretend_worker(tmp_path, monkeypatch, "reply = {'error': 'status 3000'}")
     with Cudnn(named, device_named("H200")) as cudnn:
         assert [cudnn.workspaces(CONVOLUTION) for _ in range(3)] == [None, None, None]
-        assert list(cudnn.refused().values()) == [3]
-        assert "status 3000" in next(iter(cudnn.refused()))
+        assert [one.count for one in cudnn.refused()] == [3]
+        assert "status 3000" in cudnn.refused()[0].message
         assert cudnn.details()["calls_without_a_plan"] == 3
 
 
@@ -189,8 +189,8 @@ def test_a_process_that_ends_is_started_again_and_then_left(tmp_path: Path, monk
         sizes = [cudnn.workspaces(replace(CONVOLUTION, dtype=dtype)) for dtype in ("float16", "bfloat16")]
         sizes += [cudnn.workspaces(replace(CONVOLUTION, tf32=False, deterministic=on)) for on in (False, True)]
         assert sizes == [None] * 4
-        assert any("exit status 7" in reason for reason in cudnn.refused())
-        assert any("ended 3 times" in reason for reason in cudnn.refused())
+        assert any("exit status 7" in one.message for one in cudnn.refused())
+        assert any("ended 3 times" in one.message for one in cudnn.refused())
 
 
 def test_a_library_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.whole import CARD, WholePrograms
 
@@ -65,7 +66,7 @@ class EverydayProgram:
                     raise
                 return None
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
         from graphmem import captures
         from graphmem.question import Question
         from graphmem.training.program import Program

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.diagnostics import Diagnostic
 from graphmem.training import Generation, Inference
 from tests import places
 from tests.recorded.whole import CARD, WholePrograms
@@ -107,7 +108,7 @@ class GeneratingProgram:
             del output
         return model
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
         from graphmem import captures
         from graphmem.question import Question
 

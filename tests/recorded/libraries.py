@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.cases.libraries import CASES, Case
 from tests.recorded.whole import WholePrograms, traced
@@ -36,7 +37,7 @@ class LibraryProgram:
     def run(self) -> Any:
         return self.case.program()
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
         return traced(self.case.program, self.name, torch_version, library, data_dependent=1.0)
 
 

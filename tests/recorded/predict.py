@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from graphmem.capture.session.session import Session, capture
 from graphmem.cudnn.library import Cudnn
+from graphmem.diagnostics import Diagnostic
 from graphmem.trace import EventKind, Place, Trace
 from tests.recorded.device import CARD, TORCH_VERSION, warm_up
 
@@ -36,7 +37,7 @@ def predicted(
     cudnn_workspaces: bool = True,
     data_dependent: float | None = None,
     cudnn: Cudnn | None = None,
-) -> tuple[list[int], dict[str, int]]:
+) -> tuple[list[int], dict[Diagnostic, int]]:
     """The same with what the capture says that it assumed or does not know, and how often."""
     marks: list[int] = []
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.cases.sharded import CASES, Case
 from tests.recorded.whole import WholePrograms, traced
@@ -51,7 +52,7 @@ class ShardedProgram:
             _agree_on_batches()
         return self.case.program()
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
         with _environment(_launched(self.case)):
             return traced(self.case.program, self.name, torch_version, library)
 

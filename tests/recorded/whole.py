@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded import stub
 
@@ -50,7 +51,7 @@ class WholeProgram(Protocol):
     def run(self) -> Any:
         """Run it in this process, on a card or the stub; what it returns lives until the peaks are read."""
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
         """Capture it, and what was assumed on the way; ``library``: the cuDNN to ask."""
 
 
@@ -158,8 +159,8 @@ class WholePrograms:
         gc.collect()  # the previous capture goes before the next one starts
         start = time.perf_counter()
         trace, assumed = program.trace(torch_version, library)
-        for words, count in assumed.items():
-            print(f"    assumed {count}: {words}", file=sys.stderr)
+        for one, count in assumed.items():
+            print(f"    assumed {count}: {one.message}", file=sys.stderr)
         # A share of the card's memory that the program set holds on the card it was captured for.
         capacity = device_named(CARD).capacity_bytes if trace.fractions else None
         replayed = replay(trace, PyTorchCachingAllocator(capacity, torch_version=torch_version))
@@ -195,7 +196,7 @@ def _let_torchvision_load(program: WholeProgram) -> None:
 
 def traced(
     program: Callable[[], Any], name: str, torch_version: tuple[int, int], library: str | None, **options: Any
-) -> tuple[Trace, Mapping[str, int]]:
+) -> tuple[Trace, Mapping[Diagnostic, int]]:
     """What a function allocates on the recordings' card, ``library`` asked for plans, and what had to be assumed;
     ``options`` of the capture."""
     from graphmem.capture.session.session import capture

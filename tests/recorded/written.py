@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.diagnostics import Diagnostic
 from tests import places
 from tests.recorded.cases.written import CASES, Case, source_of
 from tests.recorded.whole import WholePrograms
@@ -37,7 +38,7 @@ class WrittenLoop:
     def run(self) -> Any:
         return self.case.program()
 
-    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[str, int]]:
+    def trace(self, torch_version: tuple[int, int], library: str | None) -> tuple[Trace, Mapping[Diagnostic, int]]:
         from graphmem import captures
         from graphmem.question import Question
         from graphmem.training import Training

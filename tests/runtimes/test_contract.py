@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import graphmem
 from graphmem import runtimes
 from graphmem.devices import custom_device, device_named
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import SourceError, UsageError
 from graphmem.estimate import LEVELS, Estimate
 from graphmem.runtimes.base import Graphs, Runtime, Setting
@@ -33,7 +34,9 @@ SETTING = Setting(device_named("T4"), (2, 13))
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     """The entry points of what is installed; no variable of the environment sets an option."""
     entries = [TOY]
-    monkeypatch.setattr(runtimes, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+    monkeypatch.setattr(
+        "graphmem.plugins.entry_points", lambda group: [entry for entry in entries if entry.group == group]
+    )
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH"):
         monkeypatch.delenv(variable, raising=False)
     return entries
@@ -250,8 +253,29 @@ def test_findings_are_found_once_and_only_when_somebody_looks(tmp_path: Path) ->
     assert [one.message for one in estimate.diagnostics] == ["steps of 1024"]
     assert estimate.to_dict()["details"] == {"round_bytes": 1024}
     assert toy.RUNTIME.looked == 1
-    assert rows[1].to_dict()["estimate"]["diagnostics"] == [{"kind": "note", "message": "steps of 64", "count": 1}]
+    assert rows[1].to_dict()["estimate"]["diagnostics"] == [Diagnostic(Code.NOTE, "steps of 64").to_dict()]
     assert toy.RUNTIME.looked == 2
+
+
+# --- proof ------------------------------------------------------------------------------------------------------------
+
+
+def test_who_names_no_recordings_is_in_doubt(runtime: Runtime[Any]) -> None:
+    """A plug-in that says nothing of it claims nothing; graphmem's own name folders that are there."""
+    estimate = graphmem.replay_trace(small_trace(), runtime=runtime.name, device="T4")
+    names = [cause.name for cause in estimate.doubts.about("reserved")]
+    assert (f"the runtime {runtime.name}" in names) == (not runtime.proven)
+    if runtime.proven:
+        assert any((Path(graphmem.__file__).parents[1] / runtime.proven).iterdir())
+
+
+def test_a_plug_in_is_never_called_exact(tmp_path: Path) -> None:
+    model = str(onnx_samples.save(onnx_samples.perceptron(), tmp_path))
+    estimate = graphmem.analyze(model, batch=4, runtime="toy", device="H200")
+    assert "its allocator and its trace" in next(iter(estimate.doubts.about("allocated"))).source
+    assert estimate.fit is not None
+    assert (estimate.fit.verdict, estimate.interval("allocated")) == ("likely", (None, None))
+    assert "exact" not in str(estimate)
 
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphmem.allocators.ideal import IdealAllocator, IdealBlock
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
-from graphmem.estimate import Diagnostic, Findings
+from graphmem.estimate import Findings
 from graphmem.graph.model import Graph
 from graphmem.runtimes.base import GRAPH_RUNS, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.trace import Category, Trace, TraceBuilder
@@ -74,7 +75,9 @@ class Toy(Runtime[ToyOptions]):
 
     def _look(self, options: ToyOptions) -> Findings:
         self.looked += 1
-        return Findings((Diagnostic("note", f"steps of {options.round_bytes}"),), {"round_bytes": options.round_bytes})
+        return Findings(
+            (Diagnostic(Code.NOTE, f"steps of {options.round_bytes}"),), {"round_bytes": options.round_bytes}
+        )
 
 
 RUNTIME = Toy()

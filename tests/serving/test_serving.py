@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +200,36 @@ def test_an_engine_of_another_package_is_found(monkeypatch: pytest.MonkeyPatch) 
             return replace(engine_named("vllm").serve(question), engine="Other")
 
     class Entry:
-        name, value = "other", "package:ENGINE"
+        name, value, dist = "other", "package:ENGINE", None
 
         def load(self) -> object:
             return Other()
 
-    monkeypatch.setattr("graphmem.serving.entry_points", lambda group: [Entry()])
+    entries = [Entry()]
+    monkeypatch.setattr("graphmem.plugins.entry_points", lambda group: entries)
     assert engine_names()[0] == "vllm"
     assert engine_names()[-1] == "other"
     found = graphmem.serve(LLAMA, gpu="H100", engine="other", enforce_eager=True, advice=False)
     assert found.served.engine == "Other"
+    entries[:] = [Entry()]
     monkeypatch.setattr(Entry, "load", lambda self: Other)
-    with pytest.raises(UsageError, match="is no engine"):
+    with pytest.raises(UsageError, match="is a class; an engine is an object"):
         engine_named("other")
+    entries[:] = [Entry()]
+    monkeypatch.setattr(Entry, "load", lambda self: object())
+    with pytest.raises(UsageError, match=r"is no engine, .* it lacks name, title, newest, serve"):
+        engine_named("other")
+
+
+@pytest.mark.parametrize("spelling", ["vllm", "llama-cpp", "TensorRT_LLM"])
+def test_an_engine_goes_by_any_spelling_and_none_may_take_its_name(
+    monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    assert engine_named(spelling).name == spelling.lower().replace("-", "").replace("_", "")
+    second = EntryPoint(spelling, "somewhere:ENGINE", "graphmem.serving")
+    monkeypatch.setattr("graphmem.plugins.entry_points", lambda group: [second])
+    with pytest.raises(UsageError, match=r"brings an engine .*graphmem's own"):
+        engine_names()
 
 
 @given(

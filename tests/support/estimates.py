@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from graphmem.estimate import Diagnostic, Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
+from graphmem.diagnostics import Code, Diagnostic
+from graphmem.estimate import Estimate, Fit, LiveStorage, Moment, Peak, PhasePeak
 from graphmem.units import GIB, MIB
 
 PEAK_MOMENT = Moment(1042, "iteration 2 backward", "aten.mm", "transformer.h.11.mlp.c_fc", "model.py:117")
@@ -66,9 +67,9 @@ def training_estimate() -> Estimate:
         fit=Fit("H100-80GB", 85_017_755_648, device, 85_017_755_648 - device, True, probability=1.0),
         assumptions=("the card is an H100-80GB: none was named", "context of 656 MiB: not measured for this card"),
         diagnostics=(
-            Diagnostic("unknown", "aten._made_up has no rule for its hidden buffers", 3),
-            Diagnostic("warning", "the model was traced with a sequence of 1024 tokens"),
-            Diagnostic("note", "two parameters are tied"),
+            Diagnostic(Code.UNKNOWN, "aten._made_up has no rule for its hidden buffers", 3),
+            Diagnostic(Code.WARNING, "the model was traced with a sequence of 1024 tokens"),
+            Diagnostic(Code.NOTE, "two parameters are tied"),
         ),
         details={"torch_version": "2.13.0", "workspace_bytes": 8_519_680, "storages": {"device": 1234, "host": 3}},
     )

@@ -19,6 +19,7 @@ from graphmem.devices import Device, device_named
 from graphmem.errors import GraphmemError, SourceError
 from graphmem.estimate import Estimate
 from graphmem.figures import BOUNDS, EXACT, NO_DOUBTS, Cause, Doubts, bounded
+from graphmem.labels import ESTIMATES
 from graphmem.question import Question
 from graphmem.replay import replay
 from graphmem.runtimes import pytorch
@@ -208,7 +209,7 @@ def _predict(case: PublishedCase, cudnn: str) -> PublishedComparison:
         case,
         context_bytes=estimate.peak.device_bytes - estimate.peak.reserved_bytes,
         context_is_measured=device.context_measured or case.context_bytes is not None,
-        estimated_buffer_bytes=max((s.bytes for s in storages if s.label.endswith("(estimate)")), default=0),
+        estimated_buffer_bytes=max((s.bytes for s in storages if s.label in ESTIMATES), default=0),
         unknown=sum(item.count for item in estimate.diagnostics if item.kind == "unknown"),
         doubts=estimate.doubts,
     )

@@ -26,6 +26,7 @@ from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.files import own_compiler_folder
 
 #: Before, the compiler refuses inputs that are fake tensors of another mode than its own.
@@ -43,7 +44,7 @@ _MODULES = (
 
 
 @contextlib.contextmanager
-def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[str]) -> Iterator[None]:
+def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[Diagnostic]) -> Iterator[None]:
     """Let Inductor compile for the pretended ``device``; ``assumed`` counts what would be decided by timing."""
     import_compiler()
     patches = Patches()
@@ -326,32 +327,26 @@ def _on_host(method: Callable[..., Any]) -> Callable[..., Any]:
 
 #: Settings of Inductor that are left out, with what the reader is told.
 _LEFT_OUT = {
-    "triton.cudagraphs": (
-        "torch.compile: CUDA graphs (mode reduce-overhead, max-autotune) are not modelled with gradients; this is the "
-        "step without them. Their pool keeps what a captured graph allocates: of three recorded models the reserved "
-        "peak was 3 % below, equal to, and 17 % above that of mode default, the last where activations dominate"
-    ),
-    "max_autotune": (
-        "torch.compile: max-autotune chooses kernels by timing on the card; the choices of mode default are assumed"
-    ),
+    "triton.cudagraphs": Code.CUDA_GRAPHS_LEFT_OUT,
+    "max_autotune": Code.AUTOTUNING_LEFT_OUT,
 }
 _AUTOTUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 
 
-def _without(settings: Any, assumed: Counter[str]) -> Any:
+def _without(settings: Any, assumed: Counter[Diagnostic]) -> Any:
     """Inductor's settings without those that only a card can follow."""
     if not settings:
         return settings
     left_out = dict(_LEFT_OUT)
     if not torch.is_grad_enabled():  # :mod:`graphmem.capture.compile.graph_trees`
         del left_out["triton.cudagraphs"]
-    for name, message in left_out.items():
+    for name, code in left_out.items():
         if settings.get(name):
-            assumed[message] += 1
+            assumed[code.about()] += 1
     return {name: value for name, value in settings.items() if name not in (*left_out, *_AUTOTUNING)}
 
 
-def _patch_timing(patches: Patches, assumed: Counter[str]) -> None:
+def _patch_timing(patches: Patches, assumed: Counter[Diagnostic]) -> None:
     from torch._inductor import compile_fx
 
     compile_graph = compile_fx.compile_fx

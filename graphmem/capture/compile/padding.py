@@ -22,11 +22,9 @@ from graphmem.capture.patches import Patches
 from graphmem.capture.record.dispatch import RecordingMode
 from graphmem.capture.record.recorder import Recorder
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 
-_ASSUMED = (
-    "torch.compile: matrix products with unaligned sides, which are padded where that is faster on the card; assumed "
-    "not to be"
-)
+_ASSUMED = Code.PADDING_NOT_TIMED.about()
 
 
 class _Results:
@@ -42,7 +40,7 @@ class _Results:
         self._values[keys] = value
 
 
-def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed: Counter[str]) -> None:
+def follow_padding(patches: Patches, device: Device, recorder: Recorder, assumed: Counter[Diagnostic]) -> None:
     """Record the trials of padded matrix products; ``assumed`` counts their outcomes."""
     from torch._inductor.fx_passes import pad_mm
 

@@ -26,6 +26,7 @@ from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.threads import Threads
 from graphmem.capture.values.callers import place_of
 from graphmem.devices import Device
+from graphmem.diagnostics import Diagnostic
 from graphmem.errors import CaptureError, GraphmemError
 
 _HOOK_TABLES = (
@@ -46,14 +47,14 @@ _ASKING_FOR_MODES = (
 class CompiledCode:
     """What a capture learns of the code that was compiled in it.
 
-    ``regions`` counts the calls of compiled code, ``assumed`` what only timing on a card decides (message -> count).
+    ``regions`` counts the calls of compiled code, ``assumed`` what only timing on a card decides (diagnostic -> count).
     """
 
     def __init__(
         self, recorder: Recorder, watch: ModuleWatch, device: Device, evaluation: FrameEvaluation | None
     ) -> None:
         self.regions = 0
-        self.assumed: Counter[str] = Counter()
+        self.assumed: Counter[Diagnostic] = Counter()
         self._recorder = recorder
         self._watch = watch
         self._device = device

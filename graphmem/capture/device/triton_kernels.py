@@ -27,6 +27,7 @@ from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.device.watched_imports import watched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.values.callers import namespace_that_imports
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 
 #: Modules with such kernels, functions whose names end so, and the flag that says whether Triton is there. TRL 1.16:
@@ -40,7 +41,7 @@ _OF_CARDS = ("triton", "flash_attn", "xformers", "causal_conv1d", "mamba_ssm", "
 #: Packages that have their own answer where Triton is missing, or ask for everything there is.
 _QUIET = ("torch", "graphmem", "transformers", "trl", "bitsandbytes", "diffusers", "accelerate", "peft", "triton")
 
-Remark = Callable[[str], None]
+Remark = Callable[[Diagnostic], None]
 
 
 @contextlib.contextmanager
@@ -103,7 +104,7 @@ class _Launched:
         for value in given.values():
             if isinstance(value, torch.Tensor):
                 self._forget(value)
-        self._remark(f"the Triton kernel {getattr(layers[-1], '__name__', '?')} was launched without effect")
+        self._remark(Code.TRITON_LAUNCHED.about(kernel=getattr(layers[-1], "__name__", "?")))
 
     def _tune(self, tuner: Any, given: dict[str, Any]) -> None:
         """An autotuner measures its configurations once for each key, a cache to be emptied in between."""
@@ -147,7 +148,7 @@ class _Missing(importlib.abc.MetaPathFinder):
             return self._place(name)
         who = str(importer.get("__name__", ""))
         if name == package and who.partition(".")[0] not in _QUIET:
-            self._remark(_missing(package, who))
+            self._remark(_missing(package, importer))
         return None
 
     def take_back(self) -> None:
@@ -185,15 +186,14 @@ class _Standing(importlib.abc.Loader):
         pass
 
 
-def _missing(package: str, importer: str) -> str:
-    who = "the program" if importer == "__main__" else importer
-    how = (
-        "install it (triton needs no card) to analyse the path of a card"
-        if package == "triton"
-        else "on a card that has it, it may go another way: let it call "
-        "torch.nn.functional.scaled_dot_product_attention, whose kernels are modelled, or measure there"
-    )
-    return f"{who} imports {package}, which is not installed here, and goes on without it; {how}"
+def _missing(package: str, importer: dict[str, Any]) -> Diagnostic:
+    """Triton comes with every CUDA build of PyTorch, and what a program itself asks for may be there where it runs: a
+    card then takes another way. What else a library would use is no part of the program that is analysed."""
+    who = str(importer.get("__name__", ""))
+    if package == "triton":
+        return Code.TRITON_MISSING.about(place=who.partition(".")[0], importer=who)
+    code = Code.PACKAGE_MISSING if _is_own(importer) else Code.OPTIONAL_MISSING
+    return code.about(importer="the program" if who == "__main__" else who, package=package)
 
 
 def _is_own(namespace: dict[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from graphmem.capture.patches import Patches
 from graphmem.capture.values import device_values
 from graphmem.capture.values.selection import Selection
+from graphmem.diagnostics import Code
 
 _PACKAGE, _OPERATORS = "bitsandbytes", "bitsandbytes._ops"
 #: Files whose kernels a CUDA tensor reaches, the later ones before the earlier ones.
@@ -31,7 +32,7 @@ _BACKENDS = ("bitsandbytes.backends.default.ops", "bitsandbytes.backends.cuda.op
 #: They write into tensors that are there.
 _UPDATES = ("bitsandbytes::optimizer_update_",)
 #: What LLM.int8() does with activations beyond its threshold depends on them.
-NO_OUTLIERS = "no activation was taken to exceed the threshold of LLM.int8(), so none is multiplied in 16 bits"
+NO_OUTLIERS = Code.NO_OUTLIERS.about()
 
 
 class _Backend:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graphmem.capture.kernels import rule_of
-from graphmem.capture.kernels.parts.known import ASSUMED, proven, unmodelled
+from graphmem.capture.kernels.parts.known import ASSUMED, LAYOUTS, is_bounded, proven, proven_layouts, unmodelled
 from graphmem.capture.kernels.parts.script import BoundRule
 from graphmem.capture.operators import (
     bitsandbytes,
@@ -33,6 +33,7 @@ from graphmem.capture.operators.gradient_formulas import GRADIENT_FORMULAS, IN_P
 from graphmem.capture.operators.output_layouts import Relaid, relaid
 from graphmem.capture.operators.side_effects import CALLS_CUBLAS, DECISIONS, RESIZES, SIZED_BY_DATA, SUBSCRIPTS
 from graphmem.capture.values.device_values import TRACKED
+from graphmem.diagnostics import Code, Diagnostic
 
 #: Tables of operators whose memory is modelled where the entry stands.
 _MODELLED = (
@@ -107,13 +108,27 @@ class OperatorFacts:
         return bool(getattr(self.func, "is_view", False))
 
     @cached_property
-    def remark(self) -> str | None:
+    def remark(self) -> Diagnostic | None:
         """The reservation of a report about its memory; None where there is none."""
         if self.name in ASSUMED:
-            return ASSUMED[self.name]
+            return ASSUMED[self.name].about()
         if self.unmodelled is not None:
-            return f"memory inside operators is not modelled: {self.name}: {self.unmodelled}"
-        return None if self.is_checked else f"not checked: outputs only assumed of {self.name}"
+            code = Code.ESTIMATED if is_bounded(self.name) else Code.NOT_MODELLED
+            return code.about(operator=self.name, memory=self.unmodelled)
+        return None if self.is_checked else Code.NOT_CHECKED.about(operator=self.name)
+
+    @cached_property
+    def unproven_layouts(self) -> frozenset[str]:
+        """Layouts of inputs in which nobody recorded it, though it is proven of contiguous ones and has no rule.
+
+        What is pointwise reads its inputs where they are (``TensorIterator``, ATen/TensorIterator.h, 2.13), and on
+        lists whose tensors are not alike it is called for each one (ATen/native/ForeachUtils.h).
+        """
+        if self.is_modelled or self.is_view or self.remark is not None or not proven(self.name):
+            return frozenset()
+        if torch.Tag.pointwise in getattr(self.func, "tags", ()) or self.name.startswith("aten._foreach_"):
+            return frozenset()
+        return LAYOUTS - proven_layouts(self.name)
 
     @cached_property
     def autocast(self) -> str | None:

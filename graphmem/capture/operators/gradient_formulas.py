@@ -18,6 +18,7 @@ from torch._prims_common import suggest_memory_format
 
 from graphmem import versions
 from graphmem.capture.values.selection import Selection
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.versions import Since
 
 _aten = torch.ops.aten
@@ -39,8 +40,7 @@ IN_PLACE_IN_BACKWARD: dict[Any, tuple[Any, frozenset[str]]] = {
     ),
 }
 
-_PRODUCTS = "the gradient of prod was taken to go the way of inputs with zeros; without any, a card takes less"
-_FILLED = "the gradient of a fill value was taken to hold the whole tensor; a card holds what the mask selects"
+_PRODUCTS = Code.GRADIENT_OF_PROD.about()
 #: Name of an autograd node -> what is assumed where its formula, for fake tensors, goes another way than on a card.
 OTHER_WAYS = {
     "ProdBackward0": _PRODUCTS,
@@ -57,7 +57,7 @@ class GradientFormula:
 
     node: str
     decomposition: Callable[..., Any]
-    remark: str | None = None
+    remark: Diagnostic | None = None
     since: Since | None = None
 
 
@@ -92,7 +92,7 @@ def _in_single(func: Any) -> Callable[..., Any]:
 
 #: Operator -> what a card runs instead of it in one formula.
 GRADIENT_FORMULAS: dict[Any, GradientFormula] = {
-    _aten.where.self: GradientFormula("MaskedFillBackward1", _selected_of_mask, _FILLED),
+    _aten.where.self: GradientFormula("MaskedFillBackward1", _selected_of_mask, Code.GRADIENT_OF_FILL.about()),
     _aten.scalar_tensor.default: GradientFormula("MaskedFillBackward1", _host_zero),
     _aten.clone.default: GradientFormula(
         "NativeGroupNormBackward0", _in_its_format, since=versions.GROUP_NORM_KEEPS_CHANNELS_LAST

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 
 _aten = torch.ops.aten
 #: What is said of lengths that nobody knows.
-UNPADDED = "a padding mask of unknown values was taken to pad nothing"
+UNPADDED = Code.NOTHING_PADDED.about()
 #: The types that CUDA's kernels pack, and those that they pad; others go through masks, and piece by piece.
 _PACKED_BY_KERNEL = (torch.float32, torch.float16)
 _PADDED_BY_KERNEL = (torch.float32, torch.float16, torch.float64)
@@ -64,7 +65,7 @@ class NestedRun:
 
     known: Callable[[Tensor], Tensor | None]
     attends: Callable[[Sequence[int], torch.dtype], str]
-    assume: Callable[[str], None]
+    assume: Callable[[Diagnostic], None]
     selection: Selection
 
 

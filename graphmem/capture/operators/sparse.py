@@ -19,6 +19,7 @@ from graphmem.capture.kernels.parts.cub import counted_positions_bytes, sorted_p
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.values.selection import Selection
 from graphmem.capture.values.tensors import tensors_in
+from graphmem.diagnostics import Code
 
 _aten = torch.ops.aten
 #: Marks a tensor whose indices are distinct and not in order.
@@ -258,7 +259,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 #: Those that cuSPARSE multiplies, and what is said of them: PyTorch gives the library a buffer of the size it asks for
 #: (``cusparseSpMM_bufferSize``), which no source tells.
 PRODUCTS = frozenset({_aten.mm.default, _aten.mv.default, _aten.addmm.default, _aten._sparse_addmm.default})
-CUSPARSE = "memory inside operators is not modelled: products with sparse matrices: cuSPARSE's buffer"
+CUSPARSE = Code.NOT_MODELLED.about(operator="products with sparse matrices", memory="cuSPARSE's buffer")
 
 #: What tells of a sparse tensor's parts, or puts parts together: nothing is allocated.
 PARTS = frozenset(

@@ -19,6 +19,7 @@ import torch
 from graphmem.capture.device.watched_imports import patched_imports
 from graphmem.capture.patches import Patches
 from graphmem.capture.program.safetensors_files import Described, SafeFile
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.documents import read_json, shown
 from graphmem.errors import CaptureError
 
@@ -27,7 +28,7 @@ _CONFIGURATION, _WEIGHTS = "config.json", "model.safetensors"
 
 
 @contextlib.contextmanager
-def absent_weights(add_file: Callable[[str], None], remark: Callable[[str], None]) -> Iterator[None]:
+def absent_weights(add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]) -> Iterator[None]:
     """Until the end transformers finds weights where only a configuration is. ``add_file`` is told of the file that
     stands for them, ``remark`` what the report says."""
 
@@ -39,7 +40,9 @@ def absent_weights(add_file: Callable[[str], None], remark: Callable[[str], None
         yield
 
 
-def _patch(patches: Patches, module: Any, add_file: Callable[[str], None], remark: Callable[[str], None]) -> None:
+def _patch(
+    patches: Patches, module: Any, add_file: Callable[[str], None], remark: Callable[[Diagnostic], None]
+) -> None:
     absent: set[str] = set()
     resolve, load = module._get_resolved_checkpoint_files, module.PreTrainedModel._load_pretrained_model
 
@@ -54,7 +57,7 @@ def _patch(patches: Patches, module: Any, add_file: Callable[[str], None], remar
         file = os.path.join(folder, _WEIGHTS)
         absent.add(file)
         add_file(file)
-        remark(f"there are no weights in {folder}: they were taken to be the parameters of its configuration")
+        remark(Code.WEIGHTS_ABSENT.about(place=folder))
         return [file], None
 
     def loaded(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -30,6 +30,7 @@ from graphmem.capture.program.file_storages import HOLLOW_KEY, Books, FileStorag
 from graphmem.capture.program.safetensors_files import Described, patch_safetensors
 from graphmem.capture.program.torch_archives import HOLLOW, ArchiveWriter, keeping_holes
 from graphmem.capture.values.known_values import KnownValues
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.units import format_bytes
 
 _Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -60,7 +61,7 @@ class Folder:
 
 @contextlib.contextmanager
 def files_of_tensors(
-    stage: _Stage, values: KnownValues, remark: Callable[[str], None], *, whole_program: bool
+    stage: _Stage, values: KnownValues, remark: Callable[[Diagnostic], None], *, whole_program: bool
 ) -> Iterator[None]:
     """Until the end what is saved is hollow, and what is loaded has shapes."""
     patches, folder, books = Patches(), Folder(whole_program), Books(values)
@@ -76,9 +77,7 @@ def files_of_tensors(
         with absent_weights(lambda path: absent.update({os.path.abspath(path): {}}), remark):
             yield
         if books.omitted:
-            remark(
-                f"{format_bytes(books.omitted)} of pickled weights were left out of files, which are that much larger"
-            )
+            remark(Code.WEIGHTS_OMITTED.about(size=format_bytes(books.omitted)))
     finally:
         patches.undo()
         folder.remove()

@@ -13,6 +13,7 @@ from graphmem.capture.record.operator_call import OperatorCall
 from graphmem.capture.record.storages import StorageRef, Storages
 from graphmem.capture.values.callers import called_by_engine, user_line
 from graphmem.capture.values.tensors import tensors_in
+from graphmem.diagnostics import Diagnostic
 
 _ADD = torch.ops.aten.add.Tensor
 
@@ -34,7 +35,7 @@ class Attribution:
         self._first_gradient: int | None = None  # while gradients are computed: the first storage that is one
         self._node_start = ((-1, ""), 0)  # number and name of the backward node, storages before it
         #: What is assumed of nodes whose formulas go another way than on a card, and how often.
-        self.assumed: Counter[str] = Counter()
+        self.assumed: Counter[Diagnostic] = Counter()
 
     def note(self, call: OperatorCall, phase: int) -> None:
         """The operator is called now: what is born from here on is its work."""

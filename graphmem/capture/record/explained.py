@@ -77,8 +77,11 @@ def _known(facts: OperatorFacts) -> Iterator[tuple[str, str]]:
         yield "kernel rule", "none; it is taken to allocate its outputs and nothing else"
     if facts.unmodelled is not None:
         yield "not modelled", facts.unmodelled
-    if not facts.is_checked:
+    if not facts.is_checked and not _is_answered(facts):
         yield "not checked", "no rule, and no recording proves that it takes nothing but its outputs"
+    if facts.unproven_layouts and not _is_answered(facts):
+        layouts = ", ".join(sorted(facts.unproven_layouts))
+        yield "not checked", f"proven of contiguous inputs, not of those that are {layouts}"
     if facts.decomposition is not None:
         yield "decomposition", _where(facts.decomposition)
     if facts.sparse_decomposition is not None:

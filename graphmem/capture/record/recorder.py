@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.kernels.parts.known import is_exact
+from graphmem.capture.kernels.parts.known import is_exact, layout_of
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.operators.collectives import ProcessGroups
 from graphmem.capture.ports import DeviceMemory
@@ -34,7 +34,8 @@ from graphmem.capture.values.assumed_values import AssumedValues
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.capture.values.messages import Post
 from graphmem.capture.values.selection import Selection
-from graphmem.capture.values.tensors import on_device
+from graphmem.capture.values.tensors import on_device, tensors_in
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 from graphmem.textbook import Sharded
 from graphmem.trace import EventKind, TraceBuilder
@@ -71,8 +72,8 @@ class Recorder:
         self.rewritten_views = RewrittenViews()
         self.collected = Collected(self.storages)
         self.values = values or KnownValues()
-        self.unmodelled: Counter[str] = Counter()
-        self.assumed: Counter[str] = Counter()
+        self.unmodelled: Counter[Diagnostic] = Counter()
+        self.assumed: Counter[Diagnostic] = Counter()
         self.notes: list[str] = []  # remarks for the reader
         self.groups = ProcessGroups()
         self.post: Post | None = None  # by which the processes of a job tell each other what decides
@@ -175,6 +176,8 @@ class Recorder:
     def count_unmodelled(self, call: OperatorCall) -> None:
         """Count an operator on the device that holds more than is modelled, or of which nobody knows."""
         remark = call.facts.remark
+        if remark is None and call.facts.unproven_layouts:
+            remark = _layout_remark(call)
         if remark is None or is_exact(call.facts.name, call.args):
             return
         if on_device((call.args, *call.kwargs.values())) or _names_device(call.kwargs):
@@ -212,6 +215,14 @@ class Recorder:
         self.rewritten_views.calibrate()
         self.builder, self.births.graph = builder, graph
         self.storages.operator = 0
+
+
+def _layout_remark(call: OperatorCall) -> Diagnostic | None:
+    """What there is to say of an operator that is proven, but not of inputs that lie as these do."""
+    for tensor in tensors_in((call.args, tuple(call.kwargs.values()))):
+        if tensor.layout is torch.strided and on_device(tensor) and layout_of(tensor) in call.facts.unproven_layouts:
+            return Code.LAYOUT_NOT_CHECKED.about(operator=call.facts.name)
+    return None
 
 
 def _names_device(kwargs: dict[str, Any]) -> bool:

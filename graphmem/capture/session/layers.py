@@ -168,7 +168,7 @@ def _modules(context: Context) -> Iterator[None]:
 @contextlib.contextmanager
 def _saved_files(context: Context) -> Iterator[None]:
     recorder, whole = context.recorder, context.leave_after is not None
-    remark = lambda text: recorder.assumed.update([text])  # noqa: E731
+    remark = lambda found: recorder.assumed.update([found])  # noqa: E731
     with files_of_tensors(recorder.phases.stage_of, recorder.values, remark, whole_program=whole):
         yield
 
@@ -366,7 +366,7 @@ LAYERS: tuple[Layer, ...] = (
         "kernels are launched without effect, and a library that finds no Triton would go another way than on a card",
         ("trl.kernels.*", "triton.runtime.jit.*", "builtins.__import__"),
         lambda context: triton_kernels(
-            context.recorder.values.forget, lambda text: context.recorder.unmodelled.update([text])
+            context.recorder.values.forget, lambda found: context.recorder.unmodelled.update([found])
         ),
     ),
     Layer(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +40,7 @@ from graphmem.capture.values.messages import Post
 from graphmem.capture.values.selection import Selection
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
 from graphmem.run import Run, RunMode
 from graphmem.trace import Category, Trace, TraceBuilder
@@ -164,7 +167,7 @@ def capture(
         notes=(*context.compiled.notes(), *recorder.notes),
         assumed=assumed,
         decided=dict(assumed_values.named),
-        refusals=tuple(_in_words(refusals, trace)),
+        refusals=tuple(_caught(refusals, trace)),
         installed_version=version_of(torch.__version__),
         cudnn=cudnn,
         graph=graph.graph if graph is not None else None,
@@ -194,42 +197,51 @@ def _of_holding_loop(recorder: Recorder, teller: Teller, trace: Trace) -> Trace 
     return None if teller.told & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
 
 
-def _in_words(refusals: Iterable[Refusal], trace: Trace) -> Iterator[str]:
-    """Who was refused memory, and how much: a sentence for every line of the program."""
-    by_place: dict[str, list[int]] = {}
+def _caught(refusals: Iterable[Refusal], trace: Trace) -> Iterator[Diagnostic]:
+    """Who was refused memory, and how much: one for every line of the program."""
+    by_place: dict[tuple[str, str], list[int]] = {}
     for refusal in refusals:
         operator = trace.operators[refusal.operator]
         place = operator.source or operator.module or "graphmem's loop"
-        by_place.setdefault(f"{place} ({operator.name})", []).append(trace.storages[refusal.storage].bytes)
-    for place, sizes in by_place.items():
+        by_place.setdefault((place, operator.name), []).append(trace.storages[refusal.storage].bytes)
+    for (place, name), sizes in by_place.items():
         least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
         times = "once" if len(sizes) == 1 else f"{len(sizes)} times"
         asked = most if least == most else f"{least} to {most}"
-        yield f"torch.OutOfMemoryError was raised {times} and caught by the program: {place} asked for {asked}"
+        yield Code.REFUSED.about(place=place, operator=name, times=times, asked=asked)
 
 
-def _assumptions(recorder: Recorder) -> dict[str, int]:
-    """What a capture had to assume, in words -> how often."""
+def _assumptions(recorder: Recorder) -> dict[Diagnostic, int]:
+    """What a capture had to assume -> how often."""
     selection = recorder.selection
     assumed = dict(recorder.assumed + recorder.attribution.assumed)
     logged, values = recorder.assumed_values.logged, recorder.values
     if logged:
-        assumed["values that are read back for logs and checks were assumed to be 1, and checks to be passed"] = logged
+        assumed[Code.ONLY_LOGGED.about()] = logged
     for line in recorder.assumed_values.unused():
-        assumed[f"--assume {line}: nothing unknown was read there"] = 1
+        assumed[Code.ASSUMPTION_UNUSED.about(place=line)] = 1
     if values.exceeded:
-        assumed["host tensors exceeded the budget (--host-values) and have shapes only"] = values.exceeded
+        assumed[Code.HOST_BUDGET.about()] = values.exceeded
     if values.guessed_draws:
-        guessed = "random numbers of the host could not be counted: later ones are a possible draw, not the seed's"
-        assumed[guessed] = values.guessed_draws
-    if selection.assumed:
-        share = f"nonzero, boolean masks and unique were assumed to select {selection.share:.0%} of the candidates"
+        assumed[Code.HOST_DRAWS.about()] = values.guessed_draws
+    if selection.assumed and selection.share is not None:
+        is_all = selection.share >= 1
+        share = Code.ALL_SELECTED.about() if is_all else Code.SHARE_SELECTED.about(share=selection.share)
         assumed[share] = selection.assumed
     if selection.distinct:
-        assumed["indices of sparse gradients were assumed to be distinct, where equal ones are added up"] = (
-            selection.distinct
-        )
-    return assumed | dict(sorted(recorder.unmodelled.items()))
+        assumed[Code.SPARSE_INDICES.about()] = selection.distinct
+    unmodelled = collections.Counter[Diagnostic]()
+    ran = {re.split(r"[\\/]", operator.source)[0] for operator in recorder.builder.operators}
+    for one, count in recorder.unmodelled.items():
+        unmodelled[_weighed(one, ran)] += count
+    return assumed | dict(sorted(unmodelled.items(), key=lambda found: found[0].message))
+
+
+def _weighed(one: Diagnostic, ran: Container[str]) -> Diagnostic:
+    """A library that finds no Triton, and of which no operator ran, is not on the path that was taken."""
+    if one.code is Code.TRITON_MISSING and one.place not in ran:
+        return Code.OPTIONAL_MISSING.about(importer=one.place, package="triton")
+    return one
 
 
 @contextlib.contextmanager

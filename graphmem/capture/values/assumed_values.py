@@ -7,16 +7,15 @@ named with the line that reads it, for the top of the report, and the user may s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from graphmem.capture.values import callers, reading_lines
+from graphmem.diagnostics import Argument, Code, Diagnostic
 from graphmem.errors import CaptureError
 from graphmem.training import Tried
 
-#: What is said of a number that nobody knows, and of one that was drawn.
-_ONE, _DRAW = "a number is taken to be 1", "a random number of the card, or what it decides, is a possible draw"
 #: Answers to the same question in one iteration after which the other one is given: a loop waits for it.
 _PATIENCE = 256
 
@@ -33,12 +32,12 @@ class AssumedValues:
         self._told = tuple(told)
         self.used: set[str] = set()
         self.logged = 0  # numbers that only reach a log
-        self.named: Counter[str] = Counter()
+        self.named: Counter[Diagnostic] = Counter()
         self._asked: Counter[tuple[str, int]] = Counter()
         self._tried: Counter[str] = Counter()
         self._reading = ""
         self._judged: dict[Any, Any] = {}
-        self._last: tuple[str, str] | None = None  # what was read last to be followed: its line, what is said of it
+        self._last: tuple[str, Code] | None = None  # what was read last to be followed: its line, what is assumed
 
     def unused(self) -> list[str]:
         """Lines that the user names and where nothing unknown was read."""
@@ -94,7 +93,7 @@ class AssumedValues:
         if self._reading and self._judge(reading_lines.only_logs, file, line, False, self._reading == "bool"):
             self.logged += 1
         else:
-            self._name(place, f"a question about values is answered with {'yes' if answer else 'no'}")
+            self._name(place, Code.ANSWERED_YES if answer else Code.ANSWERED_NO)
         return answer
 
     def whole_number(self) -> int:
@@ -106,7 +105,7 @@ class AssumedValues:
         if self._reading not in ("index", "bool") and self._judge(reading_lines.only_logs, file, line):
             self.logged += 1
         else:
-            self._name(place, "a whole number is taken to be 1")
+            self._name(place, Code.WHOLE_NUMBER)
         return 1
 
     def number(self) -> float:
@@ -120,16 +119,16 @@ class AssumedValues:
             is_decisive = not self._judge(reading_lines.only_logs, file, line)
         elif self._reading == "" and file:
             is_decisive = not self._judge(reading_lines.only_logs, file, line, True)
-        self._number(place, file, line, is_decisive, _ONE)
+        self._number(place, file, line, is_decisive, Code.NUMBER)
         return 1.0
 
-    def _number(self, place: str, file: str, line: int, is_decisive: bool, what: str) -> None:
+    def _number(self, place: str, file: str, line: int, is_decisive: bool, code: Code) -> None:
         """A floating-point number is read, which tells itself what it decides, unless it gets lost on its way there."""
-        self._last = place, what
+        self._last = place, code
         if self._reading == "item" and self._judge(reading_lines.becomes_whole, callers.user_frames()):
-            self.decides(place, what, "a whole number")
+            self.decides(place, code, Code.NUMBER_DECIDES_SIZE)
         elif is_decisive:
-            self._name(place, what)
+            self._name(place, code)
         else:
             self.logged += 1
 
@@ -148,11 +147,11 @@ class AssumedValues:
         frames = callers.user_frames() if is_float else ()
         is_log = self._judge(reading_lines.only_logs, file, line, is_float, self._reading == "bool", frames)
         if type(value) is float and self._reading == "item":
-            self._number(place, file, line, False, _DRAW)
+            self._number(place, file, line, False, Code.DRAWN)
         elif is_log or (is_question and self._is_check(file, line)):
             self.logged += 1
         else:
-            self._name(place, _DRAW)
+            self._name(place, Code.DRAWN)
         return value
 
     def _is_check(self, file: str, line: int) -> bool:
@@ -168,7 +167,7 @@ class AssumedValues:
         told = self.told(place)
         if told is not None:
             return max(0, int(told))
-        self._name(place, _DRAW)
+        self._name(place, Code.DRAWN)
         return rows
 
     def array(self, is_floating: bool, is_drawn: bool) -> None:
@@ -179,7 +178,7 @@ class AssumedValues:
         if self.told(place) is None and not self._judge(
             reading_lines.only_logs, file, line, is_floating, False, frames
         ):
-            self._name(place, _DRAW if is_drawn else _ONE)
+            self._name(place, Code.DRAWN if is_drawn else Code.NUMBERS if is_floating else Code.NUMBER)
 
     def drawn_list(self, is_floating: bool) -> None:
         """A list of random numbers of the card is read."""
@@ -189,7 +188,7 @@ class AssumedValues:
             return
         place, file, line = callers.user_place()
         if self.told(place) is None:
-            self._number(place, file, line, False, _DRAW)
+            self._number(place, file, line, False, Code.DRAWN)
 
     def followed(self, read: Callable[[], Any]) -> Any:
         """What ``read`` returns; an assumed floating-point number as one that tells when it decides something."""
@@ -219,38 +218,37 @@ class AssumedValues:
         told = self.told(place)
         if told is not None:
             return max(0, int(told))
-        self._name(place, f"{what} takes all of {candidates:,}")
+        self._name(place, Code.TAKES_ALL, what=what, candidates=candidates)
         return candidates
 
-    def _name(self, place: str, what: str) -> None:
-        self.named[f"{place or 'a line that is not known'}: {what}"] += 1
+    def _name(self, place: str, code: Code, **arguments: Argument) -> None:
+        self.named[Diagnostic(code, place=place, arguments=tuple(arguments.items()))] += 1
 
-    def decides(self, place: str, what: str, how: str) -> None:
-        """A number that was read at ``place`` decides something; ``what`` is said of it."""
-        self._name(place, f"{what}; it decides {how}" if what == _ONE else what)
+    def decides(self, place: str, code: Code, decision: Code) -> None:
+        """A number that was read at ``place``, of which ``code`` is assumed, decides something: ``decision``, if it is
+        not one that was drawn."""
+        self._name(place, decision if code is Code.NUMBER else code)
 
 
 #: Numbers beyond whatever a branch compares them with.
 _FAR = 1e9
+#: What else a line may read than what was assumed: the two ends of what is possible.
+_ENDS: dict[Code, tuple[float | bool, ...]] = {
+    Code.ANSWERED_YES: (False,),
+    Code.ANSWERED_NO: (True,),
+    Code.TAKES_ALL: (0,),
+    Code.NUMBER_DECIDES_BRANCH: (-_FAR, _FAR),
+}
 
 
-def alternatives(said: Mapping[str, int]) -> dict[str, tuple[Tried, ...]]:
+def alternatives(assumed: Iterable[Diagnostic]) -> dict[str, tuple[Tried, ...]]:
     """What else a line that decides something may read, as the two ends of what is possible: line -> values, none where
-    nothing says how far they go. ``said`` is :attr:`AssumedValues.named`."""
+    nothing says how far they go. ``assumed`` is :attr:`AssumedValues.named`."""
     found: dict[str, tuple[Tried, ...]] = {}
-    for message in said:
-        place, _, what = message.rpartition(": ")
-        other: tuple[Tried, ...] = ()
-        if ":" not in place:  # a line that is not known
-            pass
-        elif what.startswith("a question"):
-            other = (Tried(not what.endswith("yes")),)
-        elif " takes all of " in what:
-            other = (Tried(0),)
-        elif what == f"{_ONE}; it decides a branch":
-            other = (Tried(-_FAR), Tried(_FAR))
+    for one in assumed:
+        ends = _ENDS.get(one.code, ()) if one.place else ()
         # A line that is read in two ways has the bounds of neither.
-        found[place] = () if place in found else other
+        found[one.place] = () if one.place in found else tuple(map(Tried, ends))
     return found
 
 
@@ -260,45 +258,45 @@ class AssumedNumber(float):
 
     _book: AssumedValues
     _place: str
-    _what: str
+    _code: Code
 
     @classmethod
-    def of(cls, value: float, book: AssumedValues, place: str, what: str) -> AssumedNumber:
+    def of(cls, value: float, book: AssumedValues, place: str, code: Code) -> AssumedNumber:
         number = cls(value)
-        number._book, number._place, number._what = book, place, what
+        number._book, number._place, number._code = book, place, code
         return number
 
-    def _decides(self, how: str) -> None:
-        self._book.decides(self._place, self._what, how)
+    def _decides(self, decision: Code) -> None:
+        self._book.decides(self._place, self._code, decision)
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
 
     def __bool__(self) -> bool:
-        self._decides("a branch")
+        self._decides(Code.NUMBER_DECIDES_BRANCH)
         return float(self) != 0
 
     def __hash__(self) -> int:
         return float.__hash__(self)
 
     def __int__(self) -> int:
-        self._decides("a whole number")
+        self._decides(Code.NUMBER_DECIDES_SIZE)
         return int(float(self))
 
     __trunc__ = __int__
 
     def __floor__(self) -> int:
-        self._decides("a whole number")
+        self._decides(Code.NUMBER_DECIDES_SIZE)
         return float(self).__floor__()
 
     def __ceil__(self) -> int:
-        self._decides("a whole number")
+        self._decides(Code.NUMBER_DECIDES_SIZE)
         return float(self).__ceil__()
 
     def __round__(self, digits: Any = None) -> Any:
         if digits is not None:
             return round(float(self), digits)
-        self._decides("a whole number")
+        self._decides(Code.NUMBER_DECIDES_SIZE)
         return round(float(self))
 
 
@@ -307,7 +305,7 @@ def _computing(name: str) -> Any:
 
     def compute(self: AssumedNumber, *others: Any) -> Any:
         result = original(self, *others)
-        return AssumedNumber.of(result, self._book, self._place, self._what) if type(result) is float else result
+        return AssumedNumber.of(result, self._book, self._place, self._code) if type(result) is float else result
 
     return compute
 
@@ -318,7 +316,7 @@ def _comparing(name: str) -> Any:
     def compare(self: AssumedNumber, other: Any) -> Any:
         is_check = other is self or (isinstance(other, float) and other in (float("inf"), float("-inf")))
         if not is_check:  # whether it is finite
-            self._decides("a branch")
+            self._decides(Code.NUMBER_DECIDES_BRANCH)
         return original(self, other)
 
     return compare

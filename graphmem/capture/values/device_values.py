@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from graphmem.capture.values import callers
 from graphmem.capture.values.known_values import KnownValues
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 
 _aten = torch.ops.aten
@@ -70,17 +71,17 @@ _LENGTHS = _aten.sum.dim_IntList
 _CURVATURE = _aten.le.Tensor
 #: Questions whether values are finite, and the answer for those that are. ``isfinite`` asks the last two.
 _IS_NAN, _IS_INFINITE, _SAME, _OTHER = _aten.isnan.default, _aten.isinf.default, _aten.eq.Tensor, _aten.ne.Tensor
-_FINITE = "values were taken to be finite where the step checks them"
+_FINITE = Code.FINITE.about()
 #: What the output says of ``torch.distributions``, which looks whether its parameters and samples are in range.
-VALID = "parameters and samples of torch.distributions were taken to be in range"
+VALID = Code.DISTRIBUTION_VALID.about()
 #: What the output says of generation.
-GOES_ON = "generation goes on to its largest length: no token was taken to end its sequence"
+GOES_ON = Code.GENERATION_GOES_ON.about()
 #: What the output says of assisted decoding, and of hqq's search.
-CONFIDENT = "every draft was taken to be as long as its schedule lets it be: the model that drafts is confident"
-ALL_RIGHT = "every drafted token was taken to be right"
-SOME_RIGHT = "of every draft as many tokens were taken to be right as --accepted says"
-ALLOWED = "no token that the text says next was taken to be forbidden"
-FITTED = "hqq's search for a quantisation was taken to run to its last iteration"
+CONFIDENT = Code.DRAFTS_CONFIDENT.about()
+ALL_RIGHT = Code.DRAFTS_RIGHT.about()
+SOME_RIGHT = Code.DRAFTS_ACCEPTED.about()
+ALLOWED = Code.TOKENS_ALLOWED.about()
+FITTED = Code.QUANTIZER_FITTED.about()
 #: Operators whose outcome can be known.
 TRACKED = {
     *_COPIES, *_COMPARISONS, *_FILLS, *_COMBINATIONS, *_REDUCTIONS, _NOT, _LOGICAL_NOT, _ENDS, _LENGTHS, _CURVATURE,
@@ -121,11 +122,11 @@ def drafting(accepted: int | None) -> Iterator[None]:
 
 
 #: What library code that runs now is told of values that it reads back, and what the output says of that.
-_answers: list[tuple[Any, str]] = []
+_answers: list[tuple[Any, Diagnostic]] = []
 
 
 @contextlib.contextmanager
-def answering(value: Any, remark: str) -> Iterator[None]:
+def answering(value: Any, remark: Diagnostic) -> Iterator[None]:
     """Until the end, what is read from the device and is not known is ``value``; ``remark`` tells of it."""
     _answers.append((value, remark))
     try:
@@ -134,12 +135,12 @@ def answering(value: Any, remark: str) -> Iterator[None]:
         _answers.pop()
 
 
-def answered() -> tuple[Any, str] | None:
+def answered() -> tuple[Any, Diagnostic] | None:
     """The innermost answer of :func:`answering` and its remark; None outside of it."""
     return _answers[-1] if _answers else None
 
 
-def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> str | None:
+def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> Diagnostic | None:
     """Note the value of every element of ``out`` if it is known. ``func`` is one of :data:`TRACKED`. A flag goes into
     ``values`` too: frameworks add flags up in place, and send them round.
 
@@ -176,7 +177,7 @@ def follow(values: KnownValues, func: Any, args: Sequence[Any], out: Any) -> str
     return remark
 
 
-def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> str | None:
+def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> Diagnostic | None:
     """Which drafted tokens are wrong: none, or those after so many that are right."""
     if wrong.dtype is not torch.bool or values.of(out) is not None or not callers.called_to_check_draft():
         return None
@@ -188,7 +189,7 @@ def _drafted(values: KnownValues, wrong: torch.Tensor, out: FakeTensor) -> str |
     return ALL_RIGHT if accepted is None else SOME_RIGHT
 
 
-def expected(tensor: torch.Tensor) -> tuple[Any, str] | None:
+def expected(tensor: torch.Tensor) -> tuple[Any, Diagnostic] | None:
     """What a loop of a library reads that goes on as long as it can, and what the output says of that; None for what
     others read."""
     is_bool = tensor.dtype is torch.bool

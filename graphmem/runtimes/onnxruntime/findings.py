@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from graphmem.allocators.onnxruntime_arena import ExtendStrategy
-from graphmem.estimate import Diagnostic, Findings
+from graphmem.diagnostics import Code, Diagnostic
+from graphmem.estimate import Findings
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.onnxruntime.arenas import default_allocator, reserved_allocations
@@ -51,7 +52,7 @@ def findings(sessions: Sessions, options: Options, planned: Planned) -> Findings
         if peak < base.peak_reserved_bytes:
             said.append(f"{words} would save {format_bytes(base.peak_reserved_bytes - peak)} of reserved memory")
     runs = {f"run {number}" if number else "load": size for number, size in sorted(held.items())}
-    notes = tuple(Diagnostic("note", sentence) for sentence in said)
+    notes = tuple(Diagnostic(Code.NOTE, sentence) for sentence in said)
     return Findings(notes, {"reserved_bytes_by_run": runs, "reserved_bytes_with": others})
 
 

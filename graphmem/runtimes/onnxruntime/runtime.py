@@ -9,7 +9,7 @@ from typing import Any
 
 from graphmem.allocators.onnxruntime_arena import ArenaConfig
 from graphmem.devices import DEFAULT_DEVICE, as_cuda, device_named
-from graphmem.estimate import Diagnostic
+from graphmem.diagnostics import Code
 from graphmem.figures import BOUNDS, EXACT, TRACE_LEVELS, Cause, Figure, bounded, unknown
 from graphmem.graph.model import Graph
 from graphmem.replay import Replay, replay
@@ -80,6 +80,7 @@ class OnnxRuntime(Runtime[Options]):
     )
     graphs = Graphs.PLANNED
     captures = False
+    proven = "tests/golden/onnxruntime"
 
     def __init__(self) -> None:
         #: The trace and the options of the last run, and what was drawn: it asks again for other capacities.
@@ -101,8 +102,7 @@ class OnnxRuntime(Runtime[Options]):
         planned = plan(runs, options)
         assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
         diagnostics = tuple(
-            Diagnostic("unknown", f"working buffers of {name}", count)
-            for name, count in sorted(planned.unknown.items())
+            Code.WORKING_BUFFERS.about(count=count, operator=name) for name, count in sorted(planned.unknown.items())
         )
         later = partial(findings, runs, planned=planned)
         if planned.predicted_plans:
@@ -111,7 +111,7 @@ class OnnxRuntime(Runtime[Options]):
             for old in list(self._beside)[:-_KEPT_BESIDE]:
                 del self._beside[old]
         doubts = tuple(unknown(key, UNFOLLOWED[key], below=True) for key in options.unfollowed)
-        return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned))
+        return Taken(planned.trace, assumptions, diagnostics, later, doubts, _cublas(options, planned), self.proven)
 
     def plan_options(self, options: Options) -> Hashable:
         """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""

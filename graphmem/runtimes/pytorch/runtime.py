@@ -11,10 +11,10 @@ from graphmem.allocators.alloc_conf import AllocConf, parse_alloc_conf
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import UsageError
-from graphmem.estimate import Diagnostic
 from graphmem.replay import replay
-from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, within_card
+from graphmem.runtimes.base import Change, Graphs, Runs, Runtime, Setting, Taken, within_card
 from graphmem.runtimes.pytorch.live import LiveMemory
 from graphmem.trace import EventKind, Trace
 from graphmem.units import format_bytes
@@ -43,6 +43,7 @@ class PyTorch(Runtime[PyTorchOptions]):
     )
     graphs = Graphs.CAPTURED
     step_advice = True
+    proven = "tests/golden/pytorch"
 
     def parse(self, text: str | None, setting: Setting) -> PyTorchOptions:
         """``PYTORCH_ALLOC_CONF`` text; None: the environment's. Raises :class:`~graphmem.errors.UsageError` for what
@@ -61,6 +62,10 @@ class PyTorch(Runtime[PyTorchOptions]):
         """The version and the configuration as given."""
         version = ".".join(map(str, options.version))
         return f"PyTorch {version} caching allocator ({options.text or 'default configuration'})"
+
+    def take(self, trace: Trace) -> Taken:
+        """The trace as it is: captured steps and operators are recorded beside the allocator."""
+        return Taken(trace, proven=self.proven)
 
     def run(self, trace: Trace, options: PyTorchOptions, setting: Setting) -> Runs:
         """Replayed without a limit and, where that exceeds the card, within it."""
@@ -117,7 +122,7 @@ def _beside_late_events(runs: Runs, trace: Trace, options: PyTorchOptions) -> Ru
             f"{format_bytes(more)} more would be reserved (waiting for single events, as FSDP's limit of all-gathers "
             "does, is not followed and makes it less)"
         )
-        remarks = (*remarks, Diagnostic("note", words))
+        remarks = (*remarks, Diagnostic(Code.NOTE, words))
     return replace(runs, diagnostics=remarks, details={**runs.details, "late_events": told})
 
 

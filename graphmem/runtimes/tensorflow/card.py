@@ -14,7 +14,7 @@ from graphmem.allocators.bfc import BumpDriver
 from graphmem.allocators.ideal import IdealAllocator
 from graphmem.allocators.tensorflow_bfc import MAX_INTERNAL_FRAGMENTATION_BYTES, BFCOptions, TensorFlowBFC
 from graphmem.devices import Device, as_cuda
-from graphmem.estimate import Diagnostic
+from graphmem.diagnostics import Code, Diagnostic
 from graphmem.replay import Replay, replay
 from graphmem.runtimes.tensorflow.options import (
     DEFAULT_CUDNN_WORKSPACE_BYTES,
@@ -164,7 +164,7 @@ def run_on_card(trace: Trace, options: TensorFlowOptions, device: Device) -> Car
     limit = limit_on(options, device)
     runs = _async_runs if options.use_cuda_malloc_async else _bfc_runs
     found = runs(trace, options, device, limit)
-    notes = [Diagnostic("warning", text) for text in options.warnings]
+    notes = [Diagnostic(Code.WARNING, text) for text in options.warnings]
     notes += _autotuning(trace, options)
     return replace(found, notes=(*notes, *found.notes))
 
@@ -192,7 +192,7 @@ def _bfc_runs(trace: Trace, options: TensorFlowOptions, device: Device, limit: i
         f"memory_limit={-(-enough // MIB)} (MiB), and with memory growth it holds "
         + (format_bytes(grown.peak_reserved_bytes) if grown.out_of_memory is None else "more than there is")
     )
-    return CardRuns(as_set, None, limit, (Diagnostic("note", note),), _details(limit, as_set, whole, grown, enough))
+    return CardRuns(as_set, None, limit, (Diagnostic(Code.NOTE, note),), _details(limit, as_set, whole, grown, enough))
 
 
 def _enough(whole: Replay, bfc: BFCOptions, under: Callable[[int], Replay]) -> int:
@@ -227,12 +227,12 @@ def _regions_note(grown: Replay) -> tuple[Diagnostic, ...]:
     text = f"with memory growth, regions are held until the process ends: {sizes or 'none'}"
     if grown.retries:
         text += f"; free regions were given back {grown.retries} times to make room"
-    return (Diagnostic("note", text),)
+    return (Diagnostic(Code.NOTE, text),)
 
 
 def _failure_note(whole: Replay, limit: int) -> Diagnostic:
     return Diagnostic(
-        "note",
+        Code.NOTE,
         f"TensorFlow's limit on this card is {format_bytes(limit)}; the figures are those of one region as large as "
         f"the run needs, {format_bytes(whole.peak_reserved_bytes)}",
     )
@@ -249,7 +249,8 @@ def _async_runs(trace: Trace, options: TensorFlowOptions, device: Device, limit:
     limited = replay(trace, IdealAllocator(room))
     reserved = np.maximum(np.maximum.accumulate(main.reserved_bytes), held) if len(main) else main.reserved_bytes
     main = replace(main, reserved_bytes=reserved, peak_reserved_bytes=max(main.peak_reserved_bytes, held))
-    note = Diagnostic("unknown", "rounding and fragmentation inside the driver's pool (cuda_malloc_async) count as 0")
+    uncounted = "rounding and fragmentation inside the driver's pool (cuda_malloc_async) count as 0"
+    note = Diagnostic(Code.UNKNOWN, uncounted)
     failed = limited if limited.out_of_memory is not None else None
     return CardRuns(main, failed, limit, (note,), (("release_threshold_bytes", limit),))
 
@@ -265,4 +266,4 @@ def _autotuning(trace: Trace, options: TensorFlowOptions) -> list[Diagnostic]:
         f"scratch while TensorFlow tries out convolution algorithms: up to {format_bytes(limit)} each{default} "
         "(TF_CUDNN_WORKSPACE_LIMIT_IN_MB), given back at once; regions grown for it stay"
     )
-    return [Diagnostic("unknown", text, count)]
+    return [Diagnostic(Code.UNKNOWN, text, count)]

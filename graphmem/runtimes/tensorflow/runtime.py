@@ -36,6 +36,7 @@ class TensorFlow(Runtime[TensorFlowOptions]):
         ("device", "nvidia-smi's line of the process: reserved plus context"),
     )
     graphs = Graphs.PLANNED
+    proven = "tests/golden/tensorflow"
 
     def parse(self, text: str | None, setting: Setting) -> TensorFlowOptions:
         """The options of a run on this machine: ``text`` and the environment. Raises
@@ -48,7 +49,7 @@ class TensorFlow(Runtime[TensorFlowOptions]):
 
     def take(self, trace: Trace) -> Taken:
         """A captured trace, after the device's own scratch buffer."""
-        return Taken(with_eigen_scratch(trace), (CAPTURED_ASSUMED, XLA_ASSUMED), doubts=_DOUBTS)
+        return Taken(with_eigen_scratch(trace), (CAPTURED_ASSUMED, XLA_ASSUMED), doubts=_DOUBTS, proven=self.proven)
 
     def plan(self, sessions: Sequence[Sequence[Graph]], options: TensorFlowOptions, iterations: int | None) -> Taken:
         """One graph as the executor runs it. Raises :class:`~graphmem.errors.GraphmemError` for several of them, or
@@ -57,7 +58,7 @@ class TensorFlow(Runtime[TensorFlowOptions]):
             raise UsageError("several ONNX files, or runs of several shapes (--shapes), are for --runtime onnxruntime")
         trace = plan_executor(sessions[0][0], iterations=iterations or GRAPH_RUNS)
         assumptions = (*(f"{key}: {value}" for key, value in trace.notes), XLA_ASSUMED)
-        return Taken(with_eigen_scratch(trace), assumptions, doubts=_DOUBTS)
+        return Taken(with_eigen_scratch(trace), assumptions, doubts=_DOUBTS, proven=self.proven)
 
     def plan_options(self, options: TensorFlowOptions) -> Hashable:
         """None: the executor looks at no option of the allocator."""

@@ -84,7 +84,7 @@ def outcome(document: dict[str, Any]) -> Outcome:
     verdict = "equal" if changes == recorded else "peak equal"
     if off:
         verdict = "differs, said" if assumed else "differs in silence"
-    return Outcome(call, verdict, off, tuple(assumed), (changes, recorded))
+    return Outcome(call, verdict, off, tuple(one.message for one in assumed), (changes, recorded))
 
 
 def _batches(documents: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:

@@ -1,9 +1,11 @@
 """Find out which operators take nothing but their outputs: ``python -m tests.recorded outputs_only record``.
 
 Runs recorded cases on a CUDA build once more, under a mode that looks at the allocator's counters around every
-operator: what was allocated meanwhile has to be the storages of its outputs, in number and in bytes. Writes
+operator: what was allocated meanwhile has to be the storages of its outputs, in number and in bytes. Then the operator
+is called again with its inputs laid out otherwise (:data:`LAYOUTS`): a kernel may copy what is not contiguous. Writes
 ``graphmem/capture/kernels/parts/outputs_only.json``: by operator how many calls of each kind of recording proved it,
-and the bytes of the largest of these calls (inputs and outputs); and the operators that were seen to take more.
+the bytes of the largest of these calls (inputs and outputs), and the layouts in which it takes no more either; and the
+operators that were seen to take more.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import contextlib
 import functools
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.recorded import functions, loops
 from tests.recorded.device import warm_up
@@ -29,6 +31,34 @@ from tests.recorded.op_db.proven import read, write
 from tests.recorded.op_db.record import recordings
 from tests.recorded.record import launch_no_triton
 from tests.recorded.sharded import PROGRAMS, ShardedProgram
+
+
+def _permuted(tensor: torch.Tensor) -> torch.Tensor:
+    """Dense, its last two dimensions the other way round in memory."""
+    return torch.empty_like(tensor.mT, memory_format=torch.contiguous_format).mT if tensor.dim() > 1 else tensor
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    found = formats.get(tensor.dim())
+    return tensor if found is None else torch.empty_like(tensor, memory_format=found)
+
+
+def _sliced(tensor: torch.Tensor) -> torch.Tensor:
+    """Every other element of rows that are twice as long."""
+    if not tensor.dim():
+        return tensor
+    return tensor.new_empty((*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2]
+
+
+#: How inputs are laid out once more, as :func:`graphmem.capture.kernels.parts.known.layout_of` names it.
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "channels_last": _channels_last,
+    "permuted": _permuted,
+    "sliced": _sliced,
+}
+#: Calls of an operator that are tried in other layouts.
+_TRIED = 3
 
 
 class Watch(TorchDispatchMode):
@@ -41,6 +71,8 @@ class Watch(TorchDispatchMode):
         self.proofs: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.largest: collections.Counter[str] = collections.Counter()
         self.taking: dict[str, str] = {}
+        self.tried: collections.Counter[str] = collections.Counter()
+        self.laid_out: dict[str, dict[str, bool]] = collections.defaultdict(dict)  # operator -> layout -> no more
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
@@ -57,9 +89,41 @@ class Watch(TorchDispatchMode):
         if (after[0] - before[0], after[1] - before[1]) == (len(new), sum(new.values())):
             self.proofs[name][self.kind] += 1
             self.largest[name] = max(self.largest[name], sum(given.values()) + sum(new.values()))
+            if self.tried[name] < _TRIED and name.startswith("aten."):
+                self.tried[name] += 1
+                self._lay_out(func, args, kwargs or {})
         else:
             self.taking.setdefault(name, f"{self.kind}: {self.case}")
         return out
+
+    def _lay_out(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Call it once more in every layout that its inputs can have."""
+        found = self.laid_out[str(func)]
+        for layout, lay in LAYOUTS.items():
+            changed = [False]
+            other = tree_map(functools.partial(_laid, lay, changed), (args, kwargs))
+            if not changed[0]:
+                continue
+            with contextlib.suppress(Exception):
+                before = _allocated()
+                out = func(*other[0], **other[1])
+                after = _allocated()
+                made, given = _storages(out), _storages(other)
+                new = [size for key, size in made.items() if key not in given and size]
+                is_no_more = (after[0] - before[0], after[1] - before[1]) == (len(new), sum(new))
+                found[layout] = found.get(layout, True) and is_no_more
+                del out, made
+
+
+def _laid(lay: Callable[[torch.Tensor], torch.Tensor], changed: list[bool], leaf: Any) -> Any:
+    """A tensor of the card as ``lay`` lays it out, of values that nobody knows; other leaves as they are."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_cuda or leaf.layout is not torch.strided:
+        return leaf
+    made = lay(leaf)
+    if made is leaf or made.is_contiguous():
+        return leaf
+    changed[0] = True
+    return made
 
 
 def _allocated() -> tuple[int, int]:
@@ -144,4 +208,16 @@ def _document(watch: Watch, before: dict[str, Any]) -> dict[str, Any]:
             if name not in taking:
                 known = proven.setdefault(name, {})
                 known.update({what: max(count, known.get(what, 0)) for what, count in proofs.items()})
-    return {"torch": torch.__version__, "proven": proven, "taking": taking}
+    return {"torch": torch.__version__, "proven": proven, "layouts": _layouts(watch, before, proven), "taking": taking}
+
+
+def _layouts(watch: Watch, before: dict[str, Any], proven: Container[str]) -> dict[str, list[str]]:
+    """The layouts in which an operator that is proven takes no more."""
+    layouts: dict[str, list[str]] = dict(before.get("layouts", {}))
+    for name, found in watch.laid_out.items():
+        taken = {layout for layout, is_no_more in found.items() if not is_no_more}
+        known = ({*layouts.get(name, ())} | {*found}) - taken
+        # Who copies only what is in another order than its format's copies a matrix that is transposed, too.
+        more = {"channels_last"} - taken if "permuted" in known else set()
+        layouts[name] = sorted(known | more)
+    return {name: found for name, found in layouts.items() if found and name in proven}

@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
+import torch
+
+from graphmem.diagnostics import Code
+
 #: Beginning of the operator's name -> what it holds. The longest beginning that fits counts.
 _UNMODELLED = {
     "aten._cudnn_ctc_loss": "cuDNN's workspace for CTC, which the library tells on a card alone",
@@ -71,10 +75,18 @@ _WITH_GENERATOR = {
 
 #: Operator -> what is assumed of values that a card has and an analysis has not.
 ASSUMED = {
-    "aten._ctc_loss.Tensor": "targets of ctc_loss were taken to be as long as they are padded to",
-    "aten._ctc_loss.default": "targets of ctc_loss were taken to be as long as they are padded to",
-    "aten.linalg_matrix_exp.default": "matrix_exp was taken to need its highest degree, 18, which the norms decide",
+    "aten._ctc_loss.Tensor": Code.CTC_TARGETS,
+    "aten._ctc_loss.default": Code.CTC_TARGETS,
+    "aten.linalg_matrix_exp.default": Code.MATRIX_EXPONENTIAL,
 }
+
+#: Beginnings of names of operators whose memory has bounds of its own, which are told by its storages.
+_BOUNDED = "aten._fft_"
+
+
+def is_bounded(name: str) -> bool:
+    """Whether the memory of an operator that is estimated is known to bounds."""
+    return name.startswith(_BOUNDED)
 
 
 def unmodelled(name: str, modelled: bool = False) -> str | None:
@@ -91,14 +103,44 @@ def unmodelled(name: str, modelled: bool = False) -> str | None:
 
 
 def proven(name: str) -> bool:
-    """Whether recordings prove that the operator allocates its outputs and nothing else."""
+    """Whether recordings prove that the operator allocates its outputs and nothing else, of contiguous inputs."""
     return _WITH_GENERATOR.get(name, name) in _evidence()["proven"]
+
+
+#: How inputs of a kernel may lie that are not contiguous: :func:`layout_of`.
+LAYOUTS = frozenset(("channels_last", "permuted", "sliced"))
+
+
+def proven_layouts(name: str) -> frozenset[str]:
+    """In which of :data:`LAYOUTS` the same is proven: a kernel may copy what is not contiguous."""
+    return frozenset(_evidence().get("layouts", {}).get(name, ()))
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """How a strided tensor lies in memory: ``contiguous``, ``channels_last``, ``permuted`` (dense otherwise) or
+    ``sliced`` (with gaps, or elements that stand for several)."""
+    if tensor.is_contiguous():
+        return "contiguous"
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.dim() in formats and tensor.is_contiguous(memory_format=formats[tensor.dim()]):
+        return "channels_last"
+    return "permuted" if _is_dense(tensor) else "sliced"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether every element has one place, and there is none between them."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @functools.cache
 def _evidence() -> dict[str, Any]:
-    """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``taking``: operator -> a case in
-    which it takes more."""
+    """``proven``: operator -> calls by kind of recording, and bytes of the largest; ``layouts``: operator -> those in
+    which that is proven too; ``taking``: operator -> a case in which it takes more."""
     text = resources.files(__package__).joinpath("outputs_only.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found

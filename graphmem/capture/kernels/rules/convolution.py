@@ -28,6 +28,7 @@ from graphmem.capture.kernels.parts.reduction import Buffers, reduction_buffers,
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 from graphmem.cudnn.predicted.problem import Direction, Problem
 from graphmem.cudnn.predicted.workspaces import Workspace
+from graphmem.labels import CUDNN, CUDNN_ESTIMATE, TIMING, TIMING_ESTIMATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ def _workspace(script: Script, call: _Convolution, direction: Direction, card: C
         _time_all_plans(script, largest_workspace(problem, direction, card, question))
     workspace = first_workspace(problem, direction, card, question)
     if workspace.size:
-        label = "cuDNN workspace" if workspace.certain and not benchmark else "cuDNN workspace (estimate)"
+        label = CUDNN if workspace.certain and not benchmark else CUDNN_ESTIMATE
         script.give(script.take_for_plan((workspace.size, *workspace.later), label, question))
 
 
@@ -222,7 +223,7 @@ def _time_all_plans(script: Script, largest: Workspace) -> None:
     and so on, where it is refused (generate_and_filter_plans), gives it back, and empties the allocator's cache
     (get_plans_from_find and run_single_conv)."""
     if largest.size:
-        label = "cuDNN workspace for timing plans" + ("" if largest.certain else " (estimate)")
+        label = TIMING if largest.certain else TIMING_ESTIMATE
         halves = tuple(largest.size >> times for times in range(largest.size.bit_length() + 1))
         script.give(script.take_for_plan(halves, label, object()))
     script.empty_cache()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Script, rule
-
-_WORK_AREA = "cuFFT work area (estimate)"
+from graphmem.labels import CUFFT
 
 
 @rule("aten._fft_r2c.default", "aten._fft_c2c.default")
@@ -24,7 +23,7 @@ def to_complex_rule(call: Call) -> Script | None:
         length = int(tensor.shape[dims[-1]])
         elements = elements // length * (length // 2 + 1)
     script = Script().output(0)
-    script.give(script.take(elements * call.outputs[0].element_size(), _WORK_AREA))
+    script.give(script.take(elements * call.outputs[0].element_size(), CUFFT))
     return script
 
 
@@ -36,5 +35,5 @@ def to_real_rule(call: Call) -> Script | None:
         return None
     script = Script().output(0)
     copied = script.take(bytes_of(tensor), "copy of the input, which cuFFT overwrites")
-    script.give(script.take(bytes_of(tensor), _WORK_AREA), copied)
+    script.give(script.take(bytes_of(tensor), CUFFT), copied)
     return script

@@ -15,6 +15,7 @@ from graphmem.capture.kernels.parts.layout import bytes_of
 from graphmem.capture.kernels.parts.script import Call, Card, Script, rule
 from graphmem.cudnn.predicted.recurrent import algorithm, is_certain, reserve_bytes, workspace_bytes
 from graphmem.cudnn.recurrent import STANDARD, Network
+from graphmem.labels import CUDNN, CUDNN_ESTIMATE
 
 
 @rule("aten._thnn_fused_lstm_cell.default")
@@ -87,7 +88,7 @@ class _Spaces:
         network = replace(network, algorithm=chosen)
         told = card.cudnn.recurrent_spaces(network, training) if card.cudnn_workspaces and card.cudnn else None
         self._none = not card.cudnn_workspaces
-        self._label = "cuDNN workspace" if told or is_certain(network) else "cuDNN workspace (estimate)"
+        self._label = CUDNN if told or is_certain(network) else CUDNN_ESTIMATE
         self._work, self._reserve = told or (
             workspace_bytes(network, capability, training=training),
             reserve_bytes(network),

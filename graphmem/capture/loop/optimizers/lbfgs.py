@@ -15,6 +15,7 @@ import torch
 from graphmem.capture.patches import Patches
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.values import device_values
+from graphmem.diagnostics import Code
 
 
 def patch_lbfgs(patches: Patches, recorder: Recorder) -> None:
@@ -35,7 +36,7 @@ def _descending(original: Callable[..., Any], recorder: Recorder) -> Callable[..
             value = original(self, evaluate)
         if recorder.assumed_values.logged > read_before:
             recorder.assumed_values.logged = read_before
-            recorder.assumed["steps of L-BFGS went on: every evaluation lowered the loss and entered the history"] += 1
+            recorder.assumed[Code.LBFGS_GOES_ON.about()] += 1
         return value
 
     return step
