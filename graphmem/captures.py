@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,20 +12,20 @@ from graphmem import sandbox, sources
 from graphmem.capture.threads import current_threads, turn
 from graphmem.cudnn.library import Cudnn
 from graphmem.devices import as_cuda
-from graphmem.errors import CannotShortenError, GraphmemError, ProgramOutOfMemory, SourceError, UsageError
+from graphmem.errors import GraphmemError, SourceError, UsageError
 from graphmem.files import without_compiler_folder
+from graphmem.other_ranks import run_with_messages
 from graphmem.question import Question, capture_key
-from graphmem.runtimes.base import Taken
-from graphmem.sources import OnnxModel, Sizes, TorchModel
-from graphmem.sources.base import Built
+from graphmem.retries import run_until_served
+from graphmem.run import Run, RunMode
+from graphmem.sources import OnnxModel, TorchModel
 from graphmem.textbook import ModelShape
-from graphmem.trace import Place, Trace
+from graphmem.trace import Place
 from graphmem.training import DTYPES, Inference, Training, other_loop
 from graphmem.versions import installed_version
 
 if TYPE_CHECKING:
-    from graphmem.capture.session.run import CapturedModel
-    from graphmem.capture.values.messages import Message, Messages, Post
+    from graphmem.capture.values.messages import Post
     from graphmem.sources.onnx_file import OnnxFile
 
 Made = TypeVar("Made")
@@ -47,29 +46,6 @@ def unheard(_: str) -> None:
     """Nobody is told."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What a capture, or a plan, gives; it serves every question of its key.
-
-    ``words`` describe the step. ``card_told`` is what the step's own code asked the card about itself, and was told.
-    ``within`` is the card that it ran within the memory of, where it could be refused some: :func:`limit_of`.
-    ``other_loop``: what the same capture gives for the other of :data:`graphmem.training.LOOPS`, if it tells.
-    """
-
-    made: CapturedModel | Taken
-    words: str
-    notes: tuple[str, ...] = ()
-    card_told: Mapping[str, Any] = field(default_factory=dict)
-    within: Hashable = None
-    other_loop: Recorded | None = None
-
-    def could_go_on(self, question: Question) -> bool:
-        """Whether this is a program that has not run within the card of ``question``: where memory ends there, it may
-        catch the error."""
-        whole_program = not isinstance(self.made, Taken) and self.made.custom_step
-        return whole_program and limit_of(question) is not None and self.within != limit_of(question)
-
-
 class Captures:
     """What was captured last for one model, kept for the next question: one with an equal :class:`CaptureKey` takes it.
 
@@ -84,10 +60,10 @@ class Captures:
     def loaded(self, question: Question) -> OnnxModel | TorchModel:
         """The model of a question. An ONNX file is read once; a factory is made anew for every capture, as its code may
         keep a state."""
-        recorded: Recorded | None = self._records.made
-        if recorded is not None and any(_says(question, fact) != told for fact, told in recorded.card_told.items()):
+        last = self.last
+        if last is not None and any(_card_answer(question, fact) != told for fact, told in last.card_answers.items()):
             self.forget()
-        if self._told_beside(question) is not None:
+        if self._of_other_loop(question) is not None:
             model: TorchModel = self._models.made
             return model
         key = capture_key(question)
@@ -99,30 +75,24 @@ class Captures:
         self._records.clear()
 
     @property
-    def trace(self) -> Trace:
+    def last(self) -> Run | None:
         """What was recorded last."""
-        recorded: Recorded = self._records.made
-        return recorded.made.trace
+        run: Run | None = self._records.made
+        return run
 
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of the process groups that the last recorded step was in."""
-        recorded: Recorded = self._records.made
-        return () if isinstance(recorded.made, Taken) else recorded.made.groups
-
-    def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Recorded:
-        """The capture or the plan for a question, whose model :meth:`loaded` gave; ``say`` is told how far it is."""
-        return self._told_beside(question) or self._records.get(
+    def recorded(self, question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Run:
+        """The run of a question, whose model :meth:`loaded` gave; ``say`` is told how far it is."""
+        return self._of_other_loop(question) or self._records.get(
             capture_key(question), lambda: record(question, loaded, say)
         )
 
-    def _told_beside(self, question: Question) -> Recorded | None:
-        """What the last capture, which was for the other loop, gives for this one; None where it was for others."""
-        recorded: Recorded | None = self._records.made
-        if recorded is None or recorded.other_loop is None or not isinstance(question.step, Training):
+    def _of_other_loop(self, question: Question) -> Run | None:
+        """What the last run, which was for the other loop, gives for this one; None where it was for others."""
+        last = self.last
+        if last is None or last.other_loop is None or not isinstance(question.step, Training):
             return None
         other = replace(question, training=replace(question.step, loop=other_loop(question.step.loop)))
-        return recorded.other_loop if self._records.is_for(capture_key(other)) else None
+        return last.other_loop if self._records.is_for(capture_key(other)) else None
 
 
 class _Slot:
@@ -182,7 +152,7 @@ def load(question: Question, files: dict[Any, OnnxFile] | None = None) -> OnnxMo
 
 
 @without_compiler_folder()
-def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Recorded:
+def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unheard) -> Run:
     """Plan the graph, or capture the step. Raises :class:`GraphmemError`."""
     if question.sizes.weights is not None and not (isinstance(loaded, TorchModel) and loaded.quantizes):
         raise UsageError(
@@ -196,17 +166,25 @@ def record(question: Question, loaded: OnnxModel | TorchModel, say: Say = unhear
         )
     if isinstance(loaded, OnnxModel):
         if question.planner is None:
-            from graphmem.sources.onnx_training import as_torch_model
-
-            return _record_step(question, as_torch_model(loaded), say)
+            return _record_step(question, _as_torch_model(loaded), say)
         options = question.planner.parse(question.alloc_conf, question.setting)
-        return Recorded(question.planner.plan(loaded.sessions, options, question.iterations), "inference")
+        taken = question.planner.plan(loaded.sessions, options, question.iterations)
+        return Run(taken.trace, "inference", planned=taken)
     if loaded.framework == "Keras" and (question.step.dtype != "fp32" or question.step.amp):
         raise UsageError(f"{loaded.name}: set the precision with keras.config.set_dtype_policy; drop --dtype and --amp")
     return _planned(question, loaded) or _record_step(question, loaded, say)
 
 
-def _planned(question: Question, loaded: TorchModel) -> Recorded | None:
+def _as_torch_model(loaded: OnnxModel | TorchModel) -> TorchModel:
+    """The model as one of PyTorch, by which ONNX graphs are trained."""
+    if isinstance(loaded, TorchModel):
+        return loaded
+    from graphmem.sources.onnx_training import as_torch_model
+
+    return as_torch_model(loaded)
+
+
+def _planned(question: Question, loaded: TorchModel) -> Run | None:
     """What the model's own runtime tells of the step; None where that is asked for otherwise, or tells nothing."""
     if loaded.planned is None or question.runtime_by_default(loaded.runtime).name != loaded.runtime:
         return None
@@ -219,174 +197,110 @@ def _planned(question: Question, loaded: TorchModel) -> Recorded | None:
     if taken is None:
         return None
     words = loaded.step_words if sizes.training else "inference"
-    return Recorded(replace(taken, assumptions=(*taken.assumptions, *told)), words)
+    return Run(taken.trace, words, planned=replace(taken, assumptions=(*taken.assumptions, *told)))
 
 
-def _record_step(question: Question, loaded: TorchModel, say: Say) -> Recorded:
-    captured, told, built, left = _capture_within(loaded, question, say)
-    ending = captured.ending
-    if captured.custom_step and not any(s.place == Place.DEVICE for s in captured.trace.storages):
-        if ending is not None:
-            raise SourceError(f"{loaded.name}: {ending.words()}, and put nothing on the GPU")
+def _record_step(question: Question, loaded: TorchModel, say: Say) -> Run:
+    run = _captured(question, loaded, say)
+    if run.is_own_step and not any(s.place == Place.DEVICE for s in run.trace.storages):
+        if run.ending is not None:
+            raise SourceError(f"{loaded.name}: {run.ending.words()}, and put nothing on the GPU")
         raise SourceError(
             f"{loaded.name} returned nothing and put nothing on the GPU; let it return (model, inputs), or run the "
             "whole step itself on the device 'cuda'"
         )
-    step = question.step
-    words = step.describe(built.weights(step)) if not captured.custom_step else loaded.step_words or _OWN_STEP
-    if ending is not None:
-        launcher = loaded.program.launcher if loaded.program is not None else ""
-        words = f"whole program, {ending.steps} optimizer steps{launcher and ', '}{launcher}"
-    if captured.custom_step and isinstance(step, Training) and step.processes is not None:
-        words += f", {step.processes.describe()}"
-    recorded = Recorded(captured, words, (*loaded.notes, *left), told, limit_of(question))
-    other = captured.other_loop
-    if other is None or not isinstance(step, Training):
-        return recorded
-    theirs = replace(step, loop=other_loop(step.loop))
-    return replace(recorded, other_loop=replace(recorded, made=other, words=theirs.describe(built.weights(step))))
+    return run
 
 
-def _capture_within(
-    loaded: TorchModel, question: Question, say: Say
-) -> tuple[CapturedModel, dict[str, Any], _BuiltWith, tuple[str, ...]]:
-    """The captured step within the memory of the card that was named: with what it was told, how it was built, and
-    remarks. A program that ends when it is refused memory runs once more without a limit, to tell how much it needs."""
-    left: tuple[str, ...] = ()
-    if limit_of(question) is not None:
-        built = _BuiltWith(loaded.build)
-        try:
-            return *_capture(replace(loaded, build=built), question, limited=True, say=say), built, ()
-        except ProgramOutOfMemory as error:
-            left = (f"out of memory, which ends the program: {error}; the figures are of a run without a limit",)
-        again = loaded if question.is_onnx else load(question)  # its code may keep a state
-        assert isinstance(again, TorchModel)
-        loaded = again
-    built = _BuiltWith(loaded.build)
-    return *_capture(replace(loaded, build=built), question, say=say), built, left
-
-
-def _capture(
-    loaded: TorchModel, question: Question, *, record_graph: bool = False, limited: bool = False, say: Say = unheard
-) -> tuple[CapturedModel, dict[str, Any]]:
-    """The captured step, and what its code was told of the card."""
+def _captured(question: Question, loaded: TorchModel, say: Say = unheard, *, record_graph: bool = False) -> Run:
+    """The captured step. Every run but the first loads the model anew, as its code may keep a state."""
     installed_version()  # one that is too old is refused before it is imported
-    from graphmem.capture.session.run import capture_model
+    ready = [loaded]
 
-    card = question.setting.device
-    told: set[str] = set()
-    runtime = question.runtime_by_default(loaded.runtime)
-    options = runtime.parse(question.alloc_conf, question.setting)
-    with contextlib.ExitStack() as stack:
-        cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
-
-        def capture(shortens: bool, leaves_alike: bool = True, tells_both: bool = True) -> CapturedModel:
-            return _heard(question, loaded, partial(capture_one, shortens, leaves_alike, tells_both))
-
-        def capture_one(
-            shortens: bool, leaves_alike: bool, tells_both: bool,
-            loaded: TorchModel, step: Training | Inference, post: Post | None,
-        ) -> CapturedModel:  # fmt: skip
-            if loaded.program is None:
-                return capture_in_view(shortens, leaves_alike, tells_both, loaded, step, post)
-            with sandbox.attempt(lambda: current_threads() is not None) as happened:
-                made = capture_in_view(shortens, leaves_alike, tells_both, loaded, step, post)
-            return replace(made, sandbox=happened)
-
-        def capture_in_view(
-            shortens: bool, leaves_alike: bool, tells_both: bool,
-            loaded: TorchModel, step: Training | Inference, post: Post | None,
-        ) -> CapturedModel:  # fmt: skip
-            return capture_model(
-                loaded.build,
-                question.sizes,
-                step,
-                name=loaded.name,
-                device=as_cuda(card),
-                told=told,
-                torch_version=question.setting.torch_version,
-                iterations=question.iterations,
-                build_on=question.build_on,
-                record_graph=record_graph,
-                cudnn=cudnn,
-                program=loaded.program,
-                memory=runtime.live(options, question.setting, limited=limited),
-                own_settings=question.alloc_conf is None,
-                shortens=shortens,
-                leaves_alike=leaves_alike,
-                tells_both=tells_both and loaded.framework != "Keras",
-                post=post,
-                say=say,
-            )
-
-        try:
-            captured = capture(shortens=loaded.program is not None or question.sizes.generate is not None)
-        except CannotShortenError:  # a long generation was not what it seemed: every token is followed
-            captured = capture(shortens=False)
-        if captured.wants_every_iteration:
-            captured = capture(shortens=False, leaves_alike=False)
-        if captured.wants_own_loop:
-            captured = capture(shortens=False, tells_both=False)
-    if captured.refusals:
-        told.add("allocator")
-    return captured, {fact: _says(question, fact) for fact in sorted(told)}
-
-
-_RunAs = Callable[["TorchModel", "Training | Inference", "Post | None"], "CapturedModel"]
-
-
-def _heard(question: Question, loaded: TorchModel, run: _RunAs) -> CapturedModel:
-    """The captured step of a process, which was told what other processes of the job say. Those are run as far as they
-    say it; where they wait for each other, or fail, it is not known."""
-    from graphmem.capture.values.messages import Messages, Post, Unheard
+    def load_model() -> TorchModel:
+        return ready.pop() if ready else _as_torch_model(load(question))
 
     step = _step_for(question, loaded)
-    processes = step.processes if isinstance(step, Training) else None
-    is_agreed = isinstance(step, Training) and step.pp is not None  # what stages made here say is known
-    if processes is None or processes.world_size == 1 or is_agreed:
-        return run(loaded, step, None)
-    messages = Messages()
-    while True:
-        try:
-            return run(loaded, step, Post(processes.rank, messages))
-        except Unheard as missing:
-            _ask(missing.message, question, run, messages)
-        loaded = _anew(question, loaded)
+    mode = RunMode(
+        limited=limit_of(question) is not None,
+        shortens=loaded.program is not None or question.sizes.generate is not None,
+        covers_both_loops=loaded.framework != "Keras",
+    )
+    card = question.setting.device
+    with contextlib.ExitStack() as stack:
+        cudnn = stack.enter_context(Cudnn(question.cudnn, card)) if question.cudnn_library is not None else None
+        options: dict[str, Any] = {"cudnn": cudnn, "record_graph": record_graph, "say": say}
+        return run_until_served(
+            lambda mode: run_with_messages(partial(_run_once, question, mode, options), step, load_model), mode
+        )
 
 
-def _ask(
-    message: Message, question: Question, run: _RunAs, messages: Messages, asking: tuple[Message, ...] = ()
-) -> None:
-    """Have the message said, or lost."""
-    from graphmem.capture.values.messages import Post, Said, Unheard
+def _run_once(
+    question: Question, mode: RunMode, how: dict[str, Any],
+    loaded: TorchModel, step: Training | Inference, post: Post | None,
+) -> Run:  # fmt: skip
+    """One run of ``step`` in ``mode``; ``post`` has the messages of other processes, ``how`` are further options."""
+    from graphmem.capture.session.run import Subject, capture_subject
 
-    while message not in messages.said and message not in messages.lost:
-        loaded = load(question)
-        assert isinstance(loaded, TorchModel)
-        step = _step_for(question, loaded)
-        assert isinstance(step, Training)
-        try:
-            run(loaded, replace(step, rank=message.source), Post(message.source, messages, message))
-            messages.lost.add(message)  # it ended without
-        except Said:
-            return
-        except Unheard as missing:
-            if missing.message in (message, *asking):
-                messages.lost.add(missing.message)
-            else:
-                _ask(missing.message, question, run, messages, (*asking, message))
-        except GraphmemError:
-            messages.lost.add(message)
+    card, asked = question.setting.device, set[str]()
+    runtime = question.runtime_by_default(loaded.runtime)
+    options = runtime.parse(question.alloc_conf, question.setting)
+    subject = Subject(
+        loaded.build, question.sizes, step, loaded.name, question.iterations, question.build_on, loaded.program
+    )
+    happened: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        if loaded.program is not None:
+            happened = stack.enter_context(sandbox.attempt(lambda: current_threads() is not None))
+        run = capture_subject(
+            subject,
+            mode,
+            device=as_cuda(card),
+            torch_version=question.setting.torch_version,
+            told=asked,
+            memory=runtime.live(options, question.setting, limited=mode.limited),
+            own_settings=question.alloc_conf is None,
+            post=post,
+            **how,
+        )
+    if run.refusals:
+        asked.add("allocator")
+    beside: dict[str, Any] = {
+        "card_answers": {fact: _card_answer(question, fact) for fact in sorted(asked)},
+        "limit": limit_of(question),
+        "sandbox": happened,
+    }
+    notes = (*loaded.notes, *filter(None, [mode.remark]))
+
+    def complete(run: Run, step: Training | Inference) -> Run:
+        other = run.other_loop
+        if other is not None and isinstance(step, Training):
+            other = complete(other, replace(step, loop=other_loop(step.loop)))
+        words = _in_words(run, step, loaded)
+        return replace(run, step=words, notes=(*notes, *run.notes), other_loop=other, **beside)
+
+    return complete(run, question.step)
 
 
-def _anew(question: Question, loaded: TorchModel) -> TorchModel:
-    """The model loaded once more, as its code may keep a state."""
-    again = load(question)
-    assert isinstance(again, TorchModel)
-    if isinstance(loaded.build, _BuiltWith):
-        loaded.build.build_with(again.build)
-        again = replace(again, build=loaded.build)
-    return again
+def _in_words(run: Run, step: Training | Inference, loaded: TorchModel) -> str:
+    """The step of a captured run, for the reader."""
+    if not run.is_own_step:
+        return step.describe(_precisions(run, step))
+    words = loaded.step_words or _OWN_STEP
+    if run.ending is not None:
+        launcher = loaded.program.launcher if loaded.program is not None else ""
+        words = f"whole program, {run.ending.steps} optimizer steps{launcher and ', '}{launcher}"
+    if isinstance(step, Training) and step.processes is not None:
+        words += f", {step.processes.describe()}"
+    return words
+
+
+def _precisions(run: Run, step: Training | Inference) -> str | None:
+    """The precisions of the weights, ``bf16 and fp32``; None where ``--dtype`` said them, or there are no weights."""
+    if step.dtype != "fp32" or not run.weights:
+        return None
+    short = {spelling: name for name, spellings in DTYPES.items() for spelling in spellings}
+    return " and ".join(short.get(name, name) for name in run.weights)
 
 
 def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
@@ -397,6 +311,12 @@ def _step_for(question: Question, loaded: TorchModel) -> Training | Inference:
     if step.epoch.varies and loaded.framework in _OF_ONE_SIZE:
         raise UsageError(f"{loaded.name}: its inputs have one size; leave out seq_lens, last_batch and eval_batches")
     return replace(step, loop="drop") if loaded.framework == "Keras" else step
+
+
+def could_go_on(question: Question, run: Run) -> bool:
+    """Whether ``run`` is of a program that has not run within the card of ``question``: where memory ends there, it
+    may catch the error."""
+    return run.is_own_step and limit_of(question) is not None and run.limit != limit_of(question)
 
 
 def limit_of(question: Question) -> Hashable:
@@ -410,7 +330,7 @@ def limit_of(question: Question) -> Hashable:
     return card.capacity_bytes, card.taken_bytes, configuration
 
 
-def _says(question: Question, fact: str) -> Any:
+def _card_answer(question: Question, fact: str) -> Any:
     """What a step's own code is told: by the card, and by the allocator, for which the whole of its options stands."""
     card = question.setting.device
     if fact == "allocator":
@@ -448,34 +368,4 @@ def operator_graph(question: Question) -> Any:
         loaded = load(question)
         if isinstance(loaded, OnnxModel):
             raise UsageError(f"{loaded.name} is an ONNX graph already; only PyTorch models become torch.fx graphs")
-        return _capture(loaded, question, record_graph=True)[0].graph
-
-
-class _BuiltWith:
-    """Builds a model and remembers the precisions that its weights were given, those of the most bytes first."""
-
-    def __init__(self, build: Callable[[Sizes], Built | None]) -> None:
-        self._build = build
-        self._types: tuple[str, ...] = ()
-
-    def build_with(self, build: Callable[[Sizes], Built | None]) -> None:
-        """From now on by this function."""
-        self._build = build
-
-    def __call__(self, sizes: Sizes) -> Built | None:
-        built = self._build(sizes)
-        if built is not None:
-            counts: Counter[str] = Counter()
-            for parameter in getattr(built.model, "parameters", tuple)():
-                is_lazy = hasattr(parameter, "materialize")  # its shape is not known yet
-                size = 0 if is_lazy else parameter.numel() * parameter.itemsize
-                counts[str(parameter.dtype).removeprefix("torch.")] += size
-            self._types = tuple(name for name, _ in counts.most_common())
-        return built
-
-    def weights(self, step: Training | Inference) -> str | None:
-        """The precisions in words, ``bf16 and fp32``; None where ``--dtype`` said what they are, or nothing has any."""
-        if step.dtype != "fp32" or not self._types:
-            return None
-        short = {spelling: name for name, spellings in DTYPES.items() for spelling in spellings}
-        return " and ".join(short.get(name, name) for name in self._types)
+        return _captured(question, loaded, record_graph=True).graph

@@ -172,7 +172,7 @@ class CaptureKey:
     """What a trace depends on, of everything that can be asked about one model: equal keys give equal traces.
 
     Not in it: the allocator's options, the card's capacity and context, the runtime a captured trace is replayed by. A
-    step's own code may ask the card for its name and its memory; ``graphmem.captures.Captures`` notices if it does.
+    step's own code may ask the card for its name and its memory; :class:`graphmem.captures.Captures` notices it.
     Compared, not hashed: options of optimizers may be lists.
     """
 

@@ -66,7 +66,8 @@ class _Job:
                 estimate = answer(one, shelf, within(self.say, f"rank {rank}"))
             except GraphmemError as error:
                 raise type(error)(f"rank {rank}: {error}") from error
-            self.done[rank] = _Analysed(estimate, _digest(shelf.trace), shelf.groups)
+            assert shelf.last is not None
+            self.done[rank] = _Analysed(estimate, _digest(shelf.last.trace), shelf.last.groups)
         return self.done[rank]
 
     def analyse_all(self) -> None:

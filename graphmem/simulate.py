@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from graphmem.capture.threads import turn
-from graphmem.captures import Captures, Recorded, within
+from graphmem.captures import Captures, could_go_on, within
 from graphmem.causes import (
     Outcome,
     cause_of_version,
@@ -28,6 +28,7 @@ from graphmem.figures import Cause, Loads
 from graphmem.question import Question
 from graphmem.remarks import device_notes, headlines, plans_told, workspaces_told
 from graphmem.replay import Replay
+from graphmem.run import Run
 from graphmem.runtimes import all_runtimes
 from graphmem.runtimes.base import Graphs, Runs, Runtime, Taken, doubts_of
 from graphmem.sources import OnnxModel, TorchModel
@@ -71,11 +72,11 @@ def answer(
     """
     step = question.step
     if not isinstance(step, Inference) or step.generate is None or not step.generate.is_open:
-        return _answered(question, captures, say, figures_only)
+        return _within_its_card(question, captures, say, figures_only)
     shelf = captures or Captures()
     none_right = replace(question, training=replace(step, generate=replace(step.generate, accepted=0)))
     say("drafted tokens: all are right, then none")
-    all_right, in_vain = (_answered(one, shelf, say, figures_only) for one in (question, none_right))
+    all_right, in_vain = (_within_its_card(one, shelf, say, figures_only) for one in (question, none_right))
     more = max((all_right, in_vain), key=lambda estimate: estimate.device)
     said = (
         f"how many drafted tokens are right is data: {format_bytes(all_right.reserved)} are reserved if all are, "
@@ -84,15 +85,15 @@ def answer(
     return replace(more, assumptions=(said, *more.assumptions))
 
 
-def _answered(
+def _within_its_card(
     question: Question, captures: Captures | None, say: Callable[[str], None], figures_only: bool
 ) -> Estimate:
     shelf = captures or Captures()
-    estimate, may_go_on = _answer(question, shelf, say, figures_only)
+    estimate, may_go_on = _once(question, shelf, say, figures_only)
     if may_go_on and (estimate.fit is None or not estimate.fit.fits):
         with turn():
             shelf.forget()
-        estimate, _ = _answer(question, shelf, say, figures_only)
+        estimate, _ = _once(question, shelf, say, figures_only)
     return estimate
 
 
@@ -131,9 +132,7 @@ def _is_torch_loop(loaded: OnnxModel | TorchModel) -> bool:
     return isinstance(loaded, OnnxModel) or loaded.framework != "Keras"
 
 
-def _answer(
-    question: Question, shelf: Captures, say: Callable[[str], None], figures_only: bool
-) -> tuple[Estimate, bool]:
+def _once(question: Question, shelf: Captures, say: Callable[[str], None], figures_only: bool) -> tuple[Estimate, bool]:
     """The estimate, and whether the program, run within the card of the question, may do otherwise."""
     with turn():
         say("loading")
@@ -141,16 +140,16 @@ def _answer(
         runtime = runtime_for(question, loaded)
         options = runtime.parse(question.alloc_conf, question.setting)
         say("tracing")
-        recorded = shelf.recorded(question, loaded, say)
-    traced = _traced(question, loaded, runtime, recorded)
-    if not isinstance(recorded.made, Taken) and not figures_only:
+        run = shelf.recorded(question, loaded, say)
+    traced = _traced(question, loaded, runtime, run)
+    if run.planned is None and not figures_only:
         version, beside = question.setting.torch_version, _of_neighbours(question, say)
         traced = replace(traced, doubt_of_version=lambda peak: cause_of_version(version, peak, beside.get))
-        if question.bounds and recorded.made.decided:
-            traced = replace(traced, tried=_of_other_values(question, recorded.made.decided, say))
+        if question.bounds and run.decided:
+            traced = replace(traced, tried=_of_other_values(question, run.decided, say))
     say("replaying")
     estimate = replay_on(traced, runtime, options, question)
-    return estimate, recorded.could_go_on(question)
+    return estimate, could_go_on(question, run)
 
 
 def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Version, Peak]:
@@ -160,7 +159,8 @@ def _of_neighbours(question: Question, say: Callable[[str], None]) -> dict[Versi
     for version in neighbours(question.setting.torch_version):
         with contextlib.suppress(GraphmemError):
             other = replace(question, torch_version=words(version), top=0)
-            peaks[version] = answer(other, say=within(say, f"with PyTorch {words(version)}"), figures_only=True).peak
+            heard = within(say, f"with PyTorch {words(version)}")
+            peaks[version] = answer(other, say=heard, figures_only=True).peak
     return peaks
 
 
@@ -244,51 +244,49 @@ def _one_of(names: list[str]) -> str:
 # --- traces -----------------------------------------------------------------------------------------------------------
 
 
-def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime[Any], recorded: Recorded) -> Traced:
+def _traced(question: Question, loaded: OnnxModel | TorchModel, runtime: Runtime[Any], run: Run) -> Traced:
     """What was recorded, as the runtime takes it on the card of the question."""
-    made = recorded.made
-    if isinstance(made, Taken):
-        loads = loads_of(made.trace, question.setting.device, eager=loads_eagerly())
-        return Traced(made, loaded.name, recorded.words, loads=loads)
-    setting, taken = question.setting, runtime.take(made.trace)
-    assumptions = [*recorded.notes, *made.notes]
-    assumptions.extend(version_notes(setting.torch_version, made.installed_version))
+    if run.planned is not None:
+        loads = loads_of(run.trace, question.setting.device, eager=loads_eagerly())
+        return Traced(run.planned, loaded.name, run.step, loads=loads)
+    setting, taken = question.setting, runtime.take(run.trace)
+    assumptions = [*run.notes, *version_notes(setting.torch_version, run.installed_version)]
     assumptions.extend(f"{name}={text} of the environment" for name, text in workspace_variables(os.environ))
     newer = beyond_known(setting.torch_version)
     if question.step.compile is not None:
-        newer += other_compiler(setting.torch_version, made.installed_version)
-    diagnostics = [*newer, *counted(made.decided), *made.refusals, *counted(made.unknown)]
+        newer += other_compiler(setting.torch_version, run.installed_version)
+    diagnostics = [*newer, *counted(run.decided), *run.refusals, *counted(run.assumed)]
     details: dict[str, Any] = {}
-    if made.groups and isinstance(question.step, Training) and question.step.processes is not None:
+    if run.groups and isinstance(question.step, Training) and question.step.processes is not None:
         processes = question.step.processes
         details["processes"] = {
             "world_size": processes.world_size,
             "rank": processes.rank,
             "nproc_per_node": processes.on_node,
-            "groups": sorted({len(group) for group in made.groups}),
+            "groups": sorted({len(group) for group in run.groups}),
         }
-    if made.ending is not None:
-        details["program"] = {**asdict(made.ending), "words": made.ending.words()}
-        if made.sandbox:
-            details["sandbox"] = made.sandbox
-        if made.ending.failed:
-            diagnostics.append(Code.PROGRAM_FAILED.about(ending=made.ending.words()))
-    if isinstance(question.step, Training) and not made.custom_step and _is_torch_loop(loaded):
-        details["loop"] = {"loop": question.step.loop, "output_bytes": made.output_bytes}
-    if made.cudnn is not None:
-        assumptions.extend(made.cudnn.notes())
-        diagnostics.extend(made.cudnn.refused())
-        details["cudnn"] = made.cudnn.details()
+    if run.ending is not None:
+        details["program"] = {**asdict(run.ending), "words": run.ending.words()}
+        if run.sandbox:
+            details["sandbox"] = run.sandbox
+        if run.ending.failed:
+            diagnostics.append(Code.PROGRAM_FAILED.about(ending=run.ending.words()))
+    if isinstance(question.step, Training) and not run.is_own_step and _is_torch_loop(loaded):
+        details["loop"] = {"loop": question.step.loop, "output_bytes": run.output_bytes}
+    if run.cudnn is not None:
+        assumptions.extend(run.cudnn.notes())
+        diagnostics.extend(run.cudnn.refused())
+        details["cudnn"] = run.cudnn.details()
     assumptions.extend(taken.assumptions)
     whole = replace(taken, assumptions=tuple(assumptions), diagnostics=(*diagnostics, *taken.diagnostics))
     loads = loads_of(
-        made.trace,
+        run.trace,
         setting.device,
         eager=loads_eagerly(),
-        communicators=made.communicators,
+        communicators=run.communicators,
         torch_version=setting.torch_version,
     )
-    return Traced(whole, loaded.name, recorded.words, details, loads, made.sharded, made.optimizer)
+    return Traced(whole, loaded.name, run.step, details, loads, run.sharded, run.optimizer)
 
 
 def replay_recorded(trace: Trace, question: Question) -> Estimate:

@@ -184,25 +184,6 @@ class RankBook(Protocol):
         """What runs in this context is no part of the step."""
 
 
-class LoopsBook(Protocol):
-    """Where the default step drops its output and its loss, and where a loop that holds them lets go: one run tells
-    both loops. ``is_told``: it does so far."""
-
-    @property
-    def is_told(self) -> bool: ...
-
-    def untold(self) -> None: ...
-
-    def output_dropped(self, keys: Iterable[int]) -> AbstractContextManager[None]:
-        """The output is dropped in this context; it keeps the storages with these ``_cdata`` alive."""
-
-    def loss_dropped(self) -> AbstractContextManager[None]: ...
-
-    def output_assigned(self) -> None: ...
-
-    def loss_assigned(self) -> None: ...
-
-
 class StepBook(Protocol):
     """What the default step tells of itself."""
 

@@ -126,7 +126,7 @@ def followed(values: dict[str, Any], name: str, dtype: str, tp: int, *, own_code
     Raises :class:`SourceError` for a configuration that transformers does not know, :class:`UsageError` for a model
     that the backend does not run or that is not followed.
     """
-    from graphmem.capture.session.run import capture_model
+    from graphmem.capture.session.run import Subject, capture_subject
     from graphmem.devices import device_named
     from graphmem.sources.base import Sizes
     from graphmem.sources.huggingface import offline
@@ -139,10 +139,11 @@ def followed(values: dict[str, Any], name: str, dtype: str, tp: int, *, own_code
         raise SourceError(f"{name}: a capture runs PyTorch; install it with: pip install 'graphmem[hf]'")
     making = _Making(config, name, dtype, tp, own_code=own_code)
     with offline():
-        captured = capture_model(
-            making.run, Sizes(), Inference(), name=name, device=device_named("H100"), iterations=1,
+        captured = capture_subject(
+            Subject(making.run, Sizes(), Inference(), name, iterations=1),
+            device=device_named("H100"),
             torch_version=torch_version,
-        )  # fmt: skip
+        )
     return making.read(captured.trace, version)
 
 

@@ -20,18 +20,19 @@ import numpy  # noqa: E402
 from torch import nn  # noqa: E402
 
 from graphmem import Inference, Training, analyze  # noqa: E402
-from graphmem.capture.session.session import Captured, capture  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.diagnostics import Code  # noqa: E402
 from graphmem.errors import UsageError  # noqa: E402
+from graphmem.run import Run  # noqa: E402
 from graphmem.training import parse_assumption  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION  # noqa: E402
 
 
-def captured(step: Callable[[], Any], **options: Any) -> Captured:
+def captured(step: Callable[[], Any], **options: Any) -> Run:
     return capture(lambda _: step(), source="test", device=H100, torch_version=TORCH_VERSION, **options)
 
 
-def lines(found: Captured) -> set[int]:
+def lines(found: Run) -> set[int]:
     """Lines of this file that the capture names."""
     places = [one.place for one in found.decided]
     return {int(place.split(":")[1]) for place in places if place.startswith("tests/capture/test_assumed")}

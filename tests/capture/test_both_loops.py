@@ -19,6 +19,7 @@ from graphmem.analyze import analyze  # noqa: E402
 from graphmem.capture.session import run  # noqa: E402
 from graphmem.captures import Captures  # noqa: E402
 from graphmem.question import Question  # noqa: E402
+from graphmem.run import Run, RunMode  # noqa: E402
 from graphmem.sources.zoo import usual_step  # noqa: E402
 from graphmem.trace import Trace  # noqa: E402
 from graphmem.training import LOOPS, DataParallel, Training, other_loop  # noqa: E402
@@ -27,22 +28,22 @@ from tests.recorded.cases.sharded.options import STEPS, given  # noqa: E402
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., run.CapturedModel]:
+def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """What a question captures: both loops in one run, or only the one that is asked for."""
-    whole = run.capture_model
+    whole = run.capture_subject
 
-    def capture(question: Question, tells_both: bool) -> Any:
-        def capture_model(*given: Any, **options: Any) -> run.CapturedModel:
-            return whole(*given, **{**options, "tells_both": tells_both and options["tells_both"]})
+    def capture(question: Question, covers_both: bool) -> Run:
+        def capture_subject(subject: Any, mode: RunMode, **options: Any) -> Run:
+            return whole(subject, replace(mode, covers_both_loops=covers_both and mode.covers_both_loops), **options)
 
-        monkeypatch.setattr(run, "capture_model", capture_model)
+        monkeypatch.setattr(run, "capture_subject", capture_subject)
         shelf = Captures()
-        return shelf.recorded(question, shelf.loaded(question)).made
+        return shelf.recorded(question, shelf.loaded(question))
 
     return capture
 
 
-def assert_both_are_told(question: Question, captured: Callable[..., run.CapturedModel]) -> None:
+def assert_both_are_told(question: Question, captured: Callable[..., Run]) -> None:
     step = question.step
     assert isinstance(step, Training)
     both = captured(question, True)
@@ -51,7 +52,7 @@ def assert_both_are_told(question: Question, captured: Callable[..., run.Capture
         alone = captured(replace(question, training=replace(step, loop=loop)), False)
         assert alone.other_loop is None
         assert differences(told.trace, alone.trace) == []
-        assert (told.notes, told.output_bytes, told.unknown) == (alone.notes, alone.output_bytes, alone.unknown)
+        assert (told.notes, told.output_bytes, told.assumed) == (alone.notes, alone.output_bytes, alone.assumed)
 
 
 def differences(one: Trace, other: Trace) -> list[str]:
@@ -113,7 +114,7 @@ def language_model() -> Any:
         pytest.param(language_model, Training(ddp=DataParallel(4)), marks=pytest.mark.slow),
     ],
 )
-def test_one_run_tells_what_two_give(factory: Any, step: Training, captured: Callable[..., run.CapturedModel]) -> None:
+def test_one_run_tells_what_two_give(factory: Any, step: Training, captured: Callable[..., Run]) -> None:
     if factory is language_model:
         pytest.importorskip("transformers")
     assert_both_are_told(Question(factory, training=step), captured)
@@ -122,9 +123,7 @@ def test_one_run_tells_what_two_give(factory: Any, step: Training, captured: Cal
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, step in STEPS.items() if step.pp is None])
 @pytest.mark.filterwarnings("ignore")
-def test_one_run_tells_what_two_give_around_wrapped_models(
-    name: str, captured: Callable[..., run.CapturedModel]
-) -> None:
+def test_one_run_tells_what_two_give_around_wrapped_models(name: str, captured: Callable[..., Run]) -> None:
     for package in ("transformers", *(["deepspeed"] if STEPS[name].zero is not None else [])):
         if importlib.util.find_spec(package) is None:  # DeepSpeed chooses its accelerator where it is imported
             pytest.skip(f"needs {package}")
@@ -134,7 +133,7 @@ def test_one_run_tells_what_two_give_around_wrapped_models(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [entry.name for entry in entries()])
-def test_one_run_tells_what_two_give_of_the_zoo(name: str, captured: Callable[..., run.CapturedModel]) -> None:
+def test_one_run_tells_what_two_give_of_the_zoo(name: str, captured: Callable[..., Run]) -> None:
     pytest.importorskip(entry(name).library)
     step = usual_step(name)
     assert isinstance(step, Training)
@@ -150,13 +149,13 @@ def test_an_analysis_captures_once_for_the_figures_of_both_loops(monkeypatch: py
         return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1 << 20, bias=False)), torch.zeros(64, 8)
 
     runs: list[str] = []
-    whole = run.capture_model
+    whole = run.capture_subject
 
-    def counted(*given: Any, **options: Any) -> Any:
-        runs.append(given[2].loop)
-        return whole(*given, **options)
+    def counted(subject: Any, *given: Any, **options: Any) -> Run:
+        runs.append(subject.step.loop)
+        return whole(subject, *given, **options)
 
-    monkeypatch.setattr(run, "capture_model", counted)
+    monkeypatch.setattr(run, "capture_subject", counted)
     estimate = analyze(large)
     assert runs == ["hold"]
     assert estimate.details["loop"]["other"] == "drop"
@@ -224,7 +223,7 @@ class Retains(Two):
                         (Two, of_some)]
 )  # fmt: skip
 def test_a_loop_is_run_alone_where_the_other_cannot_be_told(
-    model: type[Two], loss: Any, loop: str, captured: Callable[..., run.CapturedModel]
+    model: type[Two], loss: Any, loop: str, captured: Callable[..., Run]
 ) -> None:
     question = Question(lambda: (model(), torch.zeros(4, 16), loss), training=Training(loop=loop))
     both, alone = captured(question, True), captured(question, False)

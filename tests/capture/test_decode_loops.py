@@ -166,7 +166,7 @@ assert idx.shape[1] == 61
 def traced(path: Path, source: str) -> Trace:
     path.write_text(PRELUDE + source, encoding="utf-8")
     question = Question(Program(str(path)), device="H200-141GB")
-    made: Any = captures.record(question, captures.load(question)).made
+    made: Any = captures.record(question, captures.load(question))
     assert not made.ending.failed, made.ending.words()
     return made.trace
 

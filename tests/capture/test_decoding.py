@@ -8,6 +8,7 @@ import pytest
 
 from graphmem.capture.program import decoding
 from graphmem.capture.session.session import capture
+from graphmem.run import RunMode
 from graphmem.trace import Trace
 from tests.support.captures import H100, TORCH_VERSION, rows
 
@@ -37,7 +38,12 @@ def generated(
             model(out)
 
     captured = capture(
-        lambda _: run(), source="test", device=H100, torch_version=TORCH_VERSION, leave_after=3, shortens=shortens
+        lambda _: run(),
+        source="test",
+        device=H100,
+        torch_version=TORCH_VERSION,
+        leave_after=3,
+        mode=RunMode(shortens=shortens),
     )
     return captured.trace, shapes[0]
 

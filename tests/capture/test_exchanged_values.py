@@ -12,16 +12,17 @@ if not torch.distributed.is_available():
 
 import torch.distributed as dist  # noqa: E402
 
-from graphmem.capture.session.session import Captured, capture  # noqa: E402
+from graphmem.capture.session.session import capture  # noqa: E402
 from graphmem.capture.values.exchanged import ALIKE  # noqa: E402
 from graphmem.diagnostics import Code  # noqa: E402
+from graphmem.run import Run  # noqa: E402
 from graphmem.training.processes import Processes  # noqa: E402
 from tests.support.captures import H100, TORCH_VERSION, births  # noqa: E402
 
 TELLS_REDUCTION = hasattr(torch.ops.c10d, "allreduce_") and torch.__version__ >= "2.11"
 
 
-def told(step: Any) -> tuple[list[Any], Captured]:
+def told(step: Any) -> tuple[list[Any], Run]:
     """What a step of eight processes appends to its list."""
     seen: list[Any] = []
 

@@ -39,8 +39,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Trace]]
 
 def captured(question: Question) -> Trace:
     shelf = Captures()
-    shelf.recorded(question, shelf.loaded(question))
-    return shelf.trace
+    return shelf.recorded(question, shelf.loaded(question)).trace
 
 
 def images() -> Any:

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 import graphmem
 from graphmem.allocators.cuda_driver import CudaDriver
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
-from graphmem.capture.session.session import Captured, capture
+from graphmem.capture.session.session import capture
 from graphmem.devices import Device, custom_device, described_device
 from graphmem.errors import CaptureError, ProgramOutOfMemory
 from graphmem.replay import replay
+from graphmem.run import Run
 from graphmem.runtimes.base import Setting
 from graphmem.runtimes.pytorch import RUNTIME
 from graphmem.trace import EventKind, Trace, TraceBuilder, from_json, to_json
@@ -206,7 +207,7 @@ def test_live_figures_are_those_of_the_replay(data: st.DataObject) -> None:
 # --- errors of memory -------------------------------------------------------------------------------------------------
 
 
-def within(program: Callable[[], Any], card: Device = CARD, *, limited: bool = True) -> Captured:
+def within(program: Callable[[], Any], card: Device = CARD, *, limited: bool = True) -> Run:
     """The program, captured within the memory of the card."""
     setting = Setting(card, (2, 13))
     memory = RUNTIME.live(RUNTIME.parse("", setting), setting, limited=limited)

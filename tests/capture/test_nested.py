@@ -35,7 +35,7 @@ def packed_rows(mask: Any, share: float | None = None) -> tuple[set[int], dict[D
 
     captured = capture(step, source="test", device=H100, torch_version=TORCH_VERSION, data_dependent=share)
     row = 4 * HIDDEN
-    return {s.bytes // row for s in captured.trace.storages if s.bytes % row == 0}, captured.assumed
+    return {s.bytes // row for s in captured.trace.storages if s.bytes % row == 0}, dict(captured.assumed)
 
 
 def unknown() -> Any:

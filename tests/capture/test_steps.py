@@ -17,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 
 import graphmem  # noqa: E402
 from graphmem import Inference, Training, analyze  # noqa: E402
-from graphmem.capture.loop.step import default_loss  # noqa: E402
+from graphmem.capture.loop.training_loop import default_loss  # noqa: E402
 from graphmem.errors import CaptureError  # noqa: E402
 from graphmem.trace import Category, Trace  # noqa: E402
 from tests.support.captures import births, of, sizes  # noqa: E402

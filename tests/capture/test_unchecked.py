@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 def _assumed(step) -> dict[Diagnostic, int]:  # type: ignore[no-untyped-def]
-    return capture(lambda session: step(), source="test", device=CARD, torch_version=TORCH_VERSION).assumed
+    return dict(capture(lambda session: step(), source="test", device=CARD, torch_version=TORCH_VERSION).assumed)
 
 
 def test_a_proven_operator_says_nothing() -> None:

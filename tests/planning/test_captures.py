@@ -18,6 +18,7 @@ from graphmem import captures
 from graphmem.devices import DEFAULT_DEVICE, Device, as_cuda, custom_device, device_named
 from graphmem.errors import UsageError
 from graphmem.question import Question, capture_key, card_facts
+from graphmem.run import Run
 from graphmem.runtimes.onnxruntime import runtime as onnxruntime
 from graphmem.trace import to_json
 from graphmem.training import Inference, Training
@@ -53,7 +54,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     asked: list[Question] = []
     record = captures.record
 
-    def noted(question: Question, loaded: Any, say: Any) -> captures.Recorded:
+    def noted(question: Question, loaded: Any, say: Any) -> Run:
         asked.append(question)
         return record(question, loaded, say)
 
@@ -184,7 +185,7 @@ def test_equal_keys_give_equal_traces(data: st.DataObject) -> None:
         )
 
     first, second = question(), question()
-    traces = [to_json(captures.record(one, captures.load(one)).made.trace) for one in (first, second)]
+    traces = [to_json(captures.record(one, captures.load(one)).trace) for one in (first, second)]
     if capture_key(first) == capture_key(second):
         assert traces[0] == traces[1]
 

@@ -79,9 +79,9 @@ class EverydayProgram:
             cudnn=library or "never",
         )
         with contextlib.redirect_stdout(io.StringIO()):
-            made: Any = captures.record(question, captures.load(question)).made
+            made: Any = captures.record(question, captures.load(question))
         assert not made.ending.failed, made.ending.words()
-        return made.trace, made.unknown
+        return made.trace, made.assumed
 
 
 def programs() -> dict[str, EverydayProgram]:

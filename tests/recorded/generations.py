@@ -130,8 +130,8 @@ class GeneratingProgram:
                 torch_version=".".join(map(str, torch_version)),
                 cudnn=library or "never",
             )
-            made: Any = captures.record(question, captures.load(question)).made
-        return made.trace, made.unknown
+            made: Any = captures.record(question, captures.load(question))
+        return made.trace, made.assumed
 
 
 def _file(folder: str, name: str, values: Values) -> Path:

@@ -55,7 +55,7 @@ def predicted(
         data_dependent=data_dependent,
         cudnn=cudnn,
     )
-    return _changes(captured.trace, slice(*marks), place), captured.assumed
+    return _changes(captured.trace, slice(*marks), place), dict(captured.assumed)
 
 
 def predicted_together(

@@ -57,8 +57,8 @@ class WrittenLoop:
                 torch_version=".".join(map(str, torch_version)),
                 cudnn=library or "never",
             )
-            made: Any = captures.record(question, captures.load(question)).made
-        return made.trace, made.unknown
+            made: Any = captures.record(question, captures.load(question))
+        return made.trace, made.assumed
 
 
 PROGRAMS = {name: WrittenLoop(case) for name, case in CASES.items()}

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 torch = pytest.importorskip("torch")
 
 from graphmem.analyze import analyze  # noqa: E402
-from graphmem.capture.session.run import capture_model  # noqa: E402
+from graphmem.capture.session.run import Subject, capture_subject  # noqa: E402
 from graphmem.errors import GraphmemError, UsageError  # noqa: E402
 from graphmem.graph.asked import Asked  # noqa: E402
 from graphmem.sources.base import Sizes  # noqa: E402
@@ -121,10 +121,8 @@ def test_operators_compute_what_onnx_says(tmp_path: Path) -> None:
 
 def training_trace(path: Path, batch: int) -> Trace:
     loaded = as_torch_model(read_onnx(path).model_of(Asked(batch)))
-    captured = capture_model(
-        loaded.build, Sizes(), Training("adam"), name="sample", device=H100, torch_version=TORCH_VERSION, iterations=2
-    )
-    return captured.trace
+    subject = Subject(loaded.build, Sizes(), Training("adam"), "sample", iterations=2)
+    return capture_subject(subject, device=H100, torch_version=TORCH_VERSION).trace
 
 
 def test_training_a_graph_is_a_training_step_of_its_operators(tmp_path: Path) -> None:

@@ -116,10 +116,10 @@ class CompiledCode:
         recorder = self._recorder
         if self._watch.is_inside or current_graph_task_id() != -1 or not torch.is_grad_enabled():
             return
-        if recorder.stage in ("build", "optimizer"):
-            recorder.begin_iteration()
-        elif recorder.stage == "backward":
-            recorder.enter("forward")
+        if recorder.phases.stage in ("build", "optimizer"):
+            recorder.phases.begin_iteration()
+        elif recorder.phases.stage == "backward":
+            recorder.phases.enter("forward")
 
     def _lift_hooks(self) -> None:
         ours = {key for table in _HOOK_TABLES for key, hook in table.items() if _is_ours(hook)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,34 +10,47 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.distributed.strategy import Strategy
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import RankBook, StorageBook
 from graphmem.errors import CaptureError
 from graphmem.torch_names import private
 from graphmem.trace import Category
-from graphmem.training import DataParallel
 
 
-def data_parallel(model: torch.nn.Module, options: DataParallel, group: Any = None) -> torch.nn.Module:
-    """``model``, which is on the device, wrapped for the processes of ``group``, or for a new group of all."""
-    if not dist.is_available():
-        raise CaptureError("this build of PyTorch has no torch.distributed; install one that has, for --ddp")
-    if group is None:
-        dist.init_process_group("nccl")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
-        return torch.nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[cards().own.index],
-            bucket_cap_mb=options.bucket_cap_mb,
-            gradient_as_bucket_view=options.gradient_as_bucket_view,
-            static_graph=options.static_graph,
-            find_unused_parameters=options.find_unused_parameters,
-            broadcast_buffers=options.broadcast_buffers,
-            process_group=group,
-        )
+class Replicated(Strategy):
+    """``--ddp``: every process has all of the model, or of its stages of a pipeline."""
+
+    def wrapped(self, part: nn.Module) -> nn.Module:
+        """The model or stage in a wrapper for the processes that have the same, or for a new group of all."""
+        if not dist.is_available():
+            raise CaptureError("this build of PyTorch has no torch.distributed; install one that has, for --ddp")
+        group, options = None, self.step.ddp
+        if self.step.pp is None:
+            dist.init_process_group("nccl")
+        else:
+            group = self.mesh["replicate"].get_group()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # that broadcast_buffers has a new name in 2.13
+            return nn.parallel.DistributedDataParallel(
+                part,
+                device_ids=[cards().own.index],
+                bucket_cap_mb=options.bucket_cap_mb,
+                gradient_as_bucket_view=options.gradient_as_bucket_view,
+                static_graph=options.static_graph,
+                find_unused_parameters=options.find_unused_parameters,
+                broadcast_buffers=options.broadcast_buffers,
+                process_group=group,
+            )
+
+    def micro_batch(self, model: Any, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are reduced in the last micro-batch."""
+        waits = self.step.pp is None and not is_last
+        made: contextlib.AbstractContextManager[Any] = model.no_sync() if waits else contextlib.nullcontext()
+        return made
 
 
 def patch_data_parallel(patches: Patches, book: RankBook) -> None:

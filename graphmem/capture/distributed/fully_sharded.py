@@ -2,45 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
+from graphmem.capture.distributed.blocks import unsplit_blocks
+from graphmem.capture.distributed.mesh import shards_of
+from graphmem.capture.distributed.strategy import Strategy
 from graphmem.capture.patches import Patches
 from graphmem.capture.ports import StorageBook
+from graphmem.capture.values.tensors import DTYPES
 from graphmem.errors import CaptureError
 from graphmem.trace import Category
-from graphmem.training import FullyShard
 
 
-def fully_sharded(
-    model: nn.Module, blocks: Sequence[nn.Module], options: FullyShard, mesh: Any, precision: torch.dtype | None
-) -> nn.Module:
-    """``model``, which is on the host: its ``blocks`` and itself sharded over ``mesh``, of one dimension, or of
-    replicas and shards.
+class FullySharded(Strategy):
+    """``--fsdp``: every process has a part of each parameter, and gathers the others block by block. The model stays on
+    the host until its shards are moved. Tensor parallelism by transformers' own plan shards it, too."""
 
-    ``precision``: in which parameters are gathered; None: in their own. Raises :class:`CaptureError`.
-    """
-    try:
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-    except ImportError:
-        raise CaptureError(
-            "fully_shard is in torch.distributed.fsdp since PyTorch 2.6; install that or a newer one"
-        ) from None
-    chosen: dict[str, Any] = {
-        "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(precision, torch.float32) if precision else MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
-    }
-    if options.shard == "grad-op":
-        chosen["reshard_after_forward"] = False
-    for block in blocks:
-        fully_shard(block, **chosen)
-    fully_shard(model, **chosen)
-    return model
+    def __init__(self, step: Any, mesh: Any) -> None:
+        super().__init__(step, mesh)
+        self._by_transformers = bool(step.tp or step.ep) and not step.tp_in_mesh
+        self.moves = self.moves_late = not self._by_transformers
+
+    def shared(self, part: Any) -> Any:
+        """The model or stage and its blocks, sharded. Raises :class:`CaptureError`."""
+        if self._by_transformers:
+            return part
+        try:
+            from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+        except ImportError:
+            raise CaptureError(
+                "fully_shard is in torch.distributed.fsdp since PyTorch 2.6; install that or a newer one"
+            ) from None
+        precision = MixedPrecisionPolicy(DTYPES[self.step.amp], torch.float32) if self.step.amp else None
+        chosen: dict[str, Any] = {
+            "mesh": shards_of(self.mesh),
+            "mp_policy": precision or MixedPrecisionPolicy(),
+            "offload_policy": CPUOffloadPolicy() if self.step.fsdp.offload else OffloadPolicy(),
+        }
+        if self.step.fsdp.shard == "grad-op":
+            chosen["reshard_after_forward"] = False
+        for block in unsplit_blocks(part):
+            fully_shard(block, **chosen)
+        fully_shard(part, **chosen)
+        return part
+
+    def micro_batch(self, model: Any, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are reduced in the last micro-batch, unless each is to be."""
+        if self.step.pp is None and self.step.grad_accum > 1 and not self.step.fsdp.sync_each_batch:
+            model.set_requires_gradient_sync(is_last)
+        return contextlib.nullcontext()
 
 
 #: Where FSDP2 allocates what processes exchange: module and name, and what that is.

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from graphmem.capture.device.pretend_device import cards
+from graphmem.capture.distributed.strategy import Strategy
 from graphmem.errors import CaptureError
 from graphmem.training import Training
 
@@ -26,26 +27,36 @@ _OF_LLAMA = {
 }  # fmt: skip
 
 
-class SharedLayers:
-    """How the layers of ``model``, which is whole, are shared. Raises :class:`CaptureError` where it has no rules."""
+class SharedLayers(Strategy):
+    """``--tp`` over a dimension of the mesh, ``--sp``: every process has a part of each layer."""
 
-    def __init__(self, model: nn.Module, training: Training) -> None:
-        self._is_sequence_parallel = training.sp
+    moves = True
+
+    def inputs(self, inputs: Any) -> Any:
+        if not self.step.sp or self.step.cp is not None:
+            return inputs
+        return _with_positions(inputs, self.step.tp, self.step.pp is not None)
+
+    def prepare(self, model: nn.Module) -> None:
         self._prefix = f"{getattr(model, 'base_model_prefix', '')}."
-        self._is_whole = training.pp is None
-        if training.sp:
+        if self.step.sp:
             _check_for_styles(model)
-        self._plan: Mapping[str, str] = {} if training.sp else _plan_of(model, training)
+        self._plan: Mapping[str, str] = {} if self.step.sp else _plan_of(model, self.step)
 
-    def share(self, part: nn.Module, mesh: Any) -> None:
-        """Share the layers of ``part``, the model or what a stage has of it, over ``mesh``; it loses its memory."""
-        part.to("meta")
-        if self._is_sequence_parallel:
-            _by_styles(part, mesh)
+    def shared(self, part: Any) -> Any:
+        model = part if self.step.pp is None else part.model
+        model.to("meta")
+        if self.step.sp:
+            _by_styles(model, self.mesh["tp"])
         else:
-            _by_plan(part, mesh, self._plan, self._prefix)
-        if self._is_whole:
-            part.tie_weights(recompute_mapping=False)
+            _by_plan(model, self.mesh["tp"], self._plan, self._prefix)
+        if self.step.pp is None:
+            model.tie_weights(recompute_mapping=False)
+        return part
+
+    def materialize(self, part: nn.Module) -> None:
+        offloads = self.step.fsdp is not None and self.step.fsdp.offload
+        materialize(part, torch.device("cpu") if offloads else None)
 
 
 def materialize(module: Any, parameters: torch.device | None = None) -> None:
@@ -146,7 +157,7 @@ def _by_styles(part: Any, mesh: Any) -> None:
             parallelize_module(layer, mesh, rules)
 
 
-def with_positions(inputs: Any, processes: int, by_row: bool) -> dict[str, Any]:
+def _with_positions(inputs: Any, processes: int, by_row: bool) -> dict[str, Any]:
     """The batch with the positions that a part of a sequence cannot tell, ``by_row`` where rows are parted too. Raises
     :class:`CaptureError`."""
     if not isinstance(inputs, dict) or "input_ids" not in inputs or "attention_mask" in inputs:

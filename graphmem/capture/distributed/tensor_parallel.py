@@ -8,27 +8,34 @@ import torch
 from torch import nn
 
 from graphmem.capture.distributed.shared_layers import materialize
+from graphmem.capture.distributed.strategy import Strategy
 from graphmem.errors import CaptureError
 from graphmem.training import Inference, Training
 
 
-def tensor_parallel(model: nn.Module, step: Training | Inference) -> nn.Module:
-    """This process's part of ``model``, on the card: distributed while it has no memory, as ``from_pretrained`` does it
-    (``prepare_distribute_model`` and ``maybe_distribute_model``, transformers/distributed/mixin.py of 5.23), whose
-    checkpoint's parts are then read one by one. Raises :class:`CaptureError`."""
-    prepare = getattr(type(model), "prepare_distribute_model", None)
-    if prepare is None:
-        raise CaptureError(
-            f"{type(model).__name__} has no plan for --tp or --ep: they are of transformers' models, of a version that "
-            "has DistributedConfig; parallelize others in a program of your own"
-        )
-    try:
-        config, _, meshes = prepare(_configuration(step))
-        model = type(model).maybe_distribute_model(_untied(model.to("meta")), config, meshes)
-    except (ValueError, NotImplementedError) as error:
-        raise CaptureError(f"{type(model).__name__} cannot be distributed so: {error}") from None
-    sharded = step.fsdp if isinstance(step, Training) else None
-    return _on_card_and_tied(model, torch.device("cpu") if sharded is not None and sharded.offload else None)
+class TensorParallel(Strategy):
+    """``--tp``, ``--ep`` of a transformers model, and FSDP2 with them where transformers shards too."""
+
+    moves = True
+
+    def shared(self, part: Any) -> Any:
+        """This process's part of the model, on the card: distributed while it has no memory, as ``from_pretrained``
+        does it (``prepare_distribute_model`` and ``maybe_distribute_model``, transformers/distributed/mixin.py of
+        5.23), whose checkpoint's parts are then read one by one. Raises :class:`CaptureError`."""
+        name = type(part).__name__
+        prepare = getattr(type(part), "prepare_distribute_model", None)
+        if prepare is None:
+            raise CaptureError(
+                f"{name} has no plan for --tp or --ep: they are of transformers' models, of a version that has "
+                "DistributedConfig; parallelize others in a program of your own"
+            )
+        try:
+            config, _, meshes = prepare(_configuration(self.step))
+            model = type(part).maybe_distribute_model(_untied(part.to("meta")), config, meshes)
+        except (ValueError, NotImplementedError) as error:
+            raise CaptureError(f"{name} cannot be distributed so: {error}") from None
+        sharded = self.step.fsdp if isinstance(self.step, Training) else None
+        return _on_card_and_tied(model, torch.device("cpu") if sharded is not None and sharded.offload else None)
 
 
 def _untied(model: Any) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphmem.capture.loop.step import Batch, autocast, batch_on_device, model_on_device
+from graphmem.capture.loop.strategies import Strategies
+from graphmem.capture.loop.training_loop import Batch, autocast, batch_on_device
 from graphmem.capture.ports import StepBook
 from graphmem.capture.values import device_values
 from graphmem.errors import CaptureError
@@ -40,10 +41,11 @@ def run_generation(
             f"{type(model).__name__} has no generate method for a prompt of named inputs; --generate is for "
             "transformers' models (hf:...), another loop is analysed by graphmem run"
         )
-    model = model_on_device(session, model, inference)
+    strategies = Strategies(inference)
+    model = strategies.place(session, model)
     keywords = generation.keywords()
     if draft is not None:
-        keywords["assistant_model"] = model_on_device(session, draft, inference).eval()
+        keywords["assistant_model"] = strategies.place(session, draft).eval()
     for name in DRAFT_LENGTHS:  # which transformers reads there alone (``AssistedCandidateGenerator``)
         if name in keywords:
             setattr((draft or model).generation_config, name, keywords.pop(name))

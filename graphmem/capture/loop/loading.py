@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graphmem.capture.loop.step import Batch, Loader
+from graphmem.capture.loop.training_loop import Batch, Loader
 from graphmem.capture.values.tensors import tensors_in
 from graphmem.errors import CaptureError
 from graphmem.training import Training

@@ -53,7 +53,7 @@ class Decoding:
         self._last = last
         self._lists = lists
         self._is_numbered = is_numbered
-        self._backward_passes = recorder.backward_passes
+        self._backward_passes = recorder.phases.backward_passes
         self._begin_token()
         self._of: dict[int, tuple[int, int]] = {}  # storage -> (number of the followed token, its place among those)
         self._made: list[list[int]] = []  # by followed token, its storages
@@ -105,7 +105,7 @@ class Decoding:
             return
         if self._lists is not None:
             self._lists.note(lists)
-            self.is_followed |= self._recorder.backward_passes != self._backward_passes
+            self.is_followed |= self._recorder.phases.backward_passes != self._backward_passes
         if self.is_followed or self._last - length < FEWEST:
             return
         self._steady = steady(self._tokens, length)
@@ -115,14 +115,14 @@ class Decoding:
             self._go_on()
 
     def _begin_token(self) -> None:
-        self._row, self._passes = len(self._recorder.builder.rows), len(self._recorder.passes_aside)
+        self._row, self._passes = len(self._recorder.builder.rows), len(self._recorder.phases.passes_aside)
 
     # --- following ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         """The events since the last token."""
         builder, number = self._recorder.builder, len(self._tokens)
-        token = Token(passes=[row - self._row for row in self._recorder.passes_aside[self._passes :]])
+        token = Token(passes=[row - self._row for row in self._recorder.phases.passes_aside[self._passes :]])
         made: list[int] = []
         positions: dict[int, int] = {}
         for kind, subject, operator, stream in builder.rows[self._row :]:
@@ -165,7 +165,7 @@ class Decoding:
         self._found = {self._length: self._tokens[-1]}
         recorder = self._recorder
         real = self._real = recorder.builder
-        self._passes_before = len(recorder.passes_aside)
+        self._passes_before = len(recorder.phases.passes_aside)
         self._memory, recorder.storages.memory = recorder.storages.memory, None
         columns: dict[str, Any] = {field.name: copy.copy(getattr(real, field.name)) for field in fields(real)}
         recorder.builder = replace(real, **{**columns, "rows": []})
@@ -333,7 +333,7 @@ class Decoding:
         recorder.is_probing = False
         base = len(real.storage_bytes)
         recorder.builder, recorder.storages.memory = real, self._memory
-        del recorder.passes_aside[self._passes_before :]
+        del recorder.phases.passes_aside[self._passes_before :]
         made = dict(self._made_before)
         collected: list[list[Any]] = []
         numbers: dict[int, list[int]] = {}  # of the operators of a probe
@@ -365,7 +365,7 @@ class Decoding:
         self, token: Token, sizes: list[int], numbers: list[int], made: dict[int, list[int]], length: int
     ) -> None:
         storages, builder = self._recorder.storages, self._recorder.builder
-        self._recorder.passes_aside.extend(len(builder.rows) + before for before in token.passes)
+        self._recorder.phases.passes_aside.extend(len(builder.rows) + before for before in token.passes)
         for place, birth in token.renamed:
             index = made[length - 1][place]
             builder.categories[index], builder.labels[index] = birth.category, birth.label

@@ -33,7 +33,7 @@ def label_held(recorder: Recorder) -> None:
     lives_through = iterations[np.minimum(died, end - 1)] + (died >= end) - iterations[born] >= 2
     # Forward passes beside the iterations that begin while it lives: one in a generation, which keeps it for the next
     # token; two elsewhere, as a variable keeps its last value until the next one is there.
-    passes = np.array(recorder.passes_aside, dtype=np.int64)
+    passes = np.array(recorder.phases.passes_aside, dtype=np.int64)
     begun = np.searchsorted(passes, died) - np.searchsorted(passes, born + 1)
     crosses = begun >= np.where(generates[born], 1, 2)
     for index in storages[lives_through | crosses]:

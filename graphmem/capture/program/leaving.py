@@ -49,9 +49,9 @@ class Left(BaseException):
 
 
 class Leaving:
-    """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes; ``leaves_alike``:
-    whether loops without a backward pass end when their iterations are alike; ``shortens``: whether of long loops whose
-    iterations grow evenly only some are followed (:mod:`graphmem.capture.program.decoding`)."""
+    """Counts optimizer steps and says which loops are over. ``steps``: how many each optimizer makes.
+    ``leaves_alike``: whether loops without a backward pass end when their iterations are alike. ``shortens``:
+    whether of long loops whose iterations grow evenly only some are followed (:mod:`.decoding`)."""
 
     def __init__(self, steps: int, recorder: Recorder, leaves_alike: bool = True, shortens: bool = False) -> None:
         self.wanted = steps
@@ -119,7 +119,12 @@ class Loop:
     def _now(self) -> tuple[int, int, int, int]:
         recorder = self._leaving.recorder
         builder = recorder.builder
-        return len(builder.rows), len(builder.storage_bytes), recorder.backward_passes, recorder.forward_passes
+        return (
+            len(builder.rows),
+            len(builder.storage_bytes),
+            recorder.phases.backward_passes,
+            recorder.phases.forward_passes,
+        )
 
     def fetch(self, items: Iterator[Any]) -> Any:
         """The next of the loop's items; data loaders that are asked for it know this loop."""

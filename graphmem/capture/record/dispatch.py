@@ -409,7 +409,7 @@ def _read_back(recorder: Recorder, is_item: bool, tensor: Any) -> Any:
         recorder.assumed_values.logged += 1
         return value
     if not is_item or tensor.dtype is torch.bool:
-        return recorder.assumed_values.answer(recorder.iteration)
+        return recorder.assumed_values.answer(recorder.phases.iteration)
     if tensor.is_floating_point() or tensor.is_complex():
         return recorder.assumed_values.number()
     return recorder.assumed_values.whole_number()

@@ -99,13 +99,13 @@ class ModuleWatch:
         self._caches.note_call(given)
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         on_device = any(isinstance(tensor, FakeTensor) and tensor.is_cuda for tensor in tensors)
-        if recorder.names_stages and _is_evaluated(module):
-            recorder.step_aside("generate" if called_to_generate() else "evaluate")
-        elif recorder.stage == "optimizer" or (recorder.stage == "build" and on_device):
-            recorder.begin_iteration()
-        elif recorder.stage == "backward" or recorder.is_aside:
-            recorder.enter("forward")
-        recorder.note_pass()
+        if recorder.phases.names_stages and _is_evaluated(module):
+            recorder.phases.step_aside("generate" if called_to_generate() else "evaluate")
+        elif recorder.phases.stage == "optimizer" or (recorder.phases.stage == "build" and on_device):
+            recorder.phases.begin_iteration()
+        elif recorder.phases.stage == "backward" or recorder.phases.is_aside:
+            recorder.phases.enter("forward")
+        recorder.phases.note_pass()
         if recorder.on_forward is not None and torch.is_grad_enabled():
             recorder.on_forward(module, given)
         for tensor in tensors:
@@ -114,19 +114,19 @@ class ModuleWatch:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self._recorder
-        recorder.in_optimizer_step = True
+        recorder.phases.in_optimizer_step = True
         recorder.note_optimizer(type(optimizer).__name__)
-        if recorder.stage == "build":
-            recorder.begin_iteration()
+        if recorder.phases.stage == "build":
+            recorder.phases.begin_iteration()
         for model in [model for known in self._adopted if (model := known()) is not None]:
             for name, parameter in model.named_parameters():
                 if parameter.grad is not None:
                     recorder.storages.label(parameter.grad, Category.GRADIENT, f"{_as_written(name)}.grad")
         if current_graph_task_id() == -1:
-            recorder.enter("optimizer")
+            recorder.phases.enter("optimizer")
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._recorder.in_optimizer_step = False
+        self._recorder.phases.in_optimizer_step = False
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 for key, value in state.items():

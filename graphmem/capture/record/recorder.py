@@ -27,6 +27,7 @@ from graphmem.capture.record.cublas_workspaces import Workspaces
 from graphmem.capture.record.fan_in import FanIn
 from graphmem.capture.record.fx_graph import GraphRecorder
 from graphmem.capture.record.operator_call import OperatorCall
+from graphmem.capture.record.phases import Phases
 from graphmem.capture.record.rewritten_views import RewrittenViews
 from graphmem.capture.record.storages import Storages
 from graphmem.capture.values.assumed_values import AssumedValues
@@ -37,10 +38,7 @@ from graphmem.capture.values.tensors import on_device, tensors_in
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError
 from graphmem.textbook import Sharded
-from graphmem.trace import Category, EventKind, TraceBuilder
-
-#: Stages of forward passes.
-_FORWARD = ("forward", "prefill", "decode")
+from graphmem.trace import EventKind, TraceBuilder
 
 
 class Recorder:
@@ -62,6 +60,7 @@ class Recorder:
     ) -> None:
         self.card = card
         self.storages = Storages(builder)
+        self.phases = Phases(self.storages)
         self.both: BothLoops | None = None  # filled by a default step that tells two loops
         self.streams = self.storages.streams
         self.attribution = Attribution(self.storages)
@@ -82,18 +81,8 @@ class Recorder:
         self.sharded: Sharded | None = None  # how the model that is trained is shared out
         self.optimizers: list[str] = []  # classes of those that stepped, in order
         self.wrappers: set[type] = set()  # tensors around others, as DTensor
-        self.in_optimizer_step = False
-        self.forward_passes = self.backward_passes = 0  # calls of outermost modules; at least one each pass
         self.is_paused = False
         self.is_probing = False  # whether what is recorded is thrown away, but for what it tells of a long generation
-        self.passes_aside: list[int] = []  # rows at which forward passes of evaluation and generation began
-        self.on_generation: Callable[[], None] | None = None  # called before the first one
-        self.names_stages = False  # whether evaluation, generation and saving are told apart: in whole programs
-        self.say: Callable[[str], None] = lambda _: None  # told whenever a stage begins
-        self._phase = builder.phase(0, "build")
-        self._iteration = 0
-        self._stage = "build"
-        self._aside = ""  # the stage beside it that runs now
 
     @property
     def builder(self) -> TraceBuilder:
@@ -114,86 +103,15 @@ class Recorder:
         if remark not in self.notes:
             self.notes.append(remark)
 
-    # --- phases -------------------------------------------------------------------------------------------------------
-
-    def begin_iteration(self, stage: str = "forward") -> None:
-        """What follows belongs to the next iteration, starting with its forward pass."""
-        self._iteration += 1
-        self.enter(stage)
-
-    def begin_generation(self) -> None:
-        """Tokens will be generated, for the first time or once more."""
-        if self.on_generation is not None:
-            begun, self.on_generation = self.on_generation, None
-            begun()
-
-    def enter(self, stage: str) -> None:
-        """Name the stage (``forward``, ``backward``, ``optimizer``; ``prefill``, ``decode``) of what follows."""
-        self._stage, self._aside = stage, ""
-        self.storages.born_as = Category.ACTIVATION if stage in _FORWARD else Category.TEMPORARY
-        self._phase = self.builder.phase(self._iteration, stage)
-        self.storages.operator = self.builder.operator(f"({stage})", phase=self._phase)
-        self.say(f"iteration {self._iteration} {stage}, {self.operator_count:,} operators")
-
-    @contextlib.contextmanager
-    def stage_of(self, name: str) -> Iterator[None]:
-        """What runs in this context is a stage of its own (``save``, ``load``), beside those of an iteration."""
-        before = self._aside
-        self.step_aside(name)
-        try:
-            yield
-        finally:
-            if before:
-                self.step_aside(before)
-            elif self._aside:
-                self.enter(self._stage)
-
-    def note_pass(self) -> None:
-        """An outermost module is called."""
-        self.forward_passes += 1
-        if self._aside in ("generate", "evaluate"):
-            self.passes_aside.append(len(self.builder.rows))
-
-    def step_aside(self, name: str) -> None:
-        """What follows is no part of a training step: ``evaluate``, ``generate``, ``save``, ``load``."""
-        if not self.names_stages or self._aside == name:
-            return
-        self._aside = name
-        if name == "generate":
-            self.begin_generation()
-        self.storages.born_as = Category.ACTIVATION
-        self._phase = self.builder.phase(self._iteration, name)
-        self.storages.operator = self.builder.operator(f"({name})", phase=self._phase)
-
-    @property
-    def is_aside(self) -> bool:
-        """Whether what runs is no part of a training step."""
-        return bool(self._aside)
-
-    def begin_backward(self) -> None:
-        """A backward pass begins. Steps without any module have not said that their iteration began."""
-        if self.fan_in.calibrating or self.rewritten_views.calibrating:
-            return
-        self.backward_passes += 1
-        if self._stage == "build" or (self._stage == "optimizer" and not self.in_optimizer_step):
-            self.begin_iteration()
-        if self._stage == "forward" or self._aside:
-            self.enter("backward")
-
-    @property
-    def stage(self) -> str:
-        """The current stage: ``build``, ``forward``, ``backward`` or ``optimizer``."""
-        return self._stage
-
     @property
     def operator_count(self) -> int:
         """How many operators have been recorded."""
         return len(self.builder.operators)
 
-    @property
-    def iteration(self) -> int:
-        """Number of the current iteration, 0 while building."""
-        return self._iteration
+    def begin_backward(self) -> None:
+        """A backward pass begins; those of a calibration are none of the step."""
+        if not (self.fan_in.calibrating or self.rewritten_views.calibrating):
+            self.phases.begin_backward()
 
     def current_source(self) -> str:
         """The source line, module or name of the operator that ran last; for error messages."""
@@ -250,9 +168,10 @@ class Recorder:
 
     def note(self, call: OperatorCall) -> None:
         """An operator is called now."""
-        if call.in_backward and self._stage != "backward":
+        phases = self.phases
+        if call.in_backward and phases.stage != "backward":
             self.begin_backward()
-        self.attribution.note(call, self._phase)
+        self.attribution.note(call, phases.current)
 
     def count_unmodelled(self, call: OperatorCall) -> None:
         """Count an operator on the device that holds more than is modelled, or of which nobody knows."""

@@ -333,7 +333,7 @@ def _saved_files(context: Context) -> Iterator[None]:
     from graphmem.capture.program.saved_files import files_of_tensors
 
     recorder, whole = context.recorder, context.leave_after is not None
-    with files_of_tensors(recorder.stage_of, recorder.values, _remark_of(context), whole_program=whole):
+    with files_of_tensors(recorder.phases.stage_of, recorder.values, _remark_of(context), whole_program=whole):
         yield
 
 
@@ -345,7 +345,7 @@ def _leaving(context: Context) -> Iterator[None]:
     from graphmem.capture.program.leaving import Leaving, patch_leaving
 
     context.leaving = Leaving(context.leave_after, context.recorder, context.leaves_alike, context.shortens)
-    context.recorder.names_stages = True
+    context.recorder.phases.names_stages = True
     patches, handles = Patches(), []
     try:
         handles = patch_leaving(patches, context.leaving)
@@ -366,7 +366,7 @@ def _generation(context: Context) -> Iterator[None]:
         patch_decoding(patches, recorder)
 
     if context.shortens:
-        recorder.on_generation = follow
+        recorder.phases.on_generation = follow
     try:
         yield
     finally:

@@ -6,8 +6,8 @@ import collections
 import contextlib
 import os
 import re
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,11 +36,12 @@ from graphmem.cudnn.library import Cudnn
 from graphmem.devices import Device
 from graphmem.diagnostics import Code, Diagnostic
 from graphmem.errors import CaptureError, GraphmemError, ProgramOutOfMemory, said
-from graphmem.figures import Communicator
-from graphmem.textbook import Sharded
+from graphmem.run import Run, RunMode
 from graphmem.torch_names import absences, private
 from graphmem.trace import Category, Trace, TraceBuilder
 from graphmem.training.processes import Processes, cards_of
+from graphmem.units import format_bytes
+from graphmem.versions import version_of
 
 if TYPE_CHECKING:
     from graphmem.capture.program.leaving import Leaving
@@ -50,28 +51,6 @@ _LOST = "why an operator cannot be followed is told in PyTorch's words"
 DataDependentOutputException: Any = private("torch._subclasses.fake_tensor.DataDependentOutputException", _LOST, Never)
 DynamicOutputShapeException: Any = private("torch._subclasses.fake_tensor.DynamicOutputShapeException", _LOST, Never)
 UnsupportedOperatorException: Any = private("torch._subclasses.fake_tensor.UnsupportedOperatorException", _LOST, Never)
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A finished capture: its trace, what had to be assumed (diagnostic -> count), and the operator graph if asked for.
-
-    ``decided``: assumed values that decide sizes or branches, with the lines that read them (diagnostic -> count).
-    ``groups``: the ranks of each process group of several that the step made and is in; ``communicators``: those of the
-    groups that were used; ``sharded``: how the model that is trained with ``optimizer`` is shared out."""
-
-    trace: Trace
-    assumed: dict[Diagnostic, int]
-    graph: Any | None = None
-    notes: tuple[str, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    decided: dict[Diagnostic, int] = field(default_factory=dict)
-    groups: tuple[tuple[int, ...], ...] = ()
-    communicators: tuple[Communicator, ...] = ()
-    sharded: Sharded | None = None
-    optimizer: str = ""
-    #: Of the loop that holds its output, where the run dropped it; None where there was none, or it cannot be told.
-    held: Trace | None = None
 
 
 class Session:
@@ -89,16 +68,16 @@ class Session:
 
     def begin_iteration(self) -> None:
         """What follows belongs to the next iteration, starting with its forward pass."""
-        self.recorder.begin_iteration()
+        self.recorder.phases.begin_iteration()
 
     def begin_generation(self) -> None:
         """The next iteration generates: what follows is its ``prefill``."""
-        self.recorder.begin_iteration("prefill")
-        self.recorder.begin_generation()
+        self.recorder.phases.begin_iteration("prefill")
+        self.recorder.phases.begin_generation()
 
     def enter(self, stage: str) -> None:
         """What follows is another stage of the iteration."""
-        self.recorder.enter(stage)
+        self.recorder.phases.enter(stage)
 
     def label_model(self, model: torch.nn.Module) -> None:
         """Parameters and buffers of ``model`` are known by name from now on."""
@@ -139,20 +118,19 @@ def capture(
     budget: Budget | None = None,
     told: set[str] | None = None,
     leave_after: int | None = None,
-    shortens: bool = False,
-    leaves_alike: bool = True,
+    mode: RunMode | None = None,
     memory: DeviceMemory | None = None,
     own_settings: bool = True,
-) -> Captured:
+) -> Run:
     """Run ``run`` on fake tensors of the pretended ``device`` and record it.
 
     ``data_dependent`` is the share of candidates that ``nonzero``, boolean masks and ``unique`` select where it is not
     known; None for all. ``assume`` says of lines what they read; ``budget`` how much of host tensors is real.
     ``cudnn_workspaces=False`` stands for a cuDNN whose plans need none, as in some recordings; ``cudnn`` is the
     one to ask for the plans of convolutions, which are predicted without one. ``told`` is filled with what the step's
-    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over, and those whose
-    iterations are alike if it ``leaves_alike``. ``memory`` answers what it asks of its memory, and refuses what exceeds
-    it.
+    own code asked of the card. After ``leave_after`` optimizer steps the loops of the step are over. ``memory`` answers
+    what it asks of its memory, and refuses what exceeds it. Where the step dropped what another loop holds, the run of
+    that one is the run's ``other_loop``.
 
     A capture in another thread is waited for. Raises :class:`CaptureError` inside a capture of this thread, and when
     the step needs data that fake tensors do not have; errors of the user's own code come through as
@@ -176,7 +154,8 @@ def capture(
     recorder = Recorder(builder, card, workspaces, graph, selection, KnownValues(budget), assumed_values)
     recorder.post = post
     teller = Teller(device, set() if told is None else told)
-    context = Context(teller, recorder, processes, leave_after, shortens, leaves_alike)
+    mode = mode or RunMode()
+    context = Context(teller, recorder, processes, leave_after, mode.shortens, mode.leaves_alike)
     interrupts = Interrupts()
     with interrupts.held(), contextlib.ExitStack() as stack:
         stack.enter_context(numbered(*cards_of(processes, os.environ)))
@@ -203,21 +182,22 @@ def capture(
         recorder.stop()
     builder.predicted_plans = len(card.predicted)
     trace = builder.build()
-    notes = (*(compiled.notes() if compiled is not None else ()), *recorder.notes)
-    operators = graph.graph if graph is not None else None
-    return Captured(
+    captured = Run(
         trace,
-        assumed,
-        operators,
-        notes,
-        refusals,
-        dict(assumed_values.named),
-        tuple(recorder.groups.ranks.values()),
-        recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
-        recorder.sharded,
-        recorder.optimizers[0] if recorder.optimizers else "",
-        _of_holding_loop(recorder, teller, trace),
+        notes=(*(compiled.notes() if compiled is not None else ()), *recorder.notes),
+        assumed=assumed,
+        decided=dict(assumed_values.named),
+        refusals=tuple(_caught(refusals, trace)),
+        installed_version=version_of(torch.__version__),
+        cudnn=cudnn,
+        graph=graph.graph if graph is not None else None,
+        optimizer=recorder.optimizers[0] if recorder.optimizers else "",
+        groups=tuple(recorder.groups.ranks.values()),
+        communicators=recorder.groups.communicators(processes.on_node if processes is not None else _on_node()),
+        sharded=recorder.sharded,
     )
+    held = _of_holding_loop(recorder, teller, trace)
+    return captured if held is None else replace(captured, other_loop=replace(captured, trace=held))
 
 
 def _on_node() -> int | None:
@@ -235,6 +215,20 @@ def _of_holding_loop(recorder: Recorder, teller: Teller, trace: Trace) -> Trace 
     if recorder.both is None or recorder.storages.refusals or recorder.values.exceeded:
         return None
     return None if teller.told & _TOLD_OF_MEMORY else recorder.both.of_holding_loop(trace)
+
+
+def _caught(refusals: Iterable[Refusal], trace: Trace) -> Iterator[Diagnostic]:
+    """Who was refused memory, and how much: one for every line of the program."""
+    by_place: dict[tuple[str, str], list[int]] = {}
+    for refusal in refusals:
+        operator = trace.operators[refusal.operator]
+        place = operator.source or operator.module or "graphmem's loop"
+        by_place.setdefault((place, operator.name), []).append(trace.storages[refusal.storage].bytes)
+    for (place, name), sizes in by_place.items():
+        least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+        times = "once" if len(sizes) == 1 else f"{len(sizes)} times"
+        asked = most if least == most else f"{least} to {most}"
+        yield Code.REFUSED.about(place=place, operator=name, times=times, asked=asked)
 
 
 def _assumptions(recorder: Recorder) -> dict[Diagnostic, int]:

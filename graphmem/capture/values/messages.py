@@ -2,8 +2,8 @@
 
 One process is analysed, and what another one sends decides at times what it does: the shapes of a pipeline's
 activations, the name of a run that the first process broadcasts. Such a process is run too, as far as the message, and
-what it says is kept here for the others (``_heard`` of :mod:`graphmem.captures`). Floats are seldom asked for, and are
-large.
+what it says is kept here for the others (:mod:`graphmem.other_ranks`). Floats are seldom asked for, and
+are large.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ import torch
 
 from graphmem.capture.torch_internals import FakeTensor
 
+#: The precisions of a step.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
 #: The floating-point types of 16 bits.
 HALF_TYPES = (torch.float16, torch.bfloat16)
 

@@ -26,9 +26,9 @@ def patch_lbfgs(patches: Patches, recorder: Recorder) -> None:
 def _descending(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     def step(self: Any, closure: Callable[[], Any]) -> Any:
         def evaluate() -> Any:
-            recorder.enter("forward")  # of the same iteration
+            recorder.phases.enter("forward")  # of the same iteration
             value = closure()
-            recorder.enter("optimizer")
+            recorder.phases.enter("optimizer")
             return value
 
         read_before = recorder.assumed_values.logged

@@ -1,0 +1,41 @@
+"""A way of sharing a step out among processes, a strategy a file. Each says what it does in which part of the step; the
+parts that it leaves out change nothing. :mod:`graphmem.capture.loop.strategies` composes them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torch import nn
+
+
+class Strategy:
+    """One way of sharing ``step``, whose options name it, out over the processes of ``mesh``."""
+
+    #: Whether it brings the model to the card itself; and so late that the batch is there before.
+    moves = moves_late = False
+
+    def __init__(self, step: Any, mesh: Any) -> None:
+        self.step, self.mesh = step, mesh
+
+    def inputs(self, inputs: Any) -> Any:
+        """The batch, on the host, with what a part of it cannot tell."""
+        return inputs
+
+    def prepare(self, model: nn.Module) -> None:
+        """Look at the model while it is whole. Raises :class:`CaptureError` for one that cannot be shared out so."""
+
+    def shared(self, part: Any) -> Any:
+        """The model, or a stage of it, with its parameters shared out."""
+        return part
+
+    def materialize(self, part: nn.Module) -> None:
+        """Give parameters that were shared out memory where they have none."""
+
+    def wrapped(self, part: nn.Module) -> nn.Module:
+        """The model, or a stage of it, which is on the card, in what calls it."""
+        return part
+
+    def micro_batch(self, model: Any, inputs: Any, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """The context of the passes of ``model`` on one micro-batch, the last one of its step or not."""
+        return contextlib.nullcontext()

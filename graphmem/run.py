@@ -1,0 +1,67 @@
+"""The run: a step as it was captured, or planned by a runtime, with all that is known of how it went.
+
+A run is built once, where it ends, and read everywhere behind it: by the cache that keeps it for the next question, by
+the stages that replay and judge it, by the reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphmem.diagnostics import Diagnostic
+from graphmem.figures import Communicator
+from graphmem.textbook import Sharded
+from graphmem.trace import Trace
+
+if TYPE_CHECKING:
+    from graphmem.cudnn.library import Cudnn
+    from graphmem.runtimes.base import Taken
+    from graphmem.training.program import Ending
+
+
+@dataclass(frozen=True)
+class RunMode:
+    """How a run is made. A run that turns out not to serve is made once more, with less of this
+    (:mod:`graphmem.retries`)."""
+
+    limited: bool = False  # requests beyond the memory of the card are refused, as they are there
+    shortens: bool = False  # of long generations only some tokens are followed
+    leaves_alike: bool = True  # loops without training end once their iterations are alike
+    covers_both_loops: bool = False  # one run gives the traces of both graphmem.training.LOOPS, where it can
+    remark: str = ""  # why it is made so, for the reader
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a step. Diagnostics are counted: diagnostic -> how often."""
+
+    trace: Trace
+    step: str = ""  # in words
+    notes: tuple[str, ...] = ()  # remarks for the reader
+    planned: Taken | None = None  # what the runtime that planned it says of it; None of a captured step
+    # What was not certain:
+    assumed: Mapping[Diagnostic, int] = field(default_factory=dict)  # what had to be assumed, or is not modelled
+    decided: Mapping[Diagnostic, int] = field(default_factory=dict)  # assumed values that decide, and their lines
+    refusals: tuple[Diagnostic, ...] = ()  # who was refused memory and went on
+    card_answers: Mapping[str, Any] = field(default_factory=dict)  # what the step's own code asked it
+    limit: Hashable = None  # what decided when memory ran out, where the run could be refused some
+    # What was run:
+    is_own_step: bool = False  # the program, or the factory, ran all iterations itself
+    ending: Ending | None = None  # of a whole program
+    sandbox: Mapping[str, Any] = field(default_factory=dict)  # what a whole program would have done to files
+    installed_version: tuple[int, int] = (0, 0)  # of the PyTorch that ran it
+    cudnn: Cudnn | None = None  # that was asked for plans of convolutions
+    graph: Any = None  # the operators as a torch.fx.Graph, if that was asked for
+    weights: tuple[str, ...] = ()  # dtypes of the model's parameters, those of the most bytes first
+    optimizer: str = ""
+    output_bytes: int = 0  # the most that an output has which only a variable of the loop can hold
+    # One process of several:
+    groups: tuple[tuple[int, ...], ...] = ()  # ranks of each process group of several that it was in
+    communicators: tuple[Communicator, ...] = ()  # of the groups that were used
+    sharded: Sharded | None = None  # how the model that is trained is shared out
+    # Other runs:
+    other_loop: Run | None = None  # with the other one of graphmem.training.LOOPS, where one run gave both
+    lacks_own_loop: bool = False  # it followed the other loop than the one that was asked for
+    lacks_iterations: bool = False  # of a loop that was ended early
