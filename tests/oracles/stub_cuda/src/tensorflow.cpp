@@ -77,7 +77,9 @@ API CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* c) {
   *c = CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
-// All times are equal: which of several algorithms would be the fastest is not known here.
+// All times are equal: which of several algorithms would be the fastest is not known here. CUDA 13's header makes the
+// first name a macro for the second.
+#undef cuEventElapsedTime
 API CUresult cuEventElapsedTime(float* ms, CUevent, CUevent) {
   *ms = 0.01f;
   return CUDA_SUCCESS;
