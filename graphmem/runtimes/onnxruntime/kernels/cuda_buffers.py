@@ -26,6 +26,10 @@ def _itemsize(graph: Graph, name: str) -> int:
     return ELEMENT_BITS[graph.tensors[name].dtype] // 8
 
 
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def _convolution(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     """``nn/conv.cc``: the plan's workspace, when the output is there."""
     size = libraries.convolution_workspace(node, graph)
@@ -33,11 +37,12 @@ def _convolution(node: Node, graph: Graph, libraries: Libraries) -> Steps:
 
 
 def _recurrent(node: Node, graph: Graph, libraries: Libraries) -> Steps:
-    """``rnn/cudnn_rnn_base.cc``: the sequences turned around where they run backward, an output that nobody wants,
+    """``rnn/cudnn_rnn_base.cc``: the sequences' lengths, the sequences turned around where they run backward, an output that nobody wants,
     weights that are no constants, cuDNN's work space, and the output in ONNX's order."""
     network = network_of(node, graph, libraries)
     item = network.itemsize
     reverse = _is_reverse(node)
+    lengths = network.batch * _INT_BYTES
     taken = [network.rows * network.inputs * item] if reverse else []
     size = network.rows * network.hidden * network.directions * item
     has_output = bool(node.outputs and node.outputs[0])
@@ -45,16 +50,14 @@ def _recurrent(node: Node, graph: Graph, libraries: Libraries) -> Steps:
         taken.append(size)
     if not _has_constant_weights(node, graph):
         taken.append(_weights_bytes(node, graph))
-    taken.append(network.batch * _INT_BYTES)  # the sequences' lengths
     taken.append(libraries.recurrent_workspace(network))
     if reverse or network.directions == 2:
         taken.append(size)
-    return (OUTPUTS, *taken)
+    return (lengths, OUTPUTS, *taken)
 
 
 def _is_reverse(node: Node) -> bool:
-    direction = node.attributes.get("direction", "forward")
-    return (direction.decode() if isinstance(direction, bytes) else direction) == "reverse"
+    return _text(node.attributes.get("direction", "forward")) == "reverse"
 
 
 def _has_constant_weights(node: Node, graph: Graph) -> bool:
@@ -73,8 +76,8 @@ def _weights_bytes(node: Node, graph: Graph) -> int:
 
 _INT_BYTES, _INT64_BYTES = 4, 8
 _FLOAT_BYTES = 4
-#: ``reduction/reduction_functions.cu``: threads of a warp, warps of a block, values of a thread, blocks of a row, rows.
-_WARP, _MOST_WARPS, _VALUES, _MOST_BLOCKS, _MOST_ROWS = 32, 8, 4, 256, 32768
+#: ``reduction/reduction_functions.cu``: threads of a warp, warps of a block, values of a thread, blocks of a row.
+_WARP, _MOST_WARPS, _VALUES, _MOST_BLOCKS = 32, 8, 4, 256
 _PADDING = 15  # alignof(max_align_t) - 1
 #: Sums and means whose axes are the last or the first ones are reductions of a matrix.
 _OF_MATRICES = frozenset(("ReduceSum", "ReduceMean", "ReduceLogSum", "ReduceSumSquare"))
@@ -156,7 +159,7 @@ def _partial_sums(rows: int, columns: int) -> int:
     """``compute_reduce_matrix_columns_intermediate_buffer_size``: sums are of fp32."""
     warps = min(_MOST_WARPS, max(1, columns // (_VALUES * _WARP)))
     blocks = min(_MOST_BLOCKS, max(1, columns // (_VALUES * _WARP * warps)))
-    return rows * blocks * _FLOAT_BYTES + min(_MOST_ROWS, rows) * _INT_BYTES + _PADDING
+    return rows * blocks * _FLOAT_BYTES + rows * _INT_BYTES + _PADDING
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
@@ -170,6 +173,30 @@ def _softmax(node: Node, graph: Graph, libraries: Libraries) -> Steps:
         return ONLY_OUTPUTS
     size = graph.tensors[node.inputs[0]].nbytes
     return (OUTPUTS, size, size)
+
+
+#: Bytes of an index of the result that is looked up, by mode (``NearestMappingInfo``, ..., ``tensor/resize_impl.cu``).
+_MAPPED_BYTES = {"nearest": 8, "linear": 12, "cubic": 24}
+#: Values on either side that a filter reads where it does not scale down (``tensor/resize_antialias_impl.cu``).
+_SUPPORT = {"linear": 1, "cubic": 2}
+
+
+def _resize(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``tensor/upsample.cc``: where every index of the result comes from; to the nearest value in all dimensions, with
+    where each of them begins, else in the last two, or three where the rank is odd. Against aliasing every index has
+    bounds, a flag, and the weights of a window."""
+    before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
+    if 0 in after or before == after:
+        return ONLY_OUTPUTS
+    mode = _text(node.attributes.get("mode", "nearest"))
+    if mode == "nearest":
+        return (OUTPUTS, len(after) * _INT64_BYTES + sum(after) * _MAPPED_BYTES[mode])
+    axes = 3 if mode == "linear" and len(after) % 2 else 2
+    if not node.attributes.get("antialias", 0):
+        return (OUTPUTS, sum(after[-axes:]) * _MAPPED_BYTES[mode])
+    windows = [2 * -(-_SUPPORT[mode] * max(i, o) // o) + 1 for i, o in zip(before, after, strict=True)]
+    weights = sum(window * size for window, size in zip(windows[-axes:], after[-axes:], strict=True)) * _FLOAT_BYTES
+    return (OUTPUTS, 2 * sum(after[-axes:]) * _INT64_BYTES, sum(after[-axes:]) * _INT64_BYTES, weights)
 
 
 def _instance_norm(node: Node, graph: Graph, libraries: Libraries) -> Steps:
@@ -229,6 +256,7 @@ RULES: dict[tuple[str, str], Rule] = {
     **dict.fromkeys((("", name) for name in _REDUCTIONS), _reduction),
     (MICROSOFT, "Attention"): _attention,
     ("", "InstanceNormalization"): _instance_norm,
+    ("", "Resize"): _resize,
     ("", "GatherND"): _gather_nd,
     (MICROSOFT, "GroupNorm"): _group_norm,
     ("", "Softmax"): _softmax,
