@@ -83,8 +83,8 @@ def _widen(tensor: onnx.TensorProto) -> None:
 
 
 def _single(values: Any) -> Any:
-    """``values`` in fp32; one that is a constant of a formula, rounded, is that constant (``IsInitializerWithExpectedValue``
-    of ``graph_utils.cc`` rounds what it expects of float16)."""
+    """``values`` in fp32; one that is a constant of a formula, rounded, is that constant: fusions round what they
+    expect of float16 (``IsInitializerWithExpectedValue``, ``optimizer/utils.cc``)."""
     known = [] if values.size != 1 else [c for c in _CONSTANTS if np.float16(c) == values.reshape(-1)[0]]
     return np.full(values.shape, known[0], np.float32) if known else values.astype(np.float32)
 

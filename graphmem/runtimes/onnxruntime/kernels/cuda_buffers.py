@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Iterator
 
 from graphmem.graph.model import ELEMENT_BITS, Graph, Node
+from graphmem.runtimes.onnxruntime.kernels import cuda_attention
 from graphmem.runtimes.onnxruntime.kernels.libraries import Libraries, network_of
 from graphmem.runtimes.onnxruntime.kernels.tables import MICROSOFT
 from graphmem.runtimes.onnxruntime.kernels.working_buffers import ONLY_OUTPUTS, OUTPUTS, SOFTMAX_ONE_AXIS, Steps
 
-Rule = Callable[[Node, Graph, Libraries], Steps]
+#: None: what this node's kernel takes is not known.
+Rule = Callable[[Node, Graph, Libraries], Steps | None]
 
 
 def _shape(graph: Graph, name: str) -> tuple[int, ...]:
@@ -37,8 +39,8 @@ def _convolution(node: Node, graph: Graph, libraries: Libraries) -> Steps:
 
 
 def _recurrent(node: Node, graph: Graph, libraries: Libraries) -> Steps:
-    """``rnn/cudnn_rnn_base.cc``: the sequences' lengths, the sequences turned around where they run backward, an output that nobody wants,
-    weights that are no constants, cuDNN's work space, and the output in ONNX's order."""
+    """``rnn/cudnn_rnn_base.cc``: the sequences' lengths, the sequences turned around where they run backward, an
+    output that nobody wants, weights that are no constants, cuDNN's work space, and the output in ONNX's order."""
     network = network_of(node, graph, libraries)
     item = network.itemsize
     reverse = _is_reverse(node)
@@ -217,20 +219,19 @@ def _gather_nd(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     return (math.prod(shape[:-1]) * _INT64_BYTES, shape[-1] * _INT64_BYTES, -2, OUTPUTS)
 
 
-#: ``kAllocAlignment`` of attention's scratch.
-_ALIGNMENT = 256
+#: Rows up to which a quantized matrix is multiplied as it is, if its shape is a multiple of the kernel's
+#: (``quantization/matmul_nbits.cc``, ``matmul_4bits.cu``).
+_FEW_ROWS, _MULTIPLE = 16, 8
 
 
-def _attention(node: Node, graph: Graph, libraries: Libraries) -> Steps:
-    """``bert/attention.cc`` without a fused kernel: queries, keys and values in one product, then transposed with room
-    for the scores before and after softmax (``GetAttentionWorkspaceSize``, ``bert/attention_impl.cu``)."""
-    batch, length, _ = _shape(graph, node.inputs[0])
-    heads, item = int(node.attributes["num_heads"]), _itemsize(graph, node.inputs[0])
-    columns = _shape(graph, node.inputs[1])[-1]
-    past = _shape(graph, node.inputs[4])[-2] if len(node.inputs) > 4 and node.inputs[4] else 0
-    product = batch * length * columns * item
-    scores = -(-(batch * heads * length * (past + length) * item) // _ALIGNMENT) * _ALIGNMENT
-    return (OUTPUTS, product, product + 2 * scores)
+def _quantized_product(node: Node, graph: Graph, libraries: Libraries) -> Steps:
+    """``quantization/matmul_nbits.cc``: the matrix in full for many rows, whole blocks of it."""
+    shape = _shape(graph, node.inputs[0])
+    depth, columns, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
+    is_even = not depth % _MULTIPLE and not columns % _MULTIPLE
+    if is_even and math.prod(shape[:-1]) <= _FEW_ROWS:
+        return ONLY_OUTPUTS
+    return (OUTPUTS, columns * -(-depth // block) * block * _itemsize(graph, node.inputs[0]))
 
 
 _RECURRENT = frozenset((("", "LSTM"), ("", "GRU"), ("", "RNN")))
@@ -238,11 +239,20 @@ _RECURRENT = frozenset((("", "LSTM"), ("", "GRU"), ("", "RNN")))
 
 def made_with(node: Node, graph: Graph, libraries: Libraries) -> Iterator[tuple[str, int]]:
     """(label, bytes) of what a kernel takes when it is made and keeps: ``CudnnRnnBase`` has the generators of a
-    dropout that never happens, and its constant weights packed."""
+    dropout that never happens, and its constant weights packed; grouped queries a list of zeros."""
+    if (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention"):
+        yield "zeros", cuda_attention.ZEROS_BYTES
     if (node.domain, node.op_type) in _RECURRENT:
         yield "dropout states", libraries.dropout_states()
         if _has_constant_weights(node, graph):
             yield f"{node.inputs[1]} (packed)", _weights_bytes(node, graph)
+
+
+def reserved_with(node: Node) -> Iterator[tuple[str, int]]:
+    """(label, bytes) of what a kernel reserves outside the arena's regions when it is made."""
+    if (node.domain, node.op_type) == (MICROSOFT, "MultiHeadAttention"):
+        for side in ("queries", "keys"):
+            yield f"ends of sequences of {side}", cuda_attention.SEQUENCES_BYTES
 
 
 _REDUCTIONS = (
@@ -254,7 +264,11 @@ RULES: dict[tuple[str, str], Rule] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(_RECURRENT, _recurrent),
     **dict.fromkeys((("", name) for name in _REDUCTIONS), _reduction),
-    (MICROSOFT, "Attention"): _attention,
+    ("", "Attention"): cuda_attention.of_onnx,
+    (MICROSOFT, "Attention"): cuda_attention.attention,
+    (MICROSOFT, "MultiHeadAttention"): cuda_attention.multi_head,
+    (MICROSOFT, "GroupQueryAttention"): cuda_attention.group_query,
+    (MICROSOFT, "MatMulNBits"): _quantized_product,
     ("", "InstanceNormalization"): _instance_norm,
     ("", "Resize"): _resize,
     ("", "GatherND"): _gather_nd,
@@ -264,10 +278,9 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 #: Operators whose kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Attention"), ("", "Einsum"), ("", "TopK"), ("", "NonMaxSuppression"),
-    ("", "NonZero"), ("", "MatMulInteger"),
-    (MICROSOFT, "MultiHeadAttention"), (MICROSOFT, "GroupQueryAttention"),
-    (MICROSOFT, "PackedAttention"), (MICROSOFT, "QAttention"), (MICROSOFT, "LongformerAttention"),
-    (MICROSOFT, "DecoderMaskedMultiHeadAttention"), (MICROSOFT, "MatMulNBits"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
+    ("", "Einsum"), ("", "TopK"), ("", "NonMaxSuppression"), ("", "NonZero"), ("", "MatMulInteger"),
+    (MICROSOFT, "PackedAttention"), (MICROSOFT, "PackedMultiHeadAttention"), (MICROSOFT, "QAttention"),
+    (MICROSOFT, "LongformerAttention"), (MICROSOFT, "DecoderMaskedMultiHeadAttention"),
+    (MICROSOFT, "DecoderMaskedSelfAttention"), (MICROSOFT, "PagedAttention"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
     (MICROSOFT, "SparseAttention"),
 ))  # fmt: skip

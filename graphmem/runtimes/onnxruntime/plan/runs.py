@@ -68,8 +68,10 @@ class Runs:
         }
         for block in self.memory.prepacked(graph, self.plan, weights):
             operator = self.builder.operator("prepacking", block.node, phase)
-            category = Category.PARAMETER if block.reserved else Category.BUFFER
-            storage = self._alloc(block.bytes, operator, category, self.plan.home, block.label)
+            on_cpu = self.plan.settings.provider == "cpu"
+            reserved = Category.PARAMETER if on_cpu else Category.HELD
+            category, label = (reserved if block.reserved else Category.BUFFER), block.label if on_cpu else block.weight
+            storage = self._alloc(block.bytes, operator, category, self.plan.home, label)
             if block.dropped:
                 self.builder.free(storage, operator)
             if block.frees_weight:
