@@ -18,7 +18,7 @@ from graphmem.runtimes.onnxruntime.kernels.working_buffers import OUTPUTS, Steps
 _FLOAT_BYTES, _INT_BYTES = 4, 4
 #: Alignment of scratch (``kMemoryAlignment``, ``attention_impl.cu``).
 _ALIGNMENT = 256
-#: What the plan of cuDNN's attention for inference asks for: one flag block at every shape that was recorded.
+#: What the plan of cuDNN's attention asks for with several queries; of one the keys are split, by a rule of its own.
 _CUDNN_BYTES = 256
 _HALVES = ("float16", "bfloat16")
 #: Sequences from which on float32 is computed memory efficiently, and packed products by flash attention
@@ -182,6 +182,8 @@ def attention(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
     is_plain = not past and not any(node.outputs[1:])
     lengths = _mask_is_lengths(mask, graph, batch)
     if is_plain and lengths and _has_cudnn(shapes, libraries):
+        if length == 1:
+            return None
         return (OUTPUTS, product, packed, *([batch * _INT_BYTES] if mask else []), _CUDNN_BYTES)
     if is_plain and not mask and length >= _LONG_PACKED and _has_flash(shapes, libraries):
         return (OUTPUTS, *_flash_buffers(shapes, libraries), product, packed)
@@ -214,7 +216,9 @@ def multi_head(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
     causal = _flag(node, "unidirectional")
     packed = shapes.packed_bytes if bias or not value else 0
     if lengths and _has_cudnn(shapes, libraries):
-        taken = (packed, shapes.batch * _INT_BYTES if mask else 0, _CUDNN_BYTES)
+        if shapes.queries == 1:
+            return None
+        taken: tuple[int, ...] = (packed, shapes.batch * _INT_BYTES if mask else 0, _CUDNN_BYTES)
     elif not mask and _has_flash(shapes, libraries):
         taken = (*_flash_buffers(shapes, libraries), packed)
     elif not mask and not causal and (value or (key and not bias)) and _has_cross(shapes, libraries):
@@ -309,6 +313,8 @@ def group_query(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
     is_plain = node.attributes.get("softcap", 0.0) == 0.0 and not _flag(node, "smooth_softmax")
     has_window = int(node.attributes.get("local_window_size", -1)) != -1
     if is_plain and not has_window and _has_cudnn(shapes, libraries):
+        if shapes.queries == 1:
+            return None
         return (OUTPUTS, lengths, *queries, _CUDNN_BYTES)
     if _has_flash(shapes, libraries):
         return (OUTPUTS, *_flash_buffers(shapes, libraries), lengths, *queries)
@@ -316,7 +322,8 @@ def group_query(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
         return None
     repeated = shapes.batch * shapes.heads * shapes.keys * shapes.head * shapes.itemsize
     copies = (repeated, repeated) if shapes.heads != shapes.key_heads else ()
-    unpacked = shapes.query_bytes * (shapes.heads + 2 * shapes.key_heads) // shapes.heads if is_unpacked else 0
+    parts = shapes.heads + shapes.key_heads * (1 if key else 2)
+    unpacked = shapes.query_bytes * parts // shapes.heads if is_unpacked else 0
     return (OUTPUTS, lengths, *copies, *shapes.sums_bytes, *filter(None, (unpacked,)))
 
 

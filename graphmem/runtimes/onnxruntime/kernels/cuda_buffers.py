@@ -234,6 +234,44 @@ def _quantized_product(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     return (OUTPUTS, columns * -(-depth // block) * block * _itemsize(graph, node.inputs[0]))
 
 
+#: Rows and columns of 8-bit matrices are padded to this (``integer_gemm.cc``).
+_INT8_MULTIPLE = 32
+
+
+def _integer_product(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``math/matmul_integer.cc``: matrices in padded copies; sums of rows and columns depend on the zero points."""
+    left, right = (_shape(graph, name) for name in node.inputs[:2])
+    if any(node.inputs[2:]) or len(right) != 2 or len(left) < 2:
+        return None
+    padded = [
+        math.prod(shape[:-1]) * -(-shape[-1] // _INT8_MULTIPLE) * _INT8_MULTIPLE
+        for shape in (left, right)
+        if shape[-1] % _INT8_MULTIPLE
+    ]
+    return (OUTPUTS, *padded)
+
+
+#: Longest axis that is sorted in place; longer ones are divided in parts, by how long that is thought to take.
+_MOST_SORTED = 4096
+
+
+def _topk(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``math/topk_impl.cuh``."""
+    shape = _shape(graph, node.inputs[0])
+    axis = int(node.attributes.get("axis", -1))
+    return ONLY_OUTPUTS if shape and shape[axis % len(shape)] <= _MOST_SORTED else None
+
+
+#: Values of a block that is counted; blocks up to which the sums of the counts were recorded, and their room.
+_COUNTED, _MOST_COUNTS, _SUMS_BYTES = 256, 7500, 1023
+
+
+def _nonzero(node: Node, graph: Graph, libraries: Libraries) -> Steps | None:
+    """``tensor/nonzero_op.cc``: how many there are in every block, before the output's shape is known."""
+    blocks = -(-graph.tensors[node.inputs[0]].elements // _COUNTED)
+    return (blocks * _INT_BYTES, _SUMS_BYTES, OUTPUTS) if blocks <= _MOST_COUNTS else None
+
+
 _RECURRENT = frozenset((("", "LSTM"), ("", "GRU"), ("", "RNN")))
 
 
@@ -271,6 +309,9 @@ RULES: dict[tuple[str, str], Rule] = {
     (MICROSOFT, "MatMulNBits"): _quantized_product,
     ("", "InstanceNormalization"): _instance_norm,
     ("", "Resize"): _resize,
+    ("", "TopK"): _topk,
+    ("", "NonZero"): _nonzero,
+    ("", "MatMulInteger"): _integer_product,
     ("", "GatherND"): _gather_nd,
     (MICROSOFT, "GroupNorm"): _group_norm,
     ("", "Softmax"): _softmax,
@@ -278,7 +319,7 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 #: Operators whose kernels are known to take working buffers, and whose rules are not written yet.
 WITHOUT_RULE: frozenset[tuple[str, str]] = frozenset((
-    ("", "Einsum"), ("", "TopK"), ("", "NonMaxSuppression"), ("", "NonZero"), ("", "MatMulInteger"),
+    ("", "Einsum"), ("", "NonMaxSuppression"),
     (MICROSOFT, "PackedAttention"), (MICROSOFT, "PackedMultiHeadAttention"), (MICROSOFT, "QAttention"),
     (MICROSOFT, "LongformerAttention"), (MICROSOFT, "DecoderMaskedMultiHeadAttention"),
     (MICROSOFT, "DecoderMaskedSelfAttention"), (MICROSOFT, "PagedAttention"), (MICROSOFT, "MoE"), (MICROSOFT, "QMoE"),
