@@ -181,6 +181,8 @@ def _softmax(node: Node, graph: Graph, libraries: Libraries) -> Steps:
 _MAPPED_BYTES = {"nearest": 8, "linear": 12, "cubic": 24}
 #: Values on either side that a filter reads where it does not scale down (``tensor/resize_antialias_impl.cu``).
 _SUPPORT = {"linear": 1, "cubic": 2}
+#: Results that are looked up where they are clipped, which a kernel against aliasing keeps.
+_CLIPPED_BYTES = 1280
 
 
 def _resize(node: Node, graph: Graph, libraries: Libraries) -> Steps:
@@ -277,9 +279,12 @@ _RECURRENT = frozenset((("", "LSTM"), ("", "GRU"), ("", "RNN")))
 
 def made_with(node: Node, graph: Graph, libraries: Libraries) -> Iterator[tuple[str, int]]:
     """(label, bytes) of what a kernel takes when it is made and keeps: ``CudnnRnnBase`` has the generators of a
-    dropout that never happens, and its constant weights packed; grouped queries a list of zeros."""
+    dropout that never happens, and its constant weights packed; grouped queries a list of zeros, filters a
+    table."""
     if (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention"):
         yield "zeros", cuda_attention.ZEROS_BYTES
+    if node.op_type == "Resize" and node.attributes.get("antialias", 0):
+        yield "table of clipped values", _CLIPPED_BYTES
     if (node.domain, node.op_type) in _RECURRENT:
         yield "dropout states", libraries.dropout_states()
         if _has_constant_weights(node, graph):
