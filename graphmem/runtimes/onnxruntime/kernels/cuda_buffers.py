@@ -90,7 +90,8 @@ _INTEGERS = frozenset(("int8", "uint8", "int32", "int64"))
 def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     """``reduction/reduction_ops.cc``: a matrix is reduced by columns through partial sums and a flag for every row, by
     rows in place; everything else by cuDNN, which asks for room of the input's size (400 shapes asked of 9.20).
-    ``ReduceLogSumExp`` keeps what it subtracted the maximum from, and the logarithm."""
+    ``ReduceLogSumExp`` keeps what it subtracted the maximum from, and the logarithm; the index of the largest value of
+    a long row comes from pairs of every block."""
     source, result = graph.tensors[node.inputs[0]], graph.tensors[node.outputs[0]]
     shape = _shape(graph, node.inputs[0])
     axes = reduced_axes(node, graph, len(shape))
@@ -108,6 +109,10 @@ def _reduction(node: Node, graph: Graph, libraries: Libraries) -> Steps:
     if node.op_type == "ReduceLogSumExp":
         return (OUTPUTS, source.elements * item, source.elements * item, result.elements * item)
     if node.op_type in ("ArgMax", "ArgMin"):
+        if axes == (len(shape) - 1,):
+            rows, blocks = source.elements // shape[-1], _blocks(shape[-1])
+            pairs = rows * blocks * (_FLOAT_BYTES + _INT_BYTES) + rows * _INT_BYTES + _PADDING
+            return (OUTPUTS, pairs) if blocks > 1 else ONLY_OUTPUTS
         indices = result.elements * _INT_BYTES
         return (OUTPUTS, indices, 2 * source.nbytes, result.elements * item)
     return (OUTPUTS, *squares, source.nbytes)
@@ -159,9 +164,13 @@ def _matrix(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, int] | 
 
 def _partial_sums(rows: int, columns: int) -> int:
     """``compute_reduce_matrix_columns_intermediate_buffer_size``: sums are of fp32."""
+    return rows * _blocks(columns) * _FLOAT_BYTES + rows * _INT_BYTES + _PADDING
+
+
+def _blocks(columns: int) -> int:
+    """Blocks that reduce a row (``compute_grid_and_block_dims``)."""
     warps = min(_MOST_WARPS, max(1, columns // (_VALUES * _WARP)))
-    blocks = min(_MOST_BLOCKS, max(1, columns // (_VALUES * _WARP * warps)))
-    return rows * blocks * _FLOAT_BYTES + rows * _INT_BYTES + _PADDING
+    return min(_MOST_BLOCKS, max(1, columns // (_VALUES * _WARP * warps)))
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
